@@ -1,0 +1,97 @@
+"""The one place where clients are batched: how a bucket's participants run through a function of one client."""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_ht.core.method import PyTree
+
+Lanes = int | Literal["auto"]
+
+
+class Schedule(NamedTuple):
+    """Participants of one bucket in the order in which they run, padded to a fixed capacity P.
+
+    Attributes:
+      slots: int32 [P], position in the stacked states; out of range for padding.
+      rows: pytree with leading axis P, each client's own arguments.
+      count: int32 scalar, how many are real; they come first.
+    """
+
+    slots: jax.Array
+    rows: PyTree
+    count: jax.Array
+
+
+def choose_lanes(lanes: Lanes, capacity: int) -> int:
+    """Clients that run side by side. "auto" is a fixed rule, so that a resumed run picks the same.
+
+    One at a time on CPU, where vmapped small products are slower than a scan (benchmarks/results/conv_cpu.md);
+    elsewhere up to 32.
+    """
+    if lanes == "auto":
+        lanes = 1 if jax.default_backend() == "cpu" else 32
+    return max(1, min(lanes, capacity))
+
+
+def capacity_for(participants: int, bucket_size: int, lanes: Lanes) -> int:
+    """Rows to provide in a bucket so that any draw of participants fits, a multiple of the lanes."""
+    most = max(1, min(participants, bucket_size))
+    width = choose_lanes(lanes, most)
+    return -(-most // width) * width
+
+
+def longest_first(steps: np.ndarray) -> np.ndarray:
+    """Order of participants by number of steps, so that lanes of one chunk finish together. int [P] -> int [P]."""
+    return np.argsort(-np.asarray(steps), kind="stable")
+
+
+def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
+    """Share of lane-steps in which a lane has finished and waits for its chunk, for participants in running order."""
+    padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
+    padded[: len(steps)] = steps
+    total = padded.reshape(-1, lanes).max(1).sum() * lanes
+    return float(1 - padded.sum() / total) if total else 0.0
+
+
+def run_clients(
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], states: PyTree, schedule: Schedule, lanes: int
+) -> tuple[PyTree, PyTree]:
+    """Runs `fn(state, row) -> (new state, output)` over a schedule, `lanes` clients at a time.
+
+    The number of chunks is dynamic: padding beyond the last real chunk costs nothing, so one compiled function serves
+    any number of participants.
+
+    Args:
+      fn: for one client; padding rows reach it too where they share a chunk with real ones.
+      states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are donated.
+      schedule: P is a multiple of `lanes`.
+      lanes: 1 calls `fn` without a client axis.
+
+    Returns:
+      The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
+    """
+    row_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (states, schedule.rows))
+    output_shapes = jax.eval_shape(fn, *row_shapes)[1]
+    capacity = schedule.slots.shape[0]
+    outputs = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), output_shapes)
+    batched = fn if lanes == 1 else jax.vmap(fn)
+
+    def read(x, start):
+        return x[start] if lanes == 1 else lax.dynamic_slice_in_dim(x, start, lanes)
+
+    def chunk(i, carry):
+        states, outputs = carry
+        start = i * lanes
+        slot, row = jax.tree.map(lambda x: read(x, start), (schedule.slots, schedule.rows))
+        new, out = batched(jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states), row)
+        states = jax.tree.map(lambda x, y: x.at[slot].set(y, mode="drop"), states, new)
+        where = start if lanes == 1 else start + jnp.arange(lanes)
+        return states, jax.tree.map(lambda x, y: x.at[where].set(y), outputs, out)
+
+    chunks = (schedule.count + lanes - 1) // lanes
+    return lax.fori_loop(0, chunks, chunk, (states, outputs))

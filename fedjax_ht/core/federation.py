@@ -1,0 +1,142 @@
+"""A federation: architecture buckets, and which client lives in which."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.method import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """All clients of one architecture. Static and hashable: it names a compiled function, and knows no client.
+
+    Attributes:
+      name: unique in the federation.
+      module: a `models.SplitModel`, or any flax module with `features(x, train, mask)` [B, feature_dim] and
+        `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
+      input_shape: (H, W, C).
+      num_classes, feature_dim: what `classify` and `features` return.
+      shared: an auxiliary module that every client holds beside its own, or None.
+      width: width rate of a sliced model, 1.0 for a whole one.
+    """
+
+    name: str
+    module: nn.Module
+    input_shape: tuple[int, int, int]
+    num_classes: int
+    feature_dim: int
+    shared: nn.Module | None = None
+    width: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Federation:
+    """The buckets in order, and per client its bucket. Client ids run from 0 to num_clients - 1.
+
+    Attributes:
+      buckets: the architectures in use.
+      assignment: position i is the index in `buckets` of client i.
+      num_classes: classes of the task.
+      global_module: a module that only the server holds, or None.
+    """
+
+    buckets: tuple[Bucket, ...]
+    assignment: tuple[int, ...]
+    num_classes: int
+    global_module: nn.Module | None = None
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.assignment)
+
+    def members(self, bucket: Bucket) -> tuple[int, ...]:
+        """Client ids of a bucket, ascending."""
+        index = self.buckets.index(bucket)
+        return tuple(i for i, b in enumerate(self.assignment) if b == index)
+
+    @property
+    def feature_dim(self) -> int:
+        """The feature width that all buckets share; ValueError where they do not share one."""
+        dims = {b.name: b.feature_dim for b in self.buckets}
+        if len(set(dims.values())) != 1:
+            raise ValueError(f"all models must have one feature width, got {dims}; set one feature_dim for the group")
+        return self.buckets[0].feature_dim
+
+
+def make_federation(
+    modules: dict[str, nn.Module],
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+    num_clients: int | None = None,
+    assignment: Sequence[str] | None = None,
+    **options,
+) -> Federation:
+    """Builds a federation from modules by name; a user's own modules need no registry.
+
+    Args:
+      modules: name -> module (see `Bucket.module`).
+      input_shape: (H, W, C) of the images.
+      num_classes: classes of the task.
+      num_clients: with it, client i takes module i mod len(modules), as the papers deal them out.
+      assignment: the module's name for each client, instead of `num_clients`.
+      **options: further fields of `Federation`.
+
+    Raises:
+      ValueError: a module does not return [B, features] and [B, num_classes], or the assignment names no module.
+    """
+    if (num_clients is None) == (assignment is None):
+        raise ValueError("give either num_clients or assignment, not both or neither")
+    names = list(modules)
+    if assignment is None:
+        assignment = [names[i % len(names)] for i in range(num_clients)]
+    if unknown := sorted(set(assignment) - set(names)):
+        raise ValueError(f"assignment names {unknown[0]!r}, but the modules are {', '.join(names)}")
+    used = [name for name in names if name in set(assignment)]  # no bucket without clients
+    buckets = tuple(_bucket(name, modules[name], tuple(input_shape), num_classes) for name in used)
+    return Federation(buckets, tuple(used.index(name) for name in assignment), num_classes, **options)
+
+
+def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num_classes: int) -> Bucket:
+    def outputs(key):
+        x = jnp.zeros((1, *input_shape))
+        variables = module.init(key, x)
+        features = module.apply(variables, x, method="features")
+        return variables["params"], features, module.apply(variables, features, method="classify")
+
+    params, features, logits = jax.eval_shape(outputs, jax.random.key(0))
+    if features.ndim != 2 or logits.shape != (1, num_classes):
+        raise ValueError(
+            f"model {name!r} returns features {features.shape} and logits {logits.shape} for one image; "
+            f"expected (1, K) and (1, {num_classes})"
+        )
+    if set(params) != {"base", "head"}:
+        raise ValueError(f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use SplitModel)")
+    return Bucket(name, module, input_shape, num_classes, features.shape[-1])
+
+
+def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
+    """A client's model: {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}."""
+    variables = bucket.module.init(key, jnp.zeros((1, *bucket.input_shape)))
+    return {"params": variables["params"], "stats": variables.get("batch_stats", {})}
+
+
+def features(bucket: Bucket, params: PyTree, stats: PyTree, x: jax.Array, mask: jax.Array, train: bool):
+    """Runs the feature extractor. x float [B, H, W, C], mask bool [B] -> (float [B, K], new batch statistics)."""
+    variables = {"params": params, "batch_stats": stats}
+    out, changed = bucket.module.apply(variables, x, train, mask, method="features", mutable=["batch_stats"])
+    return out, changed.get("batch_stats", stats)
+
+
+def logits(bucket: Bucket, params: PyTree, representations: jax.Array) -> jax.Array:
+    """Runs the head: float [B, K] -> [B, num_classes]."""
+    return bucket.module.apply({"params": params}, representations, method="classify")
+
+
+def count_parameters(bucket: Bucket) -> dict[str, int]:
+    """Parameters of the base and of the head."""
+    variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    return {part: sum(x.size for x in jax.tree.leaves(tree)) for part, tree in variables["params"].items()}

@@ -1,0 +1,36 @@
+"""Every random number is folded from (seed, purpose, round, client id): never from a position or a loop counter."""
+
+import enum
+
+import jax
+import numpy as np
+
+
+class Purpose(enum.IntEnum):
+    """Separate streams, so that adding a draw in one place shifts no other."""
+
+    INIT_SERVER = 0
+    INIT_CLIENT = 1
+    BROADCAST = 2
+    RECEIVE = 3
+    TRAIN = 4
+    SERVER = 5
+    UPLINK = 6
+    DOWNLINK = 7
+    PARTICIPATION = 8
+    DROPOUT = 9
+
+
+def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:
+    """The server's key of a round; `root` is jax.random.key(seed)."""
+    return jax.random.fold_in(jax.random.fold_in(root, purpose), round)
+
+
+def client_key(root: jax.Array, purpose: Purpose, round: jax.Array, client_id: jax.Array) -> jax.Array:
+    """A client's key of a round."""
+    return jax.random.fold_in(round_key(root, purpose, round), client_id)
+
+
+def host_generator(seed: int, purpose: Purpose, round: int) -> np.random.Generator:
+    """For choices made on the host, such as who takes part."""
+    return np.random.default_rng([seed, int(purpose), round])

@@ -1,0 +1,211 @@
+"""Local training of one client: epochs or steps over its own samples. One function for every method.
+
+Trip counts are dynamic: under `vmap` a finished client is masked by the loop itself, alone it stops early.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_ht.core.method import Data, PyTree, Split
+
+Augment = Callable[[jax.Array, jax.Array], jax.Array]  # (key, images [B, H, W, C]) -> images
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalTraining:
+    """How every client trains.
+
+    Attributes:
+      optimizer: made new each round, so that no optimiser state lives between rounds.
+      batch_size: samples a step.
+      epochs: passes over the client's training samples.
+      steps: if set, this number of steps instead of `epochs`.
+      shuffle: a new order every epoch; False visits samples in stored order (released code of HtFLlib).
+      drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch at all;
+        False trains on it, masked.
+      augment: applied to every training batch on the device, or None.
+    """
+
+    optimizer: optax.GradientTransformation
+    batch_size: int = 10
+    epochs: int = 1
+    steps: int | None = None
+    shuffle: bool = True
+    drop_remainder: bool = True
+    augment: Augment | None = None
+
+
+class Batch(NamedTuple):
+    """x float32 [B, H, W, C] normalised, y int32 [B], mask bool [B]: False marks padding."""
+
+    x: jax.Array
+    y: jax.Array
+    mask: jax.Array
+
+
+class Loss(NamedTuple):
+    """What a per-batch loss returns: the scalar to descend on, new batch statistics, and rows to sum per class."""
+
+    value: jax.Array
+    stats: PyTree
+    rows: jax.Array | None = None  # float [B, D], or None
+
+
+class ClassSums(NamedTuple):
+    """Sums over samples by class: sums float32 [C, D], counts float32 [C]."""
+
+    sums: jax.Array
+    counts: jax.Array
+
+
+class TrainingResult(NamedTuple):
+    """params and stats after training; the mean loss of the steps; per-class sums of `Loss.rows`, or None."""
+
+    params: PyTree
+    stats: PyTree
+    loss: jax.Array
+    class_sums: ClassSums | None
+
+
+LossFn = Callable[[PyTree, PyTree, Batch, jax.Array], Loss]  # (params, stats, batch, key)
+
+
+def num_steps(training: LocalTraining, num_samples: Any) -> Any:
+    """Optimiser steps of one round for a client with `num_samples` samples (an int or an array of them)."""
+    if training.steps is not None:
+        return (num_samples > 0) * training.steps
+    return training.epochs * _steps_per_epoch(training, num_samples)
+
+
+def _steps_per_epoch(training: LocalTraining, count):
+    size = training.batch_size
+    if training.drop_remainder:  # a client below one batch takes one masked step
+        return count // size + ((count > 0) & (count < size)) * 1
+    return (count + size - 1) // size
+
+
+def normalise(data: Data, images: jax.Array) -> jax.Array:
+    """uint8 [..., C] -> float32, (x / 255 - mean) / std."""
+    return (images.astype(jnp.float32) / 255.0 - data.mean) / data.std
+
+
+def take_batch(data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int) -> Batch:
+    """`size` samples of `order` from `start`; positions at or past `count` are masked out."""
+    positions = start + jnp.arange(size)
+    # Past the end a sample of the client itself is read, and masked.
+    index = order[jnp.minimum(positions, order.shape[0] - 1)]
+    return Batch(normalise(data, data.images[index]), data.labels[index], positions < count)
+
+
+def shuffled(key: jax.Array, split: Split) -> jax.Array:
+    """The split's indices in random order, padding last: the same order however long the padding is."""
+    positions = jnp.arange(split.indices.shape[0])
+    bits = jax.random.bits(key, positions.shape) >> 1  # the top bit marks padding
+    bits = jnp.where(positions < split.count, bits, jnp.uint32(1 << 31))
+    return split.indices[jnp.argsort(bits, stable=True)]
+
+
+def train(
+    training: LocalTraining,
+    loss_fn: LossFn,
+    params: PyTree,
+    stats: PyTree,
+    data: Data,
+    key: jax.Array,
+    num_classes: int,
+    split: str = "train",
+) -> TrainingResult:
+    """Trains one client on one of its splits. A client without samples comes back unchanged, with loss 0.
+
+    Args:
+      training: the recipe; static.
+      loss_fn: the method's loss of one batch; it must respect `batch.mask`.
+      params: what the optimiser steps; a method may put several models in one pytree.
+      stats: batch statistics, carried along and replaced by `Loss.stats`.
+      data: the client's view.
+      key: folds into the shuffles, the augmentation and the loss.
+      num_classes: rows of the class sums.
+      split: which of `data.splits` to train on.
+    """
+    source = data.splits[split]
+    per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
+    shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
+
+    def loss_of(params, stats, batch, key):
+        out = loss_fn(params, stats, batch, key)
+        return out.value, out
+
+    def step(order, number, state):
+        params, opt_state, stats, total, sums = state
+        batch = take_batch(data, order, source.count, number % per_epoch * training.batch_size, training.batch_size)
+        if training.augment is not None:
+            batch = batch._replace(x=training.augment(jax.random.fold_in(augment_key, number), batch.x))
+        gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, jax.random.fold_in(loss_key, number))
+        updates, opt_state = training.optimizer.update(gradients, opt_state, params)
+        if sums is not None:
+            sums = _add(sums, class_sums(out.rows, batch, num_classes))
+        return optax.apply_updates(params, updates), opt_state, out.stats, total + out.value, sums
+
+    def epoch(number, state):
+        order = shuffled(jax.random.fold_in(shuffle_key, number), source) if training.shuffle else source.indices
+        first = number * per_epoch
+        last = jnp.minimum(first + per_epoch, steps)
+        return lax.fori_loop(first, last, lambda i, s: step(order, i, s), state)
+
+    steps = num_steps(training, source.count)
+    sums = _zero_sums(loss_fn, params, stats, data, source, training.batch_size, num_classes)
+    state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
+    epochs = (steps + per_epoch - 1) // per_epoch
+    params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
+    return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
+
+
+def class_sums(rows: jax.Array, batch: Batch, num_classes: int) -> ClassSums:
+    """Adds up rows float [B, D] by label, masked samples left out."""
+    membership = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, C]
+    # A padded row may hold anything; zero times NaN would still be NaN.
+    return ClassSums(membership.T @ jnp.where(batch.mask[:, None], rows, 0), membership.sum(0))
+
+
+def class_means(sums: ClassSums) -> jax.Array:
+    """float32 [C, D]; zero where a class has no sample."""
+    return sums.sums / jnp.maximum(sums.counts, 1)[:, None]
+
+
+def sum_by_class(
+    extract: Callable[[jax.Array, jax.Array], jax.Array],
+    data: Data,
+    num_classes: int,
+    batch_size: int,
+    split: str = "train",
+) -> ClassSums:
+    """One pass over a split, in stored order, that sums `extract(x, mask) [B, D]` by class: how prototypes are made."""
+    source = data.splits[split]
+
+    def body(i, sums):
+        batch = take_batch(data, source.indices, source.count, i * batch_size, batch_size)
+        return _add(sums, class_sums(extract(batch.x, batch.mask), batch, num_classes))
+
+    x = jax.ShapeDtypeStruct((batch_size, *data.images.shape[1:]), jnp.float32)
+    width = jax.eval_shape(extract, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_)).shape[-1]
+    batches = (source.count + batch_size - 1) // batch_size
+    return lax.fori_loop(0, batches, body, ClassSums(jnp.zeros((num_classes, width)), jnp.zeros(num_classes)))
+
+
+def _add(a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, a, b)
+
+
+def _zero_sums(loss_fn, params, stats, data, source, batch_size, num_classes) -> ClassSums | None:
+    def rows():
+        batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)
+        return loss_fn(params, stats, batch, jax.random.key(0)).rows
+
+    shape = jax.eval_shape(rows)
+    return None if shape is None else ClassSums(jnp.zeros((num_classes, shape.shape[-1])), jnp.zeros(num_classes))

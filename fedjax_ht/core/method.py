@@ -1,0 +1,137 @@
+"""The contract of a federated method: a NamedTuple of pure functions, and the types that pass between them.
+
+A method is written for ONE client. The executor decides how the clients of a bucket run (one after another, vmapped in
+lanes, sharded), so nothing here carries a client axis unless its shape says so.
+
+Order of a round, for every participating client:
+
+    downlink = method.broadcast(federation, bucket, server, ctx)
+    client   = method.receive(bucket, client, downlink, data, ctx)
+    client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+
+then, once, with the uplinks of every bucket:
+
+    server, metrics = method.server_update(federation, server, {bucket.name: Received}, ctx)
+
+"Received" evaluation scores `predict(receive(client))` and throws the received client away; "trained" evaluation scores
+`predict(client)`. Both see the newest downlink.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+PyTree = Any
+Metrics = dict[str, jax.Array]  # name -> float32 scalar
+
+
+class ClientInfo(NamedTuple):
+    """What the system knows of one client; every field is traced.
+
+    Attributes:
+      id: int32 scalar, the client's id in the whole federation.
+      num_samples: int32 scalar, its number of training samples.
+      last_round: int32 scalar, the last round in which the server reached it; -1 if it never did.
+      extra: per-client settings of a method (a width plan, a number of blocks), or ().
+    """
+
+    id: jax.Array
+    num_samples: jax.Array
+    last_round: jax.Array
+    extra: PyTree = ()
+
+
+class Context(NamedTuple):
+    """Where a call stands: `key` is already folded from (seed, round, client id); `info` is None on the server."""
+
+    key: jax.Array
+    round: jax.Array  # int32 scalar, from 0
+    info: ClientInfo | None
+
+
+class Split(NamedTuple):
+    """One client's share of a set: int32 [max] indices into `Data.images`, of which the first `count` are real."""
+
+    indices: jax.Array
+    count: jax.Array
+
+
+class Data(NamedTuple):
+    """One client's view of the data; images and labels are stored once for all clients.
+
+    Attributes:
+      images: uint8 [N, H, W, C].
+      labels: int32 [N].
+      mean, std: float32 [C], of pixels in [0, 1].
+      splits: {"train" | "val" | "test" | ...: Split}.
+    """
+
+    images: jax.Array
+    labels: jax.Array
+    mean: jax.Array
+    std: jax.Array
+    splits: dict[str, Split]
+
+
+class Received(NamedTuple):
+    """A bucket's uplinks at the server, stacked over its participants.
+
+    Attributes:
+      uplink: the method's uplink with a leading client axis [P].
+      info: ClientInfo with a leading axis [P].
+      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Never read the others' values.
+    """
+
+    uplink: PyTree
+    info: ClientInfo
+    arrived: jax.Array
+
+
+def nothing_to_receive(bucket, client, downlink, data, ctx):
+    """The default `receive`: the downlink leaves the client's state as it is."""
+    return client
+
+
+def no_global_model(federation, server, x, mask):
+    """The default `global_predict`: the method has no model on the server."""
+    return None
+
+
+def always_fits(federation):
+    """The default `check`: the method runs on any federation."""
+
+
+class Method(NamedTuple):
+    """A federated method. `bucket` and `federation` are static; see the module's text for the order of calls.
+
+    Attributes:
+      name: as in the registry and in tables.
+      init_server: (federation, key) -> Server.
+      init_client: (bucket, ctx) -> Client.
+      broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
+      client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after `receive`.
+      server_update: (federation, server, {bucket name: Received}, ctx) -> (Server, Metrics).
+      predict: (bucket, client, downlink, x [B, H, W, C], mask bool [B]) -> {rule: scores [B, num_classes]}.
+      rules: the rules that `predict` returns; the first is the one the method reports. (A dict forgets its order when
+        it passes through jit.)
+      receive: (bucket, client, downlink, data, ctx) -> Client.
+      global_predict: (federation, server, x, mask) -> {rule: scores} or None.
+      check: (federation) -> None; raises a one-line ValueError, before any compilation, where the method cannot run.
+      host_server: True if server_update calls host code; it is then not jitted.
+      recipients: who is sent, and counted for, a downlink.
+    """
+
+    name: str
+    init_server: Callable
+    init_client: Callable
+    broadcast: Callable
+    client_update: Callable
+    server_update: Callable
+    predict: Callable
+    receive: Callable = nothing_to_receive
+    rules: tuple[str, ...] = ("head",)
+    global_predict: Callable = no_global_model
+    check: Callable = always_fits
+    host_server: bool = False
+    recipients: Literal["participants", "all"] = "participants"

@@ -1,0 +1,71 @@
+"""How a federation runs, whatever its method."""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from fedjax_ht.core import wire
+from fedjax_ht.core.executor import Lanes
+from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.store import STORES
+
+
+@dataclasses.dataclass(frozen=True)
+class SimulationOptions:
+    """Attributes:
+      seed: of every random choice but the split of the data.
+      participation: share of clients in a round, in (0, 1]; see `participants`.
+      drop_rate: share of a round's participants whose uplink is lost after training, in [0, 1), rounded down.
+      shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
+      evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
+      eval_batch_size: samples that one forward pass of evaluation takes.
+      lanes: clients side by side, see `executor.choose_lanes`.
+      client_store: "device" or "host", where the states of clients at rest live.
+      uplink, downlink: transforms of what crosses the wire, in order.
+
+    Raises:
+      ValueError: a value is outside its range.
+    """
+
+    seed: int = 0
+    participation: float = 1.0
+    drop_rate: float = 0.0
+    shared_init: bool = False
+    evaluate: Literal["received", "trained"] = "received"
+    eval_batch_size: int = 64
+    lanes: Lanes = "auto"
+    client_store: Literal["device", "host"] = "device"
+    uplink: tuple[wire.Transform, ...] = ()
+    downlink: tuple[wire.Transform, ...] = ()
+
+    def __post_init__(self):
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0")
+        if not 0 < self.participation <= 1:
+            raise ValueError(f"participation is {self.participation}; it must be above 0 and at most 1")
+        if not 0 <= self.drop_rate < 1:
+            raise ValueError(f"drop_rate is {self.drop_rate}; it must be at least 0 and below 1")
+        if self.evaluate not in ("received", "trained"):
+            raise ValueError(f"evaluate is {self.evaluate!r}; it must be 'received' or 'trained'")
+        if self.client_store not in STORES:
+            raise ValueError(f"client_store is {self.client_store!r}; it must be one of {', '.join(STORES)}")
+        if self.lanes != "auto" and (not isinstance(self.lanes, int) or self.lanes < 1):
+            raise ValueError(f"lanes is {self.lanes!r}; it must be 'auto' or a positive integer")
+        if self.eval_batch_size < 1:
+            raise ValueError(f"eval_batch_size is {self.eval_batch_size}; it must be at least 1")
+
+    def participants(self, num_clients: int) -> int:
+        """Clients in a round: the nearest integer to the share, halves rounded up, at least one."""
+        return max(1, int(np.floor(self.participation * num_clients + 0.5)))
+
+
+def choose_participants(options: SimulationOptions, num_clients: int, round: int) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct ids that take part in a round, ascending, drawn uniformly; and which of them are dropped.
+
+    A pure function of (seed, round), so that a resumed run draws the same. Returns int64 [m], bool [m].
+    """
+    m = options.participants(num_clients)
+    ids = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)[:m]
+    lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[: int(options.drop_rate * m)]
+    return np.sort(ids), np.isin(np.sort(ids), lost)

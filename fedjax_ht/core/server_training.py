@@ -1,0 +1,67 @@
+"""A server that trains on what it received: epochs of mini-batches over the valid rows, as one compiled loop."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_ht.core.local_training import shuffled
+from fedjax_ht.core.method import PyTree, Split
+
+
+def compact(valid: jax.Array) -> Split:
+    """Indices of the rows where valid [M] is True, in order and first, so that padding between them changes nothing."""
+    return Split(jnp.argsort(~valid, stable=True).astype(jnp.int32), jnp.sum(valid, dtype=jnp.int32))
+
+
+def train_on_rows(
+    optimizer: optax.GradientTransformation,
+    loss_fn: Callable[[PyTree, PyTree, jax.Array, jax.Array], jax.Array],
+    params: PyTree,
+    rows: PyTree,
+    valid: jax.Array,
+    key: jax.Array,
+    epochs: int,
+    batch_size: int,
+) -> tuple[PyTree, jax.Array]:
+    """Trains `params` on the valid rows, shuffled anew each epoch; the last batch of an epoch is masked.
+
+    The number of steps follows the number of valid rows at run time.
+
+    Args:
+      optimizer: made new at each call.
+      loss_fn: (params, batch of rows, mask bool [B], key) -> scalar.
+      params: what is trained.
+      rows: pytree with leading axis [M], in an order that does not depend on buckets or padding.
+      valid: bool [M].
+      key: folds into shuffles and losses.
+      epochs: passes over the valid rows.
+      batch_size: B.
+
+    Returns:
+      params, and the mean loss over the last epoch (0 if there was no step).
+    """
+    source = compact(valid)
+    batches = (source.count + batch_size - 1) // batch_size
+    shuffle_key, loss_key = jax.random.split(key)
+
+    def epoch(number, carry):
+        order = shuffled(jax.random.fold_in(shuffle_key, number), source)
+
+        def step(i, carry):
+            params, state, total = carry
+            position = i * batch_size + jnp.arange(batch_size)
+            index = order[jnp.minimum(position, order.shape[0] - 1)]
+            batch = jax.tree.map(lambda x: x[index], rows)
+            step_key = jax.random.fold_in(loss_key, number * batches + i)
+            loss, gradients = jax.value_and_grad(loss_fn)(params, batch, position < source.count, step_key)
+            updates, state = optimizer.update(gradients, state, params)
+            return optax.apply_updates(params, updates), state, total + loss
+
+        params, state, _ = carry
+        return lax.fori_loop(0, batches, step, (params, state, jnp.float32(0)))
+
+    params, _, total = lax.fori_loop(0, epochs, epoch, (params, optimizer.init(params), jnp.float32(0)))
+    return params, total / jnp.maximum(batches, 1)

@@ -1,0 +1,53 @@
+"""FedTGP's server loss: contrastive learning of global prototypes with an adaptive margin."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.losses.classification import cross_entropy
+from fedjax_ht.ops import pairwise_distance
+
+MarginRule = Literal["paper", "released"]
+
+
+def adaptive_margin(centres: jax.Array, present: jax.Array, cap: float, rule: MarginRule = "paper") -> jax.Array:
+    """The margin of FedTGP's contrastive loss (Eq. 9), capped at tau.
+
+    Args:
+      centres: float [C, K], the mean of the clients' prototypes per class.
+      present: bool [C], classes that anyone uploaded; the others are never read.
+      cap: tau.
+      rule: "paper" takes the largest distance between any two centres, "released" the largest distance of a centre to
+        its nearest neighbour.
+
+    Returns:
+      Scalar; `cap` where fewer than two classes are present.
+    """
+    centres = jnp.where(present[:, None], centres, 0)
+    pairs = present[:, None] & present[None, :] & ~jnp.eye(len(centres), dtype=bool)
+    # Direct differences: the expanded square would lose the digits of near neighbours.
+    distances = jnp.sqrt(jnp.sum((centres[:, None] - centres[None]) ** 2, -1))
+    if rule == "paper":
+        margin = jnp.max(jnp.where(pairs, distances, 0))
+    else:
+        nearest = jnp.min(jnp.where(pairs, distances, jnp.inf), axis=1)
+        margin = jnp.max(jnp.where(pairs.any(1), nearest, 0))
+    return jnp.where(pairs.any(), jnp.minimum(margin, cap), cap)
+
+
+def margin_contrastive(
+    prototypes: jax.Array, labels: jax.Array, mask: jax.Array, global_prototypes: jax.Array, margin: jax.Array
+) -> jax.Array:
+    """Cross-entropy over negative distances to the global prototypes, the true class pushed `margin` further (FedTGP Eq. 10).
+
+    Args:
+      prototypes: float [B, K], the clients' prototypes.
+      labels: int [B].
+      mask: bool [B].
+      global_prototypes: float [C, K].
+      margin: scalar, 0 for the standard contrastive loss.
+    """
+    distances = pairwise_distance(prototypes, global_prototypes)
+    distances = distances + margin * jax.nn.one_hot(labels, len(global_prototypes))
+    return cross_entropy(-distances, labels, mask)

@@ -1,0 +1,44 @@
+"""How far a client's features lie from the global prototypes: the regulariser of FedProto and FedTGP."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.losses.classification import masked_mean
+from fedjax_ht.ops import safe_norm
+
+
+def class_prototype_distance(
+    features: jax.Array, labels: jax.Array, mask: jax.Array, prototypes: jax.Array, available: jax.Array
+) -> jax.Array:
+    """Euclidean distance between a batch's class-mean features and the global prototypes (FedTGP Eq. 11, FedProto Eq. 7).
+
+    A mini-batch's estimate of the paper's loss between class prototypes: the average is over the classes that occur in
+    the batch and have a global prototype.
+
+    Args:
+      features: float [B, K].
+      labels: int [B].
+      mask: bool [B].
+      prototypes: float [C, K]; rows without a prototype are never read.
+      available: bool [C], True where a global prototype exists.
+
+    Returns:
+      Scalar; 0 where no class qualifies.
+    """
+    membership = jax.nn.one_hot(labels, len(prototypes)) * mask[:, None]  # [B, C]
+    counts = membership.sum(0)
+    means = membership.T @ features / jnp.maximum(counts, 1)[:, None]
+    distances = safe_norm(jnp.sum((means - jnp.where(available[:, None], prototypes, 0)) ** 2, -1))
+    return masked_mean(distances, available & (counts > 0))
+
+
+def sample_prototype_mse(
+    features: jax.Array, labels: jax.Array, mask: jax.Array, prototypes: jax.Array, available: jax.Array
+) -> jax.Array:
+    """Mean square between each sample's feature and its class's global prototype, over samples and features.
+
+    The form of the released code of FedProto and FedTGP. A sample whose class has no prototype counts with zero loss.
+    Arguments as `class_prototype_distance`.
+    """
+    target = jnp.where(available[labels][:, None], prototypes[labels], jax.lax.stop_gradient(features))
+    return masked_mean(jnp.mean((features - target) ** 2, -1), mask)

@@ -1,0 +1,23 @@
+"""Local: every client trains alone and nothing is sent. The floor that working together has to beat."""
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+
+
+def local(training: LocalTraining) -> Method:
+    """Cross-entropy on the client's own data; only participants train."""
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, (), {"loss": result.loss}
+
+    return Method(
+        name="local",
+        init_server=lambda federation, key: (),
+        init_client=init_model,
+        broadcast=lambda federation, bucket, server, ctx: (),
+        client_update=client_update,
+        server_update=lambda federation, server, received, ctx: (server, {}),
+        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+    )

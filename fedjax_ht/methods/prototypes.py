@@ -1,0 +1,89 @@
+"""What the prototype methods share: collecting class means, pulling features towards global ones, nearest-prototype scores.
+
+A prototype is the mean feature of a class, float [K]; the wire carries those of the classes a client has.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.local_training import Batch, ClassSums, class_means, sum_by_class
+from fedjax_ht.core.method import Data, PyTree, Received
+from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
+from fedjax_ht.methods.supervised import Regulariser, head_scores, own_features
+from fedjax_ht.ops import pairwise_distance
+
+COLLECT_BATCH = 64  # samples a forward pass of the collection takes; the result does not depend on it
+
+RULES = ("prototype", "head")  # of `scores`, the reported one first
+
+Variant = Literal["paper", "released"]
+
+
+class Uplink(NamedTuple):
+    """prototypes: Masked float32 [C, K], the client's own classes. counts: samples per class, or () if not sent."""
+
+    prototypes: Masked
+    counts: Metadata | tuple
+
+
+def check_variant(variant: str) -> None:
+    """ValueError unless the variant is a known one."""
+    if variant not in ("paper", "released"):
+        raise ValueError(f"variant is {variant!r}; it must be 'paper' or 'released'")
+
+
+def collect(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
+    """Per-class sums of the client's features over its training samples, in evaluation mode."""
+    extract = lambda x, mask: own_features(bucket, client, x, mask)  # noqa: E731
+    return sum_by_class(extract, data, bucket.num_classes, COLLECT_BATCH)
+
+
+def prototype_uplink(sums: ClassSums, with_counts: bool = False) -> Uplink:
+    """The prototypes of the classes that have samples."""
+    present = sums.counts > 0
+    counts = Metadata(Masked(sums.counts, present)) if with_counts else ()
+    return Uplink(Masked(class_means(sums), present), counts)
+
+
+def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulariser:
+    """weight times the distance of a batch's features to the global prototypes: between class means or, as released,
+    the mean square over samples."""
+    distance = class_prototype_distance if variant == "paper" else sample_prototype_mse
+
+    def penalty(features: jax.Array, batch: Batch) -> jax.Array:
+        return weight * distance(features, batch.y, batch.mask, prototypes.values, prototypes.mask)
+
+    return penalty
+
+
+def uploaded(received: Received) -> tuple[jax.Array, jax.Array]:
+    """The uplinks' prototypes float [P, C, K], and which of them arrived bool [P, C]."""
+    prototypes = received.uplink.prototypes
+    return prototypes.values, prototypes.mask & received.arrived[:, None]
+
+
+def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+    """Mean over uploaders of each class.
+
+    Args:
+      prototypes: float [P, C, K]; entries not present are never read.
+      present: bool [P, C].
+      weights: float [P, C], normalised here; None weighs uploaders equally.
+
+    Returns:
+      float [C, K], zero where nobody uploaded.
+    """
+    weights = present * (1.0 if weights is None else jnp.where(present, weights, 0))
+    total = jnp.einsum("pc,pck->ck", weights, jnp.where(present[..., None], prototypes, 0))
+    return total / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
+
+
+def scores(bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+    """ "prototype": minus the distance to each global prototype, -inf for classes without one; "head": the own logits."""
+    distance = pairwise_distance(own_features(bucket, client, x, mask), prototypes.values)
+    nearest = jnp.where(prototypes.mask, -distance, -jnp.inf)
+    return {"prototype": nearest, "head": head_scores(bucket, client, x, mask)}

@@ -1,0 +1,53 @@
+"""What every method that trains a client's own model shares: its state, its cross-entropy, its scores."""
+
+from collections.abc import Callable
+
+import jax
+
+from fedjax_ht.core.federation import Bucket, features, init_variables, logits
+from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingResult, train
+from fedjax_ht.core.method import Context, Data, PyTree
+from fedjax_ht.losses import cross_entropy
+
+Regulariser = Callable[[jax.Array, Batch], jax.Array]  # (features [B, K], batch) -> scalar added to the cross-entropy
+
+
+def init_model(bucket: Bucket, ctx: Context) -> PyTree:
+    """A client whose state is its model alone: {"params": {"base", "head"}, "stats"}."""
+    return init_variables(bucket, ctx.key)
+
+
+def train_model(
+    training: LocalTraining,
+    bucket: Bucket,
+    client: PyTree,
+    data: Data,
+    ctx: Context,
+    regulariser: Regulariser | None = None,
+    gather_features: bool = False,
+) -> tuple[PyTree, TrainingResult]:
+    """Trains the client's whole model by cross-entropy, plus a regulariser of its features where there is one.
+
+    Returns:
+      The client's new state, and the result, with per-class sums of the features seen if `gather_features`.
+    """
+
+    def loss(params, stats, batch: Batch, key) -> Loss:
+        representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True)
+        value = cross_entropy(logits(bucket, params, representations), batch.y, batch.mask)
+        if regulariser is not None:
+            value = value + regulariser(representations, batch)
+        return Loss(value, stats, representations if gather_features else None)
+
+    result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
+    return {"params": result.params, "stats": result.stats}, result
+
+
+def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Features in evaluation mode, float [B, K]."""
+    return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
+
+
+def head_scores(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Logits of the client's own model in evaluation mode, float [B, num_classes]."""
+    return logits(bucket, client["params"], own_features(bucket, client, x, mask))

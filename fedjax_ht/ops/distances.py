@@ -1,0 +1,19 @@
+"""Euclidean distances with gradients that stay finite where two points meet."""
+
+import jax
+import jax.numpy as jnp
+
+
+def safe_norm(squared: jax.Array, epsilon: float = 1e-12) -> jax.Array:
+    """sqrt(max(squared, epsilon)): the gradient is zero, not NaN, at zero distance."""
+    return jnp.sqrt(jnp.maximum(squared, epsilon))
+
+
+def pairwise_distance(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Euclidean distances between rows. float [M, K], [N, K] -> [M, N].
+
+    Expands the square, so that the work is one matrix product; rounding may push a tiny square below zero,
+    which `safe_norm` absorbs.
+    """
+    squared = jnp.sum(a * a, -1)[:, None] + jnp.sum(b * b, -1)[None, :] - 2.0 * (a @ b.T)
+    return safe_norm(squared)
