@@ -1,4 +1,4 @@
-"""A dataset and its partition, laid out for the device: images once, and per bucket the padded indices of its clients."""
+"""A dataset and its partition on the device: images once, and per bucket the padded indices of its clients."""
 
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
     """Places the data on the device.
 
     Raises:
-      ValueError: the partition is for another number of clients, the images do not fit the models, or the classes differ.
+      ValueError: the partition, the images or the classes do not fit the federation.
     """
     if len(partition) != federation.num_clients:
         raise ValueError(f"the partition has {len(partition)} clients, the federation {federation.num_clients}")

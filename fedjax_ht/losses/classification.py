@@ -6,7 +6,7 @@ import optax
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [B] where mask [B] is True; 0 where it never is. Masked-out values may be anything, NaN included."""
+    """Mean of values [B] where mask [B] is True, 0 where it never is; masked-out values may be anything, even NaN."""
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 

@@ -39,7 +39,7 @@ def adaptive_margin(centres: jax.Array, present: jax.Array, cap: float, rule: Ma
 def margin_contrastive(
     prototypes: jax.Array, labels: jax.Array, mask: jax.Array, global_prototypes: jax.Array, margin: jax.Array
 ) -> jax.Array:
-    """Cross-entropy over negative distances to the global prototypes, the true class pushed `margin` further (FedTGP Eq. 10).
+    """Cross-entropy over negative distances to the global prototypes, the true class `margin` further (FedTGP Eq. 10).
 
     Args:
       prototypes: float [B, K], the clients' prototypes.

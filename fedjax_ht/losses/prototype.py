@@ -10,7 +10,7 @@ from fedjax_ht.ops import safe_norm
 def class_prototype_distance(
     features: jax.Array, labels: jax.Array, mask: jax.Array, prototypes: jax.Array, available: jax.Array
 ) -> jax.Array:
-    """Euclidean distance between a batch's class-mean features and the global prototypes (FedTGP Eq. 11, FedProto Eq. 7).
+    """Euclidean distance of a batch's class-mean features to the global prototypes (FedTGP Eq. 11, FedProto Eq. 7).
 
     A mini-batch's estimate of the paper's loss between class prototypes: the average is over the classes that occur in
     the batch and have a global prototype.

@@ -1,4 +1,4 @@
-"""What the prototype methods share: collecting class means, pulling features towards global ones, nearest-prototype scores.
+"""What the prototype methods share: class means, the pull towards global ones, and nearest-prototype scores.
 
 A prototype is the mean feature of a class, float [K]; the wire carries those of the classes a client has.
 """
@@ -83,7 +83,7 @@ def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array 
 
 
 def scores(bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-    """ "prototype": minus the distance to each global prototype, -inf for classes without one; "head": the own logits."""
+    """By rule: minus the distance to each global prototype, -inf for classes without one; and the own head's logits."""
     distance = pairwise_distance(own_features(bucket, client, x, mask), prototypes.values)
     nearest = jnp.where(prototypes.mask, -distance, -jnp.inf)
     return {"prototype": nearest, "head": head_scores(bucket, client, x, mask)}

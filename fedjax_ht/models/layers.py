@@ -1,4 +1,4 @@
-"""Layers whose parameters are laid out as flax's own, with torch's default initialisation and this library's kernels."""
+"""Layers with parameters laid out as flax's own, torch's default initialisation and this library's kernels."""
 
 from collections.abc import Sequence
 from typing import Literal

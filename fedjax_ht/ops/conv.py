@@ -1,7 +1,7 @@
 """Two-dimensional convolution whose lowering is chosen per backend.
 
-Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU backend leaves its fast
-path: both are 10 to 20 times slower than a matrix product of image patches (benchmarks/results/conv_cpu.md).
+Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU backend leaves its
+fast path: both are 10 to 20 times slower than a matrix product of image patches (benchmarks/results/conv_cpu.md).
 """
 
 from typing import Literal
