@@ -42,12 +42,12 @@ class Simulation(NamedTuple):
     Attributes:
       init: () -> SimulationState.
       run_round: (SimulationState) -> (SimulationState, RoundReport). The old state's buffers are donated.
-      evaluate: (SimulationState) -> Evaluation, of all clients.
+      evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
     """
 
     init: Callable[[], SimulationState]
     run_round: Callable[[SimulationState], tuple[SimulationState, RoundReport]]
-    evaluate: Callable[[SimulationState], Evaluation]
+    evaluate: Callable[..., Evaluation]
 
 
 class Roster(NamedTuple):
@@ -166,18 +166,17 @@ def make_simulation(
         last_round[reached] = state.round
         return SimulationState(state.round + 1, server, clients, last_round), report
 
-    def evaluate(state: SimulationState) -> Evaluation:
+    def evaluate(state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
         # After k rounds the newest downlink is the one that round k (counted from 0) starts with.
         info, number = infos(state.last_round), jax.device_put(np.int32(state.round))
         scored = []
         for b in federation.buckets:
-            members, lanes = rosters[b.name].members, rosters[b.name].lanes
-            size = store.block(rosters[b.name].capacity, -(-len(members) // lanes) * lanes)
-            for start in range(0, len(members), size):
-                ids = members[start : start + size]
-                states, plan = load(
-                    state.clients[b.name], rosters[b.name].plan(info, ids, np.zeros(len(ids), bool), size)
-                )
+            roster = rosters[b.name]
+            chosen = roster.members if only is None else np.intersect1d(roster.members, only)
+            size = store.block(roster.capacity, -(-len(roster.members) // roster.lanes) * roster.lanes)
+            for start in range(0, len(chosen), size):
+                ids = chosen[start : start + size]
+                states, plan = load(state.clients[b.name], roster.plan(info, ids, np.zeros(len(ids), bool), size))
                 scores = evaluators[b.name](states, plan, state.server, data.buckets[b.name], root, number)
                 scored.append((ids, scores))
         pooled = None

@@ -1,0 +1,164 @@
+"""From a config to the objects of the library, every mistake found before anything is compiled."""
+
+import inspect
+from typing import NamedTuple
+
+import optax
+from ml_collections import ConfigDict
+
+from experiments.configs.base import base_config
+from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.wire import TRANSFORMS, Transform
+from fedjax_ht.data.augment import compose
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.partition import check_partition, make_partition
+from fedjax_ht.data.sources import dataset_names, load_dataset
+from fedjax_ht.methods import METHODS
+from fedjax_ht.models import model_group
+
+OPTIMIZERS = ("sgd", "adam")
+
+
+class Experiment(NamedTuple):
+    """What the methods of one run share."""
+
+    dataset: Dataset
+    partition: Partition
+    federation: Federation
+    training: LocalTraining
+    options: SimulationOptions
+    methods: dict[str, Method]
+
+
+def build(config: ConfigDict) -> Experiment:
+    """Raises:
+    ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
+    """
+    check_fields(config)
+    check_numbers(config)
+    training, options = local_training(config.training), simulation_options(config)
+    methods = {name: make_method(name, opts, training) for name, opts in method_options(config).items()}
+    partition = config.partition
+    # What can be wrong without the data is found without it.
+    if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
+        raise ValueError(f"unknown dataset {config.dataset.name!r}; there are {', '.join(dataset_names())}")
+    check_partition(partition.kind, partition.num_clients, None, **partition.options)
+    dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
+    check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
+    modules = model_group(
+        config.model.group, dataset.num_classes, dataset.image_shape, config.model.feature_dim or None
+    )
+    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, partition.num_clients)
+    for method in methods.values():
+        method.check(federation)
+    split = make_partition(partition.kind, dataset, partition.num_clients, partition.seed, **partition.options)
+    return Experiment(dataset, split, federation, training, options, methods)
+
+
+def check_fields(config: ConfigDict) -> None:
+    """Every field of the base config is there, and no other."""
+    known, given = (_paths(c) for c in (base_config(), config))
+    if unknown := sorted(given - known):
+        raise ValueError(f"unknown config field {unknown[0]!r}; see experiments/configs/base.py for the fields")
+    if missing := sorted(known - given):
+        raise ValueError(f"no config field {missing[0]!r}; start from base_config() in experiments/configs/base.py")
+
+
+def _paths(config: ConfigDict, prefix: str = "") -> set[str]:
+    paths = set()
+    for key in config:
+        value, path = config[key], f"{prefix}{key}"
+        free = path in ("method.options", "partition.options")  # checked against the factory and the partition
+        paths |= _paths(value, f"{path}.") if isinstance(value, ConfigDict) and not free else {path}
+    return paths
+
+
+def check_numbers(config: ConfigDict) -> None:
+    """Ranges that no constructor below checks."""
+    limits = {
+        "rounds": (config.rounds, 1),
+        "partition.num_clients": (config.partition.num_clients, 1),
+        "evaluate.every": (config.evaluate.every, 1),
+        "evaluate.patience": (config.evaluate.patience, 0),
+        "checkpoint.every": (config.checkpoint.every, 1),
+        "checkpoint.keep": (config.checkpoint.keep, 1),
+        "training.batch_size": (config.training.batch_size, 1),
+        "training.epochs": (config.training.epochs, 1),
+        "training.steps": (config.training.steps, 0),
+        "training.momentum": (config.training.momentum, 0),
+        "training.weight_decay": (config.training.weight_decay, 0),
+        "training.clip_norm": (config.training.clip_norm, 0),
+        "dataset.image_size": (config.dataset.image_size, 0),
+        "model.feature_dim": (config.model.feature_dim, 0),
+        "lanes": (config.lanes, 0),
+    }
+    for name, (value, least) in limits.items():
+        if value < least:
+            raise ValueError(f"{name} is {value}; it must be at least {least}")
+    if config.training.learning_rate <= 0:
+        raise ValueError(f"training.learning_rate is {config.training.learning_rate}; it must be above 0")
+
+
+def local_training(config: ConfigDict) -> LocalTraining:
+    """The clients' recipe from `config.training`."""
+    if config.optimizer not in OPTIMIZERS:
+        raise ValueError(f"unknown training.optimizer {config.optimizer!r}; there are {', '.join(OPTIMIZERS)}")
+    steps = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
+    if config.weight_decay:
+        steps.append(optax.add_decayed_weights(config.weight_decay))
+    if config.optimizer == "sgd":
+        steps.append(optax.sgd(config.learning_rate, momentum=config.momentum or None))
+    else:
+        steps.append(optax.adam(config.learning_rate))
+    return LocalTraining(
+        optimizer=optax.chain(*steps),
+        batch_size=config.batch_size,
+        epochs=config.epochs,
+        steps=config.steps or None,
+        shuffle=config.shuffle,
+        drop_remainder=config.drop_remainder,
+        augment=compose(tuple(config.augmentation)),
+    )
+
+
+def simulation_options(config: ConfigDict) -> SimulationOptions:
+    """How the federation runs, from the whole config."""
+    return SimulationOptions(
+        seed=config.seed,
+        participation=config.participation,
+        drop_rate=config.drop_rate,
+        shared_init=config.shared_init,
+        evaluate=config.evaluate.mode,
+        eval_batch_size=config.evaluate.batch_size,
+        lanes=config.lanes or "auto",
+        client_store=config.client_store,
+        uplink=transforms("uplink", config.uplink),
+        downlink=transforms("downlink", config.downlink),
+    )
+
+
+def transforms(field: str, entries) -> tuple[Transform, ...]:
+    """Transforms from (name, parameters...) tuples."""
+    for entry in entries:
+        if entry[0] not in TRANSFORMS:
+            raise ValueError(f"unknown transform {entry[0]!r} in {field}; there are {', '.join(TRANSFORMS)}")
+    return tuple(TRANSFORMS[name](*parameters) for name, *parameters in entries)
+
+
+def method_options(config: ConfigDict) -> dict[str, dict]:
+    """The configured method first, then those it is compared with."""
+    first = {k: v for k, v in config.method.options.items() if v is not None}
+    return {config.method.name: first} | {name: {} for name in config.compare if name != config.method.name}
+
+
+def make_method(name: str, options: dict, training: LocalTraining) -> Method:
+    """A method by name; its options are those of its factory."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; the methods are {', '.join(METHODS)}")
+    known = list(inspect.signature(METHODS[name]).parameters)[1:]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    return METHODS[name](training, **options)

@@ -1,0 +1,76 @@
+"""The fields that every experiment has, with their defaults, and the string arguments that every config takes.
+
+--config=experiments/configs/quickstart.py:runlocal              a one-minute check of the same experiment
+--config=experiments/configs/quickstart.py:method=fedproto       the same experiment with another method
+--config=experiments/configs/quickstart.py:method=local,runlocal both
+"""
+
+import inspect
+
+from ml_collections import ConfigDict, config_dict
+
+from fedjax_ht.methods import METHODS
+
+
+def method_config(name: str, **options) -> ConfigDict:
+    """A method with all the options its factory has, so that any can be overridden: --config.method.options.tau=50."""
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; the methods are {', '.join(METHODS)}")
+    config = ConfigDict({"name": name, "options": {}})
+    for parameter in list(inspect.signature(METHODS[name]).parameters.values())[1:]:  # the first is local training
+        value = options.pop(parameter.name, parameter.default)
+        config.options[parameter.name] = config_dict.placeholder(float) if value is None else value
+    if options:
+        raise ValueError(f"{name} has no option {next(iter(options))!r}; it has {', '.join(config.options) or 'none'}")
+    return config
+
+
+def base_config() -> ConfigDict:
+    """A complete config: FedTGP on the embedded images. A config file changes what its experiment changes."""
+    config = ConfigDict()
+    config.seed = 0  # initial weights, shuffles, participation; the split has its own
+    config.rounds = 100
+    config.method = method_config("fedtgp")
+    config.compare = ()  # further methods, with their default options, on the same split
+
+    config.dataset = ConfigDict({"name": "fashion_mnist_10k", "data_dir": "data", "image_size": 0})  # 0: as published
+    config.partition = ConfigDict({"kind": "practical", "num_clients": 20, "seed": 1, "options": ConfigDict()})
+    config.partition.options = {"alpha": 0.1}
+    config.model = ConfigDict({"group": "cnn5", "feature_dim": 0})  # 0: the group's own
+
+    config.training = ConfigDict()
+    config.training.optimizer = "sgd"  # sgd or adam, made new every round
+    config.training.learning_rate = 0.01
+    config.training.momentum = 0.0
+    config.training.weight_decay = 0.0
+    config.training.clip_norm = 0.0  # 0: no clipping
+    config.training.batch_size = 10
+    config.training.epochs = 1
+    config.training.steps = 0  # above 0: this many steps instead of epochs
+    config.training.shuffle = True
+    config.training.drop_remainder = True
+    config.training.augmentation = ()  # flip, padded_crop, random_erasing
+
+    config.participation = 1.0
+    config.drop_rate = 0.0
+    config.shared_init = False
+    config.uplink = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),)
+    config.downlink = ()
+
+    config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 64, "patience": 0})  # patience 0: never
+    config.lanes = 0  # clients side by side; 0 chooses by backend
+    config.client_store = "device"  # or host
+    config.checkpoint = ConfigDict({"every": 10, "keep": 2})
+    return config
+
+
+def apply_argument(config: ConfigDict, argument: str | None, **run_locally) -> ConfigDict:
+    """Applies a config's string argument; `run_locally` holds the fields that make it a one-minute check."""
+    for part in filter(None, (argument or "").split(",")):
+        if part == "runlocal":
+            config.update_from_flattened_dict(run_locally or {"rounds": 2})
+        elif part.startswith("method="):
+            config.method = method_config(part.removeprefix("method="))
+        else:
+            raise ValueError(f"unknown config argument {part!r}; there are runlocal and method=NAME")
+    return config

@@ -1,0 +1,108 @@
+"""Loads one client's trained model from a run, and evaluates or exports it.
+
+python -m experiments.evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3 [--export=client3.npz]
+"""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from experiments.build import Experiment, build
+from experiments.cli import fail, parse_flags
+from experiments.train import enable_compilation_cache, simulate
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.simulation import Simulation, SimulationState
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.io.files import atomic_open
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.")
+_CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
+_METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
+_EXPORT = flags.DEFINE_string("export", None, "Write the client's state to this .npz.")
+
+
+class LoadedRun(NamedTuple):
+    """A run as its newest checkpoint left it."""
+
+    experiment: Experiment
+    simulation: Simulation
+    state: SimulationState
+    method: str
+
+
+def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
+    """Restores a run; `method` is the configured one by default.
+
+    Raises:
+      ValueError, FileNotFoundError: there is no run there, or none of this method. One line.
+    """
+    workdir = Path(workdir)
+    if not (workdir / "config.json").exists():
+        raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
+    config = ConfigDict(json.loads((workdir / "config.json").read_text()))
+    experiment = build(config)
+    method = method or config.method.name
+    if method not in experiment.methods:
+        raise ValueError(f"the run in {workdir} has no method {method!r}; it has {', '.join(experiment.methods)}")
+    simulation = simulate(method, experiment)
+    found = make_checkpointer(workdir / method / "checkpoints").restore(simulation.init())
+    if found is None:
+        raise FileNotFoundError(f"no readable checkpoint below {workdir / method / 'checkpoints'}")
+    return LoadedRun(experiment, simulation, found[0], method)
+
+
+def client_state(run: LoadedRun, client: int) -> PyTree:
+    """The client's own state, as the method left it; NumPy arrays.
+
+    Raises:
+      ValueError: there is no such client.
+    """
+    federation = run.experiment.federation
+    if not 0 <= client < federation.num_clients:
+        raise ValueError(f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}")
+    bucket = federation.buckets[federation.assignment[client]]
+    row = federation.members(bucket).index(client)
+    return jax.device_get(jax.tree.map(lambda x: x[row], run.state.clients[bucket.name]))
+
+
+def export(state: PyTree, path: Path | str) -> None:
+    """Writes a pytree as .npz, keyed by path: "params/base/conv1/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    arrays = {jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf) for key, leaf in leaves}
+    with atomic_open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def main(_) -> None:
+    if _WORKDIR.value is None or _CLIENT.value is None:
+        fail(
+            ValueError(
+                "give --workdir and --client; for example --workdir=checkpoints/runs/quickstart-seed0 --client=3"
+            )
+        )
+    enable_compilation_cache()
+    try:
+        run = load_run(_WORKDIR.value, _METHOD.value)
+        state = client_state(run, _CLIENT.value)
+    except (ValueError, FileNotFoundError) as error:
+        fail(error)
+    client, federation = _CLIENT.value, run.experiment.federation
+    evaluation = run.simulation.evaluate(run.state, np.array([client]))
+    architecture = federation.buckets[federation.assignment[client]].name
+    print(f"client {client} ({architecture}), {run.method} after {run.state.round} rounds")
+    for split, by_rule in evaluation.accuracy.items():
+        for rule in run.experiment.methods[run.method].rules:
+            accuracy, count = by_rule[rule][client], evaluation.counts[split][client]
+            print(f"  {split} accuracy by {rule}: {100 * accuracy:.2f} % of {count} images")
+    if _EXPORT.value:
+        export(state, _EXPORT.value)
+        print(f"  exported to {_EXPORT.value}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

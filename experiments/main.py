@@ -1,0 +1,69 @@
+"""Runs an experiment: python -m experiments.main --config=experiments/configs/quickstart.py [--config.rounds=50]."""
+
+import sys
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import config_flags
+from tqdm import tqdm
+
+from experiments.cli import fail, parse_flags
+from experiments.table import human_bytes
+from experiments.train import Interrupted, enable_compilation_cache, train_and_evaluate
+from fedjax_ht.core.history import wire_bytes
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file in experiments/configs.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default checkpoints/runs/<config>-seed<seed>.")
+
+
+class Progress:
+    """A progress bar for each method: round, accuracy, seconds and bytes."""
+
+    def __init__(self, rounds: int):
+        self.rounds, self.bars, self.accuracy = rounds, {}, float("nan")
+
+    def __call__(self, method: str, row: dict) -> None:
+        if method not in self.bars:
+            start = row["round"] - (row["round"] > 0)
+            self.bars[method] = tqdm(total=self.rounds, initial=start, desc=method.ljust(8), unit="round", leave=True)
+        bar = self.bars[method]
+        self.accuracy = row.get("accuracy", self.accuracy)
+        bar.set_postfix_str(
+            f"acc {100 * self.accuracy:.2f} %, {row['seconds_round'] + row['seconds_evaluation']:.1f} s, "
+            f"up {human_bytes(wire_bytes(row, 'uplink'))}, down {human_bytes(wire_bytes(row, 'downlink'))}"
+            + (f", not finite: clients {row['not_finite']}" if row.get("not_finite") else "")
+        )
+        bar.update(row["round"] - bar.n)
+        if row["round"] >= self.rounds:
+            bar.close()
+
+    def close(self) -> None:
+        for bar in self.bars.values():
+            bar.close()
+
+
+def main(_) -> None:
+    config = _CONFIG.value
+    if config is None:
+        fail(ValueError("no --config; for example --config=experiments/configs/quickstart.py"))
+    name = Path(flags.FLAGS["config"].config_filename).stem
+    workdir = Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}")
+    progress = Progress(config.rounds)
+    enable_compilation_cache()
+    try:
+        result = train_and_evaluate(config, workdir, progress, warn=tqdm.write)
+    except Interrupted as stop:
+        progress.close()
+        print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
+        sys.exit(128 + stop.signal)
+    except (ValueError, FileNotFoundError) as error:
+        progress.close()
+        fail(error)
+    progress.close()
+    print("\n" + result.summary + "\n\nwritten:")
+    for path in result.files:
+        print(f"  {path}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

@@ -1,0 +1,87 @@
+"""Pictures of a run: accuracy against rounds, accuracy of every client, and the split as a bubble chart."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # files only; a notebook shows them as images
+from matplotlib import pyplot as plt
+
+from fedjax_ht.core.history import Row, best, evaluated
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.partition import class_counts
+from fedjax_ht.io.files import atomic_open
+
+DPI = 120
+
+
+def write_plots(
+    histories: Mapping[str, Sequence[Row]], dataset: Dataset, partition: Partition, workdir: Path | str
+) -> list[Path]:
+    """Writes accuracy.png, clients.png and split.png below `workdir`/plots; returns their paths."""
+    figures = {
+        "accuracy.png": accuracy_curves(histories),
+        "clients.png": client_accuracy(histories),
+        "split.png": split_bubbles(class_counts(dataset.labels, partition), dataset.class_names),
+    }
+    paths = []
+    for name, figure in figures.items():
+        path = Path(workdir) / "plots" / name
+        with atomic_open(path, "wb") as file:
+            figure.savefig(file, format="png", dpi=DPI)
+        plt.close(figure)
+        paths.append(path)
+    return paths
+
+
+def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
+    """Mean accuracy over clients against rounds, one line a method, its best round marked."""
+    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    for name, history in histories.items():
+        rows = evaluated(history)
+        (line,) = axes.plot([r["round"] for r in rows], [100 * r["accuracy"] for r in rows], label=name, lw=1.8)
+        top = best(history).on_test
+        axes.plot(top["round"], 100 * top["accuracy"], "o", color=line.get_color(), ms=5)
+    axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
+    """Accuracy of every client at the method's best round, clients ordered by the first method's accuracy."""
+    values = {
+        name: np.array([np.nan if a is None else 100 * a for a in best(history).on_test["clients"]])
+        for name, history in histories.items()
+    }
+    first = next(iter(values.values()))
+    order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
+    figure, axes = plt.subplots(figsize=(max(6.4, 0.22 * len(order)), 4), layout="constrained")
+    for (name, accuracy), marker in zip(values.items(), "osD^vP*X" * len(values)):
+        axes.plot(accuracy[order], marker, ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8)
+    step = max(1, len(order) // 40)
+    axes.set_xticks(range(0, len(order), step), [str(i) for i in order[::step]], fontsize=7)
+    axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return figure
+
+
+def split_bubbles(counts: np.ndarray, class_names: Sequence[str]) -> plt.Figure:
+    """Training samples of every class (rows) at every client (columns); a bubble's area is in proportion."""
+    clients, classes = counts.shape
+    figure, axes = plt.subplots(
+        figsize=(max(6.4, 0.3 * clients + 1.5), max(3.2, 0.3 * classes + 1)), layout="constrained"
+    )
+    client, label = np.nonzero(counts)
+    size = counts[client, label]
+    axes.scatter(client, label, s=220 * size / max(1, counts.max()), alpha=0.75, lw=0)
+    step = max(1, clients // 40)
+    axes.set_xticks(range(0, clients, step))
+    axes.set_yticks(range(classes), class_names, fontsize=8 if classes <= 20 else 5)
+    axes.set(xlabel="client id", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
+    axes.set_title(f"training samples per class and client (largest bubble: {counts.max()})", fontsize=10)
+    axes.grid(alpha=0.2)
+    return figure

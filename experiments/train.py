@@ -1,0 +1,176 @@
+"""Trains and evaluates what a config describes, from the start or from where a run in the same folder stopped."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from experiments import plots, table
+from experiments.build import Experiment, build
+from fedjax_ht.core.history import Row, run
+from fedjax_ht.core.simulation import Simulation, make_simulation
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.writers import write_history
+
+# Fields that change nothing about the numbers of a round: a run may go on with others.
+FREE_FIELDS = ("rounds", "checkpoint.every", "checkpoint.keep", "dataset.data_dir")
+
+ProgressFn = Callable[[str, Row], None]  # (method, new row)
+
+
+class Interrupted(Exception):
+    """The run was told to stop, and has saved. `signal` is the number of the signal."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.signal = number
+
+
+class Result(NamedTuple):
+    """histories: method -> rows, see `fedjax_ht.core.history`. summary: the table, as text. files: what was written."""
+
+    histories: dict[str, list[Row]]
+    summary: str
+    files: list[Path]
+
+
+def train_and_evaluate(
+    config: ConfigDict,
+    workdir: Path | str,
+    progress_fn: ProgressFn | None = None,
+    warn: Callable[[str], None] = print,
+) -> Result:
+    """Runs every method of the config on one split and writes metrics, checkpoints, a table and plots below `workdir`.
+
+    A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the round in progress
+    finish, save, and raise `Interrupted`.
+
+    Raises:
+      ValueError, FileNotFoundError: the config is wrong, or `workdir` holds a run of another config. One line each.
+    """
+    workdir = Path(workdir)
+    experiment = build(config)
+    remember_config(config, workdir)
+    histories: dict[str, list[Row]] = {}
+    with catch_signals() as caught:
+        for name in experiment.methods:
+            histories[name] = run_method(name, experiment, config, workdir / name, progress_fn, warn, caught)
+    summary = table.markdown(histories)
+    with atomic_open(workdir / "summary.md") as file:
+        file.write(summary + "\n")
+    pictures = plots.write_plots(histories, experiment.dataset, experiment.partition, workdir)
+    files = [workdir / name / f for name in histories for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
+    files += [workdir / name / "checkpoints" for name in histories]
+    return Result(histories, summary, [workdir / "config.json", workdir / "summary.md", *files, *pictures])
+
+
+def simulate(name: str, experiment: Experiment) -> Simulation:
+    """One method's simulation."""
+    data = make_federation_data(experiment.dataset, experiment.partition, experiment.federation)
+    return make_simulation(
+        experiment.methods[name], experiment.federation, data, experiment.training, experiment.options
+    )
+
+
+def run_method(
+    name: str,
+    experiment: Experiment,
+    config: ConfigDict,
+    workdir: Path,
+    progress_fn: ProgressFn | None,
+    warn: Callable[[str], None],
+    caught: list[int],
+) -> list[Row]:
+    """One method from its newest checkpoint on; returns its history."""
+    simulation = simulate(name, experiment)
+    checkpointer = make_checkpointer(workdir / "checkpoints", config.checkpoint.keep)
+    initial = simulation.init()
+    state, history = checkpointer.restore(initial, warn) or (initial, [])
+    saved = state.round if history else -1
+
+    def after_round(state, history) -> bool:
+        nonlocal saved
+        write_history(history, workdir)
+        if state.round % config.checkpoint.every == 0 or caught:
+            checkpointer.save(state, history)
+            saved = state.round
+        return bool(caught)
+
+    state, history = run(
+        simulation,
+        experiment.methods[name],
+        config.rounds,
+        state,
+        history,
+        config.evaluate.every,
+        config.evaluate.patience or None,
+        None if progress_fn is None else lambda row: progress_fn(name, row),
+        after_round,
+    )
+    if state.round != saved:
+        checkpointer.save(state, history)
+    write_history(history, workdir)
+    if caught:
+        raise Interrupted(caught[0])
+    return history
+
+
+def remember_config(config: ConfigDict, workdir: Path) -> None:
+    """Writes config.json, or refuses a folder that holds a run of another config."""
+    path = workdir / "config.json"
+    fields = flatten(json.loads(config.to_json_best_effort()))
+    if path.exists():
+        try:
+            earlier = flatten(json.loads(path.read_text()))
+        except ValueError as error:
+            raise ValueError(f"{path} is not readable as JSON ({error}); choose another --workdir") from None
+        differing = [f for f in sorted(fields | earlier) if fields.get(f) != earlier.get(f) and f not in FREE_FIELDS]
+        if differing:
+            shown = ", ".join(f"{f}: {earlier.get(f)!r} there, {fields.get(f)!r} here" for f in differing[:5])
+            raise ValueError(f"{workdir} holds a run of another config ({shown}); choose another --workdir")
+    with atomic_open(path) as file:
+        json.dump(json.loads(config.to_json_best_effort()), file, indent=2)
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+class catch_signals:
+    """Within the block SIGINT and SIGTERM are noted in the list; a second one of the same kind acts as usual."""
+
+    def __enter__(self) -> list[int]:
+        self.caught: list[int] = []
+        self.previous: dict[int, Any] = {}
+
+        def note(number, frame):
+            self.caught.append(number)
+            signal.signal(number, self.previous[number])
+
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.previous[number] = signal.signal(number, note)
+        except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
+            self.previous.clear()
+        return self.caught
+
+    def __exit__(self, *error) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+
+def enable_compilation_cache(folder: Path | str | None = None) -> None:
+    """Keeps compiled programs on disk between runs, below the user's cache folder unless told where."""
+    folder = Path(folder) if folder else Path.home() / ".cache" / "fedjax_ht" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -1,0 +1,128 @@
+"""The loop over rounds, and its history: plain rows that go to files, tables and plots as they are."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.report import Evaluation, RoundReport
+from fedjax_ht.core.simulation import Simulation, SimulationState
+from fedjax_ht.metrics.accuracy import summarise
+
+Row = dict[str, Any]  # JSON values only; "round" counts rounds done, row 0 is the untrained federation
+
+
+class Best(NamedTuple):
+    """The best evaluation of a run and the last one, all rows of the history."""
+
+    on_test: Row
+    on_val: Row | None
+    last: Row
+
+
+def evaluation_row(evaluation: Evaluation, rules: Sequence[str]) -> Row:
+    """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
+
+    Keys: accuracy, accuracy_weighted, accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
+    accuracy_<rule> for every rule, global_accuracy_<rule> (with a global model), clients (accuracy per client).
+    """
+    row: Row = {}
+    for split, by_rule in evaluation.accuracy.items():
+        prefix = "" if split == "test" else f"{split}_"
+        summary = summarise(by_rule[rules[0]], evaluation.counts[split])
+        row |= {f"{prefix}accuracy": summary.mean, f"{prefix}accuracy_weighted": summary.weighted}
+        if split == "test":
+            row |= {"accuracy_std": summary.std, "accuracy_worst10": summary.worst}
+            row |= {f"accuracy_{rule}": summarise(by_rule[rule], evaluation.counts[split]).mean for rule in rules}
+            row["clients"] = [None if np.isnan(a) else float(a) for a in by_rule[rules[0]]]
+    return row | {f"global_accuracy_{rule}": value for rule, value in evaluation.global_accuracy.items()}
+
+
+def round_row(report: RoundReport) -> Row:
+    """Flattens a round's report: client and server metrics, who arrived, and the wire in elements and bytes."""
+    row: Row = dict(report.metrics) | report.server_metrics
+    row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
+    for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
+        row |= {f"{way}_{field}": value for field, value in cost._asdict().items()}
+    return row
+
+
+def wire_bytes(row: Row, way: str) -> int:
+    """Payload and metadata of a row's "uplink" or "downlink", in bytes; 0 for row 0."""
+    return row.get(f"{way}_payload_bytes", 0) + row.get(f"{way}_metadata_bytes", 0)
+
+
+def evaluated(history: Sequence[Row]) -> list[Row]:
+    """The rows that hold an evaluation."""
+    return [row for row in history if "accuracy" in row]
+
+
+def best(history: Sequence[Row]) -> Best:
+    """The best row by test accuracy (as the papers choose), by validation accuracy where there is one, and the last."""
+    rows = evaluated(history)
+    has_val = any("val_accuracy" in row for row in rows)
+    return Best(
+        max(rows, key=lambda row: row["accuracy"]),
+        max(rows, key=lambda row: row["val_accuracy"]) if has_val else None,
+        rows[-1],
+    )
+
+
+def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
+    """True once `patience` evaluations have passed without a new best (on validation where there is one, else test)."""
+    rows = evaluated(history)
+    if patience is None or not rows:
+        return False
+    key = "val_accuracy" if "val_accuracy" in rows[-1] else "accuracy"
+    scores = [row[key] for row in rows]
+    return len(scores) - 1 - int(np.argmax(scores)) >= patience
+
+
+def run(
+    simulation: Simulation,
+    method: Method,
+    rounds: int,
+    state: SimulationState | None = None,
+    history: Sequence[Row] = (),
+    eval_every: int = 1,
+    patience: int | None = None,
+    progress_fn: Callable[[Row], None] | None = None,
+    after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
+) -> tuple[SimulationState, list[Row]]:
+    """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
+
+    Args:
+      simulation: what to run.
+      method: its method, for the rules.
+      rounds: total, those already in `state` included.
+      state, history: of an earlier run, to go on from.
+      eval_every: rounds between evaluations; the untrained federation and the last round are always evaluated.
+      patience: evaluations without a new best after which to stop, or None.
+      progress_fn: called with each new row.
+      after_round: called with the state and the history after each round; True stops the run.
+    """
+    history = list(history)
+    state = simulation.init() if state is None else state
+
+    def add(row: Row) -> None:
+        history.append(row)
+        if progress_fn is not None:
+            progress_fn(row)
+
+    if not history:
+        start = time.perf_counter()
+        row = {"round": 0} | evaluation_row(simulation.evaluate(state), method.rules)
+        add(row | {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
+    while state.round < rounds and not out_of_patience(history, patience):
+        start = time.perf_counter()
+        state, report = simulation.run_round(state)
+        trained = time.perf_counter()
+        row = {"round": state.round} | round_row(report)
+        if state.round % eval_every == 0 or state.round == rounds:
+            row |= evaluation_row(simulation.evaluate(state), method.rules)
+        add(row | {"seconds_round": trained - start, "seconds_evaluation": time.perf_counter() - trained})
+        if after_round is not None and after_round(state, history):
+            break
+    return state, history

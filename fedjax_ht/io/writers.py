@@ -1,0 +1,32 @@
+"""A run's history as files: metrics.csv, metrics.jsonl, clients.csv."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedjax_ht.io.files import atomic_open
+
+
+def write_history(history: Sequence[dict[str, Any]], workdir: Path | str) -> None:
+    """Rewrites the three files from the whole history, so that a resumed run leaves no row twice.
+
+    metrics.jsonl holds every row; metrics.csv the same without the per-client values; clients.csv the accuracy of every
+    client on its own test set, one line an evaluation (empty where a client has no test sample).
+    """
+    workdir = Path(workdir)
+    with atomic_open(workdir / "metrics.jsonl") as file:
+        file.writelines(json.dumps(row) + "\n" for row in history)
+    columns = list(dict.fromkeys(name for row in history for name in row if name != "clients"))
+    with atomic_open(workdir / "metrics.csv") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore", restval="")
+        writer.writeheader()
+        writer.writerows(
+            {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in row.items()} for row in history
+        )
+    rows = [row for row in history if "clients" in row]
+    with atomic_open(workdir / "clients.csv") as file:
+        writer = csv.writer(file)
+        writer.writerow(["round", *(f"client_{i}" for i in range(len(rows[0]["clients"]) if rows else 0))])
+        writer.writerows([row["round"], *("" if a is None else a for a in row["clients"])] for row in rows)
