@@ -107,9 +107,9 @@ def _build_call(call: _Call, done: dict[int, Any]) -> Any:
 
 def _dtype(call: _Call) -> np.dtype:
     match call:
-        case _Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if (
-            _PLAIN_DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
-        ):
+        case _Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if _PLAIN_DTYPE.fullmatch(
+            code
+        ) and order in ("<", ">", "=", "|"):
             return np.dtype(code).newbyteorder(order)
     raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
 

@@ -27,7 +27,7 @@ def class_prototype_distance(
     """
     membership = jax.nn.one_hot(labels, len(prototypes)) * mask[:, None]  # [B, C]
     counts = membership.sum(0)
-    means = membership.T @ features / jnp.maximum(counts, 1)[:, None]
+    means = membership.T @ jnp.where(mask[:, None], features, 0) / jnp.maximum(counts, 1)[:, None]
     distances = safe_norm(jnp.sum((means - jnp.where(available[:, None], prototypes, 0)) ** 2, -1))
     return masked_mean(distances, available & (counts > 0))
 

@@ -1,0 +1,170 @@
+"""What a round costs: ms per client step, and seconds split into training, upload, server, evaluation, compilation.
+
+    python -m benchmarks.round                                   synthetic images of MNIST's shape and split
+    python -m benchmarks.round --data=client_folders:PATH        real client folders (PFLlib, HtFLlib)
+    python -m benchmarks.round --shape=32,32,3 --out=benchmarks/results/NAME.md
+
+Where torch is installed, a plain PyTorch loop of the same training steps is timed in the same process, before and after
+ours.
+"""
+
+import importlib.util
+import os
+import platform
+import resource
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from absl import app, flags
+
+from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.history import evaluation_row
+from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import make_simulation
+from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.methods import fedtgp
+from fedjax_ht.models import model_group
+
+_DATA = flags.DEFINE_string("data", "synthetic", "A dataset with a split of its own, or 'synthetic'.")
+_SHAPE = flags.DEFINE_list("shape", ["28", "28", "1"], "Image shape of the synthetic data.")
+_ROUNDS = flags.DEFINE_integer("rounds", 4, "Rounds to run; the first compiles and is not counted.")
+_LANES = flags.DEFINE_integer("lanes", 0, "Clients side by side; 0 chooses by backend.")
+_OUT = flags.DEFINE_string("out", None, "Also write the report to this file.")
+
+MNIST_TRAIN = (
+    1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004, 2337, 2829, 2709, 1600, 4297, 4086, 2721, 4239, 3949, 4577,
+)  # fmt: skip
+"""Training samples of the 20 clients of PFLlib's MNIST split, Dirichlet 0.1."""
+
+
+def synthetic(shape: tuple[int, int, int]) -> Dataset:
+    """Random images with the sizes of PFLlib's MNIST split; two classes a client."""
+    rng, clients, start = np.random.default_rng(0), [], 0
+    for size in MNIST_TRAIN:
+        total = size + size // 3
+        clients.append(
+            ClientIndices(np.arange(start, start + size), np.array([], int), np.arange(start + size, start + total))
+        )
+        start += total
+    labels = np.concatenate([rng.integers(0, 2, len(c.train) + len(c.test)) + i % 9 for i, c in enumerate(clients)])
+    images = rng.integers(0, 256, (start, *shape), np.uint8)
+    return Dataset("synthetic", images, labels, tuple("0123456789"), clients=tuple(clients))
+
+
+def seconds_of_rounds(
+    method: Method, federation: Federation, data: FederationData, training: LocalTraining, rounds: int
+):
+    """Seconds of the first round, the median of the later ones, of evaluation likewise, and accuracies per round."""
+    simulation = make_simulation(
+        method, federation, data, training, SimulationOptions(lanes=_LANES.value or "auto", shared_init=True)
+    )
+    state, train, evaluate, accuracy = simulation.init(), [], [], []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        state, _report = simulation.run_round(state)
+        train.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        row = evaluation_row(simulation.evaluate(state), method.rules)
+        evaluate.append(time.perf_counter() - start)
+        accuracy.append(row["accuracy_weighted"])
+    return train[0], float(np.median(train[1:])), evaluate[0], float(np.median(evaluate[1:])), accuracy
+
+
+def without_server(method: Method) -> Method:
+    """The same client work; the server does nothing."""
+    return method._replace(server_update=lambda federation, server, received, ctx: (server, {}))
+
+
+def without_upload(method: Method) -> Method:
+    """Training alone: what only the uplink needs is removed by the compiler."""
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, _, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        return client, (), metrics
+
+    return without_server(method)._replace(client_update=client_update)
+
+
+def report(dataset: Dataset) -> str:
+    """The measurements as Markdown."""
+    training = LocalTraining(optax.sgd(0.01), batch_size=10)
+    method = fedtgp(training, variant="released")
+    shape = dataset.image_shape
+    federation = make_federation(
+        model_group("cnn4", dataset.num_classes, shape), shape, dataset.num_classes, len(dataset.clients)
+    )
+    data = make_federation_data(dataset, dataset.clients, federation)
+    steps = int(num_steps(training, data.counts["train"]).sum())
+    torch_step = torch_seconds(shape)
+    first, full, eval_first, evaluate, accuracy = seconds_of_rounds(method, federation, data, training, _ROUNDS.value)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    _, clients, _, _, _ = seconds_of_rounds(without_server(method), federation, data, training, 3)
+    _, train, _, _, _ = seconds_of_rounds(without_upload(method), federation, data, training, 3)
+    torch_step = [torch_step, torch_seconds(shape)] if torch_step else None
+    lines = [
+        f"FedTGP, 4-layer CNN, {dataset.name} {shape}, {len(dataset.clients)} clients, "
+        f"{data.counts['train'].sum():,} training images, batch 10, one epoch = {steps:,} client steps a round.",
+        f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, jax on {jax.devices()[0].device_kind}; "
+        f"jax {jax.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.",
+        "",
+        "| what | seconds |",
+        "|---|---|",
+        f"| training (all clients) | {train:.2f} |",
+        f"| upload: prototypes of all clients | {max(0.0, clients - train):.2f} |",
+        f"| server: 100 epochs over the prototypes | {max(0.0, full - clients):.2f} |",
+        f"| evaluation of all clients | {evaluate:.2f} |",
+        f"| **whole round with evaluation** | **{full + evaluate:.2f}** |",
+        f"| compilation, once | {first - full + eval_first - evaluate:.1f} |",
+        "",
+        f"* {1e3 * train / steps:.2f} ms a client step, inside the full round",
+        f"* peak memory of the process: {peak:.0f} MB" + (", torch loaded too" if torch_step else ""),
+        "* sample-weighted accuracy after each round: " + ", ".join(f"{100 * a:.2f} %" for a in accuracy),
+    ]
+    if torch_step:
+        import torch
+
+        both = ", ".join(f"{1e3 * s:.2f}" for s in torch_step)
+        lines.append(
+            f"* plain PyTorch {torch.__version__} loop of the same step, {torch.get_num_threads()} threads: {both} ms "
+            f"(before, after); ours / PyTorch = {train / steps / float(np.mean(torch_step)):.2f}"
+        )
+    return "\n".join(lines)
+
+
+def cpu_name() -> str:
+    """The processor's name where the system tells."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def torch_seconds(shape: tuple[int, int, int]) -> float | None:
+    """Seconds of PyTorch's step, None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    from benchmarks.torch_loop import seconds_per_step
+
+    return seconds_per_step(shape, (32, 64), (512,))
+
+
+def main(_) -> None:
+    shape = tuple(int(s) for s in _SHAPE.value)
+    dataset = synthetic(shape) if _DATA.value == "synthetic" else load_dataset(_DATA.value)
+    text = report(dataset)
+    print(text)
+    if _OUT.value:
+        with atomic_open(Path(_OUT.value)) as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    app.run(main)

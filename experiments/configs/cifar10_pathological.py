@@ -1,0 +1,18 @@
+"""FedTGP (or :method=fedproto, local) on CIFAR-10, two classes a client, 20 clients of CNN-1..5.
+
+    python -m experiments.main --config=experiments/configs/cifar10_pathological.py
+
+Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.
+"""
+
+from experiments.configs.base import apply_argument, base_config
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.dataset.name = "cifar10"
+    config.partition.kind = "pathological"
+    config.partition.options = {"classes_per_client": 2}
+    config.rounds = 100
+    config.evaluate.every = 5
+    return apply_argument(config, argument, rounds=1)

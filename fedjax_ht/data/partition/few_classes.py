@@ -1,0 +1,92 @@
+"""A few classes per client: PFLlib's "pathological" blocks, and pFedHN's random class shares, which FedSSA uses."""
+
+import numpy as np
+
+from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.data.partition.dirichlet import pfllib_least
+from fedjax_ht.data.partition.splits import Plan, by_class, deal_classes, official_sets
+
+
+def pathological(
+    labels: np.ndarray,
+    num_clients: int,
+    num_classes: int,
+    rng: np.random.RandomState,
+    *,
+    classes_per_client: int = 2,
+    balanced: bool = False,
+) -> Plan:
+    """Fixed blocks of clients share the same few classes, as PFLlib's "pat" cuts them from the same stream.
+
+    Class after class goes, in the dataset's order, to the first ceil(num_clients / num_classes * classes_per_client)
+    clients that still want classes. All but the last of them take a random amount between a tenth of an equal share
+    and an equal share, or an equal share if `balanced`; the last takes the rest. Where classes and clients do not come
+    out even, the last clients hold fewer classes, or the last classes stay unused (Flowers102 with 20 clients of 10).
+
+    Raises:
+      ValueError: a class is too small for its clients.
+    """
+    wanted = np.full(num_clients, classes_per_client)
+    hands = [[] for _ in range(num_clients)]
+    block = int(np.ceil(num_clients / num_classes * classes_per_client))
+    least = pfllib_least(len(labels), num_clients) / num_classes
+    for c, members in enumerate(by_class(labels, num_classes)):
+        owners = np.flatnonzero(wanted)[:block]
+        if not len(owners):
+            break
+        equal = len(members) / len(owners)
+        low, high = int(max(equal / 10, least)), int(equal)
+        if high < 1 or (len(owners) > 1 and not balanced and low >= high):
+            raise ValueError(
+                f"class {c} has {len(members)} samples, too few for the {len(owners)} clients that share it; "
+                "lower num_clients or classes_per_client"
+            )
+        others = len(owners) - 1
+        sizes = np.full(others, high) if balanced else rng.randint(low, high, others)
+        for client, share in zip(owners, np.split(members, np.cumsum(sizes))):
+            hands[client].append(share)
+        wanted[owners] -= 1
+    return [np.concatenate(hand) for hand in hands]
+
+
+def class_shares(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.RandomState,
+    *,
+    classes_per_client: int = 2,
+    val_size: int = 10_000,
+) -> Partition:
+    """One plan of classes and shares for three sets (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
+
+    The sets are the official training set less `val_size` random samples, those, and the official test set. Every class
+    has classes_per_client * num_clients / num_classes shares, in the ratio of draws from U(0.4, 0.6). Client after
+    client takes classes_per_client times the next share of a random class among those with most shares left, so at
+    times two of the same. Every sample of the three sets is used.
+
+    Raises:
+      ValueError: no official sets, or val_size leaves no training set.
+    """
+    train, test = official_sets(dataset)
+    if val_size >= len(train):
+        raise ValueError(
+            f"val_size is {val_size}; it must be below the {len(train)} training samples of {dataset.name}"
+        )
+    held_out, train = np.split(rng.permutation(train), [val_size])
+    weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
+    plans = [deal_classes(x, dataset.labels, weights, rng) for x in (train, held_out, test)]
+    return tuple(ClientIndices(*client) for client in zip(*plans))
+
+
+def _share_plan(num_clients, num_classes, classes_per_client, rng):
+    """float64 [num_clients, num_classes]: how much of each class a client takes; each column sums to 1."""
+    slots = classes_per_client * num_clients // num_classes
+    shares = rng.uniform(0.4, 0.6, (num_classes, slots))
+    shares /= shares.sum(1, keepdims=True)
+    weights, left = np.zeros((num_clients, num_classes)), np.full(num_classes, slots)
+    for client in range(num_clients):
+        for _ in range(classes_per_client):
+            c = rng.choice(np.flatnonzero(left == left.max()))
+            weights[client, c] += shares[c, slots - left[c]]
+            left[c] -= 1
+    return weights

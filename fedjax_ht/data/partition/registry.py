@@ -1,0 +1,155 @@
+"""The partitions by the names that configs use, their options, and the checks that need no data."""
+
+import functools
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
+from fedjax_ht.data.partition.few_classes import class_shares, pathological
+from fedjax_ht.data.partition.splits import Plan, split_plan
+from fedjax_ht.data.partition.uniform import few_shot, iid
+
+
+def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Partition:
+    """The split that came with the data.
+
+    Raises:
+      ValueError: there is none, or it is for another number of clients.
+    """
+    if dataset.clients is None:
+        raise ValueError(f"{dataset.name} came without a split into clients; choose one of {', '.join(PLANS)}")
+    if len(dataset.clients) != num_clients:
+        raise ValueError(f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} clients")
+    return dataset.clients
+
+
+# Who holds what: (labels, num_clients, num_classes, rng, *, options); `split_plan` then makes train, val and test.
+PLANS: dict[str, Callable[..., Plan]] = {
+    "pathological": pathological,
+    "practical": practical,
+    "dirichlet": dirichlet,
+    "iid": iid,
+}
+# Those with their own train, val and test: (dataset, num_clients, rng, *, options).
+PARTITIONS: dict[str, Callable[..., Partition]] = {
+    "dfrd": dfrd,
+    "class_shares": class_shares,
+    "few_shot": few_shot,
+    "given": given,
+}
+
+
+def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options) -> Partition:
+    """Splits a dataset among clients; a pure function of its arguments, independent of the images.
+
+    Args:
+      kind: a name in `PLANS` or `PARTITIONS`; the function there documents the partition.
+      num_clients: at least 1.
+      seed: of numpy's legacy RandomState, in [0, 2**32); PFLlib's is 1.
+      **options: the keyword arguments of that function, and for a kind in `PLANS` also those of `split_plan`.
+
+    Returns:
+      One ClientIndices per client; no sample of the dataset occurs twice.
+
+    Raises:
+      ValueError: a bad setting (`check_partition`), data that does not fit it, or a client without training samples.
+    """
+    check_partition(kind, num_clients, dataset.num_classes, **options)
+    rng = np.random.RandomState(seed)
+    if kind in PLANS:
+        split = {name: options.pop(name) for name in _options(split_plan) if name in options}
+        partition = split_plan(functools.partial(PLANS[kind], **options), dataset, num_clients, rng, **split)
+    else:
+        partition = PARTITIONS[kind](dataset, num_clients, rng, **options)
+    for i, client in enumerate(partition):
+        if not len(client.train):
+            raise ValueError(
+                f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
+                f"take fewer clients or more data than the {len(dataset.labels)} samples of {dataset.name}"
+            )
+    return partition
+
+
+def check_partition(kind: str, num_clients: int, num_classes: int | None, **options) -> None:
+    """Checks settings before any data is read; `num_classes` None leaves out what depends on it.
+
+    Raises:
+      ValueError: unknown kind or option, or a value outside its range.
+    """
+    if kind not in PLANS and kind not in PARTITIONS:
+        raise ValueError(f"unknown partition {kind!r}; the partitions are {', '.join([*PLANS, *PARTITIONS])}")
+    defaults = _options(PLANS[kind]) | _options(split_plan) if kind in PLANS else _options(PARTITIONS[kind])
+    for name in options:
+        if name not in defaults:
+            raise ValueError(f"partition {kind!r} has no option {name!r}; it has {', '.join(defaults) or 'none'}")
+    values = defaults | options
+    for name, value in {"num_clients": num_clients, **values}.items():
+        test, rule = RULES[name]
+        if not (value is None and defaults.get(name, 0) is None) and not test(value):
+            raise ValueError(f"{name} is {value!r}; it must be {rule}")
+    if kind in PLANS:
+        _check_shares(values["sets"], values["train_share"], values["val_share"])
+    if num_classes is not None and "classes_per_client" in values:
+        _check_classes(kind, num_clients, num_classes, values["classes_per_client"])
+
+
+def _check_classes(kind: str, num_clients: int, num_classes: int, wanted: int) -> None:
+    if wanted > num_classes:
+        raise ValueError(f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the data")
+    if kind == "class_shares" and wanted * num_clients % num_classes:
+        raise ValueError(
+            f"classes_per_client * num_clients is {wanted * num_clients}; "
+            f"it must be a multiple of the {num_classes} classes, so that each class has equally many owners"
+        )
+
+
+def _check_shares(sets: str, train_share: float | None, val_share: float) -> None:
+    if sets == "official" and train_share is not None:
+        raise ValueError(
+            f"train_share is {train_share} with sets='official', whose test set is given; set val_share only"
+        )
+    train_share = 0.75 if train_share is None else train_share
+    if sets == "merged" and train_share + val_share > 1 + 1e-9:
+        raise ValueError(
+            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1, test is the rest"
+        )
+
+
+def _options(function: Callable) -> dict[str, object]:
+    """The keyword-only parameters and their defaults."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def _whole(least: int):
+    def test(value):
+        return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
+
+    return test, f"an integer of at least {least}"
+
+
+def _real(test: Callable[[float], bool], rule: str):
+    return lambda value: isinstance(value, int | float | np.number) and test(value), rule
+
+
+def _one_of(*choices):
+    return lambda value: any(value is c or value == c for c in choices), " or ".join(map(repr, choices))
+
+
+RULES = {  # option -> (test of a value, what passes it)
+    "num_clients": _whole(1),
+    "alpha": _real(lambda v: 0 < v < np.inf, "a number above 0"),
+    "min_samples": _whole(1),
+    "max_tries": _whole(1),
+    "classes_per_client": _whole(1),
+    "shots": _whole(1),
+    "val_size": _whole(0),
+    "balanced": _one_of(False, True),
+    "stratified": _one_of(False, True),
+    "sets": _one_of("merged", "official"),
+    "train_share": _real(lambda v: 0 < v <= 1, "above 0 and at most 1"),
+    "val_share": _real(lambda v: 0 <= v < 1, "at least 0 and below 1"),
+}

@@ -1,0 +1,124 @@
+"""What the partitions share: indices by class, dealing them out by weight, and the split into train, val and test."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+
+Plan = list[np.ndarray]  # per client, int64 indices of the samples it holds, before they are split into sets
+
+
+def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
+    """Per class, the ascending int64 positions of its samples."""
+    return [np.flatnonzero(labels == c) for c in range(num_classes)]
+
+
+def class_counts(
+    labels: np.ndarray, partition: Partition, set: str = "train", num_classes: int | None = None
+) -> np.ndarray:
+    """Samples of every class that each client holds in "train", "val" or "test": int64 [num_clients, num_classes].
+
+    `labels` are those of the whole dataset; without `num_classes` the largest label is the last class.
+    """
+    return _counts(labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1)
+
+
+def _counts(labels: np.ndarray, plan: Plan, num_classes: int) -> np.ndarray:
+    return np.stack([np.bincount(labels[indices], minlength=num_classes) for indices in plan])
+
+
+def official_sets(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The publisher's training and test indices.
+
+    Raises:
+      ValueError: the dataset has no such sets.
+    """
+    for name in ("train", "test"):
+        if name not in dataset.official:
+            raise ValueError(f"{dataset.name} has no official {name} set; choose a partition of merged data")
+    return tuple(np.asarray(dataset.official[name], np.int64) for name in ("train", "test"))
+
+
+def deal_classes(indices: np.ndarray, labels: np.ndarray, weights: np.ndarray, rng: np.random.RandomState) -> Plan:
+    """Shuffles each class and cuts it among the clients in proportion to their weights.
+
+    Args:
+      indices: int64 [M], the samples to deal, each once.
+      labels: int [N], of the whole dataset.
+      weights: [num_clients, num_classes], at least 0. A client of weight 0 gets nothing of a class, and a class that
+        nobody has a weight for stays unused.
+    """
+    hands = [[] for _ in weights]
+    for members, weight in zip(by_class(labels[indices], weights.shape[1]), weights.T):
+        cumulative = np.cumsum(weight)
+        shuffled = indices[rng.permutation(members)]
+        if cumulative[-1] > 0:  # a ratio that ends at exactly 1, so that rounding leaves nothing to the last client
+            edges = np.floor(cumulative / cumulative[-1] * len(shuffled)).astype(int)
+            for hand, share in zip(hands, np.split(shuffled, edges[:-1])):
+                hand.append(share)
+    return [np.concatenate([indices[:0], *hand]) for hand in hands]
+
+
+def split_client(
+    indices: np.ndarray,
+    labels: np.ndarray,
+    rng: np.random.RandomState,
+    train_share: float,
+    val_share: float,
+    stratified: bool,
+) -> ClientIndices:
+    """Splits one client's samples at random into train, validation and test (the rest); every sample is used once.
+
+    One permutation of the samples, of which the first go to test, the next to train and the last to validation, sizes
+    rounded down in favour of test: without validation this is scikit-learn's `train_test_split(train_size=train_share)`
+    on the same stream. `stratified` does so class by class, with the nearest integers for sizes.
+    """
+    shuffled = indices[rng.permutation(len(indices))]
+    groups = labels[shuffled] if stratified else np.zeros(len(shuffled), int)
+    rounded = np.round if stratified else np.floor
+    part = np.empty(len(shuffled), int)
+    test, train, val = range(3)
+    for group in np.unique(groups):
+        members = np.flatnonzero(groups == group)
+        n = len(members)
+        # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
+        n_train, n_fit = (int(rounded(share * n + 1e-9)) for share in (train_share, train_share + val_share))
+        part[members] = np.repeat((test, train, val), (n - n_fit, n_train, n_fit - n_train))
+    return ClientIndices(shuffled[part == train], shuffled[part == val], shuffled[part == test])
+
+
+def split_plan(
+    plan_of: Callable[..., Plan],
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.RandomState,
+    *,
+    sets: str = "merged",
+    train_share: float | None = None,
+    val_share: float = 0.0,
+    stratified: bool = False,
+) -> Partition:
+    """Plans who holds what, then splits each client's samples, client after client, from the same stream.
+
+    Args:
+      plan_of: (labels, num_clients, num_classes, rng) -> Plan of positions in `labels`.
+      sets: "merged" plans and splits all samples of the dataset; "official" plans the publisher's training set, and
+        deals each class of its test set in proportion to what the clients were planned of that class.
+      train_share, val_share: fractions of a client's planned samples that train and validate. What is left of merged
+        samples is for testing, and train_share is 0.75 by default; what is left of official ones is for training.
+      stratified: keeps these fractions in every class of a client.
+
+    Raises:
+      ValueError: the dataset has no official sets.
+    """
+    if sets == "merged":
+        plan = plan_of(dataset.labels, num_clients, dataset.num_classes, rng)
+        shares = (0.75 if train_share is None else train_share, val_share)
+        return tuple(split_client(x, dataset.labels, rng, *shares, stratified) for x in plan)
+    train, test = official_sets(dataset)
+    plan = [train[x] for x in plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng)]
+    weights = _counts(dataset.labels, plan, dataset.num_classes)
+    clients = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified) for x in plan]
+    tests = deal_classes(test, dataset.labels, weights, rng)
+    return tuple(client._replace(test=x) for client, x in zip(clients, tests))

@@ -1,0 +1,92 @@
+"""What the readers of files share: finding them, walking folders and archives alike, and one-line errors."""
+
+import contextlib
+import os
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_DAMAGE = (OSError, EOFError, ValueError, KeyError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
+
+
+class Origin(NamedTuple):
+    """What a reader expects to find on disk and how a user gets it; both end up in its errors."""
+
+    expected: str
+    how: str
+
+
+def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
+    """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir` itself).
+
+    Raises:
+      ValueError: no `data_dir`.
+      FileNotFoundError: none of them exists.
+    """
+    if data_dir is None:
+        raise ValueError(f"{name}: data_dir is None; give the folder that holds {origin.expected}, {origin.how}")
+    for path in (data_dir / folder / file for folder in folders for file in files):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}, {origin.how}")
+
+
+def user_path(path: str, data_dir: Path | None) -> Path:
+    """What a user wrote after a prefix: relative to `data_dir` if there is one, "~" expanded."""
+    return Path(data_dir or ".", Path(path).expanduser())
+
+
+@contextlib.contextmanager
+def reading(path: Path, origin: Origin) -> Iterator[None]:
+    """Turns whatever goes wrong while `path` is read into one line that names it.
+
+    Raises:
+      FileNotFoundError: a file is not there.
+      ValueError: the content is damaged or not what was expected.
+    """
+    try:
+        yield
+    except _DAMAGE as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        line = str(text).partition("\n")[0].rstrip(":") or type(error).__name__
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files below `folder` in sorted order, links followed, hidden files and folders left out."""
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        yield from (Path(parent, file) for file in sorted(files) if not file.startswith("."))
+
+
+def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
+    """The files of a folder, .zip or .tar(.gz) whose "/"-separated name `pattern` finds, as (match, content).
+
+    Nothing is extracted to disk. A folder is walked in sorted order, an archive in its own.
+    """
+    if source.is_dir():
+        for path in files_below(source):
+            if match := pattern.search(path.relative_to(source).as_posix()):
+                yield match, path.read_bytes()
+    elif source.suffix == ".zip":
+        with zipfile.ZipFile(source) as archive:
+            for name in archive.namelist():
+                if match := pattern.search(name):
+                    yield match, archive.read(name)
+    else:
+        with tarfile.open(source) as archive:
+            for member in archive:
+                if member.isfile() and (match := pattern.search(member.name)):
+                    yield match, archive.extractfile(member).read()
+
+
+def take(found: dict, keys: Sequence, what: str) -> list:
+    """Moves all `keys` out of `found` into a list; ValueError says how many are missing, and the first of them."""
+    if missing := [key for key in keys if key not in found]:
+        raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
+    return [found.pop(key) for key in keys]

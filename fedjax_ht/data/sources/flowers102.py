@@ -1,0 +1,43 @@
+"""Oxford Flowers-102 (Nilsback and Zisserman 2008): 102flowers.tgz or jpg/, imagelabels.mat and setid.mat."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.images import decode_members, stack
+from fedjax_ht.data.sources.mat import load_mat
+
+_PAGE = "download it from the dataset's page (Oxford VGG, 102 Category Flower Dataset)"
+_FOLDERS = ("flowers102", "flowers-102", "102flowers", "")
+
+
+def read_flowers102(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train, val and test.
+
+    The classes have no names in the publisher's files and are called "1" to "102".
+    """
+    size = image_size or 64
+    sources = [
+        search("flowers102", data_dir, _FOLDERS, files, Origin(" or ".join(files), _PAGE))
+        for files in (("jpg", "102flowers.tgz"), ("imagelabels.mat",), ("setid.mat",))
+    ]
+    return cached("flowers102", size, data_dir, sources, lambda: _decode(*sources, size))
+
+
+def _decode(source: Path, labels_file: Path, sets_file: Path, size: int) -> Dataset:
+    with reading(labels_file, Origin("labels [1, n] from 1 to 102", _PAGE)):
+        labels = take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0].ravel().astype(np.int64)
+    with reading(sets_file, Origin("trnid, valid and tstid", _PAGE)):
+        arrays = take(load_mat("flowers102", sets_file), ("trnid", "valid", "tstid"), "arrays")
+        train, val, test = (array.ravel().astype(np.int64) - 1 for array in arrays)
+        if not all(0 <= i < len(labels) for i in (*train, *val, *test)):
+            raise ValueError(f"an image number is not in 1 to {len(labels)}")
+    with reading(source, Origin("image_00001.jpg and so on, one a label", _PAGE)):
+        decoded, _ = decode_members(source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size)
+        images = stack(take(decoded, [f"image_{i:05d}" for i in range(1, len(labels) + 1)], "images"))
+    class_names = tuple(str(i) for i in range(1, 103))
+    return Dataset("flowers102", images, labels - 1, class_names, official={"train": train, "val": val, "test": test})

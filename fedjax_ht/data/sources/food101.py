@@ -1,0 +1,41 @@
+"""Food-101 (Bossard et al. 2014) as the publisher's food-101.tar.gz or its extracted folder."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.images import decode_members, stack
+
+_ORIGIN = Origin(
+    "food-101.tar.gz or its extracted folder, with images/, meta/train.txt and meta/test.txt",
+    "download it from the dataset's page (ETH Zurich, Food-101)",
+)
+_PATTERN = re.compile(r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$")
+
+
+def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train and test."""
+    files = ("food-101", "food-101.tar.gz", "food-101.tar", "meta/train.txt")
+    source = search("food101", data_dir, ("food101", ""), files, _ORIGIN)
+    if source.name == "train.txt":
+        source = source.parents[1]
+    with reading(source, _ORIGIN):
+        return cached("food101", image_size or 64, data_dir, (source,), lambda: _decode(source, image_size or 64))
+
+
+def _decode(source: Path, size: int) -> Dataset:
+    decoded, texts = decode_members(source, _PATTERN, size)
+    train, test = (text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files"))
+    keys = train + test  # such as apple_pie/1005649
+    classes = sorted({key.split("/")[0] for key in keys})
+    return Dataset(
+        "food101",
+        stack(take(decoded, keys, "images")),
+        np.searchsorted(classes, [key.split("/")[0] for key in keys]),
+        tuple(classes),
+        official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},
+    )

@@ -1,0 +1,49 @@
+"""Any folder of images with one folder per class."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.images import decode_members, stack
+
+_ORIGIN = Origin(
+    "CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), or the same below train/ and test/",
+    "put each class in a folder of its own",
+)
+_FILE = r"[^/]+/.+\.(?i:png|jpe?g|bmp|p[gp]m|webp|tiff?))$"
+
+
+def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """PATH/CLASS/... or PATH/SPLIT/CLASS/..., where PATH is relative to `data_dir` if that is given.
+
+    Splits are train and test, or either with val; they become official sets. Classes are sorted by name. Images keep
+    their size, which must be one size then, and are grey only if all are.
+    """
+    root = user_path(path, data_dir)
+    with reading(root, _ORIGIN):
+        if not root.is_dir():
+            raise FileNotFoundError("there is no such folder")
+        return cached(f"folder:{path}", image_size, root, (root,), lambda: _decode(path, root, image_size))
+
+
+def _decode(path: str, root: Path, image_size: int | None) -> Dataset:
+    splits = [split for split in ("train", "val", "test") if (root / split).is_dir()]
+    if len(splits) < 2:  # one folder may well be a class of this name
+        splits = []
+    below = f"(?:{'|'.join(splits)})/" if splits else ""
+    decoded, _ = decode_members(root, re.compile(f"^(?P<image>{below}{_FILE}"), image_size)
+    keys = list(decoded)
+    of_class = [key.split("/")[bool(splits)] for key in keys]
+    classes = sorted(set(of_class))
+    of_split = np.array([key.split("/")[0] for key in keys])
+    return Dataset(
+        f"folder:{path}",
+        stack([decoded.pop(key) for key in keys]),
+        np.searchsorted(classes, of_class),
+        tuple(classes),
+        official={split: np.flatnonzero(of_split == split) for split in splits},
+    )

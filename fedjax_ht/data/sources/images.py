@@ -1,0 +1,99 @@
+"""Decoding and resizing of images."""
+
+import io
+import itertools
+import re
+from collections.abc import Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedjax_ht.data.sources.archive import members
+
+_GREY_MODES = ("1", "L", "LA")
+_COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
+
+
+def decode_members(source: Path, pattern: re.Pattern, size: int | None) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The decoded images and the text files of a folder or archive, in one pass, keyed by what the pattern's groups
+    `image` and `text` match (the latter need not exist)."""
+    texts = {}
+
+    def encoded():
+        for match, content in members(source, pattern):
+            groups = match.groupdict()
+            if groups["image"]:
+                yield groups["image"], content
+            else:
+                texts[groups["text"]] = content.decode()
+
+    return decode_all(encoded(), size), texts
+
+
+def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> dict[Hashable, np.ndarray]:
+    """{key: image} of (key, file content) pairs, decoded in threads; see `decode`."""
+    encoded, images = iter(encoded), {}
+    with ThreadPoolExecutor() as pool:
+        while batch := list(itertools.islice(encoded, 256)):  # bounds how many encoded images are in memory
+            keys, contents = zip(*batch)
+            images.update(zip(keys, pool.map(lambda item: decode(*item, size), zip(keys, contents))))
+    return images
+
+
+def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
+    """One image file as uint8 [H, W, 1 or 3]; with a size, its central square as [size, size, 1 or 3].
+
+    Transparency is dropped. `name` is for the error only.
+
+    Raises:
+      ValueError: not an image, a damaged one, or one with more than 8 bits a channel.
+    """
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.mode not in _GREY_MODES + _COLOUR_MODES:
+                raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
+            image = image.convert("L" if image.mode in _GREY_MODES else "RGB")
+    except Exception as error:  # Pillow raises nearly anything on a damaged file
+        reason = "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
+        raise ValueError(f"image {name} cannot be decoded ({reason})") from error
+    pixels = np.asarray(image if size is None else _central_square(image, size))
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def stack(images: list[np.ndarray]) -> np.ndarray:
+    """uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any image has 3 channels. Empties the list as it copies.
+
+    Raises:
+      ValueError: the sizes differ.
+    """
+    if not images:
+        raise ValueError("there are no images")
+    sizes = sorted({image.shape[:2] for image in images})
+    if len(sizes) > 1:
+        raise ValueError(f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size")
+    channels = max(image.shape[-1] for image in images)
+    stacked = np.empty((len(images), *sizes[0], channels), np.uint8)
+    for i in reversed(range(len(images))):
+        stacked[i] = images.pop()
+    return stacked
+
+
+def resize(images: np.ndarray, size: int | None) -> np.ndarray:
+    """uint8 [N, H, W, 1 or 3] to [N, size, size, C], contiguous, by the central square of each; None keeps H and W."""
+    if size is None or images.shape[1:3] == (size, size):
+        return np.ascontiguousarray(images)
+    resized = np.empty((len(images), size, size, images.shape[-1]), np.uint8)
+    for source, target in zip(images, resized):
+        image = Image.fromarray(source[..., 0] if source.shape[-1] == 1 else source)
+        target[...] = np.asarray(_central_square(image, size)).reshape(target.shape)
+    return resized
+
+
+def _central_square(image: Image.Image, size: int) -> Image.Image:
+    """The shorter side resized to `size` (bilinear, anti-aliased) and the longer one cropped, in one step."""
+    width, height = image.size
+    side = min(width, height)
+    left, top = (width - side) / 2, (height - side) / 2
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))

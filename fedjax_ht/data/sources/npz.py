@@ -1,0 +1,73 @@
+"""Any .npz file with images and labels."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.sources.images import resize
+
+_KEYS = (("images", "labels"), ("x", "y"))
+_ORIGIN = Origin(
+    "an .npz of images and labels, x and y, or x_train, y_train, x_test and y_test",
+    "write it with numpy.savez_compressed(path, images=..., labels=...)",
+)
+
+
+def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Images and labels of an .npz, where PATH is relative to `data_dir` if that is given.
+
+    Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1, 1]; labels are
+    integers [N] from 0. With train and test arrays, these become the official sets. Classes are named by number.
+    """
+    file = user_path(path, data_dir)
+    with reading(file, _ORIGIN), np.load(file, allow_pickle=False) as arrays:
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("a single array, not an .npz")
+        images, labels, official = _select(arrays)
+        images, labels = to_bytes(to_nhwc(images)), _to_labels(labels)
+        class_names = tuple(str(i) for i in range(labels.max(initial=-1) + 1))
+        return Dataset(f"npz:{path}", resize(images, image_size), labels, class_names, official=official)
+
+
+def to_nhwc(images: np.ndarray) -> np.ndarray:
+    """[N, H, W], [N, H, W, C] or [N, C, H, W] to [N, H, W, C]; C is 1 or 3, the last axis if both would do."""
+    if images.ndim == 3:
+        return images[..., None]
+    if images.ndim == 4 and images.shape[-1] in (1, 3):
+        return images
+    if images.ndim == 4 and images.shape[1] in (1, 3):
+        return images.transpose(0, 2, 3, 1)
+    raise ValueError(f"images of shape {images.shape}, not [N, H, W] or [N, H, W, C] or [N, C, H, W] with C 1 or 3")
+
+
+def to_bytes(images: np.ndarray) -> np.ndarray:
+    """uint8 as it is; floats in [0, 1], or in [-1, 1] if any is negative, scaled to [0, 255] and rounded."""
+    if images.dtype == np.uint8 or not images.size:
+        return images.astype(np.uint8)
+    low, high = images.min(), images.max()
+    if images.dtype.kind != "f" or not -1 <= low <= high <= 1:
+        raise ValueError(f"{images.dtype} images from {low} to {high}, not uint8 or floats in [0, 1] or [-1, 1]")
+    return np.round((images * 0.5 + 0.5 if low < 0 else images) * 255).astype(np.uint8)
+
+
+def _select(arrays: np.lib.npyio.NpzFile) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Images, labels and official sets by whichever keys the file has."""
+    for images, labels in _KEYS:
+        if images in arrays and labels in arrays:
+            return arrays[images], arrays[labels], {}
+    splits = ("train", "test")
+    if all(f"{kind}_{split}" in arrays for kind in "xy" for split in splits):
+        (x, x_test), (y, y_test) = ([arrays[f"{kind}_{split}"] for split in splits] for kind in "xy")
+        official = {"train": np.arange(len(x)), "test": np.arange(len(x), len(x) + len(x_test))}
+        if len(x) != len(y):
+            raise ValueError(f"{len(x)} training images for {len(y)} labels")
+        return np.concatenate([x, x_test]), np.concatenate([y, y_test]), official
+    raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}")
+
+
+def _to_labels(labels: np.ndarray) -> np.ndarray:
+    if labels.dtype.kind not in "iu" or labels.shape not in ((len(labels),), (len(labels), 1)):
+        raise ValueError(f"labels are {labels.dtype} {labels.shape}, not integers [N]")
+    return labels.ravel().astype(np.int64)

@@ -1,0 +1,75 @@
+"""Which names `load_dataset` knows."""
+
+import functools
+import os
+from pathlib import Path
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.cifar import read_cifar
+from fedjax_ht.data.sources.client_folders import read_client_folders
+from fedjax_ht.data.sources.embedded import read_embedded
+from fedjax_ht.data.sources.flowers102 import read_flowers102
+from fedjax_ht.data.sources.food101 import read_food101
+from fedjax_ht.data.sources.idx import read_idx
+from fedjax_ht.data.sources.image_folder import read_folder
+from fedjax_ht.data.sources.npz import read_npz
+from fedjax_ht.data.sources.svhn import read_svhn
+from fedjax_ht.data.sources.tfds import read_tfds
+from fedjax_ht.data.sources.tiny_imagenet import read_tiny_imagenet
+
+# A reader takes (data_dir, image_size), one of a prefix also what follows the prefix.
+_READERS = {
+    "fashion_mnist_10k": read_embedded,
+    "fashion_mnist": functools.partial(read_idx, "fashion_mnist"),
+    "mnist": functools.partial(read_idx, "mnist"),
+    "cifar10": functools.partial(read_cifar, "cifar10"),
+    "cifar100": functools.partial(read_cifar, "cifar100"),
+    "svhn": read_svhn,
+    "tiny_imagenet": read_tiny_imagenet,
+    "flowers102": read_flowers102,
+    "food101": read_food101,
+}
+_PREFIX_READERS = {
+    "folder": read_folder,
+    "npz": read_npz,
+    "tfds": read_tfds,
+    "client_folders": read_client_folders,
+}
+
+
+def dataset_names() -> tuple[str, ...]:
+    """The names that `load_dataset` takes; those of a prefix end in what is to be filled in, as "npz:PATH"."""
+    return (*_READERS, *(f"{prefix}:{'NAME' if prefix == 'tfds' else 'PATH'}" for prefix in _PREFIX_READERS))
+
+
+def load_dataset(name: str, data_dir: str | os.PathLike | None = None, image_size: int | None = None) -> Dataset:
+    """Reads a labelled image set from disk; nothing is ever downloaded.
+
+    Args:
+      name: one of `dataset_names()`.
+      data_dir: the folder with the publisher's files, or with a folder of the set's name that has them. Paths after a
+        prefix are relative to it if given. `fashion_mnist_10k` comes with the package and needs none.
+      image_size: height and width in pixels to resize to (central square, bilinear); None keeps the native size, or
+        64 for sets of mixed sizes (flowers102, food101).
+
+    Returns:
+      The set, with mean and std 0.5, so that a model sees pixels in [-1, 1]. The latest four are kept in memory.
+
+    Raises:
+      ValueError: an unknown name, or a damaged file, or one of another format.
+      FileNotFoundError: a file is missing; the line says how to get it.
+      ImportError: an optional package is missing; the line says how to install it.
+    """
+    if image_size is not None and (type(image_size) is not int or image_size < 1):
+        raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
+    return _load(name, None if data_dir is None else Path(data_dir).expanduser().resolve(), image_size)
+
+
+@functools.lru_cache(maxsize=4)
+def _load(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    prefix, colon, rest = name.partition(":")
+    if name in _READERS:
+        return _READERS[name](data_dir, image_size)
+    if colon and rest and prefix in _PREFIX_READERS:
+        return _PREFIX_READERS[prefix](rest, data_dir, image_size)
+    raise ValueError(f"unknown dataset {name!r}; known: {', '.join(dataset_names())}")

@@ -1,0 +1,30 @@
+"""SVHN, the cropped digits (Netzer et al. 2011), in the publisher's .mat files."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.sources.images import resize
+from fedjax_ht.data.sources.mat import load_mat
+
+
+def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Official sets train and test, 32x32x3; the publisher's label 10 is the digit 0."""
+    images, labels = zip(*(_read_split(split, data_dir) for split in ("train", "test")))
+    train = len(labels[0])
+    labels = np.concatenate(labels)
+    official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
+    return Dataset("svhn", resize(np.concatenate(images), image_size), labels, tuple("0123456789"), official=official)
+
+
+def _read_split(split: str, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
+    file = f"{split}_32x32.mat"
+    origin = Origin(file, "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)")
+    path = search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), origin)
+    with reading(path, origin):
+        images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
+        if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
+            raise ValueError(f"X is {images.dtype} {images.shape} for {labels.size} labels, not uint8 [32, 32, 3, n]")
+        return images.transpose(3, 0, 1, 2), labels.ravel().astype(np.int64) % 10

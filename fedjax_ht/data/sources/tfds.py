@@ -1,0 +1,66 @@
+"""Datasets prepared by tensorflow-datasets in its array_record format, read without TensorFlow."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading
+from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.images import decode_all, stack
+
+_SPLITS = {"train": "train", "validation": "val", "test": "test"}
+_PREPARE = "pip install 'fedjax_ht[tfds]'"
+
+
+def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """DATASET is NAME, NAME/CONFIG, or either with :VERSION; its splits train, validation and test are official sets.
+
+    Without `data_dir` the folder is tensorflow-datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets. Only what is
+    already prepared is read: nothing is downloaded.
+    """
+    root = data_dir or Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
+    name = dataset.partition(":")[0]
+    origin = Origin(
+        f"{dataset} prepared in array_record format",
+        f"{_PREPARE} and run tfds.builder({name!r}, file_format='array_record', data_dir=...).download_and_prepare()",
+    )
+    folder = root / dataset.replace(":", "/")
+    with reading(folder, origin):
+        prepared = sorted(path.parent for path in folder.rglob("dataset_info.json"))
+        if not prepared:
+            raise FileNotFoundError("no prepared dataset")
+        if len(prepared) > 1:
+            names = ", ".join(path.relative_to(root).as_posix() for path in prepared)
+            raise ValueError(f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION")
+        return cached(f"tfds:{dataset}", image_size, root, prepared, lambda: _decode(dataset, prepared[0], image_size))
+
+
+def _decode(dataset: str, folder: Path, image_size: int | None) -> Dataset:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(f"tfds:{dataset}: needs tensorflow-datasets; run {_PREPARE}") from error
+    builder = tfds.builder_from_directory(folder)
+    image_key, label_key = builder.info.supervised_keys or ("image", "label")
+    features = dict(builder.info.features.items())
+    if not isinstance(features.get(image_key), tfds.features.Image) or not isinstance(
+        features.get(label_key), tfds.features.ClassLabel
+    ):
+        raise ValueError(f"has the features {', '.join(features)}, not an image and a class label")
+    try:  # our own decoding, so that every source treats image sizes alike
+        splits = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
+    except (NotImplementedError, ImportError) as error:
+        raise ValueError(f"prepared as {builder.info.file_format.value}, which only TensorFlow reads") from error
+    images, labels, official = [], [], {}
+    for split, ours in _SPLITS.items():
+        if split in splits:
+            examples = [splits[split][i] for i in range(len(splits[split]))]
+            official[ours] = np.arange(len(images), len(images) + len(examples))
+            decoded = decode_all(((i, example[image_key]) for i, example in enumerate(examples)), image_size)
+            images += decoded.values()
+            labels += [int(example[label_key]) for example in examples]
+    return Dataset(
+        f"tfds:{dataset}", stack(images), np.array(labels), tuple(features[label_key].names), official=official
+    )

@@ -1,0 +1,53 @@
+"""Tiny ImageNet (Stanford CS231n), 200 classes, as the publisher's .zip or its extracted folder."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.images import decode_members, stack
+
+_ORIGIN = Origin(
+    "tiny-imagenet-200.zip or its extracted folder, with train/ and val/val_annotations.txt",
+    "download it from the dataset's page (Stanford CS231n, Tiny ImageNet)",
+)
+_PATTERN = re.compile(
+    r"(?:^|/)(?:(?P<image>(?:train/n\d+|val)/images/[^/.][^/]*\.JPEG)|(?P<text>val/val_annotations\.txt))$"
+)
+
+
+def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """64x64x3, classes by WordNet id in sorted order.
+
+    The official set "test" is the publisher's labelled validation set, since the labels of its test set are secret.
+    """
+    files = ("tiny-imagenet-200", "tiny-imagenet-200.zip", "val/val_annotations.txt")
+    source = search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN)
+    if source.name == "val_annotations.txt":
+        source = source.parents[1]
+    with reading(source, _ORIGIN):
+        return cached("tiny_imagenet", image_size, data_dir, (source,), lambda: _decode(source, image_size))
+
+
+def _decode(source: Path, image_size: int | None) -> Dataset:
+    decoded, texts = decode_members(source, _PATTERN, image_size)
+    (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
+    train = sorted(key for key in decoded if key.startswith("train/"))
+    classes = sorted({key.split("/")[1] for key in train})
+    val = [line.split("\t")[:2] for line in annotations.splitlines()]  # file, class, bounding box
+    wnids = [key.split("/")[1] for key in train] + [wnid for _, wnid in val]
+    if unknown := set(wnids) - set(classes):
+        raise ValueError(
+            f"{len(unknown)} classes of val_annotations.txt have no training images, such as {min(unknown)}"
+        )
+    keys = train + [f"val/images/{file}" for file, _ in val]
+    return Dataset(
+        "tiny_imagenet",
+        stack(take(decoded, keys, "images")),
+        np.searchsorted(classes, wnids),
+        tuple(classes),
+        official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},
+    )

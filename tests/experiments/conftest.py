@@ -1,0 +1,68 @@
+"""A tiny data set and experiment on disk, for the runner's tests."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CONFIG = """
+from experiments.configs.base import apply_argument, base_config, method_config
+
+def get_config(argument=None):
+    config = base_config()
+    config.method = method_config("fedtgp", server_epochs=2)
+    config.compare = ("local",)
+    config.dataset.name = "npz:{data}"
+    config.partition.kind = "dirichlet"
+    config.partition.num_clients = 4
+    config.partition.options = {{"alpha": 1.0, "min_samples": 8}}
+    config.model.group = "mlp2"
+    config.rounds = 3
+    config.checkpoint.every = 1
+    return apply_argument(config, argument, rounds=1)
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory) -> Path:
+    """A config file of four clients with two perceptrons on 200 images of 6x6 pixels."""
+    folder = tmp_path_factory.mktemp("tiny")
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 4
+    images = np.clip(rng.integers(0, 90, (200, 6, 6, 1)) + 40 * labels[:, None, None, None], 0, 255).astype(np.uint8)
+    np.savez(folder / "data.npz", images=images, labels=labels)
+    (folder / "tiny.py").write_text(CONFIG.format(data=folder / "data.npz"))
+    return folder / "tiny.py"
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", f"experiments.{module}", *arguments]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The caller's, with a home of its own, so that no cache of another run is read."""
+    return os.environ | {"HOME": str(home), "JAX_PLATFORMS": "cpu"}
+
+
+@pytest.fixture(scope="session")
+def run_module(tmp_path_factory):
+    """(module, *arguments) -> the finished process; all runs of a session share a compilation cache."""
+    home = tmp_path_factory.mktemp("home")
+
+    def run(module: str, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            command(module, *arguments),
+            cwd=ROOT,
+            env=environment(home),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    run.home = home
+    return run

@@ -1,0 +1,83 @@
+"""Every mistake is one clear line, found before anything is compiled, exit code 2."""
+
+import pytest
+
+from experiments import main  # noqa: F401  (its flags)
+from experiments.build import build
+from experiments.configs.base import apply_argument, base_config, method_config
+
+
+def config_with(**fields):
+    config = base_config()
+    with config.unlocked():
+        config.update_from_flattened_dict(fields)
+    return config
+
+
+BAD = {
+    "unknown config field 'spelling'": {"spelling": 1},
+    "rounds is -3; it must be at least 1": {"rounds": -3},
+    "participation is 0.0": {"participation": 0.0},
+    "participation is 1.5": {"participation": 1.5},
+    "drop_rate is 1.0": {"drop_rate": 1.0},
+    "classes_per_client": {"partition.kind": "pathological", "partition.options": {"classes_per_client": 11}},
+    "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
+    "unknown model group 'resnet'": {"model.group": "resnet"},
+    "unknown method 'fedfoo'": {"compare": ("fedfoo",)},
+    "fedavg averages whole models and needs one architecture": {"compare": ("fedavg",)},
+    "fedtgp has no option 'lambda'": {"method.options": {"lambda": 1.0}},
+    "variant is 'papers'": {"method.options": {"variant": "papers"}},
+    "training.learning_rate is 0.0": {"training.learning_rate": 0.0},
+    "training.batch_size is 0": {"training.batch_size": 0},
+    "unknown training.optimizer 'lamb'": {"training.optimizer": "lamb"},
+    "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
+    "unknown transform 'zip'": {"uplink": (("zip", 1),)},
+    "evaluate is 'never'": {"evaluate.mode": "never"},
+    "client_store is 'disk'": {"client_store": "disk"},
+    "alpha": {"partition.options": {"alpha": -1.0}},
+    "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
+    "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_config_is_one_line(message):
+    with pytest.raises((ValueError, FileNotFoundError)) as error:
+        build(config_with(**BAD[message]))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_field_is_named():
+    config = base_config()
+    with config.unlocked():
+        del config.lanes
+    with pytest.raises(ValueError, match="no config field 'lanes'"):
+        build(config)
+
+
+def test_config_arguments():
+    assert apply_argument(base_config(), "runlocal", rounds=2).rounds == 2
+    assert apply_argument(base_config(), "method=fedproto,runlocal").method.name == "fedproto"
+    with pytest.raises(ValueError, match="unknown config argument 'fast'"):
+        apply_argument(base_config(), "fast")
+    with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
+        method_config("fedproto", tau=1.0)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--config.rounds=-1"], "rounds is -1"),
+        (["--config.round=5"], "round"),
+        (["--config.rounds=many"], "rounds"),
+        (["--confg=x"], "confg"),
+        (["stray"], "stray"),
+    ],
+)
+def test_the_command_line_exits_with_2_and_one_line(run_module, tiny_config, tmp_path, arguments, message):
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
+    assert not (tmp_path / "run").exists()

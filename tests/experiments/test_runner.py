@@ -1,0 +1,127 @@
+"""The real runner: its files, resume, signals, kill -9, and the evaluation of one client."""
+
+import csv
+import json
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+from tests.experiments.conftest import ROOT, command, environment
+
+METHODS = ("fedtgp", "local")
+TIMING = ("seconds_round", "seconds_evaluation")
+
+
+def metrics(workdir, method):
+    rows = [json.loads(line) for line in (workdir / method / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def finished(run_module, tiny_config, tmp_path_factory):
+    """An uninterrupted run of three rounds."""
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    return workdir, done
+
+
+def test_a_run_writes_what_it_says(finished):
+    workdir, done = finished
+    table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in table] == ["method", "---", *METHODS]
+    written = [line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()]
+    assert len(written) == 13
+    for path in written:
+        assert (ROOT / path).exists(), path
+    for picture in ("accuracy.png", "clients.png", "split.png"):
+        assert (workdir / "plots" / picture).read_bytes()[:4] == b"\x89PNG"
+    for method in METHODS:
+        assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
+        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 5
+    assert "fedtgp" in done.stderr and "acc " in done.stderr and "up " in done.stderr
+
+
+def test_the_same_command_again_runs_nothing_and_loses_nothing(run_module, tiny_config, finished):
+    workdir, first = finished
+    before = {m: (workdir / m / "metrics.jsonl").read_text() for m in METHODS}
+    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
+    assert again.returncode == 0, again.stderr
+    assert {m: (workdir / m / "metrics.jsonl").read_text() for m in METHODS} == before
+    assert again.stdout == first.stdout
+
+
+def test_more_rounds_resume_bit_for_bit(run_module, tiny_config, finished, tmp_path):
+    shorter = tmp_path / "run"
+    for rounds in (1, 3):
+        done = run_module("main", f"--config={tiny_config}", f"--workdir={shorter}", f"--config.rounds={rounds}")
+        assert done.returncode == 0, done.stderr
+    for method in METHODS:
+        assert metrics(shorter, method) == metrics(finished[0], method)
+
+
+def start(run_module, tiny_config, workdir):
+    """A run long enough to be interrupted, in its first rounds."""
+    arguments = (f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=100000")
+    process = subprocess.Popen(
+        command("main", *arguments), cwd=ROOT, env=environment(run_module.home), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 200
+    while not (workdir / "fedtgp" / "checkpoints" / "2").exists():
+        assert process.poll() is None and time.monotonic() < deadline, process.stderr.read()
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on(run_module, tiny_config, finished, tmp_path, number):
+    workdir = tmp_path / "run"
+    process = start(run_module, tiny_config, workdir)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert "saved below" in errors
+    rows = metrics(workdir, "fedtgp")
+    assert rows[:4] == metrics(finished[0], "fedtgp")[: len(rows)]
+    steps = [int(p.name) for p in (workdir / "fedtgp" / "checkpoints").iterdir()]
+    assert max(steps) == rows[-1]["round"]
+
+
+def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(run_module, tiny_config, finished, tmp_path):
+    workdir = tmp_path / "run"
+    process = start(run_module, tiny_config, workdir)
+    process.kill()
+    process.communicate(timeout=60)
+    for step in (workdir / "fedtgp" / "checkpoints").iterdir():  # as if it had died in its third round
+        if not step.name.isdigit() or int(step.name) > 2:
+            shutil.rmtree(step)
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
+    assert done.returncode == 0, done.stderr
+    for method in METHODS:
+        assert metrics(workdir, method) == metrics(finished[0], method)
+
+
+def test_another_config_is_refused_by_field(run_module, tiny_config, finished):
+    workdir, _ = finished
+    before = (workdir / "config.json").read_text()
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", "--config.training.learning_rate=0.5")
+    assert done.returncode == 2
+    assert "training.learning_rate: 0.01 there, 0.5 here" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert (workdir / "config.json").read_text() == before
+
+
+def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
+    workdir, _ = finished
+    target = tmp_path / "client.npz"
+    done = run_module("evaluate", f"--workdir={workdir}", "--client=3", f"--export={target}")
+    assert done.returncode == 0, done.stderr
+    expected = metrics(workdir, "fedtgp")[-1]["clients"][3]
+    assert f"test accuracy by prototype: {100 * expected:.2f} %" in done.stdout
+    with np.load(target) as arrays:
+        assert "params/base/fc1/kernel" in arrays and "params/head/bias" in arrays
+    missing = run_module("evaluate", f"--workdir={workdir}", "--client=4")
+    assert missing.returncode == 2 and "there is no client 4" in missing.stderr

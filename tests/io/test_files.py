@@ -1,0 +1,36 @@
+"""Files are whole or absent; history files hold every row once."""
+
+import csv
+import json
+
+import pytest
+
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.writers import write_history
+
+
+def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):
+    path = tmp_path / "a" / "file.txt"
+    with atomic_open(path) as file:
+        file.write("old")
+    with pytest.raises(RuntimeError), atomic_open(path) as file:
+        file.write("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_write_history_rewrites_all_rows(tmp_path):
+    history = [
+        {"round": 0, "accuracy": 0.25, "clients": [0.5, None]},
+        {"round": 1, "loss": 2.0, "not_finite": [3, 4]},
+        {"round": 2, "loss": 1.0, "accuracy": 0.5, "clients": [1.0, None], "not_finite": []},
+    ]
+    for _ in range(2):
+        write_history(history, tmp_path)
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == history
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert [r["round"] for r in rows] == ["0", "1", "2"]
+    assert rows[1] == {"round": "1", "accuracy": "", "loss": "2.0", "not_finite": "3 4"}
+    clients = list(csv.reader((tmp_path / "clients.csv").open()))
+    assert clients == [["round", "client_0", "client_1"], ["0", "0.5", ""], ["2", "1.0", ""]]
