@@ -1,0 +1,48 @@
+"""Model-heterogeneous federated learning in JAX: the public names."""
+
+from fedjax_ht.core.federation import Bucket, Federation, make_federation
+from fedjax_ht.core.history import best, run
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Received
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation
+from fedjax_ht.core.wire import Masked, Metadata, wire_elements
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.methods import METHODS, fedavg, fedproto, fedtgp, local
+from fedjax_ht.models import SplitModel, model_group
+
+__all__ = [
+    "METHODS",
+    "Bucket",
+    "ClientIndices",
+    "ClientInfo",
+    "Context",
+    "Data",
+    "Dataset",
+    "Federation",
+    "LocalTraining",
+    "Masked",
+    "Metadata",
+    "Method",
+    "Received",
+    "Simulation",
+    "SimulationOptions",
+    "SimulationState",
+    "SplitModel",
+    "best",
+    "fedavg",
+    "fedproto",
+    "fedtgp",
+    "load_dataset",
+    "local",
+    "make_federation",
+    "make_federation_data",
+    "make_partition",
+    "make_simulation",
+    "model_group",
+    "run",
+    "wire_elements",
+]

@@ -1,0 +1,65 @@
+"""The loop over rounds: when it evaluates, when it stops, what it calls best."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.history import best, evaluated, evaluation_row, out_of_patience, run
+from fedjax_ht.core.report import Evaluation, RoundReport
+from fedjax_ht.core.simulation import Simulation, SimulationState
+from fedjax_ht.core.wire import WireCost
+from fedjax_ht.methods import METHODS
+
+LOCAL = METHODS["local"](None)
+
+
+def scripted(accuracies):
+    """A simulation whose only client scores what the script says after each round."""
+
+    def evaluate(state, only=None):
+        return Evaluation({"test": {"head": np.array([accuracies[state.round]])}}, {"test": np.array([4])}, {})
+
+    def run_round(state):
+        cost = WireCost(1, 4, 0, 0)
+        return state._replace(round=state.round + 1), RoundReport(np.array([0]), 1, (), {"loss": 1.0}, {}, cost, cost)
+
+    return Simulation(lambda: SimulationState(0, (), {}, np.array([-1])), run_round, evaluate)
+
+
+def test_it_evaluates_the_start_every_k_rounds_and_the_end():
+    _, history = run(scripted(np.linspace(0, 1, 9)), LOCAL, rounds=5, eval_every=2)
+    assert [row["round"] for row in history] == [0, 1, 2, 3, 4, 5]
+    assert [row["round"] for row in evaluated(history)] == [0, 2, 4, 5]
+    assert history[3]["uplink_payload_bytes"] == 4
+
+
+def test_it_stops_after_patience_evaluations_without_a_new_best():
+    _, history = run(scripted([0.1, 0.5, 0.4, 0.5, 0.4, 0.9]), LOCAL, rounds=5, patience=3)
+    assert history[-1]["round"] == 4
+    assert best(history).on_test["round"] == 1
+    assert best(history).last["round"] == 4
+
+
+def test_it_goes_on_from_a_history():
+    simulation = scripted(np.linspace(0, 1, 9))
+    state, history = run(simulation, LOCAL, rounds=2)
+    _, longer = run(simulation, LOCAL, rounds=4, state=state, history=history)
+    assert [row["round"] for row in longer] == [0, 1, 2, 3, 4]
+
+
+def test_after_round_can_stop_it():
+    _, history = run(scripted([0.0] * 9), LOCAL, rounds=8, after_round=lambda state, history: state.round == 3)
+    assert history[-1]["round"] == 3
+
+
+def test_validation_chooses_where_there_is_one():
+    rows = [{"round": i, "accuracy": a, "val_accuracy": v} for i, (a, v) in enumerate([(0.1, 0.9), (0.8, 0.2)])]
+    assert best(rows).on_test["round"] == 1 and best(rows).on_val["round"] == 0
+    assert out_of_patience(rows, 1) and not out_of_patience(rows, 2)
+
+
+def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
+    accuracy = {"test": {"head": np.array([0.5, np.nan]), "prototype": np.array([0.25, np.nan])}}
+    row = evaluation_row(Evaluation(accuracy, {"test": np.array([4, 0])}, {"head": 0.75}), ("prototype", "head"))
+    assert row["accuracy"] == 0.25 and row["accuracy_head"] == pytest.approx(0.5)
+    assert row["clients"] == [0.25, None]
+    assert row["global_accuracy_head"] == 0.75

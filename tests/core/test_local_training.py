@@ -1,0 +1,242 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import (
+    LocalTraining,
+    Loss,
+    class_means,
+    num_steps,
+    shuffled,
+    sum_by_class,
+    take_batch,
+    train,
+)
+from fedjax_ht.core.method import Split
+from fedjax_ht.losses import cross_entropy
+from tests import tiny
+from tests.reference import linear_client
+
+KEY = jax.random.key(7)
+SAMPLES, MOST_STEPS = 8, 8
+
+
+def recipe(**changes):
+    return LocalTraining(**{"optimizer": optax.sgd(1.0), "batch_size": 3} | changes)
+
+
+def recorded(notes, note):
+    """Batch statistics that keep a note of every step: (steps so far, notes [MOST_STEPS, ...])."""
+    step, pages = notes
+    return step + 1, pages.at[step].set(note)
+
+
+def read(notes):
+    step, pages = notes
+    return np.asarray(pages)[: int(step)]
+
+
+def record(training, counts, padding=0):
+    """Trains clients that hold the first `count` of SAMPLES samples; each step moves a counter by its learning rate.
+
+    Returns:
+      Per client, the samples of each step, int [steps, batch], -1 where masked; and the results, stacked.
+    """
+    data = tiny.client_data(np.arange(SAMPLES), padding=padding)  # a label is the sample's number
+
+    def loss_fn(params, stats, batch, key):
+        return Loss(-params, recorded(stats, jnp.where(batch.mask, batch.y, -1)))
+
+    def run(count):
+        own = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
+        stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, training.batch_size), jnp.int32))
+        return train(training, loss_fn, jnp.float32(0), stats, own, KEY, SAMPLES)
+
+    result = jax.jit(jax.vmap(run))(jnp.array(counts, jnp.int32))
+    return [read(jax.tree.map(lambda x, i=i: x[i], result.stats)) for i in range(len(counts))], result
+
+
+STEP_RULES = [
+    # changes to the recipe, samples -> steps
+    ({}, {0: 0, 1: 1, 2: 1, 3: 1, 5: 1, 6: 2, 8: 2}),
+    ({"epochs": 3}, {0: 0, 2: 3, 3: 3, 5: 3, 7: 6}),
+    ({"drop_remainder": False}, {0: 0, 1: 1, 3: 1, 4: 2, 8: 3}),
+    ({"drop_remainder": False, "epochs": 2}, {0: 0, 2: 2, 7: 6}),
+    ({"steps": 5}, {0: 0, 1: 5, 7: 5}),
+    ({"steps": 5, "epochs": 9, "drop_remainder": False}, {0: 0, 2: 5, 8: 5}),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), STEP_RULES, ids=str)
+def test_num_steps(changes, expected):
+    counts = np.array(list(expected))
+    np.testing.assert_array_equal(num_steps(recipe(**changes), counts), list(expected.values()))
+    assert [num_steps(recipe(**changes), int(c)) for c in counts] == list(expected.values())
+
+
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_an_epoch_visits_each_sample_once(drop_remainder):
+    training = recipe(epochs=2, drop_remainder=drop_remainder)
+    counts = [8, 6, 5, 2, 0]
+    batches, result = record(training, counts)
+    for count, steps, moved in zip(counts, batches, result.params):
+        assert len(steps) == num_steps(training, count) == moved
+        for epoch in np.split(steps, 2):
+            used = sorted(epoch[epoch >= 0].tolist())
+            assert len(used) == len(set(used))
+            if drop_remainder and count >= 3:
+                assert len(used) == count // 3 * 3 and set(used) <= set(range(count))
+            else:  # a client below one batch takes one masked step
+                assert used == list(range(count))
+    assert not np.array_equal(batches[1][:2], batches[1][2:])  # a new order each epoch
+    # The loss before step i is -i; its mean over steps is reported, and 0 without any.
+    np.testing.assert_allclose(result.loss, [-np.mean(range(len(b))) if len(b) else 0 for b in batches])
+
+
+def test_a_number_of_steps_crosses_epochs():
+    (full, small, empty), _ = record(recipe(steps=5), [7, 2, 0])
+    assert full.shape == (5, 3) and (full >= 0).all()
+    for epoch in (full[0:2], full[2:4]):
+        assert len(np.unique(epoch)) == 6
+    assert [sorted(b.tolist()) for b in small] == [[-1, 0, 1]] * 5
+    assert len(empty) == 0
+
+
+def test_without_shuffle_samples_come_in_stored_order():
+    (batches,), _ = record(recipe(shuffle=False, epochs=2, drop_remainder=False), [5])
+    np.testing.assert_array_equal(batches, [[0, 1, 2], [3, 4, -1]] * 2)
+
+
+def test_padding_and_neighbours_change_nothing():
+    training = recipe(epochs=2, drop_remainder=False)
+    (_, among_others, _), _ = record(training, [8, 5, 0])
+    (alone,), _ = record(training, [5], padding=11)
+    np.testing.assert_array_equal(alone, among_others)
+
+
+def test_shuffled_is_a_permutation_that_does_not_see_the_padding():
+    samples = np.array([4, 9, 2, 7, 5])
+    keys = jax.random.split(KEY, 300)
+    orders = []
+    for padding in (0, 40):
+        split = Split(jnp.asarray(np.pad(samples, (0, padding), constant_values=99)), jnp.int32(5))
+        order = jax.jit(jax.vmap(shuffled, (0, None)))(keys, split)
+        np.testing.assert_array_equal(order[:, 5:], 99)
+        orders.append(np.asarray(order[:, :5]))
+    np.testing.assert_array_equal(orders[0], orders[1])
+    np.testing.assert_array_equal(np.sort(orders[0]), np.tile(np.sort(samples), (300, 1)))
+    for place in orders[0].T:  # each sample comes to each place about 60 times
+        assert min(np.unique_counts(place).counts) > 35
+
+
+def test_optimiser_state_lives_through_a_round():
+    training = recipe(optimizer=optax.sgd(1.0, momentum=1.0), steps=4)
+    assert float(record(training, [5])[1].params[0]) == 1 + 2 + 3 + 4
+
+
+def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
+    training = recipe(steps=4, augment=lambda key, x: jnp.full_like(x, jax.random.uniform(key)))
+
+    def loss_fn(params, stats, batch, key):
+        return Loss(params, recorded(stats, jnp.stack([batch.x.max(), jax.random.uniform(key)])))
+
+    stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 2)))
+    data = tiny.client_data(np.arange(4))
+    draws = read(jax.jit(lambda key: train(training, loss_fn, jnp.float32(0), stats, data, key, 4))(KEY).stats)
+    assert draws.shape == (4, 2) and len(np.unique(draws)) == 8
+    assert ((draws > 0) & (draws < 1)).all()
+
+
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
+CLASSES, DIM, WIDTH = 4, 4, 3
+
+
+@pytest.fixture(scope="module")
+def linear_run():
+    """A linear softmax model trained for two epochs, its last batches masked; whatever is masked is NaN."""
+    rng = np.random.default_rng(0)
+    shapes = {
+        "base_kernel": (DIM, WIDTH),
+        "base_bias": (WIDTH,),
+        "head_kernel": (WIDTH, CLASSES),
+        "head_bias": (CLASSES,),
+    }
+    params = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    training = recipe(optimizer=optax.sgd(0.3), epochs=2, drop_remainder=False)
+    data = tiny.client_data(LABELS, padding=4)
+    number = jnp.arange(len(LABELS))  # of the sample whose first pixel is this
+    firsts = jnp.asarray(tiny.pixels(data)[:, 0], jnp.float32)
+
+    def loss_fn(params, stats, batch, key):
+        x = batch.x.reshape(len(batch.x), -1)
+        features = x @ params["base_kernel"] + params["base_bias"]
+        logits = jnp.where(batch.mask[:, None], features @ params["head_kernel"] + params["head_bias"], jnp.nan)
+        which = number[jnp.argmin(jnp.abs(x[:, :1] - firsts), axis=1)]
+        stats = recorded(stats, jnp.where(batch.mask, which, -1))
+        rows = jnp.where(batch.mask[:, None], features, jnp.nan)
+        return Loss(cross_entropy(logits, batch.y, batch.mask), stats, rows)
+
+    @jax.jit
+    def run(count):
+        split = Split(data.splits["train"].indices, count)
+        stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 3), jnp.int32))
+        return train(training, loss_fn, params, stats, data._replace(splits={"train": split}), KEY, CLASSES)
+
+    return params, data, run
+
+
+def test_sgd_equals_the_reference_given_the_order(linear_run):
+    params, data, run = linear_run
+    result = run(jnp.int32(len(LABELS)))
+    orders = [step[step >= 0] for step in read(result.stats)]
+    assert [len(o) for o in orders] == [3, 3, 1] * 2
+    x = tiny.pixels(data)
+    start = {name: value.astype(np.float64) for name, value in params.items()}
+    want, loss, seen = linear_client.train(start, [(x[o], LABELS[o]) for o in orders], lr=0.3)
+    for name in params:
+        np.testing.assert_allclose(result.params[name], want[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(result.loss, loss, rtol=1e-5)
+    features, labels = (np.concatenate(part) for part in zip(*seen))
+    np.testing.assert_array_equal(result.class_sums.counts, 2 * np.bincount(LABELS, minlength=CLASSES))
+    for c in range(CLASSES):
+        want_sum = features[labels == c].sum(0)
+        np.testing.assert_allclose(result.class_sums.sums[c], want_sum, rtol=1e-5, atol=1e-5)
+
+
+def test_a_client_without_samples_comes_back_unchanged(linear_run):
+    params, _, run = linear_run
+    result = run(jnp.int32(0))
+    jax.tree.map(np.testing.assert_array_equal, result.params, params)
+    assert result.loss == 0
+    np.testing.assert_array_equal(result.class_sums.sums, 0)
+    np.testing.assert_array_equal(result.class_sums.counts, 0)
+
+
+@pytest.mark.parametrize("batch_size", [3, 7, 64])
+def test_class_sums_of_one_pass_equal_the_reference(batch_size):
+    own = np.array([6, 0, 2, 3, 1])  # a part of the images, in no order
+    data = tiny.client_data(LABELS, own, padding=2)
+
+    def extract(x, mask):
+        return jnp.where(mask[:, None], x.reshape(len(x), -1), jnp.nan)
+
+    sums = jax.jit(lambda data: sum_by_class(extract, data, CLASSES, batch_size))(data)
+    np.testing.assert_array_equal(sums.counts, np.bincount(LABELS[own], minlength=CLASSES))
+    means = class_means(sums)
+    want = linear_client.class_means(tiny.pixels(data)[own], LABELS[own])
+    assert set(want) == {0, 2, 3}
+    for c in range(CLASSES):
+        np.testing.assert_allclose(means[c], want.get(c, np.zeros(DIM)), rtol=1e-5, atol=1e-6)
+
+
+def test_take_batch_normalises_and_masks():
+    data = tiny.client_data(LABELS, [5, 1, 2, 6], mean=0.25, std=0.5, padding=3)
+    split = data.splits["train"]
+    batch = take_batch(data, split.indices, split.count, jnp.int32(2), 3)
+    np.testing.assert_array_equal(batch.mask, [True, True, False])
+    np.testing.assert_array_equal(batch.y[:2], LABELS[[2, 6]])
+    want = (np.asarray(data.images)[[2, 6]] / 255 - 0.25) / 0.5
+    assert batch.x.dtype == jnp.float32 and batch.x.shape == (3, 2, 2, 1)
+    np.testing.assert_allclose(batch.x[:2], want, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,89 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import shuffled
+from fedjax_ht.core.server_training import compact, train_on_rows
+
+KEY = jax.random.key(3)
+LR, EPOCHS, BATCH = 0.1, 3, 4
+
+
+def mean_distance(params, rows, mask, key):
+    """Half the mean square distance of the rows to params, over unmasked rows."""
+    squares = jnp.sum((rows - params) ** 2, -1) / 2
+    return jnp.sum(jnp.where(mask, squares, 0)) / jnp.maximum(mask.sum(), 1)
+
+
+@jax.jit
+def train(rows, valid):
+    return train_on_rows(optax.sgd(LR), mean_distance, jnp.zeros(2), rows, valid, KEY, EPOCHS, BATCH)
+
+
+def reference(rows, orders):
+    """The same in NumPy; the gradient of the mean is params - mean(rows)."""
+    params = np.zeros(2)
+    for order in orders:
+        losses = []
+        for start in range(0, len(order), BATCH):
+            batch = rows[order[start : start + BATCH]]
+            losses.append(np.mean(np.sum((batch - params) ** 2, -1) / 2))
+            params = params - LR * (params - batch.mean(0))
+    return params, np.mean(losses)
+
+
+def rows_of(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32) + np.arange(count)[:, None]
+
+
+def test_compact_puts_valid_rows_first_and_in_order():
+    split = compact(jnp.array([False, True, True, False, True]))
+    assert int(split.count) == 3
+    np.testing.assert_array_equal(split.indices[:3], [1, 2, 4])
+    assert sorted(split.indices.tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("count", [8, 6, 3])  # full batches, a masked last batch, less than one batch
+def test_training_equals_the_reference(count):
+    rows, valid = rows_of(8), np.arange(8) < count
+    shuffle_key, _ = jax.random.split(KEY)
+    orders = [shuffled(jax.random.fold_in(shuffle_key, e), compact(valid))[:count] for e in range(EPOCHS)]
+    assert all(sorted(o.tolist()) == list(range(count)) for o in orders)
+    assert len({tuple(o.tolist()) for o in orders}) > 1  # shuffled anew each epoch
+    params, loss = train(rows, valid)
+    want_params, want_loss = reference(rows.astype(np.float64), [np.asarray(o) for o in orders])
+    np.testing.assert_allclose(params, want_params, rtol=1e-5)
+    np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
+
+
+def test_rows_that_are_not_valid_change_nothing_wherever_they_stand():
+    rows = rows_of(6)
+    alone = train(rows, np.ones(6, bool))
+    valid = np.array([0, 1, 1, 0, 1, 0, 0, 1, 1, 1], bool)
+    padded = np.full((10, 2), 1e6, np.float32)
+    padded[valid] = rows
+    jax.tree.map(np.testing.assert_array_equal, train(padded, valid), alone)
+
+
+def test_without_valid_rows_nothing_is_trained():
+    params, loss = train(rows_of(8), np.zeros(8, bool))
+    np.testing.assert_array_equal(params, 0)
+    assert loss == 0
+
+
+def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
+    @jax.jit
+    def run(valid):
+        def loss(params, rows, mask, key):  # every step moves `steps` by one, and `drawn` by a random number
+            return -params["steps"] - params["drawn"] * jax.random.uniform(key)
+
+        start = {"steps": jnp.float32(0), "drawn": jnp.float32(0)}
+        return train_on_rows(optax.sgd(1.0), loss, start, jnp.zeros(8), valid, KEY, EPOCHS, BATCH)[0]
+
+    for count, steps in ((8, 6), (5, 6), (4, 3), (0, 0)):
+        assert run(np.arange(8) < count)["steps"] == steps
+    _, loss_key = jax.random.split(KEY)
+    draws = [float(jax.random.uniform(jax.random.fold_in(loss_key, i))) for i in range(6)]
+    np.testing.assert_allclose(run(np.ones(8, bool))["drawn"], sum(draws), rtol=1e-5)

@@ -1,0 +1,124 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import ClassSums, LocalTraining
+from fedjax_ht.core.wire import TRANSFORMS, Masked, Metadata, WireCost, chain, gaussian_noise, wire_elements
+from fedjax_ht.methods import fedavg, fedproto, fedtgp
+from fedjax_ht.methods.prototypes import prototype_uplink
+from tests import tiny
+
+TRAINING = LocalTraining(optax.sgd(0.1))
+MASK = jnp.array([True, False, True])
+
+
+def cost(message):
+    return WireCost(*map(int, wire_elements(message)))
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ((), (0, 0, 0, 0)),
+        (jnp.zeros((2, 3)), (6, 24, 0, 0)),
+        ({"a": jnp.zeros(4, jnp.float16), "b": [jnp.zeros(3, jnp.int8), jnp.float32(0)]}, (8, 15, 0, 0)),
+        (Masked(jnp.zeros((3, 5)), MASK), (10, 40, 2, 8)),
+        (Masked(jnp.zeros((3, 2, 2), jnp.float16), MASK), (8, 16, 2, 8)),
+        (Masked(jnp.zeros((3, 5)), jnp.zeros(3, bool)), (0, 0, 0, 0)),
+        (Masked(jnp.zeros((3, 2)), jnp.array([[True, False], [True, True], [False, False]])), (3, 12, 3, 12)),
+        (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
+        (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),  # two counts, each with its index
+        ((jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)), (12, 48, 3, 12)),
+    ],
+    ids=["nothing", "plain", "dtypes", "masked", "masked deep", "all masked", "mask 2d", "metadata", "counts", "mixed"],
+)
+def test_costs_of_a_message(message, expected):
+    assert cost(message) == WireCost(*expected)
+
+
+def test_what_is_masked_out_does_not_count_inside_jit():
+    count = jax.jit(lambda mask: wire_elements(Masked(jnp.full((3, 5), jnp.nan), mask)).payload_elements)
+    assert [int(count(jnp.arange(3) < n)) for n in range(4)] == [0, 5, 10, 15]
+
+
+@pytest.mark.parametrize("method", [fedproto(TRAINING), fedtgp(TRAINING)], ids=lambda m: m.name)
+def test_prototype_methods_send_their_own_classes_up_and_every_class_down(method):
+    federation = tiny.linear_federation(num_classes=4, width=3)
+    counts = jnp.array([5.0, 0.0, 2.0, 0.0])
+    up = prototype_uplink(ClassSums(jnp.ones((4, 3)), counts))
+    assert cost(up) == WireCost(2 * 3, 2 * 3 * 4, 2, 2 * 4)
+    server = method.init_server(federation, jax.random.key(0))
+    before = method.broadcast(federation, federation.buckets[0], server, None)
+    assert cost(before).payload_elements == 0  # nothing exists before the first round
+    ready = {"available": jnp.ones(4, bool)} if method.name == "fedproto" else {"ready": jnp.array(True)}
+    down = method.broadcast(federation, federation.buckets[0], server._replace(**ready), None)
+    assert cost(down) == WireCost(4 * 3, 4 * 3 * 4, 4, 4 * 4)
+
+
+def test_sample_counts_are_metadata():
+    up = prototype_uplink(ClassSums(jnp.ones((4, 3)), jnp.array([5.0, 0.0, 2.0, 0.0])), with_counts=True)
+    assert cost(up) == WireCost(6, 24, 2 + 2 * 2, 8 + 2 * 8)
+    np.testing.assert_array_equal(up.counts.value.values[up.counts.value.mask], [5, 2])
+
+
+def test_fedproto_sends_only_prototypes_that_exist():
+    federation = tiny.linear_federation(num_classes=4, width=3)
+    method = fedproto(TRAINING)
+    server = method.init_server(federation, None)._replace(available=jnp.array([True, False, True, True]))
+    assert cost(method.broadcast(federation, federation.buckets[0], server, None)).payload_elements == 3 * 3
+
+
+def test_fedavg_sends_the_whole_model():
+    federation = tiny.linear_federation(num_classes=4, width=3, buckets=1)
+    server = fedavg(TRAINING).init_server(federation, jax.random.key(0))
+    down = fedavg(TRAINING).broadcast(federation, federation.buckets[0], server, None)
+    size = 4 * 3 + 3 + 3 * 4 + 4
+    assert cost(down) == WireCost(size, 4 * size, 0, 0)
+
+
+def message():
+    return {
+        "plain": jnp.zeros(20_000),
+        "ints": jnp.arange(3),
+        "masked": Masked(jnp.ones((20_000, 1)), jnp.arange(20_000) % 2 == 0),
+        "labels": Masked(jnp.arange(4), jnp.ones(4, bool)),
+        "counts": Metadata(jnp.full(5, 7.0)),
+        "masked_counts": Metadata(Masked(jnp.full(5, 7.0), jnp.ones(5, bool))),
+    }
+
+
+def test_gaussian_noise_touches_the_float_payload_alone():
+    before, after = message(), gaussian_noise(scale=0.5, coefficient=0.2)(jax.random.key(0), message())
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for name in ("ints", "labels", "counts", "masked_counts"):
+        jax.tree.map(np.testing.assert_array_equal, before[name], after[name])
+    np.testing.assert_array_equal(before["masked"].mask, after["masked"].mask)
+    for noise in (after["plain"], after["masked"].values - 1):
+        np.testing.assert_allclose(noise.std(), 0.5 * 0.2, rtol=0.03)
+        np.testing.assert_allclose(noise.mean(), 0, atol=0.005)
+    assert np.abs(np.corrcoef(after["plain"], after["masked"].values[:, 0])[0, 1]) < 0.05  # each leaf its own draw
+
+
+def test_noise_does_not_change_what_a_message_costs():
+    assert cost(gaussian_noise(1.0, 1.0)(jax.random.key(0), message())) == cost(message())
+
+
+def test_noise_is_a_function_of_the_key():
+    noise = gaussian_noise(1.0, 1.0)
+    first, same, other = (noise(jax.random.key(k), jnp.zeros(3)) for k in (0, 0, 1))
+    np.testing.assert_array_equal(first, same)
+    assert not np.any(first == other)
+
+
+def test_chain_applies_transforms_in_order_with_their_own_keys():
+    double, add = lambda key, x: 2 * x, lambda key, x: x + 1
+    assert chain((double, add))(jax.random.key(0), 3) == 7
+    assert chain((add, double))(jax.random.key(0), 3) == 8
+    untouched = object()
+    assert chain(())(jax.random.key(0), untouched) is untouched
+    once, twice = (
+        chain((TRANSFORMS["gaussian_noise"](1.0, 1.0),) * n)(jax.random.key(0), jnp.zeros(3)) for n in (1, 2)
+    )
+    assert not np.allclose(twice, 2 * once)

@@ -1,0 +1,56 @@
+"""A partition laid out for the device, and its misfits."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.models import mlp
+
+NONE = np.array([], int)
+DATASET = Dataset("d", np.zeros((9, 2, 2, 1), np.uint8), np.arange(9) % 3, ("a", "b", "c"))
+CLIENTS = (
+    ClientIndices(np.array([0, 1, 2]), NONE, np.array([3])),
+    ClientIndices(np.array([4]), np.array([8]), NONE),
+    ClientIndices(np.array([5, 6]), NONE, np.array([7])),
+)
+
+
+def federation(num_clients=3, classes=3, shape=(2, 2, 1)):
+    return make_federation({"x": mlp(classes, (4,)), "y": mlp(classes, (5,))}, shape, classes, num_clients)
+
+
+def test_indices_are_padded_per_bucket():
+    data = make_federation_data(DATASET, CLIENTS, federation())
+    x, y = data.buckets["x"].splits, data.buckets["y"].splits  # clients 0 and 2; client 1
+    np.testing.assert_array_equal(x["train"].indices, [[0, 1, 2], [5, 6, 0]])
+    np.testing.assert_array_equal(x["train"].count, [3, 2])
+    np.testing.assert_array_equal(y["test"].count, [0])
+    np.testing.assert_array_equal(data.counts["train"], [3, 1, 2])
+    np.testing.assert_array_equal(data.pooled_test.indices, [3, 7])
+    assert data.buckets["x"].images is data.buckets["y"].images  # stored once
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (federation(num_clients=4), "the partition has 3 clients, the federation 4"),
+        (federation(classes=4), "3 classes, the federation 4"),
+        (federation(shape=(3, 3, 1)), r"takes \(3, 3, 1\)"),
+    ],
+)
+def test_misfits_are_one_line(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        make_federation_data(DATASET, CLIENTS, wrong)
+
+
+def test_a_dataset_checks_its_arrays():
+    images = np.zeros((2, 4, 4, 1), np.uint8)
+    with pytest.raises(ValueError, match="uint8"):
+        Dataset("d", images.astype(np.float32), np.zeros(2), ("a",))
+    with pytest.raises(ValueError, match="labels run from 0 to 1"):
+        Dataset("d", images, np.array([0, 1]), ("a",))
+    with pytest.raises(ValueError, match="std has 2 values for 1 channels"):
+        Dataset("d", images, np.zeros(2, int), ("a",), std=(1.0, 1.0))
+    assert Dataset("d", images, np.zeros(2, int), ("a",)).mean == (0.5,)

@@ -1,0 +1,140 @@
+"""A tiny federation with every awkward client in it, and how tests steer and compare its rounds.
+
+Eight clients, five classes, 4x4 grey images. Client 2 fills no batch, client 3 has no training sample, client 6 has no
+test sample, and nobody trains on class 4.
+"""
+
+import functools
+from unittest import mock
+
+import jax
+import numpy as np
+import optax
+
+from fedjax_ht.core import simulation as simulation_module
+from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Split
+from fedjax_ht.core.report import RoundReport
+from fedjax_ht.core.simulation import Simulation, SimulationState
+from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.models import mlp
+
+SHAPE, NUM_CLASSES, FEATURE_DIM, BATCH_SIZE = (4, 4, 1), 5, 8, 4
+TRAIN_COUNTS = np.array(  # client, class -> training samples
+    [
+        [6, 5, 0, 0, 0],
+        [0, 3, 4, 2, 0],
+        [3, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+        [0, 0, 5, 4, 0],
+        [4, 4, 4, 4, 0],
+        [0, 0, 0, 8, 0],
+        [2, 0, 3, 0, 0],
+    ]
+)
+NUM_CLIENTS = len(TRAIN_COUNTS)
+CLASSES = [set(np.flatnonzero(row)) for row in TRAIN_COUNTS]  # of each client's training samples
+TEST_COUNTS = np.where(np.arange(NUM_CLIENTS) == 6, 0, 3)
+ASSIGNMENT = ("narrow", "narrow", "narrow", "narrow", "wide", "narrow", "wide", "wide")
+MODULES = {"narrow": mlp(NUM_CLASSES, (FEATURE_DIM,)), "wide": mlp(NUM_CLASSES, (6, FEATURE_DIM))}
+TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
+
+
+@functools.cache
+def samples() -> tuple[Dataset, Partition]:
+    """The images, brighter from class to class, and who holds which; nobody holds the last ten."""
+    rng = np.random.default_rng(0)
+    labels, partition = [], []
+
+    def take(new) -> np.ndarray:
+        labels.extend(new)
+        return np.arange(len(labels) - len(new), len(labels))
+
+    for client, counts in enumerate(TRAIN_COUNTS):
+        train = take(rng.permutation(np.repeat(np.arange(NUM_CLASSES), counts)))
+        test = take(rng.integers(0, NUM_CLASSES, TEST_COUNTS[client]))
+        partition.append(ClientIndices(train, np.array([], int), test))
+    take(rng.integers(0, NUM_CLASSES, 10))
+    y = np.array(labels, np.int32)
+    x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
+    return Dataset("toy", x.astype(np.uint8), y, tuple("abcde")), tuple(partition)
+
+
+def mixed_federation(reverse: bool = False) -> Federation:
+    """Two architectures, in this order or the other; every client keeps its own."""
+    modules = dict(reversed(MODULES.items())) if reverse else MODULES
+    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=ASSIGNMENT)
+
+
+def uniform_federation() -> Federation:
+    """One architecture."""
+    return make_federation({"narrow": MODULES["narrow"]}, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS)
+
+
+def federation_data(federation: Federation, padding: int = 0) -> FederationData:
+    """The clients' data, with `padding` further columns and all padding filled with real samples of anybody."""
+    dataset, partition = samples()
+    data = make_federation_data(dataset, partition, federation)
+    if not padding:
+        return data
+    rng = np.random.default_rng(1)
+
+    def pad(split: Split) -> Split:
+        rows, width = split.indices.shape
+        garbage = rng.integers(0, len(dataset.labels), (rows, width + padding)).astype(np.int32)
+        real = np.arange(width + padding) < np.asarray(split.count)[:, None]
+        indices = np.pad(np.asarray(split.indices), ((0, 0), (0, padding)))
+        return jax.device_put(Split(np.where(real, indices, garbage), np.asarray(split.count)))
+
+    buckets = {
+        name: bucket._replace(splits={key: pad(split) for key, split in bucket.splits.items()})
+        for name, bucket in data.buckets.items()
+    }
+    return data._replace(buckets=buckets)
+
+
+def to_host(state: SimulationState) -> SimulationState:
+    """A copy in host memory; a round donates the state that it is given."""
+    server, clients = jax.tree.map(np.array, jax.device_get((state.server, state.clients)))
+    return state._replace(server=server, clients=clients, last_round=state.last_round.copy())
+
+
+def to_device(state: SimulationState) -> SimulationState:
+    server, clients = jax.device_put((state.server, state.clients))
+    return state._replace(server=server, clients=clients, last_round=state.last_round.copy())
+
+
+def play(
+    simulation: Simulation, state: SimulationState, ids, dropped=(), round: int | None = None
+) -> tuple[SimulationState, RoundReport]:
+    """One round from a copy of `state`, with participants, drop-outs and round number of the test's choice."""
+    ids = np.sort(np.asarray(ids, np.int64))
+    state = state._replace(round=state.round if round is None else round)
+    choice = lambda options, num_clients, round: (ids, np.isin(ids, dropped))  # noqa: E731
+    with mock.patch.object(simulation_module, "choose_participants", choice):
+        state, report = simulation.run_round(to_device(to_host(state)))
+    return to_host(state), report
+
+
+def each_client(federation: Federation, state: SimulationState) -> list:
+    """Every client's own state, by id."""
+    states = {}
+    for bucket in federation.buckets:
+        for row, i in enumerate(federation.members(bucket)):
+            states[i] = jax.tree.map(lambda x, row=row: np.array(x[row]), state.clients[bucket.name])
+    return [states[i] for i in range(federation.num_clients)]
+
+
+def identical(a, b) -> bool:
+    """Whether two pytrees agree bit by bit."""
+    x, y = jax.tree.leaves(a), jax.tree.leaves(b)
+    same = lambda p, q: np.array_equal(p, q, equal_nan=np.issubdtype(np.asarray(p).dtype, np.inexact))  # noqa: E731
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(map(same, x, y))
+
+
+def changed(federation: Federation, before: SimulationState, after: SimulationState) -> set[int]:
+    """Ids of the clients whose state differs in any bit."""
+    pairs = zip(each_client(federation, before), each_client(federation, after))
+    return {i for i, (a, b) in enumerate(pairs) if not identical(a, b)}

@@ -1,0 +1,144 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.losses import (
+    adaptive_margin,
+    class_prototype_distance,
+    cross_entropy,
+    margin_contrastive,
+    masked_mean,
+    sample_prototype_mse,
+)
+from tests.reference import classification, contrastive, prototype_losses
+from tests.reference.gradients import numerical_gradient
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+B, C, K = 6, 5, 3
+
+FEATURES = np.random.default_rng(0).normal(size=(B, K)).astype(np.float32)
+LABELS = np.array([0, 2, 2, 4, 0, 1])
+MASK = np.array([True, True, True, True, False, False])
+PROTOTYPES = np.random.default_rng(1).normal(size=(C, K)).astype(np.float32)
+AVAILABLE = np.array([True, True, True, False, False])  # class 4 is in the batch and has no prototype
+
+
+@functools.cache
+def compiled(loss):
+    """Value, and gradient by the first argument."""
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def compare_with_reference(fast, slow, x, *others):
+    value, gradient = compiled(fast)(x, *others)
+    np.testing.assert_allclose(value, slow(x.astype(np.float64), *others), **CLOSE)
+    np.testing.assert_allclose(gradient, numerical_gradient(lambda v: slow(v, *others), x), **CLOSE)
+
+
+def test_masked_mean_never_reads_what_is_masked_out():
+    values = jnp.array([1.0, jnp.nan, 3.0, jnp.inf])
+    assert masked_mean(values, jnp.array([True, False, True, False])) == 2
+    assert masked_mean(values, jnp.zeros(4, bool)) == 0
+
+
+def test_cross_entropy_equals_the_reference():
+    logits = 5 * np.random.default_rng(2).normal(size=(B, C)).astype(np.float32)
+    compare_with_reference(cross_entropy, classification.cross_entropy, logits, LABELS, MASK)
+
+
+def test_cross_entropy_is_in_nats():
+    uniform = jnp.zeros((3, C))
+    np.testing.assert_allclose(cross_entropy(uniform, jnp.array([0, 1, 4]), jnp.ones(3, bool)), np.log(C), rtol=1e-6)
+
+
+regularisers = pytest.mark.parametrize("loss", [class_prototype_distance, sample_prototype_mse])
+
+
+@regularisers
+def test_prototype_regulariser_equals_the_reference(loss):
+    slow = getattr(prototype_losses, loss.__name__)
+    compare_with_reference(loss, slow, FEATURES, LABELS, MASK, PROTOTYPES, AVAILABLE)
+
+
+@regularisers
+def test_prototype_regulariser_reads_neither_padding_nor_missing_prototypes(loss):
+    clean, _ = compiled(loss)(FEATURES, LABELS, MASK, PROTOTYPES, AVAILABLE)
+    features = np.where(MASK[:, None], FEATURES, np.nan)
+    prototypes = np.where(AVAILABLE[:, None], PROTOTYPES, np.nan)
+    np.testing.assert_array_equal(compiled(loss)(features, LABELS, MASK, prototypes, AVAILABLE)[0], clean)
+    _, gradient = compiled(loss)(FEATURES, LABELS, MASK, prototypes, AVAILABLE)
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[~MASK], 0)
+    np.testing.assert_array_equal(gradient[3], 0)  # class 4
+
+
+@regularisers
+def test_prototype_regulariser_is_zero_without_prototypes_or_samples(loss):
+    for mask, available in ((MASK, np.zeros(C, bool)), (np.zeros(B, bool), AVAILABLE)):
+        value, gradient = compiled(loss)(FEATURES, LABELS, mask, PROTOTYPES, available)
+        assert value == 0
+        np.testing.assert_array_equal(gradient, 0)
+
+
+@regularisers
+def test_prototype_regulariser_has_finite_gradients_at_the_prototypes(loss):
+    value, gradient = compiled(loss)(PROTOTYPES[LABELS], LABELS, MASK, PROTOTYPES, AVAILABLE)
+    assert value < 1e-5
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("rule", ["paper", "released"])
+def test_adaptive_margin_equals_the_reference(rule):
+    margin = jax.jit(lambda *args: adaptive_margin(*args, rule))
+    rng = np.random.default_rng(3)
+    for present in (np.ones(C, bool), np.array([1, 0, 1, 1, 0], bool), np.array([0, 1, 0, 0, 1], bool)):
+        centres = rng.normal(size=(C, K)).astype(np.float32)
+        with_holes = np.where(present[:, None], centres, np.nan)
+        for cap in (100.0, 0.5):
+            want = contrastive.adaptive_margin(centres.astype(np.float64), present, cap, rule)
+            np.testing.assert_allclose(margin(with_holes, present, cap), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "want"), [("released", 4.0), ("paper", 5.0)])
+def test_adaptive_margin_of_centres_on_a_line(rule, want):
+    centres = jnp.array([[0.0], [1.0], [5.0], [99.0]])
+    present = jnp.array([True, True, True, False])
+    np.testing.assert_allclose(adaptive_margin(centres, present, 100.0, rule), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["paper", "released"])
+@pytest.mark.parametrize("classes", [0, 1])
+def test_adaptive_margin_of_fewer_than_two_classes_is_the_cap(rule, classes):
+    assert adaptive_margin(jnp.ones((C, K)), jnp.arange(C) < classes, 7.0, rule) == 7
+
+
+def test_adaptive_margin_keeps_the_digits_of_near_neighbours():
+    centres = jnp.array([[1000.0, 0.0], [1000.001, 0.0]])
+    gap = float(centres[1, 0] - centres[0, 0])
+    np.testing.assert_allclose(adaptive_margin(centres, jnp.ones(2, bool), 100.0), gap, rtol=1e-5)
+
+
+@pytest.mark.parametrize("margin", [0.0, 2.5])
+def test_margin_contrastive_equals_the_reference(margin):
+    slow = contrastive.margin_contrastive
+    compare_with_reference(margin_contrastive, slow, FEATURES, LABELS, MASK, PROTOTYPES, margin)
+    compare_with_reference(
+        lambda g, p: margin_contrastive(p, LABELS, MASK, g, margin),
+        lambda g, p: slow(p, LABELS, MASK, g, margin),
+        PROTOTYPES,
+        FEATURES,
+    )
+
+
+def test_margin_makes_the_loss_harder():
+    losses = [compiled(margin_contrastive)(FEATURES, LABELS, MASK, PROTOTYPES, m)[0] for m in (0.0, 1.0, 2.0)]
+    assert losses[0] < losses[1] < losses[2]
+
+
+def test_margin_contrastive_has_finite_gradients_at_coincident_points():
+    gradient = jax.jit(jax.grad(margin_contrastive, argnums=(0, 3)))
+    meet = gradient(PROTOTYPES, jnp.arange(C), np.ones(C, bool), PROTOTYPES, 1.0)
+    assert all(np.isfinite(g).all() for g in meet)

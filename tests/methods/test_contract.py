@@ -1,0 +1,266 @@
+"""What every registered method must hold: the same checks for all, on a few compiled simulations a method.
+
+A new method enters by its line in METHODS and in WIRE.
+"""
+
+import functools
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.options import SimulationOptions, choose_participants
+from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation
+from fedjax_ht.methods import METHODS
+from tests.federations import (
+    ASSIGNMENT,
+    CLASSES,
+    FEATURE_DIM,
+    NUM_CLASSES,
+    NUM_CLIENTS,
+    SHAPE,
+    TEST_COUNTS,
+    TRAIN_COUNTS,
+    TRAINING,
+    changed,
+    each_client,
+    federation_data,
+    identical,
+    mixed_federation,
+    play,
+    to_device,
+    to_host,
+    uniform_federation,
+)
+
+OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)  # 5 clients a round, 1 of them dropped
+SAMPLES = TRAIN_COUNTS.sum(1)
+ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
+BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
+FLAT = int(np.prod(SHAPE))
+NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+
+class Sent(NamedTuple):
+    """Payload float32 elements of a round, of all clients."""
+
+    up: int
+    down: int
+
+
+def prototypes_up(arrived) -> int:
+    return FEATURE_DIM * sum(len(CLASSES[i]) for i in arrived)
+
+
+def fedproto_wire(participants, arrived, earlier) -> Sent:
+    existing = set().union(*(CLASSES[i] for i in earlier[-1])) if earlier else set()
+    return Sent(prototypes_up(arrived), FEATURE_DIM * len(existing) * len(participants))
+
+
+def fedtgp_wire(participants, arrived, earlier) -> Sent:
+    return Sent(prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants))
+
+
+# (participants, those that arrived, those that arrived in each earlier round) -> what the papers' arithmetic gives
+WIRE = {
+    "local": lambda participants, arrived, earlier: Sent(0, 0),
+    "fedavg": lambda participants, arrived, earlier: Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)),
+    "fedproto": fedproto_wire,
+    "fedtgp": fedtgp_wire,
+}
+
+
+def breakable(method: Method) -> Method:
+    """The method, but the results of some clients are not finite in the rounds named above."""
+
+    def spoil(tree, where, value):
+        floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+        return jax.tree.map(lambda x: jnp.where(where, value, x) if floats(x) else x, tree)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        chosen = ctx.info.id == 1
+        in_uplink = chosen & (ctx.round == BAD_UPLINK)
+        in_state = chosen & (ctx.round == BAD_STATE) | (ctx.round == ALL_BAD)
+        metrics = spoil(metrics, in_uplink | in_state, jnp.nan)
+        return spoil(client, in_state, jnp.inf), spoil(uplink, in_uplink, jnp.nan), metrics
+
+    return method._replace(client_update=client_update)
+
+
+def federation_of(name: str, reverse: bool = False):
+    return uniform_federation() if name in ONE_ARCHITECTURE else mixed_federation(reverse)
+
+
+@functools.cache
+def simulation(name: str, reverse: bool = False, padding: int = 0, build: int = 0, **options) -> Simulation:
+    """A method's simulation; `build` tells apart two that are alike."""
+    federation = federation_of(name, reverse)
+    method = breakable(METHODS[name](TRAINING))
+    settings = SimulationOptions(**{**vars(OPTIONS), **options})
+    return make_simulation(method, federation, federation_data(federation, padding), TRAINING, settings)
+
+
+@functools.cache
+def history(name: str, rounds: int = 3, **variant) -> tuple[list[SimulationState], list]:
+    """States from the initial one on, on the host, and the reports of the rounds between them."""
+    sim = simulation(name, **variant)
+    state = sim.init()
+    states, reports = [to_host(state)], []
+    for _ in range(rounds):
+        state, report = sim.run_round(state)
+        states.append(to_host(state))
+        reports.append(report)
+    return states, reports
+
+
+def finite(tree) -> bool:
+    return all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
+
+
+@every_method
+def test_finite(name):
+    """Also for a client that fills no batch, one without samples, and a class that nobody has."""
+    states, reports = history(name)
+    assert {2, 3} <= set(np.concatenate([r.participants for r in reports]))
+    for state, report in zip(states[1:], reports):
+        assert finite((state.server, state.clients, report.metrics, report.server_metrics))
+        assert report.metrics and not report.not_finite
+    for state in (states[0], states[-1]):
+        scored = simulation(name).evaluate(to_device(state))
+        np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
+        for rule in METHODS[name](TRAINING).rules:
+            accuracy = scored.accuracy["test"][rule]
+            np.testing.assert_array_equal(np.isnan(accuracy), TEST_COUNTS == 0)
+            assert (accuracy[TEST_COUNTS > 0] >= 0).all() and (accuracy[TEST_COUNTS > 0] <= 1).all()
+
+
+@every_method
+def test_same_seed_same_bits(name):
+    states, reports = history(name)
+    again, reports_again = history(name, build=1)
+    assert all(map(identical, states, again))
+    assert [r.metrics for r in reports] == [r.metrics for r in reports_again]
+    assert [r.server_metrics for r in reports] == [r.server_metrics for r in reports_again]
+
+
+@every_method
+def test_another_seed_differs(name):
+    (start, _), _ = history(name, rounds=1)
+    other = simulation(name, seed=1)
+    assert changed(federation_of(name), start, to_host(other.init())) == set(range(NUM_CLIENTS))
+    # From the same state, too: batches are drawn in another order.
+    first, second = (play(s, start, [0, 5, 6])[0] for s in (simulation(name), other))
+    assert changed(federation_of(name), first, second) >= {0, 5}
+
+
+VARIANTS = {
+    "lanes and padding": {"lanes": 4, "padding": 3},
+    "host store": {"client_store": "host"},
+    "bucket order": {"reverse": True},
+}
+
+
+@every_method
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_same_numbers_whatever_runs_them(name, variant):
+    if variant == "bucket order" and name in ONE_ARCHITECTURE:
+        pytest.skip("runs on one bucket only")
+    sim, other = simulation(name), simulation(name, **VARIANTS[variant])
+    states, reports = history(name)
+    others, other_reports = history(name, **VARIANTS[variant])
+    for a, b in zip(states, others):
+        chex.assert_trees_all_close((a.server, a.clients), (b.server, b.clients), rtol=0, atol=1e-5)
+    for a, b in zip(reports, other_reports):
+        chex.assert_trees_all_close((a.metrics, a.server_metrics), (b.metrics, b.server_metrics), rtol=1e-5, atol=1e-5)
+        assert (a.arrived, a.uplink, a.downlink) == (b.arrived, b.uplink, b.downlink)
+    chex.assert_trees_all_close(
+        sim.evaluate(to_device(states[-1])).accuracy["test"], other.evaluate(to_device(others[-1])).accuracy["test"]
+    )
+
+
+@every_method
+def test_a_bad_client_spoils_no_neighbour(name):
+    """Side by side in lanes, one client that is not finite changes nothing for the others."""
+    (start, *_), _ = history(name)
+    variant = VARIANTS["lanes and padding"]
+    alone, beside = (play(s, start, [0, 1, 2, 5], round=BAD_STATE)[0] for s in (simulation(name), simulation(name, **variant)))
+    chex.assert_trees_all_close((alone.server, alone.clients), (beside.server, beside.clients), rtol=0, atol=1e-5)
+
+
+@every_method
+def test_wire_counts(name):
+    """Participants pay for the downlink; a dropped client's uplink does not count."""
+    _, reports = history(name)
+    earlier = []
+    for round, report in enumerate(reports):
+        ids, dropped = choose_participants(OPTIONS, NUM_CLIENTS, round)
+        assert dropped.sum() == 1 and report.arrived == len(ids) - 1
+        expected = WIRE[name](ids, ids[~dropped], earlier)
+        assert Sent(report.uplink.payload_elements, report.downlink.payload_elements) == expected
+        assert (report.uplink.payload_bytes, report.downlink.payload_bytes) == (4 * expected.up, 4 * expected.down)
+        earlier.append(ids[~dropped])
+
+
+@every_method
+def test_only_participants_change(name):
+    federation = federation_of(name)
+    states, reports = history(name)
+    for round, report in enumerate(reports):
+        chosen = set(report.participants)
+        assert len(report.participants) == len(chosen) == 5
+        assert chosen == set(choose_participants(OPTIONS, NUM_CLIENTS, round)[0])
+        moved = changed(federation, states[round], states[round + 1])
+        assert {i for i in chosen if SAMPLES[i]} <= moved <= chosen
+
+
+@every_method
+def test_dropped_client_trains_but_is_absent(name):
+    """Of the others' states only a server that heard of it could tell."""
+    sim, federation = simulation(name), federation_of(name)
+    start = history(name)[0][1]
+    heard, report = play(sim, start, [0, 4, 5, 6])
+    lost, lost_report = play(sim, start, [0, 4, 5, 6], dropped=[5])
+    absent, absent_report = play(sim, start, [0, 4, 6])
+    assert identical(heard.clients, lost.clients)
+    assert identical(lost.server, absent.server)
+    assert changed(federation, start, lost) == {0, 4, 5, 6}
+    assert (report.arrived, lost_report.arrived, absent_report.arrived) == (4, 3, 3)
+    assert lost_report.uplink == absent_report.uplink
+    assert lost_report.downlink == report.downlink
+    if report.uplink.payload_elements:
+        assert not identical(heard.server, lost.server)
+
+
+@every_method
+def test_resume_is_exact(name):
+    states, _ = history(name)
+    sim = simulation(name, build=1)
+    state = to_device(states[1])
+    for _ in range(2):
+        state, _ = sim.run_round(state)
+    assert state.round == states[3].round
+    assert identical(to_host(state)[1:], states[3][1:])
+
+
+@every_method
+def test_no_retrace_and_no_transfer_after_the_first_round(name, caplog):
+    sim = simulation(name, build=1)
+    state, _ = sim.run_round(to_device(history(name)[0][0]))
+    sim.evaluate(state)
+    state = to_host(state)
+    others = [np.array(ids) for ids in ([4], [4, 6, 7], [0, 1, 2, 3, 5], [2, 3, 7])]
+    others = [ids for ids in others if len(ids) <= 5]
+    with jax.log_compiles(), jax.transfer_guard("disallow"):
+        for ids in others:
+            state, _ = run_guarded(sim, state, ids)
+    assert "Compiling" not in caplog.text, caplog.text
+    with jax.log_compiles():  # the messages that were not there are of this kind
+        jax.jit(lambda x: x + 1)(jnp.zeros(3))
+    assert "Compiling" in caplog.text

@@ -1,0 +1,87 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.ops import conv2d, max_pool_2x2, pairwise_distance, safe_norm
+from tests.reference import conv as ref
+from tests.reference.distances import pairwise_distance as ref_distance
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def value_and_pullback(f, upstream):
+    """(args) -> (f(args), gradients of sum(upstream * f(args))), compiled."""
+
+    def run(*args):
+        out, pull = jax.vjp(f, *args)
+        return out, pull(jnp.asarray(upstream))
+
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("lowering", ["patches", "native"])
+@pytest.mark.parametrize("size", [(3, 2), (1, 1)], ids=str)  # a kernel that is not square tells rows from columns
+def test_conv2d_and_its_gradients_equal_the_reference(lowering, size):
+    h, w = size
+    x, kernel, upstream = normal(2, 6, 5, 3), normal(h, w, 3, 4, seed=1), normal(2, 7 - h, 6 - w, 4, seed=2)
+    out, (dx, dkernel) = value_and_pullback(lambda x, k: conv2d(x, k, lowering=lowering), upstream)(x, kernel)
+    want_dx, want_dkernel = ref.conv2d_gradients(x, kernel, upstream)
+    np.testing.assert_allclose(out, ref.conv2d(x, kernel), **CLOSE)
+    np.testing.assert_allclose(dx, want_dx, **CLOSE)
+    np.testing.assert_allclose(dkernel, want_dkernel, **CLOSE)
+
+
+@pytest.mark.parametrize("shared_input", [True, False])
+def test_lowerings_agree_under_vmap_over_kernels(shared_input):
+    x, kernels, upstream = normal(3, 2, 6, 6, 2), normal(3, 5, 5, 2, 4, seed=1), normal(3, 2, 2, 2, 4, seed=2)
+    x, axis = (x[0], None) if shared_input else (x, 0)
+
+    def lowered(lowering):
+        return jax.vmap(lambda x, k: conv2d(x, k, lowering=lowering), in_axes=(axis, 0))
+
+    patches, native = (value_and_pullback(lowered(how), upstream)(x, kernels) for how in ("patches", "native"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), patches, native)
+    one = ref.conv2d_gradients(x if shared_input else x[1], kernels[1], upstream[1])[1]
+    np.testing.assert_allclose(patches[1][1][1], one, **CLOSE)
+
+
+def test_auto_lowering_has_no_convolution_on_cpu():
+    program = str(jax.make_jaxpr(conv2d)(normal(1, 6, 6, 1), normal(5, 5, 1, 1)))
+    assert ("conv_general_dilated" in program) == (jax.default_backend() != "cpu")
+
+
+def test_unknown_lowering_is_named():
+    with pytest.raises(ValueError, match="lowering is 'fast'; it must be auto, native or patches"):
+        conv2d(normal(1, 6, 6, 1), normal(5, 5, 1, 1), lowering="fast")
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 7, 2)], ids=["even", "odd"])
+def test_max_pool_and_its_gradient_equal_the_reference(shape):
+    x, upstream = normal(*shape), normal(shape[0], shape[1] // 2, shape[2] // 2, shape[3], seed=1)
+    out, (dx,) = value_and_pullback(max_pool_2x2, upstream)(x)
+    np.testing.assert_allclose(out, ref.max_pool_2x2(x), rtol=1e-6)
+    np.testing.assert_allclose(dx, ref.max_pool_2x2_gradient(x, upstream), rtol=1e-6)
+
+
+def test_pairwise_distance_equals_the_reference():
+    a, b = normal(4, 3), normal(5, 3, seed=1)
+    np.testing.assert_allclose(pairwise_distance(a, b), ref_distance(a, b), **CLOSE)
+
+
+def test_pairwise_distance_has_finite_gradients_where_points_coincide():
+    a = jnp.asarray(normal(3, 3))
+    distances, (da, db) = value_and_pullback(pairwise_distance, np.ones((3, 3), np.float32))(a, a)
+    assert np.isfinite(da).all() and np.isfinite(db).all()
+    assert np.diagonal(distances).max() < 2e-3  # the square of zero distance, up to float32 rounding
+
+
+def test_safe_norm_has_zero_gradient_at_zero():
+    value, gradient = jax.value_and_grad(lambda x: safe_norm(jnp.sum(x * x)))(jnp.zeros(3))
+    assert value <= 1e-6
+    np.testing.assert_array_equal(gradient, 0)
+    np.testing.assert_allclose(safe_norm(jnp.float32(9.0)), 3, rtol=1e-6)
