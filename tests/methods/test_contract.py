@@ -190,7 +190,9 @@ def test_a_bad_client_spoils_no_neighbour(name):
     """Side by side in lanes, one client that is not finite changes nothing for the others."""
     (start, *_), _ = history(name)
     variant = VARIANTS["lanes and padding"]
-    alone, beside = (play(s, start, [0, 1, 2, 5], round=BAD_STATE)[0] for s in (simulation(name), simulation(name, **variant)))
+    alone, beside = (
+        play(s, start, [0, 1, 2, 5], round=BAD_STATE)[0] for s in (simulation(name), simulation(name, **variant))
+    )
     chex.assert_trees_all_close((alone.server, alone.clients), (beside.server, beside.clients), rtol=0, atol=1e-5)
 
 
@@ -250,17 +252,67 @@ def test_resume_is_exact(name):
 
 
 @every_method
-def test_no_retrace_and_no_transfer_after_the_first_round(name, caplog):
-    sim = simulation(name, build=1)
+def test_nothing_compiles_or_moves_unasked_after_the_first_round(name, caplog):
+    """Whoever takes part: nobody of a bucket, all of it, few or many."""
+    sim = simulation(name)
     state, _ = sim.run_round(to_device(history(name)[0][0]))
     sim.evaluate(state)
-    state = to_host(state)
-    others = [np.array(ids) for ids in ([4], [4, 6, 7], [0, 1, 2, 3, 5], [2, 3, 7])]
-    others = [ids for ids in others if len(ids) <= 5]
     with jax.log_compiles(), jax.transfer_guard("disallow"):
-        for ids in others:
-            state, _ = run_guarded(sim, state, ids)
-    assert "Compiling" not in caplog.text, caplog.text
-    with jax.log_compiles():  # the messages that were not there are of this kind
+        for _ in range(2):
+            state, _ = sim.run_round(state)
+            sim.evaluate(state)
+        for ids in ([4], [4, 6, 7], [0, 1, 2, 3, 5]):
+            state, _ = play(sim, state, ids)
+    assert "Compiling" not in caplog.text and "tracing" not in caplog.text, caplog.text
+    with jax.log_compiles():  # what was absent is a message of this kind
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
-    assert "Compiling" in caplog.text
+    assert "Compiling" in caplog.text and "tracing" in caplog.text
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device"):
+        jnp.zeros(3) + np.ones(3)
+
+
+@every_method
+@pytest.mark.parametrize("round", [BAD_UPLINK, BAD_STATE])
+def test_client_that_is_not_finite_is_left_out(name, round):
+    sim, federation = simulation(name), federation_of(name)
+    start = history(name)[0][1]
+    after, report = play(sim, start, [0, 1, 4, 5], round=round)
+    if round == BAD_UPLINK and name == "local":
+        pytest.skip("sends nothing that could be wrong")
+    absent, absent_report = play(sim, start, [0, 4, 5], round=round)
+    assert report.not_finite == (1,) and report.arrived == 3
+    assert changed(federation, start, after) == {0, 4, 5}
+    assert identical((after.server, after.clients), (absent.server, absent.clients))
+    assert (report.metrics, report.uplink) == (absent_report.metrics, absent_report.uplink)
+    later, report = play(sim, after, [0, 1, 4, 5], round=round + 10)
+    assert not report.not_finite and finite((later.server, later.clients, report.metrics))
+    assert changed(federation, after, later) == {0, 1, 4, 5}
+
+
+@every_method
+@pytest.mark.parametrize("how", ["dropped", "not finite", "no samples"])
+def test_round_that_brings_nothing_leaves_the_server_as_it_was(name, how):
+    sim, federation = simulation(name), federation_of(name)
+    start = history(name)[0][1]
+    if how == "dropped":
+        after, report = play(sim, start, [0, 1, 4], dropped=[0, 1, 4])
+        assert changed(federation, start, after) == {0, 1, 4} and not report.not_finite
+    elif how == "not finite":
+        after, report = play(sim, start, [0, 1, 4], round=ALL_BAD)
+        assert not changed(federation, start, after) and report.not_finite == (0, 1, 4)
+    else:
+        after, report = play(sim, start, [3])
+        assert finite((after.server, after.clients, report.metrics)) and report.arrived == 1
+    assert finite(report.server_metrics)
+    if how != "no samples":
+        assert report.arrived == report.uplink.payload_elements == report.uplink.metadata_bytes == 0
+    assert identical(after.server, start.server)
+
+
+@every_method
+def test_smallest_clients(name):
+    """Client 2 fills no batch and still trains; client 3 has nothing to train on, and no class to tell of."""
+    federation = federation_of(name)
+    start = history(name)[0][1]
+    after, report = play(simulation(name), start, [2])
+    assert changed(federation, start, after) == {2} and report.arrived == 1 and report.metrics["loss"] > 0
