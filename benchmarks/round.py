@@ -112,8 +112,7 @@ def report(dataset: Dataset) -> str:
     lines = [
         f"FedTGP, 4-layer CNN, {dataset.name} {shape}, {len(dataset.clients)} clients, "
         f"{data.counts['train'].sum():,} training images, batch 10, one epoch = {steps:,} client steps a round.",
-        f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, jax on {jax.devices()[0].device_kind}; "
-        f"jax {jax.__version__}, Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.",
+        machine(),
         "",
         "| what | seconds |",
         "|---|---|",
@@ -139,12 +138,16 @@ def report(dataset: Dataset) -> str:
     return "\n".join(lines)
 
 
-def cpu_name() -> str:
-    """The processor's name where the system tells."""
+def machine() -> str:
+    """One line: processor, cores, versions, date."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
+    return (
+        f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
+        f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python {platform.python_version()}, "
+        f"{time.strftime('%Y-%m-%d')}."
+    )
 
 
 def torch_seconds(shape: tuple[int, int, int]) -> float | None:

@@ -89,7 +89,7 @@ def main(_) -> None:
     try:
         run = load_run(_WORKDIR.value, _METHOD.value)
         state = client_state(run, _CLIENT.value)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         fail(error)
     client, federation = _CLIENT.value, run.experiment.federation
     evaluation = run.simulation.evaluate(run.state, np.array([client]))

@@ -56,7 +56,7 @@ def main(_) -> None:
         progress.close()
         print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, ImportError) as error:
         progress.close()
         fail(error)
     progress.close()

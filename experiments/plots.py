@@ -24,7 +24,9 @@ def write_plots(
     figures = {
         "accuracy.png": accuracy_curves(histories),
         "clients.png": client_accuracy(histories),
-        "split.png": split_bubbles(class_counts(dataset.labels, partition, num_classes=dataset.num_classes), dataset.class_names),
+        "split.png": split_bubbles(
+            class_counts(dataset.labels, partition, num_classes=dataset.num_classes), dataset.class_names
+        ),
     }
     paths = []
     for name, figure in figures.items():

@@ -16,7 +16,7 @@ class Bucket:
 
     Attributes:
       name: unique in the federation.
-      module: a `models.SplitModel`, or any flax module with `features(x, train, mask)` [B, feature_dim] and
+      module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train, mask)` [B, feature_dim] and
         `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
       input_shape: (H, W, C).
       num_classes, feature_dim: what `classify` and `features` return.
@@ -91,6 +91,8 @@ def make_federation(
     if (num_clients is None) == (assignment is None):
         raise ValueError("give either num_clients or assignment, not both or neither")
     names = list(modules)
+    if not names or (num_clients is not None and num_clients < 1) or (assignment is not None and not len(assignment)):
+        raise ValueError(f"a federation needs a model and a client, got {len(names)} models and {num_clients=}")
     if assignment is None:
         assignment = [names[i % len(names)] for i in range(num_clients)]
     if unknown := sorted(set(assignment) - set(names)):
@@ -104,7 +106,7 @@ def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num
     def outputs(key):
         x = jnp.zeros((1, *input_shape))
         variables = module.init(key, x)
-        features = module.apply(variables, x, method="features")
+        features = module.apply(variables, x, True, jnp.ones(1, bool), method="features", mutable=["batch_stats"])[0]
         return variables["params"], features, module.apply(variables, features, method="classify")
 
     params, features, logits = jax.eval_shape(outputs, jax.random.key(0))

@@ -40,6 +40,12 @@ class LocalTraining:
     drop_remainder: bool = True
     augment: Augment | None = None
 
+    def __post_init__(self):
+        for name in ("batch_size", "epochs", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
+
 
 class Batch(NamedTuple):
     """x float32 [B, H, W, C] normalised, y int32 [B], mask bool [B]: False marks padding."""
@@ -98,7 +104,7 @@ def normalise(data: Data, images: jax.Array) -> jax.Array:
 def take_batch(data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int) -> Batch:
     """`size` samples of `order` from `start`; positions at or past `count` are masked out."""
     positions = start + jnp.arange(size)
-    # Past the end a sample of the client itself is read, and masked.
+    # Past the end some sample is read, and masked.
     index = order[jnp.minimum(positions, order.shape[0] - 1)]
     return Batch(normalise(data, data.images[index]), data.labels[index], positions < count)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
-from fedjax_ht.core.round import gather_received
+from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
@@ -62,7 +62,8 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
     def server_update(federation, server, received, ctx):
         uplink, _, arrived = gather_received(received)
         weights = uplink.num_samples.value * arrived if by_samples else arrived
-        return weighted_mean(uplink.params, weights.astype(jnp.float32)), {}
+        new = weighted_mean(uplink.params, weights.astype(jnp.float32))
+        return select(weights.any(), new, server), {}  # clients without samples alone say nothing
 
     return Method(
         name="fedavg",

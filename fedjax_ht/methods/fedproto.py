@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.round import gather_received
+from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods import prototypes
 from fedjax_ht.methods.supervised import init_model, train_model
@@ -66,6 +66,7 @@ def fedproto(
         values, present = prototypes.uploaded(joined)
         weights = joined.uplink.counts.value.values if by_samples else None
         new = Server(prototypes.mean_by_class(values, present, weights), present.any(0))
+        new = select(present.any(), new, server)  # clients without samples alone say nothing
         return new, {"classes": new.available.sum()}
 
     return Method(

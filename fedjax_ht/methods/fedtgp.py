@@ -119,7 +119,7 @@ def fedtgp(
         trained, final_loss = train_on_rows(
             optimizer, loss, server.trained, rows, present.reshape(-1), ctx.key, server_epochs, server_batch_size
         )
-        new = Server(trained, global_prototypes(trained), jnp.array(True))
+        new = Server(trained, global_prototypes(trained), server.ready | present.any())
         return new, {"server_loss": final_loss, "margin": delta}
 
     return Method(

@@ -13,7 +13,7 @@ def pairwise_distance(a: jax.Array, b: jax.Array) -> jax.Array:
     """Euclidean distances between rows. float [M, K], [N, K] -> [M, N].
 
     Expands the square, so that the work is one matrix product; rounding may push a tiny square below zero,
-    which `safe_norm` absorbs.
+    which `safe_norm` absorbs. Full float32 products always: a cancelling sum has no digits to spare for TF32.
     """
-    squared = jnp.sum(a * a, -1)[:, None] + jnp.sum(b * b, -1)[None, :] - 2.0 * (a @ b.T)
+    squared = jnp.sum(a * a, -1)[:, None] + jnp.sum(b * b, -1)[None, :] - 2.0 * jnp.matmul(a, b.T, precision="highest")
     return safe_norm(squared)

@@ -28,15 +28,15 @@ def models():
     return {i: {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} for i in SAMPLES}
 
 
-def receive(order, by_samples, arrived=SAMPLES):
+def receive(order, by_samples, arrived=frozenset(SAMPLES), samples=SAMPLES):
     """Uplinks in this order; those of clients that did not arrive are NaN."""
     lost = {"a": np.full((2, 3), np.nan, np.float32), "b": np.full(4, np.nan, np.float32)}
     rows = [models()[i] if i in arrived else lost for i in order]
-    samples = jnp.array([SAMPLES.get(i, 1000) for i in order], jnp.int32)
+    num_samples = jnp.array([samples.get(i, 1000) for i in order], jnp.int32)
     stacked = {k: jnp.stack([r[k] for r in rows]) for k in lost}
-    uplink = Uplink(stacked, Metadata(samples) if by_samples else ())
+    uplink = Uplink(stacked, Metadata(num_samples) if by_samples else ())
     arrived = jnp.array([i in arrived for i in order])
-    return {BUCKET.name: Received(uplink, tiny.infos(order, samples), arrived)}
+    return {BUCKET.name: Received(uplink, tiny.infos(order, num_samples), arrived)}
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -44,7 +44,7 @@ def test_server_update_equals_the_reference(weighting):
     by_samples = weighting == "samples"
     method = fedavg(TRAINING, weighting)
     weights = [SAMPLES[i] if by_samples else 1 for i in SAMPLES]
-    serve = jax.jit(lambda received: method.server_update(FEDERATION, None, received, None)[0])
+    serve = jax.jit(lambda received: method.server_update(FEDERATION, models()[0], received, None)[0])
     for order in (ORDER, OTHER_ORDER):
         got = serve(receive(order, by_samples))
         for name in ("a", "b"):
@@ -53,15 +53,18 @@ def test_server_update_equals_the_reference(weighting):
 
 
 def test_a_single_arrival_is_the_new_model():
-    got, _ = fedavg(TRAINING).server_update(FEDERATION, None, receive(ORDER, True, arrived={1: 40}), None)
+    got, _ = fedavg(TRAINING).server_update(FEDERATION, models()[0], receive(ORDER, True, arrived={1}), None)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, models()[1])
 
 
-def test_the_model_stays_where_nobody_arrives():
+def test_the_model_stays_where_nobody_arrives_or_nobody_has_samples():
     old = models()[0]
     serve = server_round(fedavg(TRAINING), FEDERATION)
-    new, _ = serve(old, receive(ORDER, True, arrived={}), jax.random.key(0), jnp.int32(0))
-    jax.tree.map(np.testing.assert_array_equal, new, old)
+    absent = receive(ORDER, True, arrived=())
+    idle = receive(ORDER, True, arrived={1, 2}, samples={1: 0, 2: 0})
+    for received in (absent, idle):
+        new, _ = serve(old, received, jax.random.key(0), jnp.int32(0))
+        jax.tree.map(np.testing.assert_array_equal, new, old)
 
 
 def test_weighted_mean_keeps_dtypes_and_reads_no_row_of_weight_zero():

@@ -55,6 +55,13 @@ def test_prototypes_of_an_earlier_round_are_replaced():
     np.testing.assert_array_equal(server.prototypes[0], 0)
 
 
+def test_a_round_without_any_prototype_leaves_the_old_ones(served):
+    weighting, serve = served
+    idle = tiny.receive_prototypes({0: {}, 2: {}}, tiny.ORDER, C, K, {} if weighting == "samples" else None)
+    server, _ = serve(STALE, idle)  # clients without samples
+    jax.tree.map(np.testing.assert_array_equal, server, STALE)
+
+
 def test_mean_by_class_normalises_any_weights():
     values = np.random.default_rng(0).normal(size=(2, 1, K)).astype(np.float32)
     for scale in (1e-6, 1.0, 1e6):

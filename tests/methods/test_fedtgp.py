@@ -95,6 +95,16 @@ def test_margin_of_fewer_than_two_classes_is_tau(variant):
     assert serve(start, receive(one_class))[1]["margin"] == 7
 
 
+def test_nothing_is_published_before_there_was_a_prototype(variant):
+    _, start, serve = variant
+    waiting, _ = serve(start, receive({0: {}, 1: {}}))  # clients without samples
+    assert not waiting.ready
+    ready, _ = serve(waiting, receive(UPLOADS))
+    assert ready.ready
+    idle, _ = serve(ready, receive({0: {}}))
+    jax.tree.map(np.testing.assert_array_equal, idle, ready)
+
+
 def test_training_stays_finite_where_points_coincide(variant):
     _, start, serve = variant
     same = np.asarray(start.trained["embeddings"])

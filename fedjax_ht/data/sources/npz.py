@@ -22,10 +22,12 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
     integers [N] from 0. With train and test arrays, these become the official sets. Classes are named by number.
     """
     file = user_path(path, data_dir)
-    with reading(file, _ORIGIN), np.load(file, allow_pickle=False) as arrays:
+    with reading(file, _ORIGIN):
+        arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("a single array, not an .npz")
-        images, labels, official = _select(arrays)
+        with arrays:
+            images, labels, official = _select(arrays)
         images, labels = to_bytes(to_nhwc(images)), _to_labels(labels)
         class_names = tuple(str(i) for i in range(labels.max(initial=-1) + 1))
         return Dataset(f"npz:{path}", resize(images, image_size), labels, class_names, official=official)
@@ -68,6 +70,6 @@ def _select(arrays: np.lib.npyio.NpzFile) -> tuple[np.ndarray, np.ndarray, dict[
 
 
 def _to_labels(labels: np.ndarray) -> np.ndarray:
-    if labels.dtype.kind not in "iu" or labels.shape not in ((len(labels),), (len(labels), 1)):
+    if labels.dtype.kind not in "iu" or labels.shape not in ((labels.size,), (labels.size, 1)):
         raise ValueError(f"labels are {labels.dtype} {labels.shape}, not integers [N]")
     return labels.ravel().astype(np.int64)

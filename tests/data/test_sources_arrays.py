@@ -1,0 +1,240 @@
+"""Sets in formats of other libraries: .npz files, client folders, tensorflow-datasets."""
+
+import functools
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.data.sources import load_dataset
+from tests.data.source_files import encoded, load_error, pixels, write
+
+# .npz
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [
+        (lambda b: b[..., 0], lambda b: b[..., :1]),
+        (lambda b: b[..., :1], lambda b: b[..., :1]),
+        (lambda b: b, lambda b: b),
+        (lambda b: b.transpose(0, 3, 1, 2), lambda b: b),
+        (lambda b: b[..., :1].transpose(0, 3, 1, 2), lambda b: b[..., :1]),
+        (lambda b: b / 255, lambda b: b),
+        (lambda b: (b / 255).astype(np.float32), lambda b: b),
+        (lambda b: ((b / 255 - 0.5) / 0.5).astype(np.float32), lambda b: b),
+    ],
+)
+@pytest.mark.parametrize("keys", [("images", "labels"), ("x", "y")])
+def test_npz(tmp_path, stored, expected, keys):
+    images = pixels(4, 6, 5, 3)
+    np.savez(tmp_path / "own.npz", **{keys[0]: stored(images), keys[1]: np.array([0, 2, 1, 2])})
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    np.testing.assert_array_equal(dataset.images, expected(images))
+    assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
+    assert dataset.name == "npz:own.npz" and dataset.official == {} and dataset.images.flags.c_contiguous
+
+
+def test_npz_of_train_and_test(tmp_path):
+    x = pixels(5, 4, 4)
+    arrays = {"x_train": x[:3], "y_train": [[0], [1], [0]], "x_test": x[3:], "y_test": [[1], [1]]}
+    np.savez_compressed(tmp_path / "own.npz", **arrays)
+    dataset = load_dataset(f"npz:{tmp_path}/own.npz")
+    np.testing.assert_array_equal(dataset.images[..., 0], x)
+    assert dataset.labels.tolist() == [0, 1, 0, 1, 1]
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).images.shape == (5, 2, 2, 1)
+
+
+BYTES = np.zeros((2, 4, 4), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"images": BYTES.astype(int), "labels": [0, 1]}, "int64 images"),
+        ({"images": BYTES + 255.0, "labels": [0, 1]}, "from 255.0 to 255.0"),
+        ({"images": BYTES - 1.5, "labels": [0, 1]}, "from -1.5"),
+        ({"images": BYTES * np.nan, "labels": [0, 1]}, "nan"),
+        ({"images": np.zeros((2, 4, 4, 2), np.uint8), "labels": [0, 1]}, "(2, 4, 4, 2)"),
+        ({"images": BYTES, "labels": [0.0, 1.0]}, "float64"),
+        ({"images": BYTES, "labels": [0, -1]}, "labels run from -1"),
+        ({"images": BYTES, "labels": [0, 1, 2]}, "2 images but labels of shape (3,)"),
+        ({"images": BYTES, "labels": 3}, "labels are int64 ()"),
+        ({"images": BYTES, "targets": [0, 1]}, "its arrays are images, targets"),
+        ({"images": np.array([{}, {}]), "labels": [0, 1]}, "pickle"),
+    ],
+)
+def test_npz_of_something_else(tmp_path, arrays, reason):
+    np.savez(tmp_path / "own.npz", **arrays)
+    message = load_error(ValueError, "npz:own.npz", tmp_path)
+    assert message.startswith(str(tmp_path / "own.npz")) and reason in message
+
+
+def test_no_npz(tmp_path):
+    assert "own.npz" in load_error(FileNotFoundError, "npz:own.npz", tmp_path)
+    for content in (b"", b"no zip", b"PK\x03\x04 damaged"):
+        (tmp_path / "own.npz").write_bytes(content)
+        assert load_error(ValueError, "npz:own.npz", tmp_path).startswith(str(tmp_path / "own.npz"))
+    np.save(tmp_path / "own.npy", BYTES)
+    assert "single array" in load_error(ValueError, "npz:own.npy", tmp_path)
+
+
+# Client folders
+
+
+def _write_clients(root: Path, counts=((3, 1), (0, 2)), channels: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    total = sum(map(sum, counts))
+    images, labels, start = pixels(total, channels, 4, 4), np.arange(total) % 3, 0
+    x = ((images.astype(np.float32) / 255) - 0.5) / 0.5
+    for client, both in enumerate(counts):
+        for split, count in zip(("train", "test"), both):
+            part = slice(start, start + count)
+            (root / split).mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(root / split / f"{client}.npz", data={"x": x[part], "y": labels[part]})
+            start += count
+    (root / "config.json").write_text(json.dumps({"num_clients": len(counts), "num_classes": 4}))
+    return images.transpose(0, 2, 3, 1), labels
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_client_folders(tmp_path, channels):
+    images, labels = _write_clients(tmp_path / "made", channels=channels)
+    dataset = load_dataset("client_folders:made", tmp_path)
+    np.testing.assert_array_equal(dataset.images, images)
+    np.testing.assert_array_equal(dataset.labels, labels)
+    assert dataset.num_classes == 4 and dataset.official == {} and dataset.images.flags.c_contiguous
+    got = [[part.tolist() for part in client] for client in dataset.clients]
+    assert got == [[[0, 1, 2], [], [3]], [[], [], [4, 5]]]
+    assert all(part.dtype == np.int64 for client in dataset.clients for part in client)
+
+
+class _Touch:
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return functools.partial(os.system, f"touch {self.target}"), ()
+
+
+def test_client_folders_run_nothing(tmp_path):
+    _write_clients(tmp_path)
+    target = tmp_path / "written"
+    np.savez(tmp_path / "test/0.npz", data=np.array({"x": _Touch(target)}, dtype=object))
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path / "test/0.npz")) and "functools.partial" in message
+    assert not target.exists()
+
+
+GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"data": GOOD | {"x": GOOD["x"] + 1.5}}, "x runs from 1.5"),
+        ({"data": GOOD | {"x": GOOD["x"] * np.nan}}, "x runs from nan"),
+        ({"data": GOOD | {"x": GOOD["x"].astype(np.uint8)}}, "not a dict of float x"),
+        ({"data": GOOD | {"y": np.array([0])}}, "not a dict of float x"),
+        ({"data": GOOD["x"]}, "not a dict of float x"),
+        ({"other": GOOD}, "data.npy"),
+    ],
+)
+def test_damaged_client_folders(tmp_path, arrays, reason):
+    _write_clients(tmp_path)
+    np.savez(tmp_path / "train/1.npz", **arrays)
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path / "train/1.npz")) and reason in message
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"num_clients": 2}', '{"num_clients": 0, "num_classes": 4}'])
+def test_client_folders_with_another_config(tmp_path, config):
+    _write_clients(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    assert load_error(ValueError, f"client_folders:{tmp_path}").startswith(str(tmp_path / "config.json"))
+
+
+def test_client_folders_with_missing_files(tmp_path):
+    _write_clients(tmp_path)
+    (tmp_path / "test/1.npz").unlink()
+    assert load_error(FileNotFoundError, f"client_folders:{tmp_path}").startswith(str(tmp_path / "test/1.npz"))
+    assert "config.json" in load_error(FileNotFoundError, f"client_folders:{tmp_path}/none")
+
+
+# tensorflow-datasets
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images and 2 of test."""
+    tfds = pytest.importorskip("tensorflow_datasets")
+    pytest.importorskip("array_record")
+
+    root = tmp_path_factory.mktemp("tfds")
+
+    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+        VERSION = tfds.core.Version("1.0.0")
+        pkg_dir_path, code_path = root, None  # tensorflow-datasets need not look for this file
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(8, 6, 3)),
+                "label": tfds.features.ClassLabel(names=["a", "b"]),
+            }
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"test": self._generate_examples([3, 4]), "train": self._generate_examples([0, 1, 2])}
+
+        def _generate_examples(self, values):
+            for i in values:
+                yield i, {"image": io.BytesIO(encoded(np.full((8, 6, 3), i, np.uint8))), "label": i % 2}
+
+    Tiny(data_dir=root, file_format="array_record").download_and_prepare()
+    return root
+
+
+def test_tfds(prepared):
+    dataset = load_dataset("tfds:tiny", prepared)
+    values = dataset.images[:, 0, 0, 0]
+    assert dataset.images.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
+    assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    np.testing.assert_array_equal(dataset.labels, values % 2)
+    assert load_dataset("tfds:tiny:1.0.0", prepared, 4).images.shape == (5, 4, 4, 3)
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_not_prepared(tmp_path):
+    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
+    for name in ("tfds:other", "tfds:tiny:2.0.0"):
+        message = load_error(FileNotFoundError, name, tmp_path)
+        assert "pip install 'fedjax_ht[tfds]'" in message and "download_and_prepare()" in message
+
+
+def test_tfds_in_a_format_of_tensorflow(prepared, tmp_path):
+    for path in (prepared / "tiny/1.0.0").iterdir():
+        content = path.read_bytes()
+        if path.name == "dataset_info.json":
+            assert b'"array_record"' in content
+            content = content.replace(b'"array_record"', b'"tfrecord"')
+        write(tmp_path / "tiny/1.0.0" / path.name, content)
+    message = load_error(ValueError, "tfds:tiny", tmp_path)
+    assert "prepared as tfrecord" in message and "download_and_prepare()" in message
+
+
+def test_tfds_of_two_versions(tmp_path):
+    for version in ("1.0.0", "2.0.0"):
+        write(tmp_path / f"tiny/{version}/dataset_info.json", "{}")
+    assert "(tiny/1.0.0, tiny/2.0.0)" in load_error(ValueError, "tfds:tiny", tmp_path)
+
+
+def test_tfds_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
+    assert "pip install 'fedjax_ht[tfds]'" in load_error(ImportError, "tfds:tiny", tmp_path)
