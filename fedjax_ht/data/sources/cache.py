@@ -24,7 +24,7 @@ def cached(
     One .npz per set and size, in `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not
     writable. Without a writable folder nothing is kept.
     """
-    key = hashlib.sha256(f"{sources[0].resolve()}|{image_size}".encode()).hexdigest()[:16]
+    key = hashlib.sha256(str(sources[0].resolve()).encode()).hexdigest()[:16]
     file = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}.npz"
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
     folders = (data_dir / ".fedjax_ht_cache", user_cache)
