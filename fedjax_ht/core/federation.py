@@ -16,8 +16,8 @@ class Bucket:
 
     Attributes:
       name: unique in the federation.
-      module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train, mask)` [B, feature_dim] and
-        `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
+      module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train, mask)` [B, feature_dim]
+        and `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
       input_shape: (H, W, C).
       num_classes, feature_dim: what `classify` and `features` return.
       shared: an auxiliary module that every client holds beside its own, or None.
