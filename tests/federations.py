@@ -4,6 +4,7 @@ Eight clients, five classes, 4x4 grey images. Client 2 fills no batch, client 3 
 test sample, and nobody trains on class 4.
 """
 
+import contextlib
 import functools
 from unittest import mock
 
@@ -106,14 +107,21 @@ def to_device(state: SimulationState) -> SimulationState:
     return state._replace(server=server, clients=clients, last_round=state.last_round.copy())
 
 
+@contextlib.contextmanager
+def chosen(ids, dropped=()):
+    """Makes these the participants and drop-outs of every round played inside."""
+    ids = np.sort(np.asarray(ids, np.int64))
+    choice = lambda options, num_clients, round: (ids, np.isin(ids, dropped))  # noqa: E731
+    with mock.patch.object(simulation_module, "choose_participants", choice):
+        yield
+
+
 def play(
     simulation: Simulation, state: SimulationState, ids, dropped=(), round: int | None = None
 ) -> tuple[SimulationState, RoundReport]:
     """One round from a copy of `state`, with participants, drop-outs and round number of the test's choice."""
-    ids = np.sort(np.asarray(ids, np.int64))
     state = state._replace(round=state.round if round is None else round)
-    choice = lambda options, num_clients, round: (ids, np.isin(ids, dropped))  # noqa: E731
-    with mock.patch.object(simulation_module, "choose_participants", choice):
+    with chosen(ids, dropped):
         state, report = simulation.run_round(to_device(to_host(state)))
     return to_host(state), report
 

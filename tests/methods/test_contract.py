@@ -170,7 +170,6 @@ VARIANTS = {
 def test_same_numbers_whatever_runs_them(name, variant):
     if variant == "bucket order" and name in ONE_ARCHITECTURE:
         pytest.skip("runs on one bucket only")
-    sim, other = simulation(name), simulation(name, **VARIANTS[variant])
     states, reports = history(name)
     others, other_reports = history(name, **VARIANTS[variant])
     for a, b in zip(states, others):
@@ -178,9 +177,6 @@ def test_same_numbers_whatever_runs_them(name, variant):
     for a, b in zip(reports, other_reports):
         chex.assert_trees_all_close((a.metrics, a.server_metrics), (b.metrics, b.server_metrics), rtol=1e-5, atol=1e-5)
         assert (a.arrived, a.uplink, a.downlink) == (b.arrived, b.uplink, b.downlink)
-    chex.assert_trees_all_close(
-        sim.evaluate(to_device(states[-1])).accuracy["test"], other.evaluate(to_device(others[-1])).accuracy["test"]
-    )
 
 
 @every_method
@@ -222,7 +218,7 @@ def test_only_participants_change(name):
 
 @every_method
 def test_dropped_client_trains_but_is_absent(name):
-    """Of the others' states only a server that heard of it could tell."""
+    """It keeps what it learned; server and uplink cost are those of a round without it."""
     sim, federation = simulation(name), federation_of(name)
     start = history(name)[0][1]
     heard, report = play(sim, start, [0, 4, 5, 6])
@@ -252,8 +248,8 @@ def test_resume_is_exact(name):
 @every_method
 def test_nothing_compiles_or_moves_unasked_after_the_first_round(name, caplog):
     """Whoever takes part: nobody of a bucket, all of it, few or many."""
-    sim = simulation(name)
-    state, _ = sim.run_round(to_device(history(name)[0][0]))
+    sim = simulation(name, build=2)  # one that has run no round yet
+    state, _ = sim.run_round(sim.init())
     sim.evaluate(state)
     with jax.log_compiles(), jax.transfer_guard("disallow"):
         for _ in range(2):
@@ -272,11 +268,11 @@ def test_nothing_compiles_or_moves_unasked_after_the_first_round(name, caplog):
 @every_method
 @pytest.mark.parametrize("round", [BAD_UPLINK, BAD_STATE])
 def test_client_that_is_not_finite_is_left_out(name, round):
+    if round == BAD_UPLINK and name == "local":
+        pytest.skip("sends nothing that could be wrong")
     sim, federation = simulation(name), federation_of(name)
     start = history(name)[0][1]
     after, report = play(sim, start, [0, 1, 4, 5], round=round)
-    if round == BAD_UPLINK and name == "local":
-        pytest.skip("sends nothing that could be wrong")
     absent, absent_report = play(sim, start, [0, 4, 5], round=round)
     assert report.not_finite == (1,) and report.arrived == 3
     assert changed(federation, start, after) == {0, 4, 5}

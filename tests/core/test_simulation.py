@@ -1,0 +1,285 @@
+"""A simulation told through a method that reports what it was given, so that every number is known in advance."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import Context, Method
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.round import gather_received
+from fedjax_ht.core.simulation import Simulation, make_simulation
+from fedjax_ht.core.wire import Masked, Metadata, gaussian_noise
+from fedjax_ht.methods import fedavg
+from tests.federations import (
+    ASSIGNMENT,
+    NUM_CLASSES,
+    NUM_CLIENTS,
+    TEST_COUNTS,
+    TRAIN_COUNTS,
+    TRAINING,
+    changed,
+    chosen,
+    each_client,
+    federation_data,
+    identical,
+    mixed_federation,
+    play,
+    samples,
+    to_device,
+    to_host,
+)
+
+FEDERATION = mixed_federation()
+EXTRA = np.arange(NUM_CLIENTS, dtype=np.float32) * 10
+
+
+class Server(NamedTuple):
+    """What the clients told, by id: weights [n, 2], facts [n, 4], and how often each was heard [n]; the level counts
+    rounds from 1."""
+
+    level: jax.Array
+    weights: jax.Array
+    facts: jax.Array
+    heard: jax.Array
+
+
+class Uplink(NamedTuple):
+    weights: jax.Array
+    facts: Metadata  # float32 [4]: id, samples, last round, extra
+
+
+class Downlink(NamedTuple):
+    level: jax.Array
+    ones: Masked  # [n], of which client i is sent i + 1
+
+
+def capped_scores(x, cap):
+    """The class by the image's brightness, but never above `cap`."""
+    pixels = (x.mean((1, 2, 3)) * 0.5 + 0.5) * 255
+    return jax.nn.one_hot(jnp.minimum(jnp.round((pixels - 40) / 40), cap).astype(int), NUM_CLASSES)
+
+
+def capped_accuracy(cap: int, indices: np.ndarray) -> float:
+    """The share of samples that `capped_scores` gets right, by hand."""
+    dataset, _ = samples()
+    guess = np.minimum(np.round((dataset.images[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap)
+    return float(np.mean(guess == dataset.labels[indices]))
+
+
+def probe() -> Method:
+    """Clients hold a weight that moves and a cap; `receive` sets the cap to the level, training adds two."""
+
+    def client_update(bucket, client, downlink, data, ctx: Context):
+        info = ctx.info
+        weight = client["weight"] + downlink.level
+        facts = jnp.stack([info.id, info.num_samples, info.last_round]).astype(jnp.float32)
+        uplink = Uplink(weight, Metadata(jnp.append(facts, jnp.float32(info.extra))))
+        return {"weight": weight, "cap": client["cap"] + 2}, uplink, {"id": jnp.float32(info.id)}
+
+    def server_update(federation, server, received, ctx):
+        uplink, info, arrived = gather_received(received)
+        at = jnp.where(arrived, info.id, NUM_CLIENTS)  # out of range: not written
+        weights = server.weights.at[at].set(uplink.weights, mode="drop")
+        facts = server.facts.at[at].set(uplink.facts.value, mode="drop")
+        heard = server.heard.at[at].add(1, mode="drop")
+        return Server(server.level + 1, weights, facts, heard), {"heard": arrived.sum()}
+
+    def broadcast(federation, bucket, server, ctx: Context):
+        return Downlink(server.level, Masked(jnp.ones(NUM_CLIENTS), jnp.arange(NUM_CLIENTS) <= ctx.info.id))
+
+    zeros = lambda *shape: jnp.zeros((NUM_CLIENTS, *shape))  # noqa: E731
+    return Method(
+        name="probe",
+        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(4), zeros()),
+        init_client=lambda bucket, ctx: {"weight": jax.random.uniform(ctx.key, (2,)), "cap": jnp.float32(0)},
+        broadcast=broadcast,
+        client_update=client_update,
+        server_update=server_update,
+        receive=lambda bucket, client, downlink, data, ctx: client | {"cap": jnp.round(downlink.level)},
+        predict=lambda bucket, client, downlink, x, mask: {"cap": capped_scores(x, client["cap"])},
+        rules=("cap",),
+    )
+
+
+@functools.cache
+def simulation(changes: tuple = (), padding: int = 0, **options) -> Simulation:
+    """The probe, with `changes` as pairs of a Method's field and its value."""
+    method, data = probe()._replace(**dict(changes)), federation_data(FEDERATION, padding)
+    return make_simulation(method, FEDERATION, data, TRAINING, SimulationOptions(**options), extra=EXTRA)
+
+
+def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
+    sim = simulation(lanes=4, padding=2)
+    state = to_host(sim.init())
+    state, report = play(sim, state, [0, 4, 5], dropped=[5])
+    state, report = play(sim, state, [0, 1, 2, 5, 6])
+    np.testing.assert_array_equal(state.last_round, [1, 1, 1, -1, 0, 1, 1, -1])
+    assert state.round == 2 and report.server_metrics == {"heard": 5.0}
+    assert report.metrics["id"] == pytest.approx(np.mean([0, 1, 2, 5, 6]))
+    np.testing.assert_array_equal(report.participants, [0, 1, 2, 5, 6])
+    before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}  # the last round in which each was reached, when it was heard
+    told = [[i, TRAIN_COUNTS[i].sum(), before[i], EXTRA[i]] if i in before else [0] * 4 for i in range(NUM_CLIENTS)]
+    np.testing.assert_array_equal(state.server.facts, told)
+    np.testing.assert_array_equal(state.server.heard, [2, 1, 1, 0, 1, 1, 1, 0])
+    weights = [client["weight"] for client in each_client(FEDERATION, state)]
+    for i in before:
+        np.testing.assert_array_equal(state.server.weights[i], weights[i])
+
+
+@pytest.mark.parametrize("recipients", ["participants", "all"])
+def test_who_pays_for_the_downlink(recipients):
+    sim = simulation((("recipients", recipients),))
+    start = to_host(sim.init())
+    state, report = play(sim, start, [1, 4, 6], dropped=[4])
+    paid = [1, 4, 6] if recipients == "participants" else range(NUM_CLIENTS)
+    entries = sum(i + 1 for i in paid)  # of the Masked leaf, each with its index, beside the level
+    assert tuple(report.downlink) == (entries + len(paid), 4 * (entries + len(paid)), entries, 4 * entries)
+    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 4, 2 * 16)
+    np.testing.assert_array_equal(np.flatnonzero(state.last_round == 0), list(paid))
+    assert changed(FEDERATION, start, state) == {1, 4, 6}
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "options"),
+    [
+        ("received", {}),
+        ("trained", {}),
+        ("received", {"lanes": 3, "eval_batch_size": 2}),
+        ("trained", {"client_store": "host", "participation": 0.25, "lanes": 2}),
+    ],
+)
+def test_accuracy_of_every_client(evaluate, options):
+    """After one round the level is 2; a participant was trained to 1 + 2, the others are still at 0."""
+    sim = simulation(evaluate=evaluate, **options)
+    with chosen([1, 4]):
+        state, _ = sim.run_round(sim.init())
+    before = to_host(state)
+    scored = sim.evaluate(state)
+    tests = [client.test for client in samples()[1]]
+    caps = [2] * NUM_CLIENTS if evaluate == "received" else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
+    expected = [capped_accuracy(cap, own) if len(own) else np.nan for cap, own in zip(caps, tests)]
+    assert set(scored.accuracy) == {"test"} and set(scored.accuracy["test"]) == {"cap"}
+    np.testing.assert_allclose(scored.accuracy["test"]["cap"], expected)
+    np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
+    assert scored.global_accuracy == {}
+    assert identical(before, to_host(state))
+
+
+def test_expected_accuracies_tell_the_caps_apart():
+    """What the test above compares would not do if every cap scored alike."""
+    tests = [client.test for client in samples()[1] if len(client.test)]
+    assert len({tuple(capped_accuracy(cap, own) for own in tests) for cap in (0, 1, 2, 3)}) == 4
+
+
+def test_validation_samples_are_scored_where_there_are_any():
+    data = federation_data(FEDERATION)
+    buckets = {
+        name: bucket._replace(splits=bucket.splits | {"val": bucket.splits["train"]})
+        for name, bucket in data.buckets.items()
+    }
+    data = data._replace(buckets=buckets, counts=data.counts | {"val": data.counts["train"]})
+    sim = make_simulation(probe(), FEDERATION, data, TRAINING, extra=EXTRA)
+    scored = sim.evaluate(sim.init())
+    expected = [capped_accuracy(1, own.train) if len(own.train) else np.nan for own in samples()[1]]
+    np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
+    np.testing.assert_array_equal(scored.counts["val"], TRAIN_COUNTS.sum(1))
+    assert set(scored.accuracy) == {"test", "val"}
+
+
+def test_global_model_is_scored_on_all_test_samples():
+    def global_predict(federation, server, x, mask):
+        return {"global": capped_scores(x, server.level)}
+
+    sim = simulation((("global_predict", global_predict),), eval_batch_size=5)
+    state, _ = play(sim, sim.init(), [0])
+    scored = sim.evaluate(to_device(state))
+    pooled = np.concatenate([client.test for client in samples()[1]])
+    assert scored.global_accuracy == {"global": pytest.approx(capped_accuracy(2, pooled))}
+    assert 0 < scored.global_accuracy["global"] < 1
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_shared_init(shared):
+    weights = [c["weight"].tobytes() for c in each_client(FEDERATION, to_host(simulation(shared_init=shared).init()))]
+    assert len(set(weights)) == (len(set(ASSIGNMENT)) if shared else NUM_CLIENTS)
+    if shared:
+        assert len(set(zip(weights, ASSIGNMENT))) == len(set(ASSIGNMENT))
+
+
+FEW = {"participation": 0.25, "lanes": 2, "evaluate": "trained"}  # two clients a round of buckets of five and three
+
+
+def test_host_store_with_fewer_rows_than_clients():
+    device, host = (simulation(client_store=store, **FEW) for store in ("device", "host"))
+    a, b = device.init(), host.init()
+    assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(b.clients))
+    for _ in range(6):
+        a, report = device.run_round(a)
+        b, report_b = host.run_round(b)
+        assert report.metrics == report_b.metrics and report.uplink == report_b.uplink
+    assert identical(to_host(a), to_host(b))
+    assert len(set(a.last_round)) > 3
+    np.testing.assert_array_equal(device.evaluate(a).accuracy["test"]["cap"], host.evaluate(b).accuracy["test"]["cap"])
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_nothing_compiles_after_the_first_round(store, caplog):
+    sim = simulation((("name", "fresh"),), client_store=store, **FEW)  # one that has run no round yet
+    state, _ = sim.run_round(sim.init())
+    sim.evaluate(state)
+    with jax.log_compiles(), jax.transfer_guard("disallow"):
+        for _ in range(5):
+            state, _ = sim.run_round(state)
+        sim.evaluate(state)
+    assert "Compiling" not in caplog.text and "tracing" not in caplog.text
+
+
+def test_noise_on_the_uplink():
+    plain, silent, noisy = (
+        simulation(uplink=steps) for steps in ((), (gaussian_noise(0.0, 1.0),), (gaussian_noise(0.5, 0.2),))
+    )
+    start = to_host(plain.init())
+    ids = range(NUM_CLIENTS)
+    after, _ = play(plain, start, ids)
+    assert identical(after, play(silent, start, ids)[0])
+    heard, _ = play(noisy, start, ids)
+    assert identical(heard.clients, after.clients)
+    assert identical(heard.server.facts, after.server.facts)  # metadata is not payload
+    noise = heard.server.weights - after.server.weights
+    assert len(np.unique(noise)) == noise.size and 0.02 < noise.std() < 0.3  # 0.1 is expected of 16 draws
+    again, _ = play(noisy, heard, ids)
+    assert not np.allclose(again.server.weights - play(plain, heard, ids)[0].server.weights, noise, atol=1e-4)
+
+
+def test_noise_on_the_downlink():
+    plain, noisy = simulation(), simulation(downlink=(gaussian_noise(0.5, 0.2),))
+    start = to_host(plain.init())
+    after, report = play(plain, start, [0, 1, 4])
+    heard, noisy_report = play(noisy, start, [0, 1, 4])
+    shifts = [b["weight"] - a["weight"] for a, b in zip(*(each_client(FEDERATION, s) for s in (after, heard)))]
+    moved = [s for i, s in enumerate(shifts) if i in (0, 1, 4)]
+    assert all(s[0] == pytest.approx(s[1], abs=1e-5) and s[0] != 0 for s in moved)  # one level for both entries
+    assert len({round(float(s[0]), 4) for s in moved}) == 3
+    assert not np.any([s for i, s in enumerate(shifts) if i not in (0, 1, 4)])
+    assert noisy_report.downlink == report.downlink
+
+
+def test_server_on_the_host_gives_the_same():
+    def server_update(federation, server, received, ctx):
+        assert all(isinstance(np.asarray(r.arrived), np.ndarray) for r in received.values())  # concrete, not traced
+        return probe().server_update(federation, server, received, ctx)
+
+    jitted, host = simulation(), simulation((("server_update", server_update), ("host_server", True)))
+    start = to_host(jitted.init())
+    assert identical(play(jitted, start, [0, 4, 6], dropped=[6])[0], play(host, start, [0, 4, 6], dropped=[6])[0])
+    state, report = play(host, start, [0, 4], dropped=[0, 4])
+    assert identical(state.server, start.server) and report.arrived == 0
+
+
+def test_method_that_cannot_run_here():
+    with pytest.raises(ValueError, match=r"^fedavg .* one architecture .* narrow, wide$"):
+        make_simulation(fedavg(TRAINING), FEDERATION, federation_data(FEDERATION), TRAINING)
