@@ -110,7 +110,7 @@ def report(dataset: Dataset) -> str:
     _, train, _, _, _ = seconds_of_rounds(without_upload(method), federation, data, training, 3)
     torch_step = [torch_step, torch_seconds(shape)] if torch_step else None
     lines = [
-        f"FedTGP, 4-layer CNN, {dataset.name} {shape}, {len(dataset.clients)} clients, "
+        f"FedTGP, 4-layer CNN, {Path(dataset.name).name} {shape}, {len(dataset.clients)} clients, "
         f"{data.counts['train'].sum():,} training images, batch 10, one epoch = {steps:,} client steps a round.",
         machine(),
         "",
