@@ -2,6 +2,7 @@
 
     python -m experiments.main --config=experiments/configs/cifar10_practical.py
 
+Accuracy and time of the whole run have not been recorded yet.
 Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.
 """
 

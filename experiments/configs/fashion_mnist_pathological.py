@@ -2,6 +2,7 @@
 
     python -m experiments.main --config=experiments/configs/fashion_mnist_pathological.py
 
+Accuracy and time of the whole run have not been recorded yet.
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
