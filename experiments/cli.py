@@ -14,8 +14,9 @@ def fail(error: Exception) -> NoReturn:
 
 def parse_flags(arguments: list[str]) -> list[str]:
     """Parses the command line; a mistake in it, or in a config file or override that it names, is one line."""
+    quiet = "--verbosity=-1"  # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
     try:
-        rest = flags.FLAGS(arguments)
+        rest = flags.FLAGS([arguments[0], quiet, *arguments[1:]])
     except (flags.Error, ValueError, TypeError, AttributeError, KeyError, OSError, ImportError, SyntaxError) as error:
         fail(error)
     if len(rest) > 1:

@@ -11,9 +11,6 @@ import orbax.checkpoint as ocp
 
 from fedjax_ht.core.simulation import SimulationState
 
-# orbax narrates every save; a run's own output says what matters.
-logging.getLogger("absl").setLevel(logging.ERROR)
-
 
 class Checkpointer(NamedTuple):
     """Attributes:
