@@ -9,17 +9,15 @@ ours.
 """
 
 import importlib.util
-import os
-import platform
 import resource
 import time
 from pathlib import Path
 
-import jax
 import numpy as np
 import optax
 from absl import app, flags
 
+from benchmarks.report import machine, publish
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.history import evaluation_row
 from fedjax_ht.core.local_training import LocalTraining, num_steps
@@ -29,7 +27,6 @@ from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
-from fedjax_ht.io.files import atomic_open
 from fedjax_ht.methods import fedtgp
 from fedjax_ht.models import model_group
 
@@ -37,7 +34,6 @@ _DATA = flags.DEFINE_string("data", "synthetic", "A dataset with a split of its 
 _SHAPE = flags.DEFINE_list("shape", ["28", "28", "1"], "Image shape of the synthetic data.")
 _ROUNDS = flags.DEFINE_integer("rounds", 4, "Rounds to run; the first compiles and is not counted.")
 _LANES = flags.DEFINE_integer("lanes", 0, "Clients side by side; 0 chooses by backend.")
-_OUT = flags.DEFINE_string("out", None, "Also write the report to this file.")
 
 MNIST_TRAIN = (
     1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004, 2337, 2829, 2709, 1600, 4297, 4086, 2721, 4239, 3949, 4577,
@@ -138,18 +134,6 @@ def report(dataset: Dataset) -> str:
     return "\n".join(lines)
 
 
-def machine() -> str:
-    """One line: processor, cores, versions, date."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return (
-        f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
-        f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python {platform.python_version()}, "
-        f"{time.strftime('%Y-%m-%d')}."
-    )
-
-
 def torch_seconds(shape: tuple[int, int, int]) -> float | None:
     """Seconds of PyTorch's step, None without torch."""
     if importlib.util.find_spec("torch") is None:
@@ -163,10 +147,7 @@ def main(_) -> None:
     shape = tuple(int(s) for s in _SHAPE.value)
     dataset = synthetic(shape) if _DATA.value == "synthetic" else load_dataset(_DATA.value)
     text = report(dataset)
-    print(text)
-    if _OUT.value:
-        with atomic_open(Path(_OUT.value)) as file:
-            file.write(text + "\n")
+    publish(text)
 
 
 if __name__ == "__main__":

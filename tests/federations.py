@@ -64,9 +64,13 @@ def samples() -> tuple[Dataset, Partition]:
 
 
 def mixed_federation(reverse: bool = False) -> Federation:
-    """Two architectures, in this order or the other; every client keeps its own."""
-    modules = dict(reversed(MODULES.items())) if reverse else MODULES
-    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=ASSIGNMENT)
+    """Two architectures, in this order or the other; every client keeps its own.
+
+    The names change places too: where buckets are a dict's entries, jit sorts them by name.
+    """
+    names = {"narrow": "wide", "wide": "narrow"} if reverse else {"narrow": "narrow", "wide": "wide"}
+    modules = {name: MODULES[names[name]] for name in MODULES}
+    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=[names[name] for name in ASSIGNMENT])
 
 
 def uniform_federation() -> Federation:
