@@ -10,8 +10,9 @@ import pytest
 
 from fedjax_ht.core.method import Context, Method
 from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.round import gather_received
+from fedjax_ht.core.round import all_finite, gather_received
 from fedjax_ht.core.simulation import Simulation, make_simulation
+from fedjax_ht.core.store import host_store
 from fedjax_ht.core.wire import Masked, Metadata, gaussian_noise
 from fedjax_ht.methods import fedavg
 from tests.federations import (
@@ -38,7 +39,7 @@ EXTRA = np.arange(NUM_CLIENTS, dtype=np.float32) * 10
 
 
 class Server(NamedTuple):
-    """What the clients told, by id: weights [n, 2], facts [n, 4], and how often each was heard [n]; the level counts
+    """What the clients told, by id: weights [n, 2], facts [n, 5], and how often each was heard [n]; the level counts
     rounds from 1."""
 
     level: jax.Array
@@ -49,7 +50,7 @@ class Server(NamedTuple):
 
 class Uplink(NamedTuple):
     weights: jax.Array
-    facts: Metadata  # float32 [4]: id, samples, last round, extra
+    facts: Metadata  # float32 [5]: id, samples, last round, extra, and a draw from the key
 
 
 class Downlink(NamedTuple):
@@ -76,8 +77,8 @@ def probe() -> Method:
     def client_update(bucket, client, downlink, data, ctx: Context):
         info = ctx.info
         weight = client["weight"] + downlink.level
-        facts = jnp.stack([info.id, info.num_samples, info.last_round]).astype(jnp.float32)
-        uplink = Uplink(weight, Metadata(jnp.append(facts, jnp.float32(info.extra))))
+        facts = [info.id, info.num_samples, info.last_round, info.extra, jax.random.uniform(ctx.key)]
+        uplink = Uplink(weight, Metadata(jnp.stack([jnp.float32(fact) for fact in facts])))
         return {"weight": weight, "cap": client["cap"] + 2}, uplink, {"id": jnp.float32(info.id)}
 
     def server_update(federation, server, received, ctx):
@@ -94,7 +95,7 @@ def probe() -> Method:
     zeros = lambda *shape: jnp.zeros((NUM_CLIENTS, *shape))  # noqa: E731
     return Method(
         name="probe",
-        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(4), zeros()),
+        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
         init_client=lambda bucket, ctx: {"weight": jax.random.uniform(ctx.key, (2,)), "cap": jnp.float32(0)},
         broadcast=broadcast,
         client_update=client_update,
@@ -116,6 +117,7 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     sim = simulation(lanes=4, padding=2)
     state = to_host(sim.init())
     state, report = play(sim, state, [0, 4, 5], dropped=[5])
+    first = state.server.facts
     state, report = play(sim, state, [0, 1, 2, 5, 6])
     np.testing.assert_array_equal(state.last_round, [1, 1, 1, -1, 0, 1, 1, -1])
     assert state.round == 2 and report.server_metrics == {"heard": 5.0}
@@ -123,7 +125,9 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     np.testing.assert_array_equal(report.participants, [0, 1, 2, 5, 6])
     before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}  # the last round in which each was reached, when it was heard
     told = [[i, TRAIN_COUNTS[i].sum(), before[i], EXTRA[i]] if i in before else [0] * 4 for i in range(NUM_CLIENTS)]
-    np.testing.assert_array_equal(state.server.facts, told)
+    np.testing.assert_array_equal(state.server.facts[:, :4], told)
+    draws = [first[0, 4], *(state.server.facts[i, 4] for i in before)]  # client 0's, and then each one's last
+    assert len(set(draws)) == len(draws)
     np.testing.assert_array_equal(state.server.heard, [2, 1, 1, 0, 1, 1, 1, 0])
     weights = [client["weight"] for client in each_client(FEDERATION, state)]
     for i in before:
@@ -138,7 +142,7 @@ def test_who_pays_for_the_downlink(recipients):
     paid = [1, 4, 6] if recipients == "participants" else range(NUM_CLIENTS)
     entries = sum(i + 1 for i in paid)  # of the Masked leaf, each with its index, beside the level
     assert tuple(report.downlink) == (entries + len(paid), 4 * (entries + len(paid)), entries, 4 * entries)
-    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 4, 2 * 16)
+    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
     np.testing.assert_array_equal(np.flatnonzero(state.last_round == 0), list(paid))
     assert changed(FEDERATION, start, state) == {1, 4, 6}
 
@@ -236,6 +240,25 @@ def test_nothing_compiles_after_the_first_round(store, caplog):
             state, _ = sim.run_round(state)
         sim.evaluate(state)
     assert "Compiling" not in caplog.text and "tracing" not in caplog.text
+
+
+def test_host_store_moves_only_members():
+    store = host_store()
+    stored = store.put({"w": jnp.arange(5.0)})
+    states, slots = store.load(stored, np.array([3, 1]))
+    np.testing.assert_array_equal(states["w"], [3, 1])
+    np.testing.assert_array_equal(slots, [0, 1])
+    stored = store.save(stored, {"w": jnp.array([-3.0, -1.0])}, np.array([3]), 1)  # the second row was padding
+    np.testing.assert_array_equal(stored["w"], [0, 1, 2, -3, 4])
+    assert store.block(2, 5) == 2
+
+
+def test_only_what_is_read_must_be_finite():
+    bad = jnp.array([[1.0, jnp.nan], [jnp.inf, 2.0], [3.0, 4.0]])
+    tree = lambda mask: {"a": Masked(bad, jnp.array(mask)), "n": jnp.arange(3)}  # noqa: E731
+    assert all_finite(tree([False, False, True])) and all_finite(())
+    assert not all_finite(tree([False, True, True])) and not all_finite(tree([True, False, False]))
+    assert not all_finite(bad)
 
 
 def test_noise_on_the_uplink():
