@@ -1,6 +1,7 @@
 """A federation: architecture buckets, and which client lives in which."""
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -126,10 +127,32 @@ def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
     return {"params": variables["params"], "stats": variables.get("batch_stats", {})}
 
 
-def features(bucket: Bucket, params: PyTree, stats: PyTree, x: jax.Array, mask: jax.Array, train: bool):
-    """Runs the feature extractor. x float [B, H, W, C], mask bool [B] -> (float [B, K], new batch statistics)."""
+def features(
+    bucket: Bucket,
+    params: PyTree,
+    stats: PyTree,
+    x: jax.Array,
+    mask: jax.Array,
+    train: bool,
+    key: jax.Array | None = None,
+):
+    """Runs the feature extractor.
+
+    Args:
+      bucket: whose module.
+      params, stats: of one client's model.
+      x: float [B, H, W, C].
+      mask: bool [B], the real samples.
+      train: by batch statistics, and with dropout where there is a key; else by running statistics.
+      key: of the module's dropout; None drops nothing.
+
+    Returns:
+      float [B, K], and the new batch statistics.
+    """
     variables = {"params": params, "batch_stats": stats}
-    out, changed = bucket.module.apply(variables, x, train, mask, method="features", mutable=["batch_stats"])
+    rngs = None if key is None else {"dropout": key}
+    run = functools.partial(bucket.module.apply, method="features", mutable=["batch_stats"], rngs=rngs)
+    out, changed = run(variables, x, train, mask)
     return out, changed.get("batch_stats", stats)
 
 

@@ -33,7 +33,7 @@ def train_model(
     """
 
     def loss(params, stats, batch: Batch, key) -> Loss:
-        representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True)
+        representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
         value = cross_entropy(logits(bucket, params, representations), batch.y, batch.mask)
         if regulariser is not None:
             value = value + regulariser(representations, batch)

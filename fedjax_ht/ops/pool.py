@@ -1,11 +1,52 @@
 """Pooling as elementwise work on strided slices: `reduce_window` has a slow transpose on CPU."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
-def max_pool_2x2(x: jax.Array) -> jax.Array:
-    """Maximum over 2x2 windows, stride 2; an odd last row or column is dropped. [B, H, W, C] -> [B, H//2, W//2, C]."""
-    height, width = x.shape[1] // 2 * 2, x.shape[2] // 2 * 2
-    rows = jnp.maximum(x[:, 0:height:2, :width], x[:, 1:height:2, :width])
-    return jnp.maximum(rows[:, :, 0::2], rows[:, :, 1::2])
+def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0, ceil: bool = False) -> jax.Array:
+    """Maximum over square windows, with torch's MaxPool2d rules for the output size.
+
+    Args:
+      x: float [B, H, W, C].
+      window, stride, padding: in pixels, for both axes; padding is -inf.
+      ceil: also take a last window that begins inside the image (or its left padding) and ends outside.
+    """
+    for axis in (1, 2):  # the maximum of a square is that of its rows' maxima
+        x = _max_along(x, axis, window, stride, padding, ceil)
+    return x
+
+
+def _max_along(x: jax.Array, axis: int, window: int, stride: int, padding: int, ceil: bool) -> jax.Array:
+    length = x.shape[axis]
+    span = length + 2 * padding - window
+    out = (span + stride - 1 if ceil else span) // stride + 1
+    if (out - 1) * stride >= length + padding:
+        out -= 1
+    end = (out - 1) * stride + window  # of the last window, counted from the left padding
+    edges = [(0, 0, 0)] * x.ndim
+    edges[axis] = (padding, end - padding - length, 0)
+    x = lax.pad(x, jnp.array(-jnp.inf, x.dtype), edges)
+    slices = (lax.slice_in_dim(x, i, i + end - window + 1, stride, axis) for i in range(window))
+    return functools.reduce(jnp.maximum, slices)
+
+
+def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
+    """Averages features to another width: float [..., L] -> [..., width].
+
+    Output i is the mean of inputs floor(i L / width) to ceil((i + 1) L / width) - 1, as in torch's AdaptiveAvgPool1d:
+    windows overlap where `width` does not divide L, and repeat features where it is larger.
+    """
+    length = x.shape[-1]
+    if length == width:
+        return x
+    if length % width == 0:
+        return x.reshape(*x.shape[:-1], width, -1).mean(-1)
+    if width % length == 0:
+        return jnp.repeat(x, width // length, axis=-1)
+    i, position = jnp.arange(width), jnp.arange(length)[:, None]
+    first, past = i * length // width, -(-(i + 1) * length // width)
+    return x @ (((first <= position) & (position < past)) / (past - first)).astype(x.dtype)

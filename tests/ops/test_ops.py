@@ -3,8 +3,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.ops import conv2d, max_pool_2x2, pairwise_distance, safe_norm
+from fedjax_ht.ops import adaptive_pool, conv2d, max_pool, pairwise_distance, safe_norm
 from tests.reference import conv as ref
+from tests.reference import pool
 from tests.reference.distances import pairwise_distance as ref_distance
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -63,9 +64,36 @@ def test_unknown_lowering_is_named():
 @pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 7, 2)], ids=["even", "odd"])
 def test_max_pool_and_its_gradient_equal_the_reference(shape):
     x, upstream = normal(*shape), normal(shape[0], shape[1] // 2, shape[2] // 2, shape[3], seed=1)
-    out, (dx,) = value_and_pullback(max_pool_2x2, upstream)(x)
+    out, (dx,) = value_and_pullback(lambda x: max_pool(x, 2, 2), upstream)(x)
     np.testing.assert_allclose(out, ref.max_pool_2x2(x), rtol=1e-6)
     np.testing.assert_allclose(dx, ref.max_pool_2x2_gradient(x, upstream), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "padding", "ceil"),
+    [(3, 2, 1, False), (3, 2, 0, True), (3, 1, 1, True), (2, 2, 0, True), (3, 2, 1, True), (2, 3, 1, True)],
+    ids=str,
+)
+def test_max_pool_of_any_window_equals_the_reference(window, stride, padding, ceil):
+    x = normal(1, 5, 4, 2) - 3  # below zero: padding must not win
+    out = max_pool(x, window, stride, padding, ceil)
+    np.testing.assert_allclose(out, pool.max_pool(x, window, stride, padding, ceil), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "width"), [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (1280, 512)], ids=str)
+def test_adaptive_pool_averages_torchs_windows(length, width):
+    x = normal(2, length)
+    want = [x[:, i * length // width : -(-(i + 1) * length // width)].mean(1) for i in range(width)]
+    np.testing.assert_allclose(adaptive_pool(x, width), np.stack(want, 1), rtol=1e-5, atol=1e-6)
+
+
+def test_adaptive_pool_windows_of_mobilenet_and_vit():
+    def windows(length, count):
+        seen = np.asarray(adaptive_pool(jnp.eye(length), 512)) > 0
+        return [(int(np.flatnonzero(seen[:, i])[0]), int(np.flatnonzero(seen[:, i])[-1]) + 1) for i in range(count)]
+
+    assert windows(1280, 4) == [(0, 3), (2, 5), (5, 8), (7, 10)]
+    assert windows(768, 4) == [(0, 2), (1, 3), (3, 5), (4, 6)]
 
 
 def test_pairwise_distance_equals_the_reference():
