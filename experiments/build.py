@@ -3,11 +3,13 @@
 import inspect
 from typing import NamedTuple
 
+import numpy as np
 import optax
 from ml_collections import ConfigDict
 
 from experiments.configs.base import base_config
 from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.options import SimulationOptions
@@ -20,13 +22,14 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.models import model_group
 
 OPTIMIZERS = ("sgd", "adam")
+PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 
 
 class Experiment(NamedTuple):
-    """What the methods of one run share."""
+    """What the methods of one run share; `partitions` has one for each trial."""
 
     dataset: Dataset
-    partition: Partition
+    partitions: tuple[Partition, ...]
     federation: Federation
     training: LocalTraining
     options: SimulationOptions
@@ -48,14 +51,18 @@ def build(config: ConfigDict) -> Experiment:
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
-    modules = model_group(
-        config.model.group, dataset.num_classes, dataset.image_shape, config.model.feature_dim or None
-    )
+    model = config.model
+    task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
+    modules = model_group(model.group, *task, model.norm, model.output_relu)
     federation = make_federation(modules, dataset.image_shape, dataset.num_classes, partition.num_clients)
     for method in methods.values():
         method.check(federation)
-    split = make_partition(partition.kind, dataset, partition.num_clients, partition.seed, **partition.options)
-    return Experiment(dataset, split, federation, training, options, methods)
+    splits = [
+        make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
+        for trial in range(config.trials if partition.per_trial else 1)
+    ]
+    partitions = tuple(splits if partition.per_trial else splits * config.trials)
+    return Experiment(dataset, partitions, federation, training, options, methods)
 
 
 def check_fields(config: ConfigDict) -> None:
@@ -80,9 +87,11 @@ def check_numbers(config: ConfigDict) -> None:
     """Ranges that no constructor below checks."""
     limits = {
         "rounds": (config.rounds, 1),
+        "trials": (config.trials, 1),
         "partition.num_clients": (config.partition.num_clients, 1),
         "evaluate.every": (config.evaluate.every, 1),
         "evaluate.patience": (config.evaluate.patience, 0),
+        "evaluate.sample": (config.evaluate.sample, 0),
         "checkpoint.every": (config.checkpoint.every, 1),
         "checkpoint.keep": (config.checkpoint.keep, 1),
         "training.batch_size": (config.training.batch_size, 1),
@@ -94,12 +103,18 @@ def check_numbers(config: ConfigDict) -> None:
         "dataset.image_size": (config.dataset.image_size, 0),
         "model.feature_dim": (config.model.feature_dim, 0),
         "lanes": (config.lanes, 0),
+        "devices": (config.devices, 0),
     }
     for name, (value, least) in limits.items():
         if value < least:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
     if config.training.learning_rate <= 0:
         raise ValueError(f"training.learning_rate is {config.training.learning_rate}; it must be above 0")
+    if config.precision not in PRECISIONS:
+        raise ValueError(f"precision is {config.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    sample, clients = config.evaluate.sample, config.partition.num_clients
+    if sample > clients:
+        raise ValueError(f"evaluate.sample is {sample}; it must be at most the {clients} clients")
 
 
 def local_training(config: ConfigDict) -> LocalTraining:
@@ -134,10 +149,18 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         evaluate=config.evaluate.mode,
         eval_batch_size=config.evaluate.batch_size,
         lanes=config.lanes or "auto",
+        devices=config.devices or None,
         client_store=config.client_store,
         uplink=transforms("uplink", config.uplink),
         downlink=transforms("downlink", config.downlink),
     )
+
+
+def evaluated_clients(config: ConfigDict) -> np.ndarray | None:
+    """Ids of the `evaluate.sample` clients that a run looks at, ascending, a pure function of the seed; None: all."""
+    generator = host_generator(config.seed, Purpose.EVALUATION, 0)
+    sample = generator.permutation(config.partition.num_clients)[: config.evaluate.sample]
+    return np.sort(sample) if config.evaluate.sample else None
 
 
 def transforms(field: str, entries) -> tuple[Transform, ...]:

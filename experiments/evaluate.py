@@ -23,6 +23,7 @@ from fedjax_ht.io.files import atomic_open
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.")
 _CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
 _METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
+_TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")
 _EXPORT = flags.DEFINE_string("export", None, "Write the client's state to this .npz.")
 
 
@@ -50,24 +51,29 @@ def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
     if method not in experiment.methods:
         raise ValueError(f"the run in {workdir} has no method {method!r}; it has {', '.join(experiment.methods)}")
     simulation = simulate(method, experiment)
-    found = make_checkpointer(workdir / method / "checkpoints").restore(simulation.init())
+    found = make_checkpointer(workdir / method / "checkpoints", simulation).restore()
     if found is None:
         raise FileNotFoundError(f"no readable checkpoint below {workdir / method / 'checkpoints'}")
     return LoadedRun(experiment, simulation, found[0], method)
 
 
-def client_state(run: LoadedRun, client: int) -> PyTree:
-    """The client's own state, as the method left it; NumPy arrays.
+def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
+    """The client's own state in one trial, as the method left it; NumPy arrays.
 
     Raises:
-      ValueError: there is no such client.
+      ValueError: there is no such client or trial.
     """
+    trials = len(run.experiment.partitions)
+    if not 0 <= trial < trials:
+        raise ValueError(f"there is no trial {trial}; they run from 0 to {trials - 1}")
     federation = run.experiment.federation
     if not 0 <= client < federation.num_clients:
         raise ValueError(f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}")
     bucket = federation.buckets[federation.assignment[client]]
-    row = federation.members(bucket).index(client)
-    return jax.device_get(jax.tree.map(lambda x: x[row], run.state.clients[bucket.name]))
+    members = federation.members(bucket)
+    row = trial * len(members) + members.index(client)
+    states = run.simulation.read_clients(run.state, bucket.name, np.array([row]))
+    return jax.tree.map(lambda x: x[0], states)
 
 
 def export(state: PyTree, path: Path | str) -> None:
@@ -88,11 +94,12 @@ def main(_) -> None:
     enable_compilation_cache()
     try:
         run = load_run(_WORKDIR.value, _METHOD.value)
-        state = client_state(run, _CLIENT.value)
+        state = client_state(run, _CLIENT.value, _TRIAL.value)
     except (ValueError, FileNotFoundError, ImportError) as error:
         fail(error)
     client, federation = _CLIENT.value, run.experiment.federation
-    evaluation = run.simulation.evaluate(run.state, np.array([client]))
+    evaluations = run.simulation.evaluate(run.state, np.array([client]))
+    evaluation = evaluations[_TRIAL.value] if run.simulation.trials else evaluations
     architecture = federation.buckets[federation.assignment[client]].name
     print(f"client {client} ({architecture}), {run.method} after {run.state.round} rounds")
     for split, by_rule in evaluation.accuracy.items():

@@ -9,10 +9,15 @@ from tqdm import tqdm
 
 from experiments.cli import fail, parse_flags
 from experiments.table import human_bytes
-from experiments.train import Interrupted, enable_compilation_cache, train_and_evaluate
+from experiments.train import Interrupted, enable_compilation_cache, is_primary, join_processes, train_and_evaluate
 from fedjax_ht.core.history import wire_bytes
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file in experiments/configs.")
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "host:port of the first process of several."
+)
+_PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
+_PROCESS = flags.DEFINE_integer("process", None, "Which one this is, from 0.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default checkpoints/runs/<config>-seed<seed>.")
 
 
@@ -20,22 +25,22 @@ class Progress:
     """A progress bar for each method: round, accuracy, seconds and bytes."""
 
     def __init__(self, rounds: int):
-        self.rounds, self.bars, self.accuracy = rounds, {}, float("nan")
+        self.rounds, self.bars, self.accuracy = rounds, {}, {}
 
     def __call__(self, method: str, row: dict) -> None:
         if method not in self.bars:
             start = row["round"] - (row["round"] > 0)
             self.bars[method] = tqdm(total=self.rounds, initial=start, desc=method.ljust(8), unit="round", leave=True)
         bar = self.bars[method]
-        self.accuracy = row.get("accuracy", self.accuracy)
+        if "accuracy" in row:
+            self.accuracy[method, row["trial"]] = row["accuracy"]
+        trials = [accuracy for (name, _), accuracy in self.accuracy.items() if name == method]
         bar.set_postfix_str(
-            f"acc {100 * self.accuracy:.2f} %, {row['seconds_round'] + row['seconds_evaluation']:.1f} s, "
+            f"acc {100 * sum(trials) / len(trials):.2f} %, {row['seconds_round'] + row['seconds_evaluation']:.1f} s, "
             f"up {human_bytes(wire_bytes(row, 'uplink'))}, down {human_bytes(wire_bytes(row, 'downlink'))}"
             + (f", not finite: clients {row['not_finite']}" if row.get("not_finite") else "")
         )
         bar.update(row["round"] - bar.n)
-        if row["round"] >= self.rounds:
-            bar.close()
 
     def close(self) -> None:
         for bar in self.bars.values():
@@ -51,6 +56,7 @@ def main(_) -> None:
     progress = Progress(config.rounds)
     enable_compilation_cache()
     try:
+        join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         result = train_and_evaluate(config, workdir, progress, warn=tqdm.write)
     except Interrupted as stop:
         progress.close()
@@ -60,6 +66,8 @@ def main(_) -> None:
         progress.close()
         fail(error)
     progress.close()
+    if not is_primary():
+        return
     print("\n" + result.summary + "\n\nwritten:")
     for path in result.files:
         print(f"  {path}")

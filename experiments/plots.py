@@ -1,4 +1,4 @@
-"""Pictures of a run: accuracy against rounds, accuracy of every client, and the split as a bubble chart."""
+"""Pictures of a run: accuracy against rounds, accuracy of every client, and the (first) split as a bubble chart."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 matplotlib.use("Agg")  # files only; a notebook shows them as images
 from matplotlib import pyplot as plt
 
-from fedjax_ht.core.history import Row, best, evaluated
+from fedjax_ht.core.history import Row, best, by_trial, evaluated
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.io.files import atomic_open
@@ -39,13 +39,20 @@ def write_plots(
 
 
 def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
-    """Mean accuracy over clients against rounds, one line a method, its best round marked."""
+    """Mean accuracy over clients against rounds, one line a method, its best round marked.
+
+    Several trials: their mean, and a band from the lowest to the highest.
+    """
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
     for name, history in histories.items():
-        rows = evaluated(history)
-        (line,) = axes.plot([r["round"] for r in rows], [100 * r["accuracy"] for r in rows], label=name, lw=1.8)
-        top = best(history).on_test
-        axes.plot(top["round"], 100 * top["accuracy"], "o", color=line.get_color(), ms=5)
+        trials = [evaluated(trial) for trial in by_trial(history)]
+        rounds = [r["round"] for r in trials[0]]
+        scores = 100 * np.array([[r["accuracy"] for r in trial] for trial in trials])
+        mean = scores.mean(0)
+        (line,) = axes.plot(rounds, mean, label=name, lw=1.8)
+        if len(trials) > 1:
+            axes.fill_between(rounds, scores.min(0), scores.max(0), color=line.get_color(), alpha=0.2, lw=0)
+        axes.plot(rounds[mean.argmax()], mean.max(), "o", color=line.get_color(), ms=5)
     axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -53,14 +60,12 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
 
 
 def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
-    """Accuracy of every client at the method's best round, clients ordered by the first method's accuracy."""
-    values = {
-        name: np.array([np.nan if a is None else 100 * a for a in best(history).on_test["clients"]])
-        for name, history in histories.items()
-    }
+    """Accuracy of every client at the method's best round, mean over trials, ordered by the first method's accuracy."""
+    values = {name: mean_of_clients(history) for name, history in histories.items()}
     first = next(iter(values.values()))
-    order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
-    figure, axes = plt.subplots(figsize=(max(6.4, 0.22 * len(order)), 4), layout="constrained")
+    shown = np.flatnonzero(np.any([~np.isnan(v) for v in values.values()], axis=0))  # the rest was never evaluated
+    order = shown[np.argsort(np.nan_to_num(first[shown], nan=-1.0), kind="stable")]
+    figure, axes = plt.subplots(figsize=(min(40, max(6.4, 0.22 * len(order))), 4), layout="constrained")
     for (name, accuracy), marker in zip(values.items(), "osD^vP*X" * len(values)):
         axes.plot(accuracy[order], marker, ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8)
     step = max(1, len(order) // 40)
@@ -71,11 +76,18 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
     return figure
 
 
+def mean_of_clients(history: Sequence[Row]) -> np.ndarray:
+    """Percent per client at the best round, mean over the trials; NaN for clients without a score."""
+    scores = [np.array(best(trial).on_test["clients"], np.float64) for trial in by_trial(history)]
+    counts = np.sum([~np.isnan(s) for s in scores], axis=0)
+    return np.where(counts > 0, 100 * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
+
+
 def split_bubbles(counts: np.ndarray, class_names: Sequence[str]) -> plt.Figure:
     """Training samples of every class (rows) at every client (columns); a bubble's area is in proportion."""
     clients, classes = counts.shape
     figure, axes = plt.subplots(
-        figsize=(max(6.4, 0.3 * clients + 1.5), max(3.2, 0.3 * classes + 1)), layout="constrained"
+        figsize=(min(40, max(6.4, 0.3 * clients + 1.5)), max(3.2, 0.3 * classes + 1)), layout="constrained"
     )
     client, label = np.nonzero(counts)
     size = counts[client, label]

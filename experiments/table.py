@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.core.history import Row, best, wire_bytes
+from fedjax_ht.core.history import Row, best, by_trial, wire_bytes
 
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "s/round")
@@ -13,33 +13,47 @@ COLUMNS += ("uplink", "downlink", "s/round")
 def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     """One line a method. Accuracies are those of the best round on the test sets, "last" of the last round.
 
-    Where clients hold validation sets, a second column of accuracy gives the test accuracy of the round that is best on
-    validation. Uplink and downlink are means per round over all clients together; seconds leave out the first round
-    of a process, which compiles.
+    Several trials: means over them, with the standard deviation (of the population) behind the accuracies, and the best
+    round of each. Where clients hold validation sets, a second column of accuracy gives the test accuracy of the round
+    that is best on validation. Uplink and downlink are means per round over all clients together; seconds are of all
+    trials together and leave out the first round of a process, which compiles.
     """
-    with_val = any(best(history).on_val is not None for history in histories.values())
+    found = {name: [best(trial) for trial in by_trial(history)] for name, history in histories.items()}
+    with_val = any(b.on_val is not None for trials in found.values() for b in trials)
     columns = [*COLUMNS[:2], *(["by validation %"] if with_val else []), *COLUMNS[2:]]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for name, history in histories.items():
-        found = best(history)
-        top, rounds = found.on_test, history[1:]
+    for name, trials in found.items():
+        rounds = [row for row in histories[name] if row["round"] > 0]
+        tops, lasts = [b.on_test for b in trials], [b.last for b in trials]
+        by_val = [b.on_val for b in trials if b.on_val is not None]
         mean = lambda way, rows=rounds: float(np.mean([wire_bytes(r, way) for r in rows])) if rows else 0.0  # noqa: E731
         seconds = [r["seconds_round"] for r in rounds]
         cells = [
             name,
-            f"{100 * top['accuracy']:.2f}",
-            *([f"{100 * found.on_val['accuracy']:.2f} (round {found.on_val['round']})"] if found.on_val else []),
-            f"{100 * top['accuracy_std']:.2f}",
-            f"{100 * top['accuracy_weighted']:.2f}",
-            str(top["round"]),
-            f"{100 * found.last['accuracy']:.2f}",
-            f"{100 * top['accuracy_worst10']:.2f}",
+            percent(tops, "accuracy"),
+            *([f"{percent(by_val, 'accuracy')} (round {rounds_of(by_val)})"] if by_val else []),
+            percent(tops, "accuracy_std", spread=False),
+            percent(tops, "accuracy_weighted"),
+            rounds_of(tops),
+            percent(lasts, "accuracy"),
+            percent(tops, "accuracy_worst10"),
             human_bytes(mean("uplink")),
             human_bytes(mean("downlink")),
             f"{np.median(seconds):.2f}" if seconds else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
+    """A mean over trials, with its standard deviation where there are several: "80.57 ± 1.04"."""
+    values = [100 * row[key] for row in rows]
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values):.2f}" if spread and len(values) > 1 else "")
+
+
+def rounds_of(rows: Sequence[Row]) -> str:
+    """The round of each trial."""
+    return ", ".join(str(row["round"]) for row in rows)
 
 
 def human_bytes(count: float) -> str:

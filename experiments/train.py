@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from experiments import plots, table
-from experiments.build import Experiment, build
+from experiments.build import Experiment, build, evaluated_clients
 from fedjax_ht.core.history import Row, run
-from fedjax_ht.core.simulation import Simulation, make_simulation
+from fedjax_ht.core.simulation import Simulation, make_simulation, make_trials
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
 
 # Fields that change nothing about the numbers of a round: a run may go on with others.
-FREE_FIELDS = ("rounds", "checkpoint.every", "checkpoint.keep", "dataset.data_dir")
+FREE_FIELDS = ("rounds", "checkpoint.every", "checkpoint.keep", "dataset.data_dir", "devices", "client_store")
 
 ProgressFn = Callable[[str, Row], None]  # (method, new row)
 
@@ -48,6 +50,9 @@ def train_and_evaluate(
 ) -> Result:
     """Runs every method of the config on one split and writes metrics, checkpoints, a table and plots below `workdir`.
 
+    Under `jax.distributed` every process makes the same call, and the first of them writes; `workdir` must be a folder
+    that all of them see.
+
     A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the round in progress
     finish, save, and raise `Interrupted`.
 
@@ -58,24 +63,37 @@ def train_and_evaluate(
     experiment = build(config)
     remember_config(config, workdir)
     histories: dict[str, list[Row]] = {}
-    with catch_signals() as caught:
+    with catch_signals() as caught, jax.default_matmul_precision(config.precision):
         for name in experiment.methods:
             histories[name] = run_method(name, experiment, config, workdir / name, progress_fn, warn, caught)
-    summary = table.markdown(histories)
-    with atomic_open(workdir / "summary.md") as file:
-        file.write(summary + "\n")
-    pictures = plots.write_plots(histories, experiment.dataset, experiment.partition, workdir)
+    summary, pictures = table.markdown(histories), []
+    if is_primary():
+        with atomic_open(workdir / "summary.md") as file:
+            file.write(summary + "\n")
+        pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
     files = [workdir / name / f for name in histories for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
     files += [workdir / name / "checkpoints" for name in histories]
     return Result(histories, summary, [workdir / "config.json", workdir / "summary.md", *files, *pictures])
 
 
 def simulate(name: str, experiment: Experiment) -> Simulation:
-    """One method's simulation."""
-    data = make_federation_data(experiment.dataset, experiment.partition, experiment.federation)
-    return make_simulation(
-        experiment.methods[name], experiment.federation, data, experiment.training, experiment.options
-    )
+    """One method's simulation; with more than one trial, of all of them."""
+    method, federation = experiment.methods[name], experiment.federation
+    data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
+    rest = (experiment.training, experiment.options)
+    if len(data) > 1:
+        return make_trials(method, federation, data, *rest)
+    return make_simulation(method, federation, data[0], *rest)
+
+
+def is_primary() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return jax.process_index() == 0
+
+
+def agreed(stop: bool) -> bool:
+    """Whether any process was told to stop; they then all stop in the same round."""
+    return bool(np.any(multihost_utils.process_allgather(np.array(stop)))) if jax.process_count() > 1 else stop
 
 
 def run_method(
@@ -89,18 +107,19 @@ def run_method(
 ) -> list[Row]:
     """One method from its newest checkpoint on; returns its history."""
     simulation = simulate(name, experiment)
-    checkpointer = make_checkpointer(workdir / "checkpoints", config.checkpoint.keep)
-    initial = simulation.init()
-    state, history = checkpointer.restore(initial, warn) or (initial, [])
+    checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
+    state, history = checkpointer.restore(warn) or (None, [])
     saved = state.round if history else -1
 
     def after_round(state, history) -> bool:
         nonlocal saved
-        write_history(history, workdir)
-        if state.round % config.checkpoint.every == 0 or caught:
+        if is_primary():
+            write_history(history, workdir)
+        stop = agreed(bool(caught))
+        if state.round % config.checkpoint.every == 0 or stop:
             checkpointer.save(state, history)
             saved = state.round
-        return bool(caught)
+        return stop
 
     state, history = run(
         simulation,
@@ -110,14 +129,16 @@ def run_method(
         history,
         config.evaluate.every,
         config.evaluate.patience or None,
-        None if progress_fn is None else lambda row: progress_fn(name, row),
+        (lambda row: progress_fn(name, row)) if progress_fn is not None and is_primary() else None,
         after_round,
+        only=evaluated_clients(config),
     )
     if state.round != saved:
         checkpointer.save(state, history)
-    write_history(history, workdir)
-    if caught:
-        raise Interrupted(caught[0])
+    if is_primary():
+        write_history(history, workdir)
+    if agreed(bool(caught)):
+        raise Interrupted(caught[0] if caught else signal.SIGTERM)
     return history
 
 
@@ -134,8 +155,9 @@ def remember_config(config: ConfigDict, workdir: Path) -> None:
         if differing:
             shown = ", ".join(f"{f}: {earlier.get(f)!r} there, {fields.get(f)!r} here" for f in differing[:5])
             raise ValueError(f"{workdir} holds a run of another config ({shown}); choose another --workdir")
-    with atomic_open(path) as file:
-        json.dump(json.loads(config.to_json_best_effort()), file, indent=2)
+    if is_primary():
+        with atomic_open(path) as file:
+            json.dump(json.loads(config.to_json_best_effort()), file, indent=2)
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -174,3 +196,21 @@ def enable_compilation_cache(folder: Path | str | None = None) -> None:
     folder = Path(folder) if folder else Path.home() / ".cache" / "fedjax_ht" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def join_processes(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    """Connects this process to the others of a run, before any computation; without a coordinator it runs alone.
+
+    Raises:
+      ValueError: the three do not fit together.
+    """
+    given = [value is not None for value in (coordinator, processes, process)]
+    if not any(given):
+        return
+    if not all(given) or not 0 <= process < processes:
+        raise ValueError(
+            f"coordinator={coordinator}, processes={processes}, process={process}: give all three, process from 0 to "
+            "processes - 1"
+        )
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(coordinator, processes, process)

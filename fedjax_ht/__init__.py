@@ -1,11 +1,11 @@
 """Model-heterogeneous federated learning in JAX: the public names."""
 
 from fedjax_ht.core.federation import Bucket, Federation, make_federation
-from fedjax_ht.core.history import best, run
+from fedjax_ht.core.history import best, by_trial, run
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Received
 from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation
+from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation, make_trials
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
@@ -33,6 +33,7 @@ __all__ = [
     "SimulationState",
     "SplitModel",
     "best",
+    "by_trial",
     "fedavg",
     "fedproto",
     "fedtgp",
@@ -42,6 +43,7 @@ __all__ = [
     "make_federation_data",
     "make_partition",
     "make_simulation",
+    "make_trials",
     "model_group",
     "run",
     "wire_elements",

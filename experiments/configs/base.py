@@ -29,6 +29,7 @@ def base_config() -> ConfigDict:
     """A complete config: FedTGP on the embedded images. A config file changes what its experiment changes."""
     config = ConfigDict()
     config.seed = 0  # initial weights, shuffles, participation; the split has its own
+    config.trials = 1  # seeds seed, seed + 1, ... in one program
     config.rounds = 100
     config.method = method_config("fedtgp")
     config.compare = ()  # further methods, with their default options, on the same split
@@ -36,7 +37,10 @@ def base_config() -> ConfigDict:
     config.dataset = ConfigDict({"name": "fashion_mnist_10k", "data_dir": "data", "image_size": 0})  # 0: as published
     config.partition = ConfigDict({"kind": "practical", "num_clients": 20, "seed": 1, "options": ConfigDict()})
     config.partition.options = {"alpha": 0.1}
+    config.partition.per_trial = False  # True: each trial has a split of its own, by partition.seed + trial
     config.model = ConfigDict({"group": "cnn5", "feature_dim": 0})  # 0: the group's own
+    config.model.norm = "batch"  # group, layer, static_batch: of models that normalise by batch
+    config.model.output_relu = False  # True: htc4 heads with the released code's ReLU behind the logits
 
     config.training = ConfigDict()
     config.training.optimizer = "sgd"  # sgd or adam, made new every round
@@ -58,7 +62,10 @@ def base_config() -> ConfigDict:
     config.downlink = ()
 
     config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 64, "patience": 0})  # patience 0: never
-    config.lanes = 0  # clients side by side; 0 chooses by backend
+    config.evaluate.sample = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
+    config.lanes = 0  # clients side by side on a device; 0 chooses by backend
+    config.devices = 0  # to shard the clients over; 0: all
+    config.precision = "float32"  # of matrix products and convolutions: float32, tensorfloat32, bfloat16
     config.client_store = "device"  # or host
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
     return config

@@ -165,3 +165,26 @@ def count_parameters(bucket: Bucket) -> dict[str, int]:
     """Parameters of the base and of the head."""
     variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
     return {part: sum(x.size for x in jax.tree.leaves(tree)) for part, tree in variables["params"].items()}
+
+
+def require_equal_heads(federation: Federation) -> None:
+    """For methods that exchange heads.
+
+    Raises:
+      ValueError: the heads of two buckets differ in the names or the shapes of their parameters.
+    """
+    first, *others = federation.buckets
+    for bucket in others:
+        if (one := _head_shapes(first)) != (other := _head_shapes(bucket)):
+            raise ValueError(
+                f"the heads of all models must be equal, but that of {first.name!r} is {one} "
+                f"and that of {bucket.name!r} is {other}; choose a group whose models share one head"
+            )
+
+
+def _head_shapes(bucket: Bucket) -> dict[str, tuple[int, ...]]:
+    def init(key):
+        return bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")
+
+    leaves = jax.tree.leaves_with_path(jax.eval_shape(init, jax.random.key(0))["params"]["head"])
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}

@@ -11,7 +11,9 @@ from fedjax_ht.core.report import Evaluation, RoundReport
 from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.metrics.accuracy import summarise
 
-Row = dict[str, Any]  # JSON values only; "round" counts rounds done, row 0 is the untrained federation
+Row = dict[str, Any]
+"""JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" counts from 0. Seconds are
+those of the whole program, whatever the number of trials."""
 
 
 class Best(NamedTuple):
@@ -44,6 +46,7 @@ def round_row(report: RoundReport) -> Row:
     """Flattens a round's report: client and server metrics, who arrived, and the wire in elements and bytes."""
     row: Row = dict(report.metrics) | report.server_metrics
     row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
+    row["wasted_lane_steps"] = report.wasted_lane_steps
     for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
         row |= {f"{way}_{field}": value for field, value in cost._asdict().items()}
     return row
@@ -54,13 +57,20 @@ def wire_bytes(row: Row, way: str) -> int:
     return row.get(f"{way}_payload_bytes", 0) + row.get(f"{way}_metadata_bytes", 0)
 
 
+def by_trial(history: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each trial, in order."""
+    trials = sorted({row["trial"] for row in history})
+    return [[row for row in history if row["trial"] == t] for t in trials]
+
+
 def evaluated(history: Sequence[Row]) -> list[Row]:
-    """The rows that hold an evaluation."""
+    """The rows of one trial that hold an evaluation."""
     return [row for row in history if "accuracy" in row]
 
 
 def best(history: Sequence[Row]) -> Best:
-    """The best row by test accuracy (as the papers choose), by validation accuracy where there is one, and the last."""
+    """Of one trial: the best row by test accuracy (as the papers choose), the best by validation accuracy, if it has
+    any, and the last."""
     rows = evaluated(history)
     has_val = any("val_accuracy" in row for row in rows)
     return Best(
@@ -71,7 +81,8 @@ def best(history: Sequence[Row]) -> Best:
 
 
 def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
-    """True once `patience` evaluations have passed without a new best (on validation where there is one, else test)."""
+    """True once one trial has had `patience` evaluations without a new best (on validation where there is one, else
+    test)."""
     rows = evaluated(history)
     if patience is None or not rows:
         return False
@@ -90,6 +101,7 @@ def run(
     patience: int | None = None,
     progress_fn: Callable[[Row], None] | None = None,
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
+    only: np.ndarray | None = None,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
@@ -99,30 +111,39 @@ def run(
       rounds: total, those already in `state` included.
       state, history: of an earlier run, to go on from.
       eval_every: rounds between evaluations; the untrained federation and the last round are always evaluated.
-      patience: evaluations without a new best after which to stop, or None.
+      patience: evaluations without a new best, in every trial, after which to stop, or None.
       progress_fn: called with each new row.
       after_round: called with the state and the history after each round; True stops the run.
+      only: ids of the clients to evaluate, or None for all.
     """
     history = list(history)
     state = simulation.init() if state is None else state
+    listed = (lambda x: x) if simulation.trials else (lambda x: [x])
 
-    def add(row: Row) -> None:
-        history.append(row)
-        if progress_fn is not None:
-            progress_fn(row)
+    def add(parts: list[list[Row]], seconds: dict[str, float]) -> None:
+        for trial, columns in enumerate(zip(*parts)):
+            row = {"round": state.round, "trial": trial}
+            for column in (*columns, seconds):
+                row |= column
+            history.append(row)
+            if progress_fn is not None:
+                progress_fn(row)
+
+    def evaluate() -> list[Row]:
+        return [evaluation_row(e, method.rules) for e in listed(simulation.evaluate(state, only))]
 
     if not history:
         start = time.perf_counter()
-        row = {"round": 0} | evaluation_row(simulation.evaluate(state), method.rules)
-        add(row | {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
-    while state.round < rounds and not out_of_patience(history, patience):
+        rows = evaluate()
+        add([rows], {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
+    while state.round < rounds and not all(out_of_patience(trial, patience) for trial in by_trial(history)):
         start = time.perf_counter()
-        state, report = simulation.run_round(state)
+        state, reports = simulation.run_round(state)
         trained = time.perf_counter()
-        row = {"round": state.round} | round_row(report)
+        parts = [[round_row(report) for report in listed(reports)]]
         if state.round % eval_every == 0 or state.round == rounds:
-            row |= evaluation_row(simulation.evaluate(state), method.rules)
-        add(row | {"seconds_round": trained - start, "seconds_evaluation": time.perf_counter() - trained})
+            parts.append(evaluate())
+        add(parts, {"seconds_round": trained - start, "seconds_evaluation": time.perf_counter() - trained})
         if after_round is not None and after_round(state, history):
             break
     return state, history

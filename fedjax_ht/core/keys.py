@@ -19,6 +19,7 @@ class Purpose(enum.IntEnum):
     DOWNLINK = 7
     PARTICIPATION = 8
     DROPOUT = 9
+    EVALUATION = 10
 
 
 def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:

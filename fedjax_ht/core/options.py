@@ -20,7 +20,8 @@ class SimulationOptions:
       shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
       eval_batch_size: samples that one forward pass of evaluation takes.
-      lanes: clients side by side, see `executor.choose_lanes`.
+      lanes: clients side by side on a device, see `executor.choose_lanes`.
+      devices: how many to shard the clients over; None takes all that there are.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
 
@@ -35,6 +36,7 @@ class SimulationOptions:
     evaluate: Literal["received", "trained"] = "received"
     eval_batch_size: int = 64
     lanes: Lanes = "auto"
+    devices: int | None = None
     client_store: Literal["device", "host"] = "device"
     uplink: tuple[wire.Transform, ...] = ()
     downlink: tuple[wire.Transform, ...] = ()
@@ -52,6 +54,8 @@ class SimulationOptions:
             raise ValueError(f"client_store is {self.client_store!r}; it must be one of {', '.join(STORES)}")
         if self.lanes != "auto" and (not isinstance(self.lanes, int) or self.lanes < 1):
             raise ValueError(f"lanes is {self.lanes!r}; it must be 'auto' or a positive integer")
+        if self.devices is not None and self.devices < 1:
+            raise ValueError(f"devices is {self.devices}; it must be at least 1")
         if self.eval_batch_size < 1:
             raise ValueError(f"eval_batch_size is {self.eval_batch_size}; it must be at least 1")
 

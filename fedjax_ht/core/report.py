@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_ht.core.round import ClientResult, Scores
@@ -18,6 +19,7 @@ class RoundReport(NamedTuple):
       metrics: means over the participants whose result was finite.
       server_metrics: as the method's server reports them.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.
+      wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for its chunk.
     """
 
     participants: np.ndarray
@@ -27,6 +29,7 @@ class RoundReport(NamedTuple):
     server_metrics: dict[str, float]
     uplink: WireCost
     downlink: WireCost
+    wasted_lane_steps: float
 
 
 class Evaluation(NamedTuple):
@@ -44,65 +47,50 @@ class Evaluation(NamedTuple):
 
 
 def round_report(
-    order: list[np.ndarray], results: list[ClientResult], server_metrics: dict, downlink_of_all: WireCost | None
+    results: list[tuple[np.ndarray, ClientResult]],
+    server_metrics: dict,
+    downlink_of_all: WireCost | None,
+    wasted_lane_steps: float,
 ) -> RoundReport:
     """Joins the buckets' results.
 
     Args:
-      order: per bucket the ids of its participants in running order; rows beyond them are padding.
-      results: per bucket, NumPy, leading axis [P].
+      results: per bucket, the participants' ids and their results as NumPy, both [m].
       server_metrics: name -> scalar.
       downlink_of_all: arrays [num_clients], where a downlink goes to everyone; None counts the participants'.
+      wasted_lane_steps: see `RoundReport`.
     """
-    rows = [_take(result, len(ids)) for ids, result in zip(order, results)]
-    ids = np.concatenate(order)
-    join = lambda *path: np.concatenate([_get(r, path) for r in rows])  # noqa: E731
-    finite, arrived = join("finite"), join("arrived")
-    names = rows[0].metrics if rows else {}
+    ids = np.concatenate([ids for ids, _ in results])
+    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *(result._replace(uplink=()) for _, result in results))
+    finite, arrived = joined.finite, joined.arrived
+    mean = lambda x: float(np.mean(x[finite])) if finite.any() else float("nan")  # noqa: E731
     return RoundReport(
         participants=np.sort(ids),
         arrived=int(arrived.sum()),
         not_finite=tuple(sorted(int(i) for i in ids[~finite])),
-        metrics={k: float(np.mean(join("metrics", k)[finite])) if finite.any() else float("nan") for k in names},
-        server_metrics={k: float(v) for k, v in server_metrics.items()},
-        uplink=_total([join("uplink_cost", f)[arrived] for f in WireCost._fields]),
-        downlink=_total(downlink_of_all or [join("downlink_cost", f) for f in WireCost._fields]),
+        metrics={name: mean(values) for name, values in joined.metrics.items()},
+        server_metrics={name: float(value) for name, value in server_metrics.items()},
+        uplink=_total(jax.tree.map(lambda x: x[arrived], joined.uplink_cost)),
+        downlink=_total(downlink_of_all or joined.downlink_cost),
+        wasted_lane_steps=wasted_lane_steps,
     )
 
 
 def evaluation(
     num_clients: int, scored: list[tuple[np.ndarray, dict[str, Scores]]], pooled: Scores | None
 ) -> Evaluation:
-    """Joins blocks of (client ids, {split: Scores [P]}); rows beyond the ids are padding."""
+    """Joins blocks of (client ids [m], {split: Scores [m]})."""
     accuracy: dict[str, dict[str, np.ndarray]] = {}
     counts: dict[str, np.ndarray] = {}
     for ids, splits in scored:
         for split, scores in splits.items():
-            count = scores.count[: len(ids)].astype(np.int64)
-            counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = count
+            counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = scores.count
             for rule, correct in scores.correct.items():
                 row = accuracy.setdefault(split, {}).setdefault(rule, np.full(num_clients, np.nan))
-                row[ids] = np.where(count > 0, correct[: len(ids)] / np.maximum(count, 1), np.nan)
+                row[ids] = np.where(scores.count > 0, correct / np.maximum(scores.count, 1), np.nan)
     pooled_accuracy = {} if pooled is None else {r: float(c / max(1, pooled.count)) for r, c in pooled.correct.items()}
     return Evaluation(accuracy, counts, pooled_accuracy)
 
 
-def _take(result: ClientResult, count: int) -> ClientResult:
-    cut = lambda tree: type(tree)(*(x[:count] for x in tree))  # noqa: E731
-    return ClientResult(
-        (),
-        result.arrived[:count],
-        result.finite[:count],
-        {k: v[:count] for k, v in result.metrics.items()},
-        cut(result.uplink_cost),
-        cut(result.downlink_cost),
-    )
-
-
-def _get(result: ClientResult, path: tuple[str, ...]):
-    value = getattr(result, path[0])
-    return value if len(path) == 1 else value[path[1]] if isinstance(value, dict) else getattr(value, path[1])
-
-
-def _total(columns) -> WireCost:
-    return WireCost(*(int(np.sum(c, dtype=np.int64)) for c in columns))
+def _total(cost: WireCost) -> WireCost:
+    return WireCost(*(int(np.sum(x, dtype=np.int64)) for x in cost))

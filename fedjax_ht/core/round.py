@@ -6,22 +6,51 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.local_training import take_batch
+from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 
 
 class Row(NamedTuple):
-    """A participant's own arguments: bucket-local index `member`, its info, and whether it is real and uploads."""
+    """A participant's own arguments.
+
+    Attributes:
+      member: its row in the bucket's stacked splits.
+      trial: which trial it belongs to.
+      info: what the system knows of it.
+      valid: False for padding.
+      dropped: True if its uplink gets lost.
+    """
 
     member: jax.Array
+    trial: jax.Array
     info: ClientInfo
     valid: jax.Array
     dropped: jax.Array
+
+
+class Servers(NamedTuple):
+    """The servers of all trials, as every client's call gets them.
+
+    Attributes:
+      state: the server state; with several trials, stacked over them.
+      seeds: uint32 scalar, or [trials].
+    """
+
+    state: PyTree
+    seeds: jax.Array
+
+    def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array]:
+        """The state and the root key of one trial."""
+        if self.seeds.ndim == 0:
+            return self.state, jax.random.key(self.seeds)
+        return jax.tree.map(lambda x: x[trial], self.state), jax.random.key(self.seeds[trial])
 
 
 class ClientResult(NamedTuple):
@@ -79,10 +108,11 @@ def receive(method: Method, bucket: Bucket, client, downlink, data: Data, root, 
 
 
 def client_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
-    """(client, row, server, data, root, round) -> (client, ClientResult), for one client."""
+    """(client, row, servers, data, round) -> (client, ClientResult), for one client."""
 
-    def run(client, row: Row, server, data: Data, root, round):
+    def run(client, row: Row, servers: Servers, data: Data, round):
         own = view(data, row)
+        server, root = servers.of(row.trial)
         downlink = send(method, federation, bucket, channel, server, root, round, row.info)
         received = receive(method, bucket, client, downlink, own, root, round, row.info)
         ctx = Context(client_key(root, Purpose.TRAIN, round, row.info.id), round, row.info)
@@ -98,12 +128,26 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
     return run
 
 
+def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
+    """(seeds uint32 [P], client ids int32 [P]), sharded -> the clients' first states, sharded; compiled."""
+
+    def one(args):
+        seed, client_id = args
+        ctx = Context(client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id), jnp.int32(0), None)
+        return method.init_client(bucket, ctx)
+
+    run = jax.shard_map(
+        lambda args: lax.map(one, args), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED, check_vma=False
+    )
+    return jax.jit(run)
+
+
 def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int) -> Callable:
-    """(states, schedule of Row, server, data, root, round) -> (states, ClientResult [P]), to be jitted."""
+    """(states, schedule of Row, servers, data, round) -> (states, ClientResult [P]), on one device."""
     one = client_round(method, federation, bucket, channel)
 
-    def run(states, schedule: Schedule, server, data, root, round):
-        return run_clients(lambda client, row: one(client, row, server, data, root, round), states, schedule, lanes)
+    def run(states, schedule: Schedule, servers: Servers, data: Data, round):
+        return run_clients(lambda client, row: one(client, row, servers, data, round), states, schedule, lanes)
 
     return run
 
@@ -118,6 +162,22 @@ def server_round(method: Method, federation: Federation) -> Callable:
         return select(anyone, new, server), metrics
 
     return run
+
+
+def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
+    """Compiles a function of (states, schedule, servers, data, round): every device runs its own clients."""
+
+    def local(states, schedule: Schedule, *shared):
+        return run(states, schedule._replace(count=schedule.count[0]), *shared)
+
+    sharded = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
+        out_specs=SHARDED,
+        check_vma=False,
+    )
+    return jax.jit(sharded, donate_argnums=0 if donate else ())
 
 
 def gather_received(received: dict[str, Received]) -> Received:
@@ -191,7 +251,7 @@ def bucket_evaluation(
     batch_size: int,
     splits: tuple[str, ...],
 ) -> Callable:
-    """(states, schedule of Row, server, data, root, round) -> {split: Scores [P]}; the states are left as they are.
+    """(states, schedule of Row, servers, data, round) -> {split: Scores [P]}, on one device; the states stay.
 
     Args:
       received: score the clients after `receive` with the newest downlink, else as they were trained.
@@ -199,20 +259,21 @@ def bucket_evaluation(
       Others as `bucket_round`.
     """
 
-    def one(client, row: Row, server, data, root, round):
+    def one(client, row: Row, servers: Servers, data: Data, round):
         own = view(data, row)
+        server, root = servers.of(row.trial)
         downlink = send(method, federation, bucket, channel, server, root, round, row.info)
         if received:
             client = receive(method, bucket, client, downlink, own, root, round, row.info)
         predict = lambda x, mask: method.predict(bucket, client, downlink, x, mask)  # noqa: E731
         return {name: score(predict, own, own.splits[name], batch_size) for name in splits}
 
-    def run(states, schedule: Schedule, server, data, root, round):
+    def run(states, schedule: Schedule, servers: Servers, data: Data, round):
         # The states are read, not carried through the loop: evaluation changes none and must not copy them.
         def score_one(_, row):
             slot, own = row
             client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
-            return (), one(client, own, server, data, root, round)
+            return (), one(client, own, servers, data, round)
 
         plan = schedule._replace(rows=(schedule.slots, schedule.rows))
         return run_clients(score_one, (), plan, lanes)[1]

@@ -1,23 +1,34 @@
-"""A whole federation on one machine: the compiled rounds bound to its data, and the state that they move."""
+"""A whole federation, on one device or many: the compiled rounds bound to its data, and the state that they move."""
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core import trials as per_trial
 from fedjax_ht.core import wire
-from fedjax_ht.core.executor import Schedule, capacity_for, choose_lanes, longest_first
-from fedjax_ht.core.federation import Bucket, Federation
-from fedjax_ht.core.keys import Purpose, client_key, round_key
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
-from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received, no_global_model
+from fedjax_ht.core.mesh import client_mesh, collect, fetch, scatter, server_copy, spread
+from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received, no_global_model
 from fedjax_ht.core.options import SimulationOptions, choose_participants
 from fedjax_ht.core.report import Evaluation, RoundReport, evaluation, round_report
-from fedjax_ht.core.round import Channel, Row, bucket_evaluation, bucket_round, downlink_costs, score, server_round
+from fedjax_ht.core.roster import (
+    PADDING,
+    Roster,
+    blocks,
+    idle_lane_steps,
+    lay_out,
+    make_roster,
+    positions,
+    rows_of_trial,
+    schedule,
+)
+from fedjax_ht.core.round import Channel, Servers, bucket_evaluation, bucket_round, first_states, on_mesh
 from fedjax_ht.core.store import STORES
-from fedjax_ht.data.client_data import FederationData
+from fedjax_ht.data.client_data import FederationData, join_trials
 
 
 class SimulationState(NamedTuple):
@@ -25,15 +36,19 @@ class SimulationState(NamedTuple):
 
     Attributes:
       round: rounds done.
-      server: the method's server state.
-      clients: bucket name -> stored states, stacked over the bucket's clients by ascending id.
-      last_round: int32 [num_clients], the last round in which the server reached each; -1 for never.
+      server: the method's server state; with trials, stacked over them.
+      clients: bucket name -> stored states. On one device they are stacked over the bucket's rows: its clients by
+        ascending id, trial after trial.
+      last_round: int32 [num_clients] or [trials, num_clients], the last round in which the server reached each; -1 for
+        never.
+      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never.
     """
 
     round: int
     server: PyTree
     clients: dict[str, PyTree]
     last_round: np.ndarray
+    changed: dict[str, np.ndarray]
 
 
 class Simulation(NamedTuple):
@@ -43,28 +58,17 @@ class Simulation(NamedTuple):
       init: () -> SimulationState.
       run_round: (SimulationState) -> (SimulationState, RoundReport). The old state's buffers are donated.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
+      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy.
+      write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
+      trials: None, or how many run together; reports and evaluations are then lists, one per trial.
     """
 
     init: Callable[[], SimulationState]
-    run_round: Callable[[SimulationState], tuple[SimulationState, RoundReport]]
-    evaluate: Callable[..., Evaluation]
-
-
-class Roster(NamedTuple):
-    """A bucket's ids, ascending, how many rows a round provides for them, and how many run side by side."""
-
-    members: np.ndarray
-    capacity: int
-    lanes: int
-
-    def plan(self, info: ClientInfo, ids: np.ndarray, dropped: np.ndarray, size: int) -> Schedule:
-        """A schedule on the host: clients `ids` in this order, padded to `size`. Slots are bucket-local positions."""
-        padded = np.resize(ids, size) if len(ids) else np.full(size, self.members[0])
-        valid = np.arange(size) < len(ids)
-        local = np.searchsorted(self.members, padded).astype(np.int32)
-        lost = np.concatenate([dropped, np.zeros(size - len(ids), bool)])
-        rows = Row(local, jax.tree.map(lambda x: x[padded], info), valid, lost)
-        return Schedule(local, rows, np.int32(len(ids)))
+    run_round: Callable[[SimulationState], tuple[SimulationState, RoundReport | list[RoundReport]]]
+    evaluate: Callable[..., Evaluation | list[Evaluation]]
+    read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
+    write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
+    trials: int | None
 
 
 def make_simulation(
@@ -88,100 +92,162 @@ def make_simulation(
     Raises:
       ValueError: the method cannot run on this federation.
     """
-    options = options or SimulationOptions()
+    return _bind(method, federation, data, training, options or SimulationOptions(), extra, None)
+
+
+def make_trials(
+    method: Method,
+    federation: Federation,
+    data: Sequence[FederationData],
+    training: LocalTraining,
+    options: SimulationOptions | None = None,
+    extra: PyTree = (),
+) -> Simulation:
+    """Several trials in one program: trial t runs on data[t] with seed `options.seed + t`, and as it would alone.
+
+    All entries of `data` hold the same images; they may be one split repeated. Other arguments as `make_simulation`.
+    """
+    return _bind(method, federation, join_trials(data), training, options or SimulationOptions(), extra, len(data))
+
+
+def _bind(
+    method: Method,
+    federation: Federation,
+    data: FederationData,
+    training: LocalTraining,
+    options: SimulationOptions,
+    extra: PyTree,
+    trials: int | None,
+) -> Simulation:
     method.check(federation)
-    n = federation.num_clients
-    root = jax.random.key(options.seed)
+    mesh = client_mesh(options.devices)
+    store = STORES[options.client_store](mesh)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    store = STORES[options.client_store]()
-    steps = num_steps(training, data.counts["train"])
+    n, count = federation.num_clients, trials or 1
+    options_of = [dataclasses.replace(options, seed=options.seed + t) for t in range(count)]
+    seeds = np.array([o.seed for o in options_of], np.uint32)
+    seeds = collect(mesh, seeds if trials else seeds[0])
+    seeds_everywhere = spread(mesh, seeds)
+    train_counts = data.counts["train"].reshape(count, n)
+    settings = jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), extra)
+    splits = tuple(s for s in ("test", "val") if data.counts[s].any())
+
+    first = next(iter(data.buckets.values()))
+    images = first._replace(splits={})
+    images = images._replace(**spread(mesh, {k: v for k, v in images._asdict().items() if k != "splits"}))
     rosters: dict[str, Roster] = {}
-    trainers, evaluators = {}, {}
+    bucket_data, starters, trainers, evaluators = {}, {}, {}, {}
     for b in federation.buckets:
         members = np.array(federation.members(b))
-        capacity = capacity_for(options.participants(n), len(members), options.lanes)
-        rosters[b.name] = Roster(members, capacity, choose_lanes(options.lanes, capacity))
-        bound = (method, federation, b, channel, rosters[b.name].lanes)
-        trainers[b.name] = jax.jit(bucket_round(*bound), donate_argnums=0)
-        splits = tuple(s for s in ("test", "val") if data.counts[s].any())
+        steps = num_steps(training, train_counts[:, members])
+        roster = make_roster(members, steps, options.participants(n), options.lanes, mesh)
+        bound = (method, federation, b, channel, roster.lanes)
         received = options.evaluate == "received"
-        evaluators[b.name] = jax.jit(bucket_evaluation(*bound, received, options.eval_batch_size, splits))
-    serve = server_round(method, federation)
-    serve = serve if method.host_server else jax.jit(serve)
-    charge_all = jax.jit(downlink_costs(method, federation, channel))
-    score_pooled = jax.jit(
-        lambda server, images, split: score(
-            lambda x, mask: method.global_predict(federation, server, x, mask), images, split, options.eval_batch_size
-        )
-    )
+        rosters[b.name] = roster
+        bucket_data[b.name] = images._replace(splits=spread(mesh, data.buckets[b.name].splits))
+        starters[b.name] = first_states(method, b, mesh)
+        trainers[b.name] = on_mesh(bucket_round(*bound), mesh, donate=True)
+        evaluate_bucket = bucket_evaluation(*bound, received, options.eval_batch_size, splits)
+        evaluators[b.name] = on_mesh(evaluate_bucket, mesh, donate=False)
+    first_server = per_trial.first_server(method, federation, trials)
+    serve = per_trial.serve(method, federation, trials)
+    charge_all = per_trial.charge_all(method, federation, channel, trials)
+    score_global = per_trial.score_global(method, federation, options.eval_batch_size, trials)
 
     def infos(last_round: np.ndarray) -> ClientInfo:
-        ids = np.arange(n, dtype=np.int32)
-        settings = jax.tree.map(np.asarray, extra)
-        return ClientInfo(ids, data.counts["train"].astype(np.int32), last_round.astype(np.int32), settings)
+        ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
+        return ClientInfo(ids, train_counts.astype(np.int32), last_round.reshape(count, n).astype(np.int32), settings)
 
-    def load(stored: PyTree, plan: Schedule) -> tuple[PyTree, Schedule]:
-        states, slots = store.load(stored, plan.slots)
-        slots = np.where(plan.rows.valid, slots, np.iinfo(np.int32).max)  # out of range: padding is never written
-        return states, jax.device_put(plan._replace(slots=slots.astype(np.int32)))
-
-    def init_states(bucket: Bucket) -> PyTree:
-        roster = rosters[bucket.name]
-
-        def one(client_id):
-            # With shared_init the bucket's first client stands for all of them.
-            source = jnp.int32(roster.members[0]) if options.shared_init else client_id
-            ctx = Context(client_key(root, Purpose.INIT_CLIENT, 0, source), jnp.int32(0), None)
-            return method.init_client(bucket, ctx)
-
-        return jax.jit(lambda ids: jax.lax.map(one, ids))(jax.device_put(roster.members.astype(np.int32)))
+    def unlist(per_trial: list):
+        return per_trial if trials else per_trial[0]
 
     def init() -> SimulationState:
-        server = jax.jit(lambda: method.init_server(federation, round_key(root, Purpose.INIT_SERVER, 0)))()
-        clients = {b.name: store.put(init_states(b)) for b in federation.buckets}
-        return SimulationState(0, server, clients, np.full(n, -1, np.int32))
+        def make(roster: Roster, name: str) -> Callable:
+            def states(flat):
+                trial, client = roster.client(np.where(flat == PADDING, 0, flat))
+                # With shared_init the bucket's first client stands for all of them.
+                source = np.full_like(client, roster.members[0]) if options.shared_init else client
+                own_seeds = np.array([o.seed for o in options_of], np.uint32)[trial]
+                return starters[name](scatter(mesh, (own_seeds, source.astype(np.int32))))
 
-    def run_round(state: SimulationState) -> tuple[SimulationState, RoundReport]:
-        ids, dropped = choose_participants(options, n, state.round)
-        info, number = infos(state.last_round), jax.device_put(np.int32(state.round))
-        clients, received, results, order = {}, {}, [], []
-        for b in federation.buckets:
-            roster = rosters[b.name]
-            mine = np.flatnonzero(np.isin(ids, roster.members))
-            mine = mine[longest_first(steps[ids[mine]])]
-            states, plan = load(state.clients[b.name], roster.plan(info, ids[mine], dropped[mine], roster.capacity))
-            states, out = trainers[b.name](states, plan, state.server, data.buckets[b.name], root, number)
-            local = np.searchsorted(roster.members, ids[mine])
-            clients[b.name] = store.save(state.clients[b.name], states, local, len(mine))
-            received[b.name] = Received(out.uplink, plan.rows.info, out.arrived)
-            results.append(out._replace(uplink=()))
-            order.append(ids[mine])
-        reached, everyone = ids, None
+            return states
+
+        clients = {name: store.init(roster, make(roster, name)) for name, roster in rosters.items()}
+        changed = {name: np.zeros(len(roster.steps), np.int32) for name, roster in rosters.items()}
+        last_round = np.full((count, n) if trials else n, -1, np.int32)
+        return SimulationState(0, collect(mesh, first_server(seeds, ())), clients, last_round, changed)
+
+    def run_round(state: SimulationState):
+        chosen = [choose_participants(o, n, state.round) for o in options_of]
+        info, number = infos(state.last_round), np.int32(state.round)
+        shared = Servers(spread(mesh, state.server), seeds_everywhere)
+        clients, changed, received, rows_of, results, idle = {}, {}, {}, {}, [], np.zeros(2)
+        for name, roster in rosters.items():
+            mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
+            lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
+            flat = lay_out(roster, np.concatenate(mine), roster.capacity)
+            states, slots = store.load(state.clients[name], roster, flat)
+            plan = schedule(roster, flat, slots, info, lost)
+            states, out = trainers[name](states, scatter(mesh, plan), shared, bucket_data[name], spread(mesh, number))
+            clients[name] = store.save(state.clients[name], states, roster, flat)
+            changed[name] = state.changed[name].copy()
+            changed[name][np.concatenate(mine)] = state.round + 1
+            received[name] = collect(mesh, Received(out.uplink, plan.rows.info, out.arrived))
+            if trials:
+                width = min(options.participants(n), len(roster.members))
+                rows_of[name] = np.stack([positions(flat, rows, width) for rows in mine])
+            results.append((flat, out._replace(uplink=())))
+            idle += idle_lane_steps(roster, flat)
+        everyone = None
         if method.recipients == "all":
-            reached, everyone = np.arange(n), charge_all(state.server, jax.device_put(info), root, number)
-        server, server_metrics = serve(state.server, received, root, number)
-        # The one transfer of a round.
-        report = round_report(order, *jax.device_get((results, server_metrics, everyone)))
+            own = (state.server, seeds, collect(mesh, info if trials else jax.tree.map(lambda x: x[0], info)))
+            everyone = charge_all(own, collect(mesh, number))
+        own = (state.server, seeds, collect(mesh, rows_of))
+        server, server_metrics = serve(own, (received, collect(mesh, number)))
         last_round = state.last_round.copy()
-        last_round[reached] = state.round
-        return SimulationState(state.round + 1, server, clients, last_round), report
+        for reached, (ids, _) in zip(last_round.reshape(count, n), chosen):
+            reached[ids if everyone is None else slice(None)] = state.round
+        # The one transfer of a round.
+        results, server_metrics, everyone = fetch((results, server_metrics, everyone))
+        wasted = float(idle[0] / idle[1]) if idle[1] else 0.0
+        reports = []
+        for t in range(count):
+            mine = [rows_of_trial(roster, flat, t, out) for roster, (flat, out) in zip(rosters.values(), results)]
+            own = (
+                jax.tree.map(lambda x, t=t: x[t], (server_metrics, everyone)) if trials else (server_metrics, everyone)
+            )
+            reports.append(round_report(mine, *own, wasted))
+        return SimulationState(state.round + 1, server, clients, last_round, changed), unlist(reports)
 
-    def evaluate(state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
+    def evaluate(state: SimulationState, only: np.ndarray | None = None):
         # After k rounds the newest downlink is the one that round k (counted from 0) starts with.
-        info, number = infos(state.last_round), jax.device_put(np.int32(state.round))
+        info, number = infos(state.last_round), spread(mesh, np.int32(state.round))
+        shared = Servers(spread(mesh, state.server), seeds_everywhere)
+        ids = np.arange(n) if only is None else np.asarray(only)
         scored = []
-        for b in federation.buckets:
-            roster = rosters[b.name]
-            chosen = roster.members if only is None else np.intersect1d(roster.members, only)
-            size = store.block(roster.capacity, -(-len(roster.members) // roster.lanes) * roster.lanes)
-            for start in range(0, len(chosen), size):
-                ids = chosen[start : start + size]
-                states, plan = load(state.clients[b.name], roster.plan(info, ids, np.zeros(len(ids), bool), size))
-                scores = evaluators[b.name](states, plan, state.server, data.buckets[b.name], root, number)
-                scored.append((ids, scores))
+        for name, roster in rosters.items():
+            rows = np.concatenate([roster.rows(t, ids) for t in range(count)])
+            for flat in blocks(roster, rows, store.block(roster)):
+                states, slots = store.load(state.clients[name], roster, flat)
+                plan = schedule(roster, flat, slots, info, rows[:0])
+                scores = evaluators[name](states, scatter(mesh, plan), shared, bucket_data[name], number)
+                scored.append((roster, flat, scores))
         pooled = None
         if method.global_predict is not no_global_model:
-            pooled = score_pooled(state.server, data.buckets[federation.buckets[0].name], data.pooled_test)
-        return evaluation(n, *jax.device_get((scored, pooled)))
+            pooled = score_global((state.server, collect(mesh, data.pooled_test)), server_copy(images))
+        scores, pooled = fetch(([s for _, _, s in scored], pooled))
+        evaluations = []
+        for t in range(count):
+            mine = [rows_of_trial(roster, flat, t, s) for (roster, flat, _), s in zip(scored, scores)]
+            own = jax.tree.map(lambda x, t=t: x[t], pooled) if trials else pooled
+            evaluations.append(evaluation(n, mine, own))
+        return unlist(evaluations)
 
-    return Simulation(init, run_round, evaluate)
+    def read_clients(state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
+        return store.read(state.clients[name], rosters[name], rows)
+
+    def write_clients(state: SimulationState, name: str, rows: np.ndarray, states: PyTree) -> SimulationState:
+        stored = store.write(state.clients[name], rosters[name], rows, states)
+        return state._replace(clients=state.clients | {name: stored})
+
+    return Simulation(init, run_round, evaluate, read_clients, write_clients, trials)

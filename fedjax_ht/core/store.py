@@ -1,55 +1,126 @@
-"""Where client states live between rounds: on the device, or in host memory with only participants on the device."""
+"""Where client states live between rounds: on the devices, or in host memory with only participants on the devices."""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 
+from fedjax_ht.core.mesh import SHARDED, fetch, scatter
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.roster import PADDING, Roster
+
+Make = Callable[[np.ndarray], PyTree]  # rows int [devices * k], padding included -> their first states, sharded
 
 
 class ClientStore(NamedTuple):
-    """Attributes:
-    put: (stacked states) -> stored states.
-    load: (stored, members int [P]) -> (stacked states on the device, slots int32 [P] of the members in them).
-    save: (stored, device states, members [P], count) -> stored; only the first `count` members are written.
-    block: how many members one call may load, given (a round's capacity, the bucket's size).
+    """A bucket's states at rest; "rows" and "flat" are those of `roster`.
+
+    Attributes:
+      init: (roster, make) -> stored states.
+      load: (stored, roster, flat) -> (stacked states on the devices, slots int [len(flat)] of the rows in them).
+      save: (stored, device states, roster, flat) -> stored; padding is not written.
+      read: (stored, roster, rows) -> those rows as NumPy.
+      write: (stored, roster, rows, NumPy rows) -> stored.
+      block: (roster) -> rows that one call may load on a device.
     """
 
-    put: Callable[[PyTree], PyTree]
-    load: Callable[[PyTree, np.ndarray], tuple[PyTree, np.ndarray]]
-    save: Callable[[PyTree, PyTree, np.ndarray, int], PyTree]
-    block: Callable[[int, int], int]
+    init: Callable[[Roster, Make], PyTree]
+    load: Callable[[PyTree, Roster, np.ndarray], tuple[PyTree, np.ndarray]]
+    save: Callable[[PyTree, PyTree, Roster, np.ndarray], PyTree]
+    read: Callable[[PyTree, Roster, np.ndarray], PyTree]
+    write: Callable[[PyTree, Roster, np.ndarray, PyTree], PyTree]
+    block: Callable[[Roster], int]
 
 
-def device_store() -> ClientStore:
-    """All states stay on the device; a round works on them in place."""
+def device_store(mesh: Mesh) -> ClientStore:
+    """All states stay on the devices, [devices * shard, ...]; a round works on them in place."""
+    sharding = NamedSharding(mesh, SHARDED)
+    at = jax.jit(lambda stored, index: jax.tree.map(lambda x: x[index], stored))
+    put = jax.jit(
+        lambda stored, index, values: jax.tree.map(lambda x, v: x.at[index].set(v), stored, values),
+        donate_argnums=0,
+        out_shardings=sharding,
+    )
+
+    def position(roster, rows):
+        return roster.device[rows] * roster.shard + roster.slot[rows]
+
+    def init(roster, make):
+        rows = np.arange(len(roster.steps))
+        flat = np.full(mesh.size * roster.shard, PADDING)
+        flat[position(roster, rows)] = rows
+        return make(flat)
+
     return ClientStore(
-        put=lambda states: states,
-        load=lambda stored, members: (stored, members.astype(np.int32)),
-        save=lambda stored, states, members, count: states,
-        block=lambda capacity, bucket_size: bucket_size,
+        init=init,
+        load=lambda stored, roster, flat: (stored, roster.slot[flat]),
+        save=lambda stored, states, roster, flat: states,
+        read=lambda stored, roster, rows: fetch(at(stored, position(roster, rows))),
+        write=lambda stored, roster, rows, tree: put(stored, position(roster, rows), tree),
+        block=lambda roster: -(-roster.shard // roster.lanes) * roster.lanes,
     )
 
 
-def host_store() -> ClientStore:
-    """States are NumPy arrays in host memory; device memory grows with participants, not with clients."""
+def host_store(mesh: Mesh) -> ClientStore:
+    """States are NumPy arrays of this process's rows; device memory grows with participants, not with clients."""
 
-    def load(stored, members):
-        return jax.device_put(jax.tree.map(lambda x: x[members], stored)), np.arange(len(members), dtype=np.int32)
-
-    def save(stored, states, members, count):
-        for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(jax.device_get(states))):
-            kept[members[:count]] = new[:count]
+    def save(stored, states, roster, flat):
+        for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(states)):
+            for shard in new.addressable_shards:
+                rows = flat[shard.index[0]]
+                real = rows != PADDING
+                kept[np.searchsorted(roster.local, rows[real])] = np.asarray(shard.data)[real]
         return stored
 
-    return ClientStore(
-        put=lambda states: jax.tree.map(lambda x: np.array(x), jax.device_get(states)),
-        load=load,
-        save=save,
-        block=lambda capacity, bucket_size: capacity,
-    )
+    def init(roster, make):
+        held = [roster.local[roster.device[roster.local] == d] for d in range(mesh.size)]
+        stored = None
+        for start in range(0, roster.shard, roster.capacity):
+            # A process fills the lines of its own devices; the others' lines are padding that it never reads.
+            lines = np.full((mesh.size, roster.capacity), PADDING)
+            for line, rows in zip(lines, held):
+                block = rows[start : start + roster.capacity]
+                line[: len(block)] = block
+            states = make(lines.reshape(-1))
+            if stored is None:
+                stored = jax.tree.map(lambda x: np.empty((max(1, len(roster.local)), *x.shape[1:]), x.dtype), states)
+            stored = save(stored, states, roster, lines.reshape(-1))
+        return stored
+
+    def load(stored, roster, flat):
+        # Any row serves for padding, and for what other processes place.
+        held = np.minimum(np.searchsorted(roster.local, flat), max(0, len(roster.local) - 1))
+        states = scatter(mesh, jax.tree.map(lambda x: x[held], stored))
+        return states, np.tile(np.arange(len(flat) // mesh.size), mesh.size)
+
+    def read(stored, roster, rows):
+        mine = np.isin(rows, roster.local)
+        local = np.searchsorted(roster.local, rows[mine])
+        return jax.tree.map(lambda x: _from_all(mine, x[local]), stored)
+
+    def write(stored, roster, rows, tree):
+        mine = np.isin(rows, roster.local)
+        for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(tree)):
+            kept[np.searchsorted(roster.local, rows[mine])] = new[mine]
+        return stored
+
+    return ClientStore(init, load, save, read, write, block=lambda roster: roster.capacity)
 
 
-STORES: dict[str, Callable[[], ClientStore]] = {"device": device_store, "host": host_store}
+def _from_all(mine: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Rows of which each process holds some -> all, on every process."""
+    if jax.process_count() == 1:
+        return values
+    from jax.experimental import multihost_utils
+
+    whole = np.zeros((len(mine), *values.shape[1:]), values.dtype)
+    whole[mine] = values
+    masks, parts = multihost_utils.process_allgather((mine, whole))
+    for mask, part in zip(masks, parts):
+        whole[mask] = part[mask]
+    return whole
+
+
+STORES: dict[str, Callable[[Mesh], ClientStore]] = {"device": device_store, "host": host_store}

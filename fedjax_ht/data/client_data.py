@@ -1,8 +1,8 @@
-"""A dataset and its partition on the device: images once, and per bucket the padded indices of its clients."""
+"""A dataset and its partition as a simulation takes them: images once, and per bucket its clients' padded indices."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
@@ -11,11 +11,13 @@ from fedjax_ht.data.dataset import Dataset, Partition
 
 
 class FederationData(NamedTuple):
-    """Attributes:
-    buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max], [n]); the images and
-      labels are the same device arrays in every bucket.
-    counts: split name -> int64 [num_clients] on the host.
-    pooled_test: every client's test samples as one split, for a model that only the server holds.
+    """NumPy arrays; a simulation places them on its devices.
+
+    Attributes:
+      buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max], [n]); the images and
+        labels are the same arrays in every bucket.
+      counts: split name -> int64 [num_clients].
+      pooled_test: every client's test samples as one split, for a model that only the server holds.
     """
 
     buckets: dict[str, Data]
@@ -24,7 +26,7 @@ class FederationData(NamedTuple):
 
 
 def make_federation_data(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
-    """Places the data on the device.
+    """Arranges the data by bucket.
 
     Raises:
       ValueError: the partition, the images or the classes do not fit the federation.
@@ -38,17 +40,35 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
             raise ValueError(
                 f"model {bucket.name!r} takes {bucket.input_shape}, {dataset.name} has {dataset.image_shape}"
             )
-    images, labels, mean, std = jax.device_put(
-        (dataset.images, dataset.labels, np.float32(dataset.mean), np.float32(dataset.std))
-    )
+    shared = (dataset.images, dataset.labels, np.float32(dataset.mean), np.float32(dataset.std))
     buckets = {}
     for bucket in federation.buckets:
         clients = [partition[i] for i in federation.members(bucket)]
         splits = {name: stack([getattr(c, name) for c in clients]) for name in ("train", "val", "test")}
-        buckets[bucket.name] = Data(images, labels, mean, std, jax.device_put(splits))
+        buckets[bucket.name] = Data(*shared, splits)
     counts = {name: np.array([len(getattr(c, name)) for c in partition]) for name in ("train", "val", "test")}
     pooled = stack([np.concatenate([c.test for c in partition])])
-    return FederationData(buckets, counts, jax.device_put(Split(pooled.indices[0], pooled.count[0])))
+    return FederationData(buckets, counts, Split(pooled.indices[0], pooled.count[0]))
+
+
+def join_trials(trials: Sequence[FederationData]) -> FederationData:
+    """Several splits of the same images as one: splits [trials * n, max], counts [trials, num_clients], and pooled test
+    sets [trials, max]."""
+
+    def join(splits: Sequence[Split], axis) -> Split:
+        width = max(s.indices.shape[-1] for s in splits)
+        pad = lambda x: np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])  # noqa: E731
+        return Split(axis([pad(s.indices) for s in splits]), axis([s.count for s in splits]))
+
+    first = trials[0]
+    buckets = {
+        name: bucket._replace(
+            splits={k: join([t.buckets[name].splits[k] for t in trials], np.concatenate) for k in bucket.splits}
+        )
+        for name, bucket in first.buckets.items()
+    }
+    counts = {name: np.stack([t.counts[name] for t in trials]) for name in first.counts}
+    return FederationData(buckets, counts, join([t.pooled_test for t in trials], np.stack))
 
 
 def stack(indices: list[np.ndarray]) -> Split:

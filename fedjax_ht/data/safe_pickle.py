@@ -3,24 +3,20 @@
 A pickle is a program: unpickling calls whatever it names. Here the few numpy names that array pickles use are
 recorded instead of called, and every other name is refused; the arrays are then built from the checked records.
 (An allow-list of the real numpy functions would not do: a forged dtype state makes numpy take bytes for pointers.)
+torch's pickles are recorded by the same unpickler, in `io.torch_files`.
 """
 
+import contextlib
 import io
 import pickle
 import re
+from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
-_ALLOWED = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
-    (f"numpy.{core}.{module}", name)
-    for core in ("core", "_core")  # numpy 1 and numpy 2
-    for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
-}
-_PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
 
-
-class _Call:
+class Call:
     """A call that a pickle asks for, recorded and not done."""
 
     def __init__(self, *args):
@@ -30,11 +26,43 @@ class _Call:
         self.state = state
 
 
-class _Unpickler(pickle.Unpickler):
+class Recorder(pickle.Unpickler):
+    """Gives plain values as they are; the names in `allowed` are of the type given there, every other is refused.
+
+    Args:
+      file: the pickle.
+      allowed: (module, name) -> a type that records what the pickle does with that name, mostly `Call`.
+      content: what the pickle may hold, for the error.
+    """
+
+    def __init__(self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str):
+        super().__init__(file, encoding="latin1")
+        self.allowed, self.content = allowed, content
+
     def find_class(self, module, name):
-        if (module, name) not in _ALLOWED:
-            raise ValueError(f"the pickle names {module}.{name}; only numpy arrays and plain values are allowed")
-        return type(name, (_Call,), {})  # a new class each time, so that a pickle cannot alter a shared one
+        if (module, name) not in self.allowed:
+            raise ValueError(f"the pickle names {module}.{name}; only {self.content} are allowed")
+        # A new class each time, so that a pickle cannot alter a shared one.
+        return type(name, (self.allowed[module, name],), {})
+
+
+@contextlib.contextmanager
+def damage_is_a_value_error() -> Iterator[None]:
+    """For reading a pickle: a damaged one can raise nearly anything."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"damaged: {type(error).__name__}: {error}") from error
+
+
+_NUMPY = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
+    (f"numpy.{core}.{module}", name)
+    for core in ("core", "_core")  # numpy 1 and numpy 2
+    for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+}
+_PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
 
 
 def load_pickle(file: BinaryIO) -> Any:
@@ -46,12 +74,8 @@ def load_pickle(file: BinaryIO) -> Any:
     Raises:
       ValueError: the pickle names anything but numpy's array functions, or is damaged.
     """
-    try:
-        return _build(_Unpickler(file, encoding="latin1").load(), {})
-    except ValueError:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise ValueError(f"damaged pickle: {type(error).__name__}: {error}") from error
+    with damage_is_a_value_error():
+        return _build(Recorder(file, dict.fromkeys(_NUMPY, Call), "numpy arrays and plain values").load(), {})
 
 
 def load_npy(file: BinaryIO) -> Any:
@@ -77,14 +101,14 @@ def load_npy(file: BinaryIO) -> Any:
 
 def _build(value: Any, done: dict[int, Any]) -> Any:
     """`value` with its recorded calls replaced by what they stand for; `done` keeps what is shared from growing."""
-    if not isinstance(value, dict | list | tuple | _Call):
+    if not isinstance(value, dict | list | tuple | Call):
         if isinstance(value, type):
             raise ValueError(f"the pickle holds the bare name {value.__name__}, not an array")
         return value
     if id(value) not in done:
         if isinstance(value, dict):
             result = {_build(k, done): _build(v, done) for k, v in value.items()}
-        elif isinstance(value, _Call):
+        elif isinstance(value, Call):
             result = _build_call(value, done)
         else:
             result = type(value)(_build(v, done) for v in value)
@@ -92,7 +116,7 @@ def _build(value: Any, done: dict[int, Any]) -> Any:
     return done[id(value)]
 
 
-def _build_call(call: _Call, done: dict[int, Any]) -> Any:
+def _build_call(call: Call, done: dict[int, Any]) -> Any:
     match type(call).__name__, call.args, call.state:
         case "_reconstruct", _, (_, shape, dtype, fortran, data):
             return _array(shape, _dtype(dtype), "F" if fortran else "C", _build(data, done))
@@ -105,9 +129,9 @@ def _build_call(call: _Call, done: dict[int, Any]) -> Any:
     raise ValueError(f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in")
 
 
-def _dtype(call: _Call) -> np.dtype:
+def _dtype(call: Call) -> np.dtype:
     match call:
-        case _Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if _PLAIN_DTYPE.fullmatch(
+        case Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if _PLAIN_DTYPE.fullmatch(
             code
         ) and order in ("<", ">", "=", "|"):
             return np.dtype(code).newbyteorder(order)

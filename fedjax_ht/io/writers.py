@@ -13,7 +13,7 @@ def write_history(history: Sequence[dict[str, Any]], workdir: Path | str) -> Non
     """Rewrites the three files from the whole history, so that a resumed run leaves no row twice.
 
     metrics.jsonl holds every row; metrics.csv the same without the per-client values; clients.csv the accuracy of every
-    client on its own test set, one line an evaluation (empty where a client has no test sample).
+    client on its own test set, one line an evaluation of a trial (empty where a client has no test sample).
     """
     workdir = Path(workdir)
     with atomic_open(workdir / "metrics.jsonl") as file:
@@ -28,5 +28,7 @@ def write_history(history: Sequence[dict[str, Any]], workdir: Path | str) -> Non
     rows = [row for row in history if "clients" in row]
     with atomic_open(workdir / "clients.csv") as file:
         writer = csv.writer(file)
-        writer.writerow(["round", *(f"client_{i}" for i in range(len(rows[0]["clients"]) if rows else 0))])
-        writer.writerows([row["round"], *("" if a is None else a for a in row["clients"])] for row in rows)
+        writer.writerow(["round", "trial", *(f"client_{i}" for i in range(len(rows[0]["clients"]) if rows else 0))])
+        writer.writerows(
+            [row["round"], row["trial"], *("" if a is None else a for a in row["clients"])] for row in rows
+        )

@@ -1,7 +1,30 @@
 """Flax modules, each a feature extractor and a head, and the groups that the papers deal out to clients."""
 
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
+from fedjax_ht.models.googlenet import googlenet
+from fedjax_ht.models.heads import htc4_heads, vit_head
+from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.registry import GROUPS, model_group
+from fedjax_ht.models.resnet import resnet
 from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
+from fedjax_ht.models.torchvision import variables_from_torchvision
+from fedjax_ht.models.vit import vit
 
-__all__ = ["GROUPS", "SplitModel", "cnn4", "cnn5_group", "mlp", "model_group"]
+__all__ = [
+    "GROUPS",
+    "SplitModel",
+    "cnn4",
+    "cnn5_group",
+    "googlenet",
+    "htc4_heads",
+    "mlp",
+    "mobilenet_v2",
+    "model_group",
+    "resnet",
+    "stack_blocks",
+    "unstack_blocks",
+    "variables_from_torchvision",
+    "vit",
+    "vit_head",
+]

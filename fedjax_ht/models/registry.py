@@ -1,41 +1,120 @@
 """Model groups by the names that configs use. A user's own modules go to `make_federation` and need no entry here."""
 
+import functools
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
-
-Group = Callable[[int, tuple[int, int, int], int | None], dict[str, nn.Module]]
-# (num_classes, (H, W, C), feature_dim or None for the group's own) -> {architecture: module}
-
-
-def _cnn4(num_classes, input_shape, feature_dim):
-    return {"cnn": cnn4(num_classes, feature_dim or 512)}
-
-
-def _cnn5(num_classes, input_shape, feature_dim):
-    return cnn5_group(num_classes, input_shape[-1], feature_dim)
+from fedjax_ht.models.googlenet import googlenet
+from fedjax_ht.models.heads import htc4_heads
+from fedjax_ht.models.mobilenet import mobilenet_v2
+from fedjax_ht.models.norm import NormKind
+from fedjax_ht.models.resnet import RESNET_STAGES, resnet
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.vit import VITS, vit
 
 
-def _mlp2(num_classes, input_shape, feature_dim):
-    width = feature_dim or 32
-    return {"mlp_narrow": mlp(num_classes, (32, width)), "mlp_wide": mlp(num_classes, (64, width))}
+class Task(NamedTuple):
+    """What the models of a group are made for: the arguments of `model_group`."""
+
+    num_classes: int
+    input_shape: tuple[int, int, int]
+    feature_dim: int | None
+    norm: NormKind
+    output_relu: bool
 
 
-GROUPS: dict[str, Group] = {"cnn4": _cnn4, "cnn5": _cnn5, "mlp2": _mlp2}
+Group = Callable[[Task], dict[str, nn.Module]]
+
+
+def _architecture(name: str, task: Task) -> SplitModel:
+    size = task.num_classes, task.feature_dim or 512
+    if name == "cnn":
+        return cnn4(*size)
+    if name in VITS:
+        return vit(name, *size)
+    if name.startswith("resnet"):
+        return resnet(int(name.removeprefix("resnet")), *size, task.norm)
+    return {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}[name](*size, task.norm)
+
+
+def _dealt(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
+    return {name: _architecture(name, task) for name in names}
+
+
+def _dealt_with_heads(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
+    """Client i takes architecture i mod X and head i mod 4: the combinations repeat after lcm(X, 4) clients."""
+    heads = htc4_heads(task.num_classes, task.output_relu)
+    bases = _dealt(names, task)
+    turns = [(names[i % len(names)], i % len(heads)) for i in range(math.lcm(len(names), len(heads)))]
+    return {f"{name}_head{head + 1}": bases[name].clone(head=heads[head]) for name, head in turns}
+
+
+def _cnn5(task: Task) -> dict[str, nn.Module]:
+    return cnn5_group(task.num_classes, task.input_shape[-1], task.feature_dim)
+
+
+def _mlp2(task: Task) -> dict[str, nn.Module]:
+    width = task.feature_dim or 32
+    return {"mlp_narrow": mlp(task.num_classes, (32, width)), "mlp_wide": mlp(task.num_classes, (64, width))}
+
+
+_RESNETS = tuple(f"resnet{depth}" for depth in RESNET_STAGES)
+_HTFE8 = ("cnn", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_DEALT = {
+    "htfe2": ("cnn", "resnet18"),
+    "htfe3": ("resnet10", "resnet18", "resnet34"),
+    "htfe4": ("cnn", "googlenet", "mobilenet_v2", "resnet18"),
+    "htfe5": ("googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"),
+    "htfe8": _HTFE8,
+    "htfe9": _RESNETS,
+    "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
+    "fedral5": _RESNETS[4:],  # Tiny-ImageNet
+    "fedral11": (*_RESNETS, "cnn", "vit_b16"),  # CIFAR-100, "high heterogeneity"; the paper does not say which ViT
+} | {name: (name,) for name in (*_RESNETS, "googlenet", "mobilenet_v2", *VITS)}
+_DEALT_WITH_HEADS = {"res34_htc4": ("resnet34",), "htfe8_htc4": _HTFE8}
+
+GROUPS: dict[str, Group] = {
+    "cnn4": functools.partial(_dealt, ("cnn",)),
+    "cnn5": _cnn5,
+    "mlp2": _mlp2,
+    **{name: functools.partial(_dealt, names) for name, names in _DEALT.items()},
+    **{name: functools.partial(_dealt_with_heads, names) for name, names in _DEALT_WITH_HEADS.items()},
+}
+"""HtFLlib's groups htfeX (X extractors), htm10 and htc4 (four heads); FedSSA's and FedRAL's CNN-1..5 and FedRAL's other
+groups; two perceptrons; every architecture by itself."""
 
 
 def model_group(
-    name: str, num_classes: int, input_shape: tuple[int, int, int], feature_dim: int | None = None
+    name: str,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    feature_dim: int | None = None,
+    norm: NormKind = "batch",
+    output_relu: bool = False,
 ) -> dict[str, nn.Module]:
-    """The modules of a group, in the order in which clients take them.
+    """The modules of a group, in the order in which clients take them: client i module i mod their number.
+
+    Args:
+      name: one of `GROUPS`.
+      num_classes, input_shape: of the task; (H, W, C).
+      feature_dim: width of the features, None for the group's own.
+      norm: what normalises in ResNets, GoogLeNet and MobileNetV2.
+      output_relu: a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's released code has it.
 
     Raises:
-      ValueError: there is no such group, or the images are too small for it.
+      ValueError: there is no such group, the images are too small for it, or it has no use for an option given.
     """
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")
-    if name.startswith("cnn") and min(input_shape[:2]) < 16:
-        raise ValueError(f"model group {name!r} needs images of at least 16x16 pixels, got {input_shape[:2]}")
-    return GROUPS[name](num_classes, tuple(input_shape), feature_dim)
+    modules = GROUPS[name](Task(num_classes, tuple(input_shape), feature_dim, norm, output_relu))
+    if any(architecture.startswith("cnn") for architecture in modules) and min(input_shape[:2]) < 16:
+        raise ValueError(f"model group {name!r} needs images of at least 16x16 pixels, got {tuple(input_shape[:2])}")
+    if norm != "batch" and not any(hasattr(module.base, "norm") for module in modules.values()):
+        raise ValueError(f"norm is {norm!r}, but model group {name!r} normalises nothing by batch; leave it at 'batch'")
+    if output_relu and name not in _DEALT_WITH_HEADS:
+        raise ValueError(f"output_relu is for the groups {', '.join(_DEALT_WITH_HEADS)}, not for {name!r}")
+    return modules

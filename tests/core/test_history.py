@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.core.history import best, evaluated, evaluation_row, out_of_patience, run
+from fedjax_ht.core.history import best, by_trial, evaluated, evaluation_row, out_of_patience, run
 from fedjax_ht.core.report import Evaluation, RoundReport
 from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.core.wire import WireCost
@@ -12,17 +12,23 @@ from fedjax_ht.methods import METHODS
 LOCAL = METHODS["local"](None)
 
 
-def scripted(accuracies):
-    """A simulation whose only client scores what the script says after each round."""
+def scripted(*accuracies, trials=None):
+    """A simulation whose only client scores what the script says after each round; one script a trial."""
+    listed = (lambda x: x) if trials else (lambda x: x[0])
 
     def evaluate(state, only=None):
-        return Evaluation({"test": {"head": np.array([accuracies[state.round]])}}, {"test": np.array([4])}, {})
+        clients = np.arange(3) if only is None else only
+        count = {"test": np.isin(np.arange(3), clients) * 4}
+        score = lambda script: np.where(count["test"] > 0, script[state.round], np.nan)  # noqa: E731
+        return listed([Evaluation({"test": {"head": score(script)}}, count, {}) for script in accuracies])
 
     def run_round(state):
         cost = WireCost(1, 4, 0, 0)
-        return state._replace(round=state.round + 1), RoundReport(np.array([0]), 1, (), {"loss": 1.0}, {}, cost, cost)
+        report = RoundReport(np.array([0]), 1, (), {"loss": 1.0}, {}, cost, cost, 0.25)
+        return state._replace(round=state.round + 1), listed([report] * len(accuracies))
 
-    return Simulation(lambda: SimulationState(0, (), {}, np.array([-1])), run_round, evaluate)
+    start = SimulationState(0, (), {}, np.array([-1]), {})
+    return Simulation(lambda: start, run_round, evaluate, None, None, trials)
 
 
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():
@@ -49,6 +55,22 @@ def test_it_goes_on_from_a_history():
 def test_after_round_can_stop_it():
     _, history = run(scripted([0.0] * 9), LOCAL, rounds=8, after_round=lambda state, history: state.round == 3)
     assert history[-1]["round"] == 3
+
+
+def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
+    scripts = [0.1, 0.5, 0.4, 0.3, 0.9], [0.1, 0.2, 0.3, 0.1, 0.1]
+    seen = []
+    _, history = run(scripted(*scripts, trials=2), LOCAL, rounds=4, patience=1, progress_fn=seen.append)
+    assert seen == history and [row["trial"] for row in history] == [0, 1] * 4
+    first, second = by_trial(history)
+    assert [row["round"] for row in first] == [0, 1, 2, 3]  # the second trial had its best in round 2
+    assert best(first).on_test["round"] == 1 and best(second).on_test["round"] == 2
+
+
+def test_only_some_clients_are_evaluated():
+    _, history = run(scripted([0.5, 0.5]), LOCAL, rounds=1, only=np.array([2]))
+    assert all(row["clients"] == [None, None, 0.5] for row in history)
+    assert history[1]["wasted_lane_steps"] == 0.25
 
 
 def test_validation_chooses_where_there_is_one():

@@ -5,31 +5,30 @@ from fedjax_ht.core.report import evaluation, round_report
 from fedjax_ht.core.round import ClientResult, Scores
 from fedjax_ht.core.wire import WireCost
 
-GARBAGE = 10**8  # what padding holds
-
 
 def result(arrived, finite, loss, up, down) -> ClientResult:
-    """Columns of real rows; two rows of padding follow."""
-    pad = lambda x, fill: np.concatenate([np.array(x), np.full(2, fill)])  # noqa: E731
-    cost = lambda column: WireCost(*(pad(np.array(column, np.int32) * k, GARBAGE) for k in (1, 4, 2, 8)))  # noqa: E731
-    columns = pad(np.array(arrived, bool), True), pad(np.array(finite, bool), False)
-    return ClientResult((), *columns, {"loss": pad(np.array(loss, np.float32), np.nan)}, cost(up), cost(down))
+    """One bucket's participants."""
+    cost = lambda column: WireCost(*(np.array(column, np.int32) * k for k in (1, 4, 2, 8)))  # noqa: E731
+    metrics = {"loss": np.array(loss, np.float32)}
+    return ClientResult("an uplink", np.array(arrived, bool), np.array(finite, bool), metrics, cost(up), cost(down))
 
 
-ORDER = [np.array([6, 0]), np.array([], int), np.array([5, 1, 3])]
 RESULTS = [
-    result([True, False], [True, True], [1.0, 2.0], [10, 20], [1, 1]),  # client 0 was dropped
-    result([], [], [], [], []),
-    result([True, False, False], [True, False, False], [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
+    (np.array([6, 0]), result([True, False], [True, True], [1.0, 2.0], [10, 20], [1, 1])),  # client 0 was dropped
+    (np.array([], int), result([], [], [], [], [])),
+    (
+        np.array([5, 1, 3]),
+        result([True, False, False], [True, False, False], [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
+    ),
 ]
 
 
 def test_round():
-    report = round_report(ORDER, RESULTS, {"margin": np.float32(1.5)}, None)
+    report = round_report(RESULTS, {"margin": np.float32(1.5)}, None, 0.25)
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
     assert report.arrived == 2 and report.not_finite == (1, 3)
     assert report.metrics == {"loss": pytest.approx((1 + 2 + 6) / 3)}
-    assert report.server_metrics == {"margin": 1.5}
+    assert report.server_metrics == {"margin": 1.5} and report.wasted_lane_steps == 0.25
     assert report.uplink == WireCost(40, 160, 80, 320)
     assert report.downlink == WireCost(11, 44, 22, 88)
     assert all(isinstance(x, int) for x in (*report.uplink, *report.downlink, report.arrived, *report.not_finite))
@@ -37,26 +36,26 @@ def test_round():
 
 def test_downlink_to_everyone_replaces_the_participants():
     everyone = WireCost(*(np.full(8, k, np.int32) for k in (1, 4, 0, 0)))
-    report = round_report(ORDER, RESULTS, {}, everyone)
+    report = round_report(RESULTS, {}, everyone, 0.0)
     assert report.downlink == WireCost(8, 32, 0, 0) and report.uplink == WireCost(40, 160, 80, 320)
 
 
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = round_report([np.arange(3)], [heavy], {}, None)
+    report = round_report([(np.arange(3), heavy)], {}, None, 0.0)
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
-    report = round_report([np.array([4])], [result([False], [False], [np.nan], [5], [7])], {}, None)
+    report = round_report([(np.array([4]), result([False], [False], [np.nan], [5], [7]))], {}, None, 0.0)
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 
 
 def test_evaluation_joins_blocks_and_buckets():
     blocks = [
-        (np.array([0, 3]), {"test": Scores({"head": np.array([3, 0, 9])}, np.array([4, 0, 9]))}),
-        (np.array([4]), {"test": Scores({"head": np.array([5, 9, 9])}, np.array([5, 9, 9]))}),
+        (np.array([0, 3]), {"test": Scores({"head": np.array([3, 0])}, np.array([4, 0]))}),
+        (np.array([4]), {"test": Scores({"head": np.array([5])}, np.array([5]))}),
         (np.array([2, 1]), {"test": Scores({"head": np.array([0, 1])}, np.array([2, 2]))}),
     ]
     scored = evaluation(5, blocks, None)

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Context, Method
 from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.roster import make_roster
 from fedjax_ht.core.round import all_finite, gather_received
 from fedjax_ht.core.simulation import Simulation, make_simulation
 from fedjax_ht.core.store import host_store
@@ -243,14 +245,25 @@ def test_nothing_compiles_after_the_first_round(store, caplog):
 
 
 def test_host_store_moves_only_members():
-    store = host_store()
-    stored = store.put({"w": jnp.arange(5.0)})
-    states, slots = store.load(stored, np.array([3, 1]))
+    mesh = client_mesh(1)
+    roster = make_roster(np.arange(5) * 10, np.ones((1, 5), int), 2, 1, mesh)
+    store, made = host_store(mesh), []
+
+    def make(flat):
+        made.append(flat)
+        return {"w": jnp.float32(flat)}
+
+    stored = store.init(roster, make)
+    np.testing.assert_array_equal(made, [[0, 1], [2, 3], [4, -1]])  # never more at once than a round takes
+    np.testing.assert_array_equal(stored["w"], np.arange(5))
+    states, slots = store.load(stored, roster, np.array([3, 1]))
     np.testing.assert_array_equal(states["w"], [3, 1])
     np.testing.assert_array_equal(slots, [0, 1])
-    stored = store.save(stored, {"w": jnp.array([-3.0, -1.0])}, np.array([3]), 1)  # the second row was padding
+    stored = store.save(stored, {"w": jnp.array([-3.0, -1.0])}, roster, np.array([3, -1]))  # the second is padding
     np.testing.assert_array_equal(stored["w"], [0, 1, 2, -3, 4])
-    assert store.block(2, 5) == 2
+    stored = store.write(stored, roster, np.array([4, 0]), {"w": np.array([7.0, 8.0])})
+    np.testing.assert_array_equal(store.read(stored, roster, np.array([0, 3, 4]))["w"], [8, -3, 7])
+    assert store.block(roster) == 2
 
 
 def test_only_what_is_read_must_be_finite():

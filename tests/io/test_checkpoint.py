@@ -1,58 +1,287 @@
-"""Checkpoints come back bit for bit; a broken newest one falls back to the one before it."""
+"""Checkpoints write what changed, come back bit for bit, and a broken one falls back to the one before it."""
+
+import shutil
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from fedjax_ht.core.simulation import SimulationState
-from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import SimulationState, make_simulation
+from fedjax_ht.io import checkpoint
+from fedjax_ht.io.checkpoint import Placement, make_checkpointer, rows_to_write
+from fedjax_ht.methods import fedproto
+from tests.federations import TRAINING, federation_data, uniform_federation
+
+ROWS = {"wide": 12, "stateless": 3}
 
 
-def make_state(round):
-    return SimulationState(
-        round,
-        {"w": jnp.arange(3.0) + round, "ready": jnp.array(True)},
-        {"a": {"params": jnp.ones((2, 4)) / (round + 3), "stats": {}}, "b": np.full((1, 2), round, np.float32)},
-        np.array([round, -1], np.int32),
-    )
+def toy_simulation(width=4):
+    """States of every awkward kind in host memory, without anything to compile."""
+
+    def init():
+        wide = {
+            "params": np.arange(ROWS["wide"] * width, dtype=np.float32).reshape(-1, width),
+            "half": np.zeros((ROWS["wide"], 2), jnp.bfloat16),
+            "nothing": (np.zeros((ROWS["wide"], 0), np.float32), {}),
+            "key": jax.random.split(jax.random.key(5, impl="rbg"), ROWS["wide"]),
+        }
+        server = {"w": jnp.zeros(3), "key": jax.random.key(0), "step": np.int32(0), "none": ()}
+        changed = {name: np.zeros(rows, np.int32) for name, rows in ROWS.items()}
+        return SimulationState(0, server, {"wide": wide, "stateless": ()}, np.full(4, -1, np.int32), changed)
+
+    def write(state, name, rows, tree):
+        put = lambda x, new: x.at[rows].set(new) if isinstance(x, jax.Array) else _put(x, rows, new)  # noqa: E731
+        return state._replace(clients=state.clients | {name: jax.tree.map(put, state.clients[name], tree)})
+
+    def read(state, name, rows):
+        return jax.tree.map(lambda x: x[rows], state.clients[name])
+
+    return types.SimpleNamespace(init=init, read_clients=read, write_clients=write)
+
+
+def _put(x, rows, new):
+    x = x.copy()
+    x[rows] = new
+    return x
+
+
+def advance(state, rows):
+    """A round after which these rows of "wide", the server and one stateless client differ."""
+    round, wide = state.round + 1, state.clients["wide"]
+    changed = {name: x.copy() for name, x in state.changed.items()}
+    changed["wide"][rows] = changed["stateless"][0] = round
+    wide = wide | {
+        "params": _put(wide["params"], rows, wide["params"][rows] / 3 + round),
+        "half": _put(wide["half"], rows, round),
+        "key": wide["key"].at[np.array(rows)].set(jax.random.fold_in(jax.random.key(6, impl="rbg"), round)),
+    }
+    server = {"w": state.server["w"] + 0.1, "key": jax.random.key(round), "step": np.int32(round), "none": ()}
+    last_round = np.array([round, -1, 0, 0], np.int32)
+    return SimulationState(round, server, state.clients | {"wide": wide}, last_round, changed)
+
+
+def course(*rows_of_rounds):
+    """States after 0, 1, 2, ... rounds, where round i changes rows_of_rounds[i]."""
+    states = [toy_simulation().init()]
+    for rows in rows_of_rounds:
+        states.append(advance(states[-1], rows))
+    return states
+
+
+COURSE = course([0, 1, 2], [1, 5], [7], [1, 11], [0, 2])
 
 
 def assert_same(a, b):
     assert a.round == b.round
     assert jax.tree.structure(a[1:]) == jax.tree.structure(b[1:])
     for x, y in zip(jax.tree.leaves(a[1:]), jax.tree.leaves(b[1:])):
-        assert np.asarray(x).dtype == np.asarray(y).dtype
+        assert x.dtype == y.dtype
+        x, y = (jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v for v in (x, y))
         np.testing.assert_array_equal(x, y)
 
 
 @pytest.fixture
-def checkpointer(tmp_path):
-    return make_checkpointer(tmp_path / "checkpoints", keep=2)
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
 
 
-def test_round_trip_keeps_the_newest(checkpointer, tmp_path):
-    assert checkpointer.restore(make_state(0)) is None
-    for round in (1, 2, 3):
-        checkpointer.save(make_state(round), [{"round": round, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}])
-    state, history = checkpointer.restore(make_state(0))
-    assert_same(state, make_state(3))
-    assert history == [{"round": 3, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
-    state.last_round[0] = 7  # a restored state can go on: its host arrays are writable
+def checkpoints(folder):
+    return sorted(int(p.name) for p in folder.iterdir())
 
 
-def test_a_truncated_checkpoint_falls_back_with_a_warning(checkpointer, tmp_path):
-    for round in (1, 2):
-        checkpointer.save(make_state(round), [{"round": round}])
-    newest = tmp_path / "checkpoints" / "2"
-    for file in newest.rglob("*"):
+def segments(folder):
+    return {int(p.name): p for p in folder.with_name("checkpoints.segments").glob("*")}
+
+
+def stored_rows(segment):
+    """Rows of "wide" in a segment that also holds one of "stateless": the leaves come by sorted name."""
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        return checkpointer.restore(segment)["00001"].tolist()
+
+
+def damage(folder):
+    for file in folder.rglob("*"):
         if file.is_file() and file.stat().st_size > 1:
             file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def test_every_kind_of_state_comes_back(folder):
+    simulation = toy_simulation()
+    assert make_checkpointer(folder, simulation).restore() is None
+    history = [{"round": 2, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
+    make_checkpointer(folder, simulation).save(COURSE[2], history)
+    state, found = make_checkpointer(folder, simulation).restore()
+    assert_same(state, COURSE[2])
+    assert found == history
+    state.last_round[0] = state.changed["wide"][0] = 7  # a restored state can go on: its host arrays are writable
+
+
+def test_a_checkpoint_writes_only_the_rows_that_changed(folder):
+    writer = make_checkpointer(folder, toy_simulation())
+    written = []
+    for state in COURSE[:5]:
+        before = segments(folder)
+        writer.save(state, [])
+        written += [stored_rows(path) for number, path in segments(folder).items() if number not in before]
+    assert written == [[0, 1, 2], [1, 5], [7], [1, 11]]  # nothing at round 0
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
+
+
+def test_the_newest_stay_with_the_segments_they_need(folder):
+    writer = make_checkpointer(folder, toy_simulation(), keep=2)
+    states = course([0, 1, 2, 3], [4], [0, 1, 2, 3], [4, 5])
+    for state in states[1:]:
+        writer.save(state, [])
+    assert checkpoints(folder) == [3, 4]
+    assert sorted(segments(folder)) == [2, 3, 4]  # 2 is there for the checkpoint of round 3 alone
+    damage(folder / "4")
+    assert_same(make_checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3])
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_keep(folder, keep):
+    for state in COURSE:  # a process for every checkpoint
+        writer = make_checkpointer(folder, toy_simulation(), keep)
+        writer.restore()
+        writer.save(state, [])
+    assert checkpoints(folder) == [0, 1, 2, 3, 4, 5][-keep:]
+
+
+def test_the_same_round_may_be_saved_again(folder):
+    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    for _ in range(2):
+        writer.save(COURSE[2], [{"round": 2}])
+    assert len(segments(folder)) == 1
+    make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[2], [{"round": 2, "again": 1}])  # without restoring
+    state, history = make_checkpointer(folder, toy_simulation()).restore()
+    assert_same(state, COURSE[2])
+    assert history == [{"round": 2, "again": 1}] and checkpoints(folder) == [2] and len(segments(folder)) == 1
+
+
+def test_keeping_none_is_refused(folder):
+    with pytest.raises(ValueError, match="keep is 0; it must be at least 1"):
+        make_checkpointer(folder, toy_simulation(), keep=0)
+
+
+def test_segments_hold_at_most_twice_what_has_changed():
+    rng = np.random.default_rng(0)
+    rows, cost = 400, {"a": 10}
+    changed, base = {"a": np.zeros(rows, np.int32)}, Placement(0, {"a": np.zeros(rows, np.int32)}, {})
+    written = []
+    for round in range(1, 301):
+        fresh = rng.choice(rows, 8, replace=False)
+        changed["a"][fresh] = round
+        taken = rows_to_write(base, changed, cost)["a"]
+        assert set(fresh) <= set(taken)
+        where = {"a": base.where["a"].copy()}
+        where["a"][taken] = round
+        held = base.held | {round: {"a": len(taken)}}
+        base = Placement(round, where, {s: held[s] for s in np.unique(where["a"]).tolist() if s})
+        assert np.array_equal(where["a"] > 0, changed["a"] > 0)
+        assert sum(x["a"] for x in base.held.values()) <= 2 * np.sum(changed["a"] > 0)
+        written.append(len(taken))
+    assert max(written) < rows / 4 and np.mean(written) < 3 * 8  # and no checkpoint rewrites them all
+
+
+def test_moved_rows_are_still_the_newest(folder):
+    states = course([0, 1, 2, 3], *[[0, i] for i in (1, 2, 4, 1, 2)])
+    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    for state in states:
+        writer.save(state, [])
+        assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], state)
+    assert sum(len(stored_rows(path)) for path in segments(folder).values()) <= 2 * 5
+
+
+def test_much_is_cut_into_several_segments(folder, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SEGMENT_BYTES", 130)
+    state = course(list(range(12)))[1]
+    make_checkpointer(folder, toy_simulation()).save(state, [])
+    assert len(segments(folder)) == 4  # 12 rows of 40 bytes and one of 4, each where it begins
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], state)
+
+
+def test_segments_deleted_under_a_run_are_written_again(folder):
+    writer = make_checkpointer(folder, toy_simulation())
+    writer.save(COURSE[1], [])
+    shutil.rmtree(segments(folder)[1])
+    writer.save(COURSE[2], [])
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "segment", "no segment"])
+def test_a_broken_newest_falls_back_with_a_warning(folder, what):
+    writer = make_checkpointer(folder, toy_simulation())
+    for state in COURSE[1:4]:
+        writer.save(state, [{"round": state.round}])
+    newest = max(segments(folder).items())[1]
+    if what == "no segment":
+        newest.rename(folder.parent / "elsewhere")
+    else:
+        damage(newest if what == "segment" else folder / "3")
     warnings = []
-    state, history = checkpointer.restore(make_state(0), warnings.append)
-    assert_same(state, make_state(1))
-    assert history == [{"round": 1}]
-    assert len(warnings) == 1 and str(newest) in warnings[0] and "\n" not in warnings[0]
-    checkpointer.save(make_state(2), [{"round": 2}])  # the run goes on over the broken one
-    assert_same(checkpointer.restore(make_state(0))[0], make_state(2))
+    writer = make_checkpointer(folder, toy_simulation())
+    state, history = writer.restore(warnings.append)
+    assert_same(state, COURSE[2])
+    assert history == [{"round": 2}]
+    assert len(warnings) == 1 and str(folder / "3") in warnings[0] and "\n" not in warnings[0]
+    writer.save(COURSE[4], [])  # the run goes on past the broken one, which does not count among the newest
+    assert checkpoints(folder) == [2, 4]
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
+
+
+def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
+    make_checkpointer(folder, toy_simulation()).save(COURSE[1], [])
+    warnings = []
+    assert make_checkpointer(folder, toy_simulation(width=5)).restore(warnings.append) is None
+    assert len(warnings) == 1 and "it holds float32[3, 4], expected float32[3, 5]" in warnings[0]
+
+
+@pytest.mark.parametrize("moment", ["before the checkpoint", "before old ones go", "before unused segments go"])
+def test_killed_while_saving(folder, moment, monkeypatch):
+    make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[1], [])
+
+    def die(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer.restore()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        owner, name = {
+            "before the checkpoint": (ocp.CheckpointManager, "save"),
+            "before old ones go": (ocp.CheckpointManager, "delete"),
+            "before unused segments go": (checkpoint, "delete_unused"),
+        }[moment]
+        patch.setattr(owner, name, die)
+        writer.save(COURSE[5], [])
+    half_written = folder.with_name("checkpoints.segments") / "9.orbax-checkpoint-tmp"
+    half_written.mkdir()
+    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    state, _ = writer.restore()
+    assert_same(state, COURSE[1 if moment == "before the checkpoint" else 5])
+    final = advance(COURSE[5], [0, 1, 2, 5, 7, 11])
+    writer.save(final, [])
+    assert checkpoints(folder) == [6]
+    assert len(segments(folder)) == 1 and not half_written.exists()
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], final)
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_a_run_resumed_at_every_checkpoint_equals_one_never_interrupted(folder, store):
+    federation = uniform_federation()
+    options = SimulationOptions(seed=3, participation=0.25, client_store=store)
+    simulation = make_simulation(fedproto(TRAINING), federation, federation_data(federation), TRAINING, options)
+    whole, resumed = simulation.init(), simulation.init()
+    for round in range(1, 7):
+        whole, _ = simulation.run_round(whole)
+        resumed, _ = simulation.run_round(resumed)
+        if round % 2 == 0:
+            writer = make_checkpointer(folder, simulation)
+            writer.restore()
+            writer.save(resumed, [])
+            resumed, _ = make_checkpointer(folder, simulation).restore()
+    assert_same(resumed, jax.tree.map(np.asarray, whole))
+    assert len(segments(folder)) > 1  # it was put together from several

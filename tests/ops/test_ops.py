@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.ops import adaptive_pool, conv2d, max_pool, pairwise_distance, safe_norm
+from fedjax_ht.ops import adaptive_pool, max_pool, pairwise_distance, safe_norm
 from tests.reference import conv as ref
 from tests.reference import pool
 from tests.reference.distances import pairwise_distance as ref_distance
@@ -23,42 +23,6 @@ def value_and_pullback(f, upstream):
         return out, pull(jnp.asarray(upstream))
 
     return jax.jit(run)
-
-
-@pytest.mark.parametrize("lowering", ["patches", "native"])
-@pytest.mark.parametrize("size", [(3, 2), (1, 1)], ids=str)  # a kernel that is not square tells rows from columns
-def test_conv2d_and_its_gradients_equal_the_reference(lowering, size):
-    h, w = size
-    x, kernel, upstream = normal(2, 6, 5, 3), normal(h, w, 3, 4, seed=1), normal(2, 7 - h, 6 - w, 4, seed=2)
-    out, (dx, dkernel) = value_and_pullback(lambda x, k: conv2d(x, k, lowering=lowering), upstream)(x, kernel)
-    want_dx, want_dkernel = ref.conv2d_gradients(x, kernel, upstream)
-    np.testing.assert_allclose(out, ref.conv2d(x, kernel), **CLOSE)
-    np.testing.assert_allclose(dx, want_dx, **CLOSE)
-    np.testing.assert_allclose(dkernel, want_dkernel, **CLOSE)
-
-
-@pytest.mark.parametrize("shared_input", [True, False])
-def test_lowerings_agree_under_vmap_over_kernels(shared_input):
-    x, kernels, upstream = normal(3, 2, 6, 6, 2), normal(3, 5, 5, 2, 4, seed=1), normal(3, 2, 2, 2, 4, seed=2)
-    x, axis = (x[0], None) if shared_input else (x, 0)
-
-    def lowered(lowering):
-        return jax.vmap(lambda x, k: conv2d(x, k, lowering=lowering), in_axes=(axis, 0))
-
-    patches, native = (value_and_pullback(lowered(how), upstream)(x, kernels) for how in ("patches", "native"))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), patches, native)
-    one = ref.conv2d_gradients(x if shared_input else x[1], kernels[1], upstream[1])[1]
-    np.testing.assert_allclose(patches[1][1][1], one, **CLOSE)
-
-
-def test_auto_lowering_has_no_convolution_on_cpu():
-    program = str(jax.make_jaxpr(conv2d)(normal(1, 6, 6, 1), normal(5, 5, 1, 1)))
-    assert ("conv_general_dilated" in program) == (jax.default_backend() != "cpu")
-
-
-def test_unknown_lowering_is_named():
-    with pytest.raises(ValueError, match="lowering is 'fast'; it must be auto, native or patches"):
-        conv2d(normal(1, 6, 6, 1), normal(5, 5, 1, 1), lowering="fast")
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 6, 3), (1, 5, 7, 2)], ids=["even", "odd"])

@@ -3,23 +3,41 @@
 import numpy as np
 
 
-def conv2d(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:
-    """Stride 1, no padding. x [B, H, W, C], kernel [h, w, C, O] -> [B, H - h + 1, W - w + 1, O]."""
+def conv2d(x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0, groups: int = 1) -> np.ndarray:
+    """x [B, H, W, C], kernel [h, w, C / groups, O] -> [B, (H + 2 padding - h) // stride + 1, ..., O]."""
+    x, channels = _pad(x, padding), x.shape[-1] // groups
     h, w, _, features = kernel.shape
-    out = np.zeros((x.shape[0], x.shape[1] - h + 1, x.shape[2] - w + 1, features))
+    out = np.zeros((x.shape[0], (x.shape[1] - h) // stride + 1, (x.shape[2] - w) // stride + 1, features))
     for b, i, j, o in np.ndindex(out.shape):
-        out[b, i, j, o] = np.sum(x[b, i : i + h, j : j + w, :] * kernel[..., o])
+        seen = _seen(i, j, o, stride, h, w, channels, features // groups)
+        out[b, i, j, o] = np.sum(x[b][seen] * kernel[..., o])
     return out
 
 
-def conv2d_gradients(x: np.ndarray, kernel: np.ndarray, upstream: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def conv2d_gradients(
+    x: np.ndarray, kernel: np.ndarray, upstream: np.ndarray, stride: int = 1, padding: int = 0, groups: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of sum(upstream * conv2d(x, kernel)) by x and by kernel."""
-    h, w = kernel.shape[:2]
+    x, channels = _pad(x, padding), x.shape[-1] // groups
+    h, w, _, features = kernel.shape
     dx, dkernel = np.zeros(x.shape), np.zeros(kernel.shape)
     for b, i, j, o in np.ndindex(upstream.shape):
-        dx[b, i : i + h, j : j + w, :] += upstream[b, i, j, o] * kernel[..., o]
-        dkernel[..., o] += upstream[b, i, j, o] * x[b, i : i + h, j : j + w, :]
-    return dx, dkernel
+        seen = _seen(i, j, o, stride, h, w, channels, features // groups)
+        dx[b][seen] += upstream[b, i, j, o] * kernel[..., o]
+        dkernel[..., o] += upstream[b, i, j, o] * x[b][seen]
+    height, width = x.shape[1:3]
+    return dx[:, padding : height - padding, padding : width - padding], dkernel
+
+
+def _pad(x, padding):
+    return np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+
+
+def _seen(i, j, o, stride, h, w, channels, features_per_group):
+    """Where output (i, j) of feature o looks, in one padded image."""
+    first = o // features_per_group * channels
+    top, left = i * stride, j * stride
+    return slice(top, top + h), slice(left, left + w), slice(first, first + channels)
 
 
 def max_pool_2x2(x: np.ndarray) -> np.ndarray:

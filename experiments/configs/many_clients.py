@@ -1,0 +1,28 @@
+"""FedProto (or :method=local) with 10,000 clients of CNN-1..5, half a per cent of them a round, on Fashion-MNIST.
+
+    python -m experiments.main --config=experiments/configs/many_clients.py
+
+Every client trains on about six images of two classes and tests on about one: pFedHN's class shares of the 60,000
+training and 10,000 test images, without a validation set. Client states rest in host memory, every evaluation looks at
+the same 200 clients, and a checkpoint writes only the clients that changed.
+Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
+"""
+
+from experiments.configs.base import apply_argument, base_config, method_config
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.method = method_config("fedproto")
+    config.dataset.name = "fashion_mnist"
+    config.partition.kind = "class_shares"
+    config.partition.num_clients = 10_000
+    config.partition.options = {"classes_per_client": 2, "val_size": 0}
+    config.model.group = "cnn5"
+    config.participation = 0.005
+    config.client_store = "host"
+    config.rounds = 200
+    config.evaluate.every = 10
+    config.evaluate.sample = 200
+    config.checkpoint.every = 10
+    return apply_argument(config, argument, rounds=2)

@@ -1,0 +1,144 @@
+"""Who of a bucket lives where, and who runs when: all on the host, from numbers that never change in a run."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from fedjax_ht.core.executor import Lanes, Schedule, capacity_for, choose_lanes, longest_first, wasted_lane_steps
+from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.core.round import Row
+
+PADDING = -1
+
+
+class Roster(NamedTuple):
+    """A bucket's clients in every trial: row = trial * len(members) + position of the client in `members`.
+
+    Attributes:
+      members: int64 [n], client ids ascending.
+      steps: int64 [rows], local steps of a round.
+      device: int64 [rows], the device of the mesh that holds a row.
+      slot: int64 [rows], its place there, ascending with the row.
+      local: int64 [..], the rows that this process holds, ascending.
+      devices: how many there are.
+      shard: rows that a device has room for.
+      capacity: rows that a device provides for one round.
+      lanes: rows that run side by side on a device.
+    """
+
+    members: np.ndarray
+    steps: np.ndarray
+    device: np.ndarray
+    slot: np.ndarray
+    local: np.ndarray
+    devices: int
+    shard: int
+    capacity: int
+    lanes: int
+
+    def rows(self, trial: int, ids: np.ndarray) -> np.ndarray:
+        """Rows of those of `ids` that are members."""
+        return trial * len(self.members) + np.flatnonzero(np.isin(self.members, ids))
+
+    def client(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Trials and client ids of rows."""
+        trial, position = np.divmod(rows, len(self.members))
+        return trial, self.members[position]
+
+
+def make_roster(members: np.ndarray, steps: np.ndarray, participants: int, lanes: Lanes, mesh: Mesh) -> Roster:
+    """Deals rows to devices, longest first and back and forth, so that every device gets about the same steps.
+
+    Args:
+      members: client ids ascending.
+      steps: int [trials, n].
+      participants: of a round, in all buckets.
+      lanes: see `executor.choose_lanes`.
+      mesh: the devices.
+    """
+    trials, steps, devices = len(steps), steps.reshape(-1), mesh.size
+    lap, place = np.divmod(np.arange(len(steps)), devices)
+    device = np.empty(len(steps), np.int64)
+    device[longest_first(steps)] = np.where(lap % 2 == 0, place, devices - 1 - place)
+    slot = np.empty(len(steps), np.int64)
+    for d in range(devices):
+        slot[device == d] = np.arange(np.sum(device == d))
+    shard = -(-len(steps) // devices)
+    capacity = capacity_for(trials * min(participants, len(members)), shard, lanes)
+    own = np.array([d.process_index == jax.process_index() for d in mesh.devices.flat])
+    local = np.flatnonzero(own[device])
+    return Roster(members, steps, device, slot, local, devices, shard, capacity, choose_lanes(lanes, capacity))
+
+
+def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:
+    """Rows by device, longest first, each device's line padded to `size`: int64 [devices * size]."""
+    flat = np.full((roster.devices, size), PADDING)
+    for line, mine in zip(flat, by_device(roster, rows)):
+        line[: len(mine)] = mine
+    return flat.reshape(-1)
+
+
+def blocks(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
+    """As many layouts as it takes for `size` rows of a device at a time."""
+    lines = by_device(roster, rows)
+    longest = max(map(len, lines))
+    return [
+        lay_out(roster, np.concatenate([line[start : start + size] for line in lines]), size)
+        for start in range(0, longest, size)
+    ]
+
+
+def by_device(roster: Roster, rows: np.ndarray) -> list[np.ndarray]:
+    """The rows of each device, longest first."""
+    lines = (rows[roster.device[rows] == d] for d in range(roster.devices))
+    return [line[longest_first(roster.steps[line])] for line in lines]
+
+
+def schedule(roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientInfo, lost: np.ndarray) -> Schedule:
+    """The schedule of laid-out rows, on the host.
+
+    Args:
+      roster: the bucket's.
+      flat: from `lay_out`.
+      slots: int [len(flat)], where the states lie on each device.
+      info: of every client, leading axes [trials, clients of the federation].
+      lost: rows whose uplink is dropped.
+
+    Returns:
+      Leading axis [len(flat)], and a count per device.
+    """
+    real = flat != PADDING
+    rows = np.where(real, flat, 0)
+    trial, client = roster.client(rows)
+    own = jax.tree.map(lambda x: x[trial, client], info)
+    out_of_range = np.iinfo(np.int32).max  # padding is never written
+    return Schedule(
+        np.where(real, slots, out_of_range).astype(np.int32),
+        Row(rows.astype(np.int32), trial.astype(np.int32), own, real, np.isin(flat, lost)),
+        real.reshape(roster.devices, -1).sum(1).astype(np.int32),
+    )
+
+
+def rows_of_trial(roster: Roster, flat: np.ndarray, trial: int, tree: PyTree) -> tuple[np.ndarray, PyTree]:
+    """The client ids of one trial in a layout, and their part of what was computed for it, NumPy [len(flat), ...]."""
+    mine = np.flatnonzero((flat != PADDING) & (flat // len(roster.members) == trial))
+    return roster.client(flat[mine])[1], jax.tree.map(lambda x: x[mine], tree)
+
+
+def positions(flat: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
+    """Where rows stand in a layout, padded: int32 [size]."""
+    found = np.flatnonzero(np.isin(flat, rows))
+    return np.pad(found, (0, size - len(found)), constant_values=PADDING).astype(np.int32)
+
+
+def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:
+    """[lane-steps that wait for others of their chunk, all lane-steps] of a layout."""
+    spent = np.zeros(2)
+    for line in flat.reshape(roster.devices, -1):
+        steps = roster.steps[line[line != PADDING]]
+        idle = wasted_lane_steps(steps, roster.lanes)
+        total = steps.sum() / (1 - idle)
+        spent += idle * total, total
+    return spent

@@ -1,0 +1,86 @@
+"""Trials as an axis: several seeds of one experiment in one program, each with a server and clients of its own.
+
+Clients of all trials share the rows of a bucket; what happens once per trial is mapped here.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
+from fedjax_ht.core.round import Channel, downlink_costs, score, server_round
+
+
+def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool = False) -> Callable:
+    """Maps fn(own, shared) over the leading axis of `own`; without trials it takes `own` as it is.
+
+    Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as clients are
+    (`executor.choose_lanes`), else vmapped.
+    """
+    if trials is None:
+        return fn if host else jax.jit(fn)
+    if host:
+
+        def loop(own, shared):
+            each = [fn(jax.tree.map(lambda x, t=t: x[t], own), shared) for t in range(trials)]
+            return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+
+        return loop
+    if jax.default_backend() == "cpu":
+        return jax.jit(lambda own, shared: lax.map(lambda one: fn(one, shared), own))
+    return jax.jit(jax.vmap(fn, in_axes=(0, None)))
+
+
+def first_server(method: Method, federation: Federation, trials: int | None) -> Callable:
+    """(seeds, ()) -> server state."""
+    return over_trials(
+        lambda seed, _: method.init_server(federation, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)), trials
+    )
+
+
+def serve(method: Method, federation: Federation, trials: int | None) -> Callable:
+    """((server, seeds, rows), ({bucket: Received}, round)) -> (server, metrics).
+
+    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; {} takes all of it.
+    """
+    step = server_round(method, federation)
+
+    def one(own, shared):
+        (server, seed, rows), (received, round) = own, shared
+        mine = {name: pick(r, rows[name]) if rows else r for name, r in received.items()}
+        return step(server, mine, jax.random.key(seed), round)
+
+    return over_trials(one, trials, method.host_server)
+
+
+def pick(received: Received, rows: jax.Array) -> Received:
+    """Some rows; a negative one has not arrived."""
+    mine = jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], received)
+    return mine._replace(arrived=mine.arrived & (rows >= 0))
+
+
+def charge_all(method: Method, federation: Federation, channel: Channel, trials: int | None) -> Callable:
+    """((server, seeds, ClientInfo [num_clients]), round) -> WireCost [num_clients] of a downlink to everyone."""
+    costs = downlink_costs(method, federation, channel)
+
+    def one(own: tuple[PyTree, jax.Array, ClientInfo], round):
+        server, seed, infos = own
+        return costs(server, infos, jax.random.key(seed), round)
+
+    return over_trials(one, trials)
+
+
+def score_global(method: Method, federation: Federation, batch_size: int, trials: int | None) -> Callable:
+    """((server, test split), data) -> Scores of the server's model."""
+
+    def one(own, data):
+        server, split = own
+        predict = lambda x, mask: method.global_predict(federation, server, x, mask)  # noqa: E731
+        return score(predict, data, split, batch_size)
+
+    return over_trials(one, trials)

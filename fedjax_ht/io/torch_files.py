@@ -1,0 +1,144 @@
+"""Reads weights that torch or safetensors saved, without torch and without running anything that a file asks for."""
+
+import io
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.data.safe_pickle import Call, Recorder, damage_is_a_value_error
+
+_STORAGES = {
+    "BFloat16Storage": jnp.bfloat16,
+    "BoolStorage": np.bool_,
+    "ByteStorage": np.uint8,
+    "CharStorage": np.int8,
+    "DoubleStorage": np.float64,
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "IntStorage": np.int32,
+    "LongStorage": np.int64,
+    "ShortStorage": np.int16,
+}
+
+
+class _Dict(dict):
+    """An OrderedDict's entries; torch hangs the modules' versions on it, which say nothing of the weights."""
+
+    def __setstate__(self, state):
+        pass
+
+
+class _TensorRecorder(Recorder):
+    allowed = dict.fromkeys([("torch", name) for name in _STORAGES], Call) | {
+        ("collections", "OrderedDict"): _Dict,
+        ("torch._utils", "_rebuild_parameter"): Call,
+        ("torch._utils", "_rebuild_tensor_v2"): Call,
+    }
+
+    def __init__(self, file: io.BytesIO):
+        super().__init__(file, self.allowed, "tensors by name, as torch.save(model.state_dict(), path) writes them,")
+
+    def persistent_load(self, pid):
+        return pid  # a storage: ("storage", its type, the name of its entry, device, number of elements)
+
+
+def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
+    """The tensors in a file that torch.save(model.state_dict(), path) or safetensors wrote, by name.
+
+    Args:
+      path: a .pth or .pt file of torch 1.6 or newer, or a .safetensors file.
+
+    Returns:
+      Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ImportError: the file is a .safetensors file, and that package is not installed.
+      ValueError: the file is damaged, of another format, or holds anything but tensors by name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
+    readers = {".pth": _read_torch, ".pt": _read_torch, ".safetensors": _read_safetensors}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: weights are read from files that end in {', '.join(readers)}")
+    try:
+        return readers[path.suffix](path)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError(f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'") from error
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+    except (safetensors.SafetensorError, TypeError) as error:  # TypeError: a dtype that numpy does not have
+        raise ValueError(f"no safetensors file of numbers: {error}") from error
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            "not the zip format of torch 1.6; torch reads an older file, and writes it anew with "
+            "torch.save(torch.load(path, weights_only=True), path)"
+        )
+    with damage_is_a_value_error(), zipfile.ZipFile(path) as archive:
+        tops = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")]
+        if len(tops) != 1:
+            raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
+        if f"{tops[0]}byteorder" in archive.namelist() and _entry(archive, f"{tops[0]}byteorder") != b"little":
+            raise ValueError("written on a big-endian machine; only little-endian files are read")
+        content = _TensorRecorder(io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))).load()
+        if not isinstance(content, dict):
+            raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
+        storages = {}
+        return {name: _tensor(name, value, archive, f"{tops[0]}data/", storages) for name, value in content.items()}
+
+
+def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
+    # torch compresses nothing, and so the arrays are never larger than the file.
+    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"the entry {name} is compressed; torch writes none that is")
+    return archive.read(name)
+
+
+def _tensor(name: Any, value: Any, archive: zipfile.ZipFile, folder: str, storages: dict) -> np.ndarray:
+    """The recorded tensor `value`, checked to lie in its storage; `storages` keeps what is read."""
+    if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
+        value = value.args[0]
+    match value:
+        case Call(
+            args=(
+                ("storage", type() as kind, str() as key, _, _),
+                int() as offset,
+                tuple() as shape,
+                tuple() as strides,
+                *_,
+            )
+        ) if isinstance(name, str):
+            return _strided(name, _storage(kind, key, archive, folder, storages), offset, shape, strides)
+    raise ValueError(f"the entry {name!r} is no tensor; expected tensors by name")
+
+
+def _storage(kind: type, key: str, archive: zipfile.ZipFile, folder: str, storages: dict) -> np.ndarray:
+    if (kind, key) not in storages:
+        storages[kind, key] = np.frombuffer(_entry(archive, folder + key), _STORAGES[kind.__name__])
+    return storages[kind, key]
+
+
+def _strided(name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple) -> np.ndarray:
+    sound = len(shape) == len(strides) and all(isinstance(n, int) and n >= 0 for n in (offset, *shape, *strides))
+    if sound and 0 in shape:
+        return np.empty(shape, storage.dtype)
+    if not sound or max(offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1, math.prod(shape)) > len(storage):
+        raise ValueError(f"the tensor {name!r} does not lie in its storage; the file is damaged")
+    steps = [s * storage.itemsize for s in strides]
+    return np.asarray(np.lib.stride_tricks.as_strided(storage[offset:], shape, steps), order="C")

@@ -1,0 +1,70 @@
+"""A short run on a given number of devices, as a program of its own: the number of CPU devices is fixed at start-up.
+
+python -m tests.core.device_run DEVICES [PROCESS PROCESSES PORT]: prints one JSON object, {case: metrics}.
+"""
+
+import json
+import sys
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import make_simulation, make_trials
+from fedjax_ht.methods import METHODS
+from tests.federations import TRAINING, federation_data, mixed_federation, uniform_federation
+
+CASES = {  # name: method, options, trials
+    "prototypes, states on the host": (
+        "fedproto",
+        {"participation": 0.6, "lanes": 1, "client_store": "host"},
+        None,
+    ),
+    "whole models, states on the devices, two trials": ("fedavg", {"lanes": 2}, 2),
+}
+
+
+def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
+    """Metrics after two rounds, and a number for all states, read back and written again."""
+    federation = uniform_federation() if name == "fedavg" else mixed_federation()
+    method, data = METHODS[name](TRAINING), federation_data(federation)
+    options = SimulationOptions(seed=1, devices=devices, eval_batch_size=4, **options)
+    if trials:
+        simulation = make_trials(method, federation, [data] * trials, TRAINING, options)
+    else:
+        simulation = make_simulation(method, federation, data, TRAINING, options)
+    state, metrics, bytes_sent = simulation.init(), [], []
+    for _ in range(2):
+        state, reports = simulation.run_round(state)
+        for report in reports if trials else [reports]:
+            metrics.append([*report.metrics.values(), *report.server_metrics.values(), report.arrived])
+            bytes_sent.append([*report.uplink, *report.downlink])
+    for bucket in federation.buckets:  # every state survives the way out and back
+        rows = np.arange(len(state.changed[bucket.name]))[::-1]
+        state = simulation.write_clients(state, bucket.name, rows, simulation.read_clients(state, bucket.name, rows))
+    scores = simulation.evaluate(state)
+    total = lambda tree: sum(float(np.ravel(x) @ np.sin(np.arange(x.size))) for x in jax.tree.leaves(tree))  # noqa: E731
+    states = [simulation.read_clients(state, b.name, np.arange(len(state.changed[b.name]))) for b in federation.buckets]
+    return {
+        "metrics": metrics,
+        "bytes": bytes_sent,
+        "accuracy": [
+            [None if np.isnan(a) else a for a in s.accuracy["test"][method.rules[0]]]
+            for s in (scores if trials else [scores])
+        ],
+        "states": [total(s) for s in states],
+        "server": total(jax.device_get(state.server)),
+    }
+
+
+if __name__ == "__main__":
+    devices, *process = map(int, sys.argv[1:])
+    jax.config.update("jax_platforms", "cpu")
+    if process:
+        index, count, port = process
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_num_cpu_devices", devices // count)
+        jax.distributed.initialize(f"localhost:{port}", count, index)
+    else:
+        jax.config.update("jax_num_cpu_devices", devices)
+    print(json.dumps({case: run(*settings, devices) for case, settings in CASES.items()}))

@@ -1,0 +1,53 @@
+"""The same run on 1, 2 and 8 devices, and in two processes, each a program of its own."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+
+def start(*arguments: int) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.core.device_run", *map(str, arguments)]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def result(program: subprocess.Popen) -> dict:
+    out, err = program.communicate(timeout=300)
+    assert program.returncode == 0, err[-2000:]
+    return json.loads(out.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def on_one():
+    return result(start(1))
+
+
+def assert_same(found: dict, expected: dict) -> None:
+    def close(a, b):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+    for case, numbers in expected.items():
+        exact = {name: numbers.pop(name) for name in ("bytes", "accuracy")}
+        assert {name: found[case].pop(name) for name in exact} == exact, case
+        jax.tree.map(close, found[case], numbers)
+        numbers |= exact
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_devices_change_nothing(devices, on_one):
+    assert_same(result(start(devices)), on_one)
+
+
+def test_two_processes_change_nothing(on_one):
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    programs = [start(4, index, 2, port) for index in range(2)]
+    for program in programs:
+        assert_same(result(program), on_one)

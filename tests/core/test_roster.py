@@ -1,0 +1,113 @@
+"""Which device holds whom, and who runs when."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.executor import longest_first, wasted_lane_steps
+from fedjax_ht.core.mesh import client_mesh
+from fedjax_ht.core.method import ClientInfo
+from fedjax_ht.core.roster import (
+    PADDING,
+    Roster,
+    blocks,
+    idle_lane_steps,
+    lay_out,
+    make_roster,
+    positions,
+    rows_of_trial,
+    schedule,
+)
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.partition import make_partition
+
+MEMBERS = np.array([1, 4, 6])
+STEPS = np.array([[5, 9, 1], [2, 0, 7]])  # two trials
+
+
+def roster(devices=2, lanes=1, capacity=3) -> Roster:
+    """As `make_roster` deals on two devices, which a single one cannot show."""
+    device = np.array([1, 0, 1, 0, 0, 1]) if devices == 2 else np.zeros(6, int)
+    slot = np.array([0, 0, 1, 1, 2, 2]) if devices == 2 else np.arange(6)
+    return Roster(MEMBERS, STEPS.reshape(-1), device, slot, np.arange(6), devices, 6 // devices, capacity, lanes)
+
+
+def test_one_device_holds_everybody_in_order():
+    made = make_roster(MEMBERS, STEPS, participants=2, lanes=2, mesh=client_mesh(1))
+    np.testing.assert_array_equal(made.device, 0)
+    np.testing.assert_array_equal(made.slot, np.arange(6))
+    np.testing.assert_array_equal(made.local, np.arange(6))
+    assert (made.devices, made.shard, made.capacity, made.lanes) == (1, 6, 4, 2)  # two of three, in either trial
+
+
+class ManyDevices:
+    """A mesh as far as the roster looks at it."""
+
+    def __init__(self, count, own):
+        self.size = count
+        self.devices = np.array([type("Device", (), {"process_index": 0 if i in own else 1})() for i in range(count)])
+
+
+@pytest.mark.parametrize("devices", [2, 4, 7])
+def test_every_device_gets_about_the_same_steps(devices):
+    steps = np.random.default_rng(0).integers(1, 500, (1, 60))
+    made = make_roster(np.arange(60), steps, 60, 1, ManyDevices(devices, own=[1]))
+    loads = np.array([steps[0, made.device == d].sum() for d in range(devices)])
+    assert loads.max() < 1.15 * loads.mean()
+    places = set(zip(made.device.tolist(), made.slot.tolist()))
+    assert len(places) == 60 and max(made.slot) < made.shard == made.capacity == -(-60 // devices)
+    np.testing.assert_array_equal(made.local, np.flatnonzero(made.device == 1))
+
+
+def test_rows_and_clients_belong_together():
+    np.testing.assert_array_equal(roster().rows(1, np.array([0, 1, 6, 9])), [3, 5])
+    trial, client = roster().client(np.array([0, 2, 4]))
+    np.testing.assert_array_equal(trial, [0, 0, 1])
+    np.testing.assert_array_equal(client, [1, 6, 4])
+
+
+def test_layout_is_longest_first_on_each_device():
+    np.testing.assert_array_equal(lay_out(roster(), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 5, 0, 2])
+    parts = blocks(roster(), np.arange(6), 2)
+    np.testing.assert_array_equal(parts, [[1, 3, 5, 0], [4, PADDING, 2, PADDING]])
+
+
+def test_schedule_tells_each_row_its_own():
+    info = ClientInfo(
+        *(np.arange(14).reshape(2, 7) + k for k in (0, 100, 200)), {"blocks": np.arange(14).reshape(2, 7)}
+    )
+    flat = np.array([1, PADDING, 5, 0])
+    plan = schedule(roster(), flat, np.array([7, 8, 9, 5]), info, lost=np.array([5]))
+    np.testing.assert_array_equal(plan.slots, [7, np.iinfo(np.int32).max, 9, 5])
+    np.testing.assert_array_equal(plan.count, [1, 2])
+    np.testing.assert_array_equal(plan.rows.valid, [True, False, True, True])
+    np.testing.assert_array_equal(plan.rows.dropped, [False, False, True, False])
+    real = [0, 2, 3]  # client 4 of trial 0, client 6 of trial 1, client 1 of trial 0
+    np.testing.assert_array_equal(plan.rows.member[real], [1, 5, 0])
+    np.testing.assert_array_equal(plan.rows.trial[real], [0, 1, 0])
+    np.testing.assert_array_equal(plan.rows.info.id[real], [4, 13, 1])
+    np.testing.assert_array_equal(plan.rows.info.num_samples[real], [104, 113, 101])
+    np.testing.assert_array_equal(plan.rows.info.extra["blocks"][real], [4, 13, 1])
+
+
+def test_results_go_back_to_their_trials():
+    flat = np.array([1, PADDING, 5, 0])
+    ids, values = rows_of_trial(roster(), flat, 0, {"x": np.array([10, 99, 50, 0])})
+    np.testing.assert_array_equal(ids, [4, 1])
+    np.testing.assert_array_equal(values["x"], [10, 0])
+    np.testing.assert_array_equal(positions(flat, np.array([0, 1]), 3), [0, 3, PADDING])
+
+
+def test_idle_lane_steps():
+    made = roster(lanes=2)
+    idle, total = idle_lane_steps(made, lay_out(made, np.arange(6), 4))
+    # device 0 runs 9 beside 2 and then 0; device 1 runs 7 beside 5, and then 1 alone
+    assert (idle, total) == pytest.approx((7 + 2 + 1, 18 + 14 + 2))
+
+
+@pytest.mark.parametrize(("clients", "lanes"), [(20, 3), (50, 5), (100, 5)])
+def test_little_is_wasted_on_the_papers_split(clients, lanes):
+    labels = np.repeat(np.arange(10), 6000).astype(np.int32)
+    dataset = Dataset("CIFAR-10's labels", np.zeros((60_000, 1, 1, 1), np.uint8), labels, tuple("0123456789"))
+    split = make_partition("practical", dataset, clients, 1, alpha=0.1)
+    steps = np.array([len(c.train) // 10 for c in split])
+    assert wasted_lane_steps(steps[longest_first(steps)], lanes) < 0.1

@@ -1,0 +1,128 @@
+"""The papers' model groups: which architectures, which heads, which options."""
+
+import jax
+import pytest
+
+from fedjax_ht.core.federation import count_parameters, init_variables, make_federation, require_equal_heads
+from fedjax_ht.models import mlp, model_group
+from fedjax_ht.models.heads import htc4_heads, vit_head
+
+HTFE8 = ["cnn", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+SIZE = (32, 32, 3)
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    {
+        "htfe2": ["cnn", "resnet18"],
+        "htfe3": ["resnet10", "resnet18", "resnet34"],
+        "htfe4": ["cnn", "googlenet", "mobilenet_v2", "resnet18"],
+        "htfe5": ["googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50"],
+        "htfe8": HTFE8,
+        "htfe9": [f"resnet{depth}" for depth in (4, 6, 8, 10, 18, 34, 50, 101, 152)],
+        "htm10": [*HTFE8, "vit_b16", "vit_b32"],
+        "fedral5": [f"resnet{depth}" for depth in (18, 34, 50, 101, 152)],
+        "res34_htc4": [f"resnet34_head{head}" for head in (1, 2, 3, 4)],
+        "htfe8_htc4": [f"{name}_head{i % 4 + 1}" for i, name in enumerate(HTFE8)],
+    }.items(),
+)
+def test_published_groups_in_the_order_of_the_clients(group, names):
+    assert list(model_group(group, 10, SIZE)) == names
+
+
+def test_fedrals_eleven_architectures():
+    assert set(model_group("fedral11", 100, SIZE)) == {*model_group("htfe9", 100, SIZE), "cnn", "vit_b16"}
+
+
+def test_every_architecture_is_a_group_by_itself():
+    for name in {*model_group("htm10", 10, SIZE), *model_group("htfe9", 10, SIZE), "vit_small"} - {"cnn"}:
+        assert list(model_group(name, 10, SIZE)) == [name]
+
+
+def test_published_sizes_of_a_group():
+    federation = make_federation(model_group("htfe4", 100, SIZE), SIZE, 100, num_clients=4)
+    bases = [873_408, 5_599_904, 2_223_872, 11_176_512]
+    assert [count_parameters(bucket) for bucket in federation.buckets] == [
+        {"base": base, "head": 51_300} for base in bases
+    ]
+
+
+@pytest.mark.parametrize("group", ["htfe2", "vit_small"])
+@pytest.mark.parametrize("size", [(28, 28, 1), (64, 64, 3)])
+def test_a_feature_width_for_all(group, size):
+    modules = model_group(group, 10, size, feature_dim=96)
+    assert make_federation(modules, size, 10, num_clients=len(modules)).feature_dim == 96
+
+
+def test_the_feature_width_reaches_every_architecture():
+    modules = model_group("fedral11", 10, SIZE, feature_dim=96) | model_group("htfe5", 10, SIZE, feature_dim=96)
+    widths = {name: getattr(module.base, "feature_dim", None) for name, module in modules.items() if name != "cnn"}
+    assert set(widths.values()) == {96} and len(widths) == 12
+
+
+def test_htc4_is_one_architecture_with_four_heads():
+    modules = model_group("res34_htc4", 100, SIZE)
+    assert [module.head for module in modules.values()] == list(htc4_heads(100))
+    (resnet34,) = model_group("resnet34", 100, SIZE).values()
+    assert all(module.base == resnet34.base and module.stateful for module in modules.values())
+
+
+def test_htc4_deals_architectures_and_heads_separately():
+    for i, (module, plain) in enumerate(
+        zip(model_group("htfe8_htc4", 10, SIZE).values(), model_group("htfe8", 10, SIZE).values())
+    ):
+        assert module.base == plain.base and module.stateful == plain.stateful
+        assert module.head == htc4_heads(10)[i % 4]
+
+
+def test_output_relu_reaches_every_head():
+    for released in (False, True):
+        modules = model_group("htfe8_htc4", 10, SIZE, output_relu=released)
+        assert {module.head.output_relu for module in modules.values()} == {released}
+
+
+def test_norm_reaches_every_model_that_normalises():
+    modules = model_group("htfe4", 10, SIZE, norm="group")
+    assert [getattr(module.base, "norm", None) for module in modules.values()] == [None, "group", "group", "group"]
+    federation = make_federation(model_group("resnet4", 10, SIZE, norm="group"), SIZE, 10, num_clients=1)
+    assert jax.eval_shape(lambda key: init_variables(federation.buckets[0], key), jax.random.key(0))["stats"] == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("htfe7", 10, SIZE), {}, "unknown model group 'htfe7'; the groups are cnn4, "),
+        (("htfe2", 10, (15, 32, 3)), {}, r"'htfe2' needs images of at least 16x16 pixels, got \(15, 32\)"),
+        (("vit_small", 10, SIZE), {"norm": "group"}, "norm is 'group', but model group 'vit_small' normalises nothing"),
+        (("htfe8", 10, SIZE), {"output_relu": True}, "output_relu is for the groups res34_htc4, htfe8_htc4, not for"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        model_group(*arguments, **options)
+
+
+def test_images_that_do_not_split_into_patches_are_refused():
+    with pytest.raises(ValueError, match="images of 28x28 pixels do not split into patches of 16x16"):
+        make_federation(model_group("vit_b16", 10, (28, 28, 1)), (28, 28, 1), 10, num_clients=1)
+
+
+def test_require_equal_heads():
+    def federation(**modules):
+        return make_federation(modules, (2, 2, 1), 3, num_clients=len(modules))
+
+    require_equal_heads(federation(a=mlp(3, (8, 4)), b=mlp(3, (5, 4))))
+    narrow, wide = mlp(3, (8, 4)), mlp(3, (8, 6))
+    with pytest.raises(ValueError) as error:
+        require_equal_heads(federation(a=narrow, b=narrow, c=wide))
+    assert str(error.value) == (
+        "the heads of all models must be equal, but that of 'a' is {'bias': (3,), 'kernel': (4, 3)} and that of 'c' "
+        "is {'bias': (3,), 'kernel': (6, 3)}; choose a group whose models share one head"
+    )
+
+
+def test_heads_of_other_depth_are_not_equal():
+    shallow = mlp(3, (8, 4))
+    deep = shallow.clone(head=vit_head(3, 4))
+    with pytest.raises(ValueError, match=r"but that of 'a' is .* and that of 'b' is \{'fc1/bias': \(4,\)"):
+        require_equal_heads(make_federation({"a": shallow, "b": deep}, (2, 2, 1), 3, num_clients=2))

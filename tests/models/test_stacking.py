@@ -1,0 +1,97 @@
+"""Scanned blocks compute what unrolled ones do, and their variables convert both ways."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.resnet import ResNet, resnet
+from fedjax_ht.models.stacking import scan_blocks, stack_blocks, unstack_blocks
+
+SHAPE = (20, 20, 1)
+SCANNED = ResNet((3,), feature_dim=4, width=4, scan_from=2)
+UNROLLED = SCANNED.clone(scan_from=3)
+
+
+def shapes(module):
+    return jax.eval_shape(lambda key: module.init(key, jnp.zeros((1, *SHAPE))), jax.random.key(0))
+
+
+def randomised(module):
+    rng = np.random.default_rng(0)
+    return jax.tree.map(lambda leaf: rng.uniform(0.5, 1, leaf.shape).astype(np.float32), shapes(module))
+
+
+def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statistics():
+    x = np.random.default_rng(1).normal(size=(4, *SHAPE)).astype(np.float32)
+    mask = np.array([True, True, True, False])
+
+    def run(module, variables):
+        def loss(params):
+            out, changed = module.apply({**variables, "params": params}, x, True, mask, mutable=["batch_stats"])
+            return (out * jnp.arange(1.0, 5.0))[mask].sum(), (out, changed["batch_stats"])
+
+        gradient, (out, stats) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+        return out, unstack_blocks(stats), unstack_blocks(gradient)
+
+    variables = randomised(SCANNED)
+    scanned, unrolled = run(SCANNED, variables), run(UNROLLED, unstack_blocks(variables))
+    assert jax.tree.structure(scanned) == jax.tree.structure(unrolled)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), scanned, unrolled)
+
+
+def test_variables_convert_both_ways():
+    stacked = randomised(SCANNED)
+    flat = unstack_blocks(stacked)
+    assert jax.tree.map(np.shape, flat) == jax.tree.map(lambda leaf: leaf.shape, shapes(UNROLLED))
+    np.testing.assert_array_equal(
+        flat["params"]["layer1_2"]["conv1"]["kernel"], stacked["params"]["layer1_blocks"]["conv1"]["kernel"][1]
+    )
+    jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(SCANNED)), stacked)
+    jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(UNROLLED)), flat)
+
+
+def test_stacked_blocks_follow_the_siblings_that_are_there():
+    leaf = np.arange(6).reshape(2, 3)
+    tree = {"a_0": {"w": leaf}, "a_1": {"w": leaf}, "a_blocks": {"w": leaf}, "ab_0": {"w": leaf}, "a_x": leaf}
+    assert sorted(unstack_blocks(tree)) == ["a_0", "a_1", "a_2", "a_3", "a_x", "ab_0"]
+    assert sorted(unstack_blocks({"in": {"layers_blocks": {"w": leaf}}})["in"]) == ["layers_0", "layers_1"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("a_0", "a_1"), r"^'a_2' is missing beside a_0, a_1$"),
+        (("a_0", "a_1", "a_2", "a_3"), r"^'a_3' is not expected beside a_0, a_1, a_2, a_3$"),
+    ],
+)
+def test_blocks_that_do_not_match_are_named(names, message):
+    like = {"a_0": {"w": np.zeros(3)}, "a_blocks": {"w": np.zeros((2, 3))}}
+    with pytest.raises(ValueError, match=message):
+        stack_blocks({name: {"w": np.zeros(3)} for name in names}, like)
+
+
+@pytest.mark.parametrize("depth", [101, 152])
+def test_stages_that_are_scanned(depth):
+    params = shapes(resnet(depth, 10).base)["params"]
+    stacked = {name: tree["conv1"]["kernel"].shape[0] for name, tree in params.items() if name.endswith("_blocks")}
+    assert stacked == ({"layer3_blocks": 35} if depth == 152 else {})
+
+
+class Chain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return scan_blocks(Linear(4, name="layers_blocks"), x, length=3)
+
+
+def test_scanned_blocks_follow_each_other_with_initial_weights_of_their_own():
+    x = np.random.default_rng(2).normal(size=(2, 4)).astype(np.float32)
+    out, variables = jax.jit(Chain().init_with_output)(jax.random.key(0), x)
+    layers = unstack_blocks(variables)["params"]
+    assert list(layers) == ["layers_0", "layers_1", "layers_2"]
+    assert len({np.asarray(layer["kernel"]).tobytes() for layer in layers.values()}) == 3
+    for layer in layers.values():
+        x = x @ layer["kernel"] + layer["bias"]
+    np.testing.assert_allclose(out, x, rtol=1e-5, atol=1e-6)

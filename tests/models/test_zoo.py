@@ -1,0 +1,324 @@
+"""The convolutional extractors: sizes, names, where masks and dropout go, and their blocks against NumPy."""
+
+import functools
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict
+
+from fedjax_ht.models.googlenet import ConvNorm, GoogLeNet, Inception, googlenet
+from fedjax_ht.models.mobilenet import InvertedResidual, mobilenet_v2
+from fedjax_ht.models.norm import Norm
+from fedjax_ht.models.resnet import BasicBlock, Bottleneck, ResNet, resnet
+from tests.reference import conv as ref
+
+BASE_PARAMETERS = {  # of the extractor, without its head
+    "resnet4": 83_520,
+    "resnet6": 313_664,
+    "resnet8": 1_232_704,
+    "resnet10": 4_905_792,
+    "resnet18": 11_176_512,
+    "resnet34": 21_284_672,
+    "resnet50": 23_508_032,
+    "resnet101": 42_500_160,
+    "resnet152": 58_143_808,
+    "googlenet": 5_599_904,
+    "mobilenet_v2": 2_223_872,
+}
+
+
+def build(name: str, num_classes: int = 10, **options) -> nn.Module:
+    if name.startswith("resnet"):
+        return resnet(int(name.removeprefix("resnet")), num_classes, **options)
+    return {"googlenet": googlenet, "mobilenet_v2": mobilenet_v2}[name](num_classes, **options)
+
+
+@functools.cache
+def shapes(module: nn.Module, input_shape=(32, 32, 3), *args):
+    """(of the output, of the variables) for one image, without computing either."""
+    return jax.eval_shape(
+        lambda key: module.init_with_output(key, jnp.zeros((1, *input_shape)), *args), jax.random.key(0)
+    )
+
+
+def randomised(module: nn.Module, x, seed: int = 0):
+    """Variables of the module, every entry random, scales and variances positive."""
+    rng = np.random.default_rng(seed)
+    draw = lambda leaf: (rng.uniform(0.5, 1.5, leaf.shape) * rng.choice([-0.3, 0.3], leaf.shape)).astype(np.float32)  # noqa: E731
+    variables = jax.tree.map(draw, shapes(module, x.shape[1:], False, None)[1])
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: abs(leaf) if path[-1].key in ("scale", "var") else leaf, variables
+    )
+
+
+@pytest.mark.parametrize("name", BASE_PARAMETERS)
+def test_parameters_of_every_architecture(name):
+    _, variables = shapes(build(name).base)
+    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"])) == BASE_PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", ["resnet4", "resnet18", "resnet50", "googlenet", "mobilenet_v2"])
+@pytest.mark.parametrize("input_shape", [(28, 28, 1), (32, 32, 3), (64, 64, 3)], ids=str)
+def test_features_for_every_size_of_image(name, input_shape):
+    features, _ = shapes(build(name).base, input_shape)
+    assert (features.shape, features.dtype) == ((1, 512), jnp.float32)
+
+
+def test_unknown_depth():
+    with pytest.raises(ValueError, match=r"no ResNet of depth 20; the depths are 4, 6, 8, 10, 18, 34, 50, 101, 152$"):
+        resnet(20, 10)
+
+
+KERNELS = {
+    "resnet50": {
+        "conv1": (7, 7, 3, 64),
+        "layer2_0/downsample_0": (1, 1, 256, 512),
+        "layer4_2/conv3": (1, 1, 512, 2048),
+    },
+    "googlenet": {
+        "conv3/conv": (3, 3, 64, 192),
+        "inception3a/branch1/conv": (1, 1, 192, 64),
+        "inception4e/branch4_1/conv": (1, 1, 528, 128),
+        "inception5b/branch3_1/conv": (3, 3, 48, 128),
+    },
+    "mobilenet_v2": {
+        "features_0_0": (3, 3, 3, 32),
+        "features_1/conv_0_0": (3, 3, 1, 32),
+        "features_1/conv_1": (1, 1, 32, 16),
+        "features_3/conv_1_0": (3, 3, 1, 144),
+        "features_17/conv_2": (1, 1, 960, 320),
+        "features_18_0": (1, 1, 320, 1280),
+    },
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_modules_are_named_after_torchvisions(name):
+    kernels = flatten_dict(shapes(build(name).base)[1]["params"], sep="/")
+    assert {path: kernels[f"{path}/kernel"].shape for path in KERNELS[name]} == KERNELS[name]
+
+
+def spied(module, kind, *args, **options):
+    """[(path, module, arguments)] of every call of a module of this kind, and the variables' shapes."""
+    seen = []
+
+    def spy(call, positional, named, context):
+        if isinstance(context.module, kind):
+            seen.append(("/".join(context.module.path), context.module.clone(), positional))
+        return call(*positional, **named)
+
+    _, variables = shapes(module)
+    with nn.intercept_methods(spy):
+        jax.eval_shape(
+            lambda v: module.apply(v, jnp.zeros((2, 32, 32, 3)), *args, mutable=["batch_stats"], **options), variables
+        )
+    return seen, variables
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        ResNet((1, 3), norm="group", scan_from=2),
+        ResNet((1, 3), bottleneck=True, scan_from=2),
+        build("googlenet").base,
+        build("mobilenet_v2", norm="static_batch").base,
+    ],
+    ids=lambda module: f"{type(module).__name__}-{module.norm}",
+)
+def test_every_norm_is_of_the_kind_asked_for_and_is_given_train_and_mask(module):
+    mask = np.array([True, False])
+    calls, variables = spied(module, Norm, True, mask)
+    paths = {path.removesuffix("/scale") for path in flatten_dict(variables["params"], sep="/") if "scale" in path}
+    assert {path for path, _, _ in calls} == paths
+    for _, norm, (_, train, given) in calls:
+        assert (norm.kind, norm.epsilon) == (module.norm, 1e-3 if isinstance(module, GoogLeNet) else 1e-5)
+        assert train is True and given is mask
+    assert ("batch_stats" in variables) == (module.norm == "batch")
+
+
+@pytest.mark.parametrize(("name", "width"), [("googlenet", 1024), ("mobilenet_v2", 1280)])
+@pytest.mark.parametrize("train", [True, False])
+def test_dropout_is_in_training_only_and_before_the_pooling(name, width, train):
+    """Without a key none is needed: the test of norms gives none."""
+    calls, _ = spied(build(name).base, nn.Dropout, train, None, rngs={"dropout": jax.random.key(0)})
+    assert [(drop.rate, drop.deterministic, x.shape) for _, drop, (x,) in calls] == [(0.2, not train, (2, width))]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "sides"),
+    [
+        ("resnet34", BasicBlock, [8] * 4 + [4] * 4 + [2] * 6 + [1] * 2),
+        ("googlenet", Inception, [4] * 2 + [2] * 5 + [1] * 2),
+        ("mobilenet_v2", InvertedResidual, [16] * 2 + [8] * 2 + [4] * 3 + [2] * 7 + [1] * 3),
+    ],
+)
+def test_resolution_of_every_blocks_input(name, kind, sides):
+    calls, _ = spied(build(name).base, kind)
+    assert [x.shape[1] for _, _, (x, *_) in calls] == sides
+
+
+@pytest.fixture(scope="module")
+def resnet4():
+    """(variables, features and new statistics of x, train, mask) of a ResNet-4 for 28x28x1."""
+    base = resnet(4, 10).base
+    variables = randomised(base, np.zeros((1, 28, 28, 1)))
+
+    def run(x, train, mask):
+        out, changed = base.apply(variables, x, train, mask, mutable=["batch_stats"])
+        return out, changed["batch_stats"]
+
+    return variables, jax.jit(run, static_argnums=1)
+
+
+def test_statistics_change_in_training_only_and_not_without_a_real_sample(resnet4):
+    variables, run = resnet4
+    x = np.random.default_rng(1).normal(size=(4, 28, 28, 1)).astype(np.float32)
+    same = lambda stats: [  # noqa: E731
+        bool(np.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stats, variables["batch_stats"])))
+    ]
+    real, none = np.array([True, True, True, False]), np.zeros(4, bool)
+    assert len(same(run(x, True, real)[1])) == 6 and not any(same(run(x, True, real)[1]))
+    assert all(same(run(x, False, real)[1]))
+    assert all(same(run(x, True, none)[1]))
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_masked_samples_change_neither_other_features_nor_statistics(resnet4, train):
+    _, run = resnet4
+    x, other = np.random.default_rng(2).normal(size=(2, 4, 28, 28, 1)).astype(np.float32)
+    mask = np.array([True, False, True, False])
+    padded = np.where(mask[:, None, None, None], x, 100 * other)
+    (features, stats), (padded_features, padded_stats) = run(x, train, mask), run(padded, train, mask)
+    np.testing.assert_array_equal(features[mask], padded_features[mask])
+    jax.tree.map(np.testing.assert_array_equal, stats, padded_stats)
+    assert not np.allclose(features[~mask], padded_features[~mask])
+
+
+def test_initial_weights():
+    """Kaiming normal with torch's fan-out, which for a depthwise kernel too is features times area; or std 0.01."""
+    modules = {"bottleneck": Bottleneck(64, 2), "inverted": InvertedResidual(64, 1, 6), "inception": ConvNorm(64, 3)}
+
+    @jax.jit
+    def initial(key):
+        return {name: module.init(key, jnp.zeros((1, 4, 4, 64)), False, None) for name, module in modules.items()}
+
+    variables = initial(jax.random.key(0))
+    params = {name: flatten_dict(jax.tree.map(np.asarray, v["params"]), sep="/") for name, v in variables.items()}
+    bottleneck, inverted, inception = (params[name] for name in modules)
+    kernels = {
+        "conv1": (bottleneck["conv1/kernel"], (2 / 64) ** 0.5),
+        "conv2": (bottleneck["conv2/kernel"], (2 / (9 * 64)) ** 0.5),
+        "conv3": (bottleneck["conv3/kernel"], (2 / 256) ** 0.5),
+        "downsample": (bottleneck["downsample_0/kernel"], (2 / 256) ** 0.5),
+        "expansion": (inverted["conv_0_0/kernel"], (2 / 384) ** 0.5),
+        "depthwise": (inverted["conv_1_0/kernel"], (2 / (9 * 384)) ** 0.5),
+        "projection": (inverted["conv_2/kernel"], (2 / 64) ** 0.5),
+        "inception": (inception["conv/kernel"], 0.01),
+    }
+    for name, (kernel, std) in kernels.items():
+        assert kernel.std() == pytest.approx(std, rel=4 / (2 * kernel.size) ** 0.5), name
+        assert abs(kernel.mean()) < 4 * std / kernel.size**0.5, name
+    for name, leaf in (bottleneck | inverted).items():
+        if not name.endswith("kernel"):
+            np.testing.assert_array_equal(leaf, 1.0 if name.endswith("scale") else 0.0)
+
+
+def conv(x, kernel, stride=1):
+    """Padded by half the kernel."""
+    pad = kernel.shape[0] // 2
+    return ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)[:, ::stride, ::stride]
+
+
+def depthwise(x, kernel, stride):
+    channels = [conv(x[..., c : c + 1], kernel[..., c : c + 1], stride) for c in range(x.shape[-1])]
+    return np.concatenate(channels, axis=-1)
+
+
+def running_norm(x, variables, name, epsilon=1e-5):
+    params, stats = variables["params"][name], variables["batch_stats"][name]
+    return (x - stats["mean"]) / np.sqrt(stats["var"] + epsilon) * params["scale"] + params["bias"]
+
+
+def relu(x):
+    return np.maximum(x, 0)
+
+
+def relu6(x):
+    return np.clip(x, 0, 6)
+
+
+def basic(x, v, stride):
+    k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+    y = relu(running_norm(conv(x, k["conv1"], stride), v, "bn1"))
+    y = running_norm(conv(y, k["conv2"]), v, "bn2")
+    return relu(y + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x))
+
+
+def bottleneck(x, v, stride):
+    k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+    y = relu(running_norm(conv(x, k["conv1"]), v, "bn1"))
+    y = relu(running_norm(conv(y, k["conv2"], stride), v, "bn2"))
+    y = running_norm(conv(y, k["conv3"]), v, "bn3")
+    return relu(y + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x))
+
+
+def inverted_residual(x, v, stride):
+    k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
+    y = relu6(running_norm(conv(x, k["conv_0_0"]), v, "conv_0_1"))
+    y = relu6(running_norm(depthwise(y, k["conv_1_0"], stride), v, "conv_1_1"))
+    y = running_norm(conv(y, k["conv_2"]), v, "conv_3")
+    return y + x if stride == 1 else y
+
+
+def inception(x, v, _):
+    def layer(x, name):
+        inner = {collection: tree[name] for collection, tree in v.items()}
+        return relu(running_norm(conv(x, inner["params"]["conv"]["kernel"]), inner, "bn", 1e-3))
+
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
+    pooled = np.max([padded[:, i : i + x.shape[1], j : j + x.shape[2]] for i in range(3) for j in range(3)], axis=0)
+    branches = [layer(x, "branch1")]
+    branches += [layer(layer(x, f"branch{i}_0"), f"branch{i}_1") for i in (2, 3)]
+    return np.concatenate([*branches, layer(pooled, "branch4_1")], axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("module", "stride", "reference"),
+    [
+        (BasicBlock(4, 1), 1, basic),
+        (BasicBlock(8, 2), 2, basic),
+        (Bottleneck(1, 1), 1, bottleneck),
+        (Bottleneck(2, 2), 2, bottleneck),
+        (InvertedResidual(4, 1, 2), 1, inverted_residual),
+        (InvertedResidual(4, 2, 2), 2, inverted_residual),
+        (Inception((2, 3, 4, 5, 6, 7)), 1, inception),
+    ],
+    ids=lambda value: f"{type(value).__name__}" if isinstance(value, nn.Module) else None,
+)
+def test_blocks_against_numpy(module, stride, reference):
+    x = np.random.default_rng(3).normal(size=(2, 5, 4, 4)).astype(np.float32)
+    variables = randomised(module, x, seed=4)
+    got = jax.jit(lambda v: module.apply(v, x, False, None))(variables)
+    exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
+    np.testing.assert_allclose(got, reference(x.astype(np.float64), exact, stride), rtol=1e-5, atol=1e-5)
+
+
+def test_resnet_is_stem_stages_average_and_pooling_to_the_feature_width():
+    base = ResNet((1, 2), feature_dim=16, width=4)
+    x = np.random.default_rng(5).normal(size=(2, 20, 20, 1)).astype(np.float32)
+    variables = randomised(base, x)
+    v = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
+    inner = lambda name: {collection: tree[name] for collection, tree in v.items()}  # noqa: E731
+
+    y = relu(running_norm(conv(x, v["params"]["conv1"]["kernel"], 2), v, "bn1"))
+    y = np.pad(y, ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros serve behind a ReLU
+    y = np.max([y[:, i : i + 9 : 2, j : j + 9 : 2] for i in range(3) for j in range(3)], axis=0)
+    for name, stride in (("layer1_0", 1), ("layer2_0", 2), ("layer2_1", 1)):
+        y = basic(y, inner(name), stride)
+    expected = np.repeat(y.mean((1, 2)), 2, axis=-1)
+    got = jax.jit(lambda v: base.apply(v, x))(variables)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,156 @@
+from typing import NamedTuple
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.ops import conv2d
+from tests.reference import conv as ref
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+class Case(NamedTuple):
+    image: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+    features: int = 4
+
+
+CASES = {
+    "valid": Case((6, 5), (3, 2)),
+    "one pixel kernel": Case((3, 2), (1, 1)),
+    "strided one pixel kernel": Case((5, 4), (1, 1), stride=2),
+    "padded": Case((4, 5), (3, 3), padding=1),
+    "strided, last column unseen": Case((7, 6), (3, 2), stride=2),
+    "strided, padded": Case((5, 6), (3, 3), stride=2, padding=1),
+    "stride beyond the kernel": Case((7, 8), (2, 2), stride=3),
+    "one pixel image": Case((1, 1), (3, 3), padding=1),
+    "two pixels, strided": Case((2, 2), (3, 3), stride=2, padding=1),
+    "first taps never meet data": Case((1, 3), (5, 5), stride=2, padding=2),
+    "an output that sees padding only": Case((2, 2), (1, 2), padding=1),
+    "depthwise": Case((5, 4), (3, 3), padding=1, groups=3, features=3),
+    "depthwise, strided, last row unseen": Case((6, 5), (3, 2), stride=2, groups=3, features=3),
+    "depthwise, strided, padded": Case((6, 5), (3, 3), stride=2, padding=1, groups=3, features=3),
+    "depthwise, one pixel image": Case((1, 1), (3, 3), padding=1, groups=3, features=3),
+}
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def convolution(case, lowering="auto"):
+    return lambda x, kernel: conv2d(x, kernel, case.stride, case.padding, case.groups, lowering=lowering)
+
+
+def pulled_back(f):
+    """(x, kernel, upstream) -> (f(x, kernel), gradients of sum(upstream * f(x, kernel)))."""
+
+    def run(x, kernel, upstream):
+        out, pull = jax.vjp(f, x, kernel)
+        return out, *pull(upstream)
+
+    return run
+
+
+def drawn(case, clients=2, batch=2):
+    """x, kernel and upstream of some clients."""
+    x = normal(clients, batch, *case.image, 3)
+    kernel = normal(clients, *case.kernel, 3 // case.groups, case.features, seed=1)
+    out = jax.eval_shape(convolution(case), x[0], kernel[0]).shape
+    return x, kernel, normal(clients, *out, seed=2)
+
+
+def wanted(case, x, kernel, upstream):
+    options = (case.stride, case.padding, case.groups)
+    return ref.conv2d(x, kernel, *options), *ref.conv2d_gradients(x, kernel, upstream, *options)
+
+
+def assert_close(got, want):
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_lowerings_equal_the_reference_for_one_client_and_for_two(case):
+    arguments = drawn(case)
+    native, patches = (pulled_back(convolution(case, lowering)) for lowering in ("native", "patches"))
+    second = [a[1] for a in arguments]
+    want = wanted(case, *second)
+    one, other, stacked = jax.jit(lambda two, one: (native(*one), patches(*one), jax.vmap(patches)(*two)))(
+        arguments, second
+    )
+    assert_close(one, want)
+    assert_close(other, want)
+    assert_close([a[1] for a in stacked], want)
+
+
+@pytest.mark.parametrize("name", ["padded", "depthwise"])
+def test_clients_may_share_their_images(name):
+    x, kernel, upstream = drawn(CASES[name])
+    run = jax.jit(jax.vmap(pulled_back(convolution(CASES[name], "patches")), in_axes=(None, 0, 0)))
+    assert_close([a[1] for a in run(x[0], kernel, upstream)], wanted(CASES[name], x[0], kernel[1], upstream[1]))
+
+
+def equations(jaxpr):
+    """All equations of a program, inner ones included."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def program(lowering, case=CASES["padded"]):
+    arguments = normal(2, *case.image, 3), normal(*case.kernel, 3 // case.groups, case.features)
+    upstream = np.zeros(convolution(case)(*arguments).shape, np.float32)
+    return list(equations(jax.make_jaxpr(pulled_back(convolution(case, lowering)))(*arguments, upstream).jaxpr))
+
+
+@pytest.mark.parametrize("lowering", ["patches", "native"])
+def test_products_ask_for_float32(lowering):
+    products = [e for e in program(lowering) if e.primitive.name in ("dot_general", "conv_general_dilated")]
+    assert len(products) == 3  # forward, by input, by kernel
+    assert {p for e in products for p in e.params["precision"]} == {jax.lax.Precision.HIGHEST}
+
+
+def test_auto_has_no_convolution_on_cpu():
+    native = any(e.primitive.name == "conv_general_dilated" for e in program("auto"))
+    assert native == (jax.default_backend() != "cpu")
+
+
+def test_kernel_entries_that_only_meet_padding_are_left_out():
+    case = CASES["one pixel image"]
+    [product] = [
+        e
+        for e in equations(jax.make_jaxpr(convolution(case, "patches"))(normal(2, 1, 1, 3), normal(3, 3, 3, 4)).jaxpr)
+        if e.primitive.name == "dot_general"
+    ]
+    assert [v.aval.shape for v in product.invars] == [(2, 3), (3, 4)]
+
+
+def test_depthwise_gradient_adds_no_padded_slices():
+    padded = [e for e in program("patches", CASES["depthwise"]) if e.primitive.name == "pad"]
+    assert len(padded) == 3  # the input, the upstream gradient, and the input's gradient cut back
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lowering": "fast"}, "lowering is 'fast'; it must be auto, native or patches"),
+        ({"groups": 2}, "groups is 2 for 4 -> 4 channels; it must be 1, or both of them"),
+    ],
+    ids=["lowering", "groups"],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        conv2d(normal(1, 4, 4, 4), normal(1, 1, 4 // arguments.get("groups", 1), 4), **arguments)
+
+
+def test_half_precision_stays_half():
+    x, kernel = jnp.ones((1, 3, 3, 2), jnp.bfloat16), jnp.ones((2, 2, 2, 1), jnp.bfloat16)
+    assert {conv2d(x, kernel, lowering=how).dtype for how in ("patches", "native")} == {jnp.dtype("bfloat16")}
