@@ -146,7 +146,9 @@ def report(measured: list[dict[str, float]]) -> str:
     for figures in measured:
         cells = (format(figures[name], spec) for name, spec in COLUMNS.values())
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    first, last = measured[0], measured[-1]
+    ratios = ", ".join(f"{name} {last[key] / first[key]:.2f}" for name, (key, _) in COLUMNS.items())
+    return "\n".join([*lines, "", f"Last row over first: {ratios}."])
 
 
 def curves(measured: list[dict[str, float]]) -> plt.Figure:

@@ -29,6 +29,7 @@ class Progress:
 
     def __call__(self, method: str, row: dict) -> None:
         if method not in self.bars:
+            self.close()  # one bar at a time
             start = row["round"] - (row["round"] > 0)
             self.bars[method] = tqdm(total=self.rounds, initial=start, desc=method.ljust(8), unit="round", leave=True)
         bar = self.bars[method]

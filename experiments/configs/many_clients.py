@@ -4,7 +4,10 @@
 
 Every client trains on about six images of two classes and tests on about one: pFedHN's class shares of the 60,000
 training and 10,000 test images, without a validation set. Client states rest in host memory, every evaluation looks at
-the same 200 clients, and a checkpoint writes only the clients that changed.
+the same 200 clients (160 of them have a test image), and a checkpoint writes only the clients that changed.
+
+An example of scale, not of accuracy: in 200 rounds a client is met once on average. After 40 of them the clients' own
+heads have risen from 11 to 22 %; nearest prototypes, the reported rule, stay at chance, since features never align.
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
@@ -19,6 +22,8 @@ def get_config(argument=None):
     config.partition.num_clients = 10_000
     config.partition.options = {"classes_per_client": 2, "val_size": 0}
     config.model.group = "cnn5"
+    config.training.learning_rate = 0.05
+    config.training.epochs = 10
     config.participation = 0.005
     config.client_store = "host"
     config.rounds = 200

@@ -62,9 +62,7 @@ class Conv(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
         area = self.size * self.size
-        kernel_init, bias_init = _initialisers(
-            self.initialisation, area * shape[2], area * self.features // self.groups
-        )
+        kernel_init, bias_init = _initialisers(self.initialisation, area * shape[2], area * self.features)
         x = conv2d(x, self.param("kernel", kernel_init, shape), self.stride, self.padding, self.groups)
         return x + self.param("bias", bias_init, (self.features,)) if self.use_bias else x
 

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -42,7 +43,7 @@ def test_a_run_writes_what_it_says(finished):
         assert (workdir / "plots" / picture).read_bytes()[:4] == b"\x89PNG"
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
-        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 5
+        assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
     lines = [line for line in done.stderr.replace("\r", "\n").splitlines() if line.strip()]
     assert all(line.startswith(METHODS) for line in lines), done.stderr  # a progress bar a method, and no chatter
     assert any("acc " in line and "up " in line for line in lines)
@@ -127,3 +128,56 @@ def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
         assert "params/base/fc1/kernel" in arrays and "params/head/bias" in arrays
     missing = run_module("evaluate", f"--workdir={workdir}", "--client=4")
     assert missing.returncode == 2 and "there is no client 4" in missing.stderr
+
+
+def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, tmp_path):
+    workdir = tmp_path / "run"
+    arguments = ("--config.trials=2", "--config.partition.per_trial=True", "--config.rounds=2")
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", *arguments)
+    assert done.returncode == 0, done.stderr
+    first, second = ([r for r in metrics(workdir, "fedtgp") if r["trial"] == t] for t in (0, 1))
+    assert [r["round"] for r in first] == [r["round"] for r in second] == [0, 1, 2]
+    alone = metrics(finished[0], "fedtgp")[:3]
+    assert [r["clients"] for r in first] == [r["clients"] for r in alone]
+    assert [r["clients"] for r in second] != [r["clients"] for r in alone]
+    mean = 50 * (max(r["accuracy"] for r in first) + max(r["accuracy"] for r in second))
+    assert f"| fedtgp | {mean:.2f} ± " in done.stdout
+    one = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=1")
+    assert f"{100 * second[-1]['clients'][3]:.2f} %" in one.stdout
+    missing = run_module("evaluate", f"--workdir={workdir}", "--client=3", "--trial=2")
+    assert missing.returncode == 2 and "there is no trial 2" in missing.stderr
+
+
+def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path):
+    workdir = tmp_path / "run"
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    common = (f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=2", f"--coordinator=localhost:{port}")
+    processes = [
+        subprocess.Popen(
+            command("main", *common, "--processes=2", f"--process={index}"),
+            cwd=ROOT,
+            env=environment(run_module.home),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "written:" in outputs[0][0] and "written:" not in outputs[1][0]
+    for method in METHODS:
+        got, want = metrics(workdir, method), metrics(finished[0], method)[:3]
+        assert [row["clients"] for row in got] == [row["clients"] for row in want]
+    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")  # one process goes on from there
+    assert again.returncode == 0, again.stderr
+    for method in METHODS:
+        got, want = metrics(workdir, method), metrics(finished[0], method)
+        assert [row["clients"] for row in got] == [row["clients"] for row in want]
+
+
+def test_processes_must_be_told_apart(run_module, tiny_config):
+    done = run_module("main", f"--config={tiny_config}", "--coordinator=localhost:1", "--processes=2")
+    assert done.returncode == 2 and "give all three" in done.stderr and len(done.stderr.strip().splitlines()) == 1

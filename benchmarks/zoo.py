@@ -1,0 +1,260 @@
+"""What a client's training step costs, model by model: a plain PyTorch loop, our scan, our lanes, one device a core.
+
+    python -m benchmarks.zoo                                     all models
+    python -m benchmarks.zoo --models=resnet18,vit_small --out=benchmarks/results/NAME.md
+    python -m benchmarks.zoo --htfe8                             also 20 clients of HtFE8's eight models, a whole epoch
+
+Ours is the real round of the method `local`. Each measurement has a process of its own, PyTorch's before and after ours;
+without torch its columns are empty. FLOPs and bytes are XLA's count for one compiled step.
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import statistics
+import time
+from typing import NamedTuple
+from unittest import mock
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+
+from benchmarks.report import in_a_process, machine, number, peak_memory, publish, table
+from experiments.cli import parse_flags
+from fedjax_ht.core.federation import Bucket, features, init_variables, logits, make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import make_simulation
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods import local
+from fedjax_ht.models import model_group
+
+
+class Row(NamedTuple):
+    """A model group, its images, how many clients train in a round and how many steps each takes."""
+
+    title: str
+    group: str
+    shape: tuple[int, int, int]
+    clients: int
+    steps: int
+
+
+GREY, COLOUR = (28, 28, 1), (32, 32, 3)
+ROWS = {
+    "cnn4_grey": Row("4-layer CNN, 28x28x1", "cnn4", GREY, 4, 100),
+    "cnn4": Row("4-layer CNN, 32x32x3", "cnn4", COLOUR, 4, 100),
+    "cnn5_grey": Row("CNN-1..5, 28x28x1", "cnn5", GREY, 20, 20),
+    "cnn5": Row("CNN-1..5, 32x32x3", "cnn5", COLOUR, 20, 20),
+    "resnet18": Row("ResNet-18", "resnet18", COLOUR, 4, 10),
+    "mobilenet_v2": Row("MobileNetV2", "mobilenet_v2", COLOUR, 4, 10),
+    "googlenet": Row("GoogLeNet", "googlenet", COLOUR, 4, 10),
+    "resnet50": Row("ResNet-50", "resnet50", COLOUR, 4, 5),
+    "vit_small": Row("ViT small", "vit_small", COLOUR, 4, 10),
+}
+# CIFAR-10's 60,000 images dealt evenly, three quarters of them to train on.
+HTFE8 = Row("HtFE8, a round", "htfe8", COLOUR, 20, 225)
+BATCH, CLASSES, LANES = 10, 10, 4
+PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s: the makers' data sheets
+    "Tesla T4": (8.1, 0.32),
+    "NVIDIA L4": (30.3, 0.30),
+    "NVIDIA A100-SXM4-40GB": (19.5, 1.56),
+    "NVIDIA A100-SXM4-80GB": (19.5, 2.04),
+    "NVIDIA H100 80GB HBM3": (67.0, 3.35),
+    "NVIDIA H200": (67.0, 4.8),
+}
+
+_MODELS = flags.DEFINE_list("models", list(ROWS), "Rows to measure.")
+_HTFE8 = flags.DEFINE_bool("htfe8", False, "Also a whole HtFE8 round.")
+_ROUNDS = flags.DEFINE_integer("rounds", 4, "Rounds of each measurement; the first compiles and is not counted.")
+_CLIENTS = flags.DEFINE_integer("clients", 0, "Clients of each row; 0 for the row's own.")
+_STEPS = flags.DEFINE_integer("steps", 0, "Steps of each client; 0 for the row's own.")
+_HOW = flags.DEFINE_enum(
+    "how",
+    None,
+    ["scan", "lanes", "devices", "torch", "cost", "peaks"],
+    "Measure this here and print JSON; for the child.",
+)
+
+
+def simulate(row: Row, lanes: int, devices: int) -> dict:
+    """Seconds of the first round and, as median, of the later ones; peak bytes."""
+    needed = row.steps * BATCH
+    rng, total = np.random.default_rng(0), row.clients * needed
+    images = rng.integers(0, 256, (total, *row.shape), np.uint8)
+    none = np.array([], np.int64)
+    partition = tuple(ClientIndices(own, none, none) for own in np.arange(total).reshape(row.clients, needed))
+    dataset = Dataset("random images", images, rng.integers(0, CLASSES, total), tuple("0123456789"))
+    federation = make_federation(model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients)
+    training = LocalTraining(optax.sgd(0.01), BATCH)
+    data = make_federation_data(dataset, partition, federation)
+    options = SimulationOptions(lanes=lanes, devices=devices)
+    simulation = make_simulation(local(training), federation, data, training, options)
+    state, seconds = simulation.init(), []
+    for _ in range(_ROUNDS.value):
+        start = time.perf_counter()
+        state, _report = simulation.run_round(state)
+        jax.block_until_ready(state.clients)
+        seconds.append(time.perf_counter() - start)
+    return {"first": seconds[0], "round": statistics.median(seconds[1:]), "peak": peak_memory()}
+
+
+def step_cost(bucket: Bucket) -> dict:
+    """FLOPs and bytes that one SGD step moves, as XLA counts them in the compiled step.
+
+    It counts a loop's body once, so that repeated blocks are unrolled here.
+    """
+
+    def step(model, x, y):
+        mask = jnp.ones(BATCH, bool)
+
+        def loss(params):
+            representations, stats = features(bucket, params, model["stats"], x, mask, train=True)
+            return cross_entropy(logits(bucket, params, representations), y, mask), stats
+
+        gradients, stats = jax.grad(loss, has_aux=True)(model["params"])
+        return {"params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], gradients), "stats": stats}
+
+    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    x, y = jax.ShapeDtypeStruct((BATCH, *bucket.input_shape), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    with mock.patch.object(nn, "scan", functools.partial(nn.scan, unroll=1000)):
+        cost = jax.jit(step, donate_argnums=0).lower(model, x, y).compile().cost_analysis()
+    return {"flops": cost["flops"], "bytes": cost["bytes accessed"]}
+
+
+def mean_step_cost(row: Row) -> dict:
+    """`step_cost` averaged over the row's clients."""
+    federation = make_federation(model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients)
+    costs = [step_cost(bucket) for bucket in federation.buckets]
+    return {key: statistics.mean(costs[i][key] for i in federation.assignment) for key in costs[0]}
+
+
+def peaks() -> dict:
+    """FLOP/s and byte/s of the device: by its maker, or measured with one large product and one large sum."""
+    if known := PEAKS.get(jax.devices()[0].device_kind):
+        return {"flops": known[0] * 1e12, "bytes": known[1] * 1e12, "whence": "its data sheet"}
+
+    def rate(f, work, *args):
+        f = jax.jit(f)
+        jax.block_until_ready(f(*args))
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            jax.block_until_ready(f(*args))
+            seconds.append(time.perf_counter() - start)
+        return work / min(seconds)
+
+    side, length = 2048, 2**26
+    product = rate(functools.partial(jnp.matmul, precision="highest"), 2 * side**3, *jnp.ones((2, side, side)))
+    total = rate(jnp.add, 3 * 4 * length, *jnp.ones((2, length)))
+    return {"flops": product, "bytes": total, "whence": f"a product of {side}x{side} and a sum of 256 MB arrays"}
+
+
+def measure_here(row: Row, how: str) -> dict:
+    """What a child process measures."""
+    if how == "peaks":
+        return peaks()
+    if how == "cost":
+        return mean_step_cost(row)
+    if how == "torch":
+        from benchmarks import zoo_torch
+
+        modules = model_group(row.group, CLASSES, row.shape)
+        return zoo_torch.measure(modules, row.shape, CLASSES, BATCH, row.clients, row.steps, _ROUNDS.value)
+    return simulate(row, LANES if how == "lanes" else 1, len(jax.devices()))
+
+
+def measure(name: str) -> dict[str, dict | None]:
+    """All measurements of one row, each in its own process; None where there is nothing to measure."""
+
+    def child(how: str, devices: int = 1) -> dict:
+        given = [f"--{flag.name}={flag.value}" for flag in (_ROUNDS, _CLIENTS, _STEPS)]
+        return in_a_process("benchmarks.zoo", [f"--models={name}", f"--how={how}", *given], devices)
+
+    cores = len(os.sched_getaffinity(0))
+    several = jax.default_backend() == "cpu" and cores > 1
+    needs_torchvision = not row_of(name).group.startswith(("cnn", "vit"))
+    with_torch = all(importlib.util.find_spec(m) for m in ("torch", *["torchvision"] * needs_torchvision))
+    measured = {"before": child("torch") if with_torch else None}
+    measured |= {how: child(how) for how in ("scan", "lanes")}
+    measured["devices"] = child("devices", cores) if several else None
+    measured["after"] = child("torch") if with_torch else None
+    return measured | {"cost": child("cost")}
+
+
+def row_of(name: str) -> Row:
+    """A row by name, with the command line's clients and steps."""
+    if name not in ROWS | {"htfe8": HTFE8}:
+        raise ValueError(f"there is no row {name!r}; the rows are {', '.join(ROWS)}")
+    row = ROWS.get(name, HTFE8)
+    return row._replace(clients=_CLIENTS.value or row.clients, steps=_STEPS.value or row.steps)
+
+
+HEAD = (
+    "model", "PyTorch, before and after", "one client at a time", f"{LANES} lanes", "a device per core",
+    "best / PyTorch", "compile s", "peak MB: ours, PyTorch", "GFLOP", "GFLOP/s (share)", "MB", "GB/s (share)",
+)  # fmt: skip
+
+
+def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
+    """One row of the table."""
+    total = row.clients * row.steps
+    ms = {how: 1e3 * m["round"] / total for how, m in measured.items() if m and "round" in m}
+    ours = {how: ms[how] for how in ("scan", "lanes", "devices") if how in ms}
+    best = min(ours, key=ours.get)
+    loop = statistics.mean(ms[how] for how in ("before", "after")) if "before" in ms else None
+    cost, scan = measured["cost"], measured["scan"]
+    flops, moved = (cost[key] / (ours[best] / 1e3) for key in ("flops", "bytes"))
+    return [
+        row.title,
+        f"{number(ms['before'])}, {number(ms['after'])}" if loop else "-",
+        *(number(ms.get(how)) for how in ("scan", "lanes", "devices")),
+        number(loop and ours[best] / loop),
+        number(scan["first"] - scan["round"], 1),
+        f"{scan['peak'] / 1e6:,.0f}, " + (f"{measured['after']['peak'] / 1e6:,.0f}" if loop else "-"),
+        number(cost["flops"] / 1e9, 3),
+        f"{number(flops / 1e9, 1)} ({flops / peak['flops']:.0%})",
+        number(cost["bytes"] / 1e6, 1),
+        f"{number(moved / 1e9, 1)} ({moved / peak['bytes']:.0%})",
+    ]
+
+
+def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
+    """The measurements as Markdown."""
+    loops = [m["after"] for m in measured.values() if m["after"]]
+    lines = [
+        f"Milliseconds of one client's training step, batch {BATCH}, {CLASSES} classes, SGD, float32.",
+        machine(),
+        f"PyTorch {loops[0]['version']}, {loops[0]['threads']} threads." if loops else "PyTorch is not installed.",
+        f"The device's peak, from {peak['whence']}: {number(peak['flops'] / 1e9)} GFLOP/s, "
+        f"{number(peak['bytes'] / 1e9)} GB/s. GFLOP and MB are of one step; rates and shares are the best variant's.",
+        "",
+        table(HEAD, [cells(row_of(name), m, peak) for name, m in measured.items()]),
+    ]
+    if "htfe8" in measured:
+        row, seconds = row_of("htfe8"), {how: m["round"] for how, m in measured["htfe8"].items() if m and "round" in m}
+        told = ", ".join(f"{how} {number(s)} s" for how, s in seconds.items())
+        lines += ["", f"HtFE8: {row.clients} clients, {row.steps} steps each, a whole round: {told}."]
+    return "\n".join(lines)
+
+
+def main(_) -> None:
+    names = [*_MODELS.value, *["htfe8"] * _HTFE8.value]
+    if _HOW.value:
+        print(json.dumps(measure_here(row_of(names[0]), _HOW.value)))
+        return
+    for name in names:
+        row_of(name)
+    peak = in_a_process("benchmarks.zoo", ["--how=peaks"])
+    publish(report({name: measure(name) for name in names}, peak))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
