@@ -4,10 +4,12 @@ The convolutional networks are torchvision's, with the feature pooling and head 
 vision transformer are plain torch. Float32 is float32 here too: TF32 is switched off.
 """
 
+import functools
 import importlib.util
 import resource
 import statistics
 from pathlib import Path
+from types import ModuleType
 
 import flax.linen
 import torch
@@ -41,19 +43,18 @@ class VisionTransformer(nn.Module):
         return self.encoder(x + self.positions)[:, 0]
 
 
-def load_torchvision():
-    """torchvision's models. Where its operators cannot be loaded, the two that its import asks for are declared."""
-    folder = Path(importlib.util.find_spec("torchvision").origin).parent
+@functools.cache
+def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
+    """torchvision's models. Where its compiled operators cannot be loaded, the two that its import asks for are declared
+    by a library, which must live as long."""
+    folder, library = Path(importlib.util.find_spec("torchvision").origin).parent, None
     try:
         torch.ops.load_library(str(next(folder.glob("_C*"))))
     except (OSError, StopIteration):
         library = torch.library.Library("torchvision", "DEF")
-        load_torchvision.library = library
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    import torchvision.models
-
-    return torchvision.models
+    return importlib.import_module("torchvision.models"), library
 
 
 def build(name: str, module: flax.linen.Module, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
@@ -66,7 +67,7 @@ def build(name: str, module: flax.linen.Module, image_shape: tuple[int, int, int
         hidden = module.head.widths[0]
         head = nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, num_classes))
         return nn.Sequential(VisionTransformer(image_shape, base), pool, head)
-    zoo = load_torchvision()
+    zoo, _ = torchvision_models()
     options = {"aux_logits": False, "init_weights": False, "transform_input": False} if name == "googlenet" else {}
     model = getattr(zoo, name)(weights=None, **options)
     head = nn.Sequential(pool, nn.Linear(FEATURES, num_classes))

@@ -13,9 +13,7 @@ from experiments.train import Interrupted, enable_compilation_cache, is_primary,
 from fedjax_ht.core.history import wire_bytes
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file in experiments/configs.")
-_COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "host:port of the first process of several."
-)
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the first process of several.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which one this is, from 0.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default checkpoints/runs/<config>-seed<seed>.")
@@ -34,10 +32,11 @@ class Progress:
             self.bars[method] = tqdm(total=self.rounds, initial=start, desc=method.ljust(8), unit="round", leave=True)
         bar = self.bars[method]
         if "accuracy" in row:
-            self.accuracy[method, row["trial"]] = row["accuracy"]
+            self.accuracy[method, row["trial"]] = 100 * row["accuracy"]
         trials = [accuracy for (name, _), accuracy in self.accuracy.items() if name == method]
+        shown = f"acc {sum(trials) / len(trials):.2f} %, " if trials else ""  # a resumed run may not have evaluated yet
         bar.set_postfix_str(
-            f"acc {100 * sum(trials) / len(trials):.2f} %, {row['seconds_round'] + row['seconds_evaluation']:.1f} s, "
+            f"{shown}{row['seconds_round'] + row['seconds_evaluation']:.1f} s, "
             f"up {human_bytes(wire_bytes(row, 'uplink'))}, down {human_bytes(wire_bytes(row, 'downlink'))}"
             + (f", not finite: clients {row['not_finite']}" if row.get("not_finite") else "")
         )

@@ -63,13 +63,13 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
     """Accuracy of every client at the method's best round, mean over trials, ordered by the first method's accuracy."""
     values = {name: mean_of_clients(history) for name, history in histories.items()}
     first = next(iter(values.values()))
-    shown = np.flatnonzero(np.any([~np.isnan(v) for v in values.values()], axis=0))  # the rest was never evaluated
-    order = shown[np.argsort(np.nan_to_num(first[shown], nan=-1.0), kind="stable")]
+    order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
     figure, axes = plt.subplots(figsize=(min(40, max(6.4, 0.22 * len(order))), 4), layout="constrained")
     for (name, accuracy), marker in zip(values.items(), "osD^vP*X" * len(values)):
         axes.plot(accuracy[order], marker, ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8)
     step = max(1, len(order) // 40)
-    axes.set_xticks(range(0, len(order), step), [str(i) for i in order[::step]], fontsize=7)
+    ids = next(iter(histories.values()))[0].get("client_ids", range(len(first)))
+    axes.set_xticks(range(0, len(order), step), [str(ids[i]) for i in order[::step]], fontsize=7)
     axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -77,7 +77,7 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
 
 
 def mean_of_clients(history: Sequence[Row]) -> np.ndarray:
-    """Percent per client at the best round, mean over the trials; NaN for clients without a score."""
+    """Percent per evaluated client at the best round, mean over the trials; NaN for clients without a score."""
     scores = [np.array(best(trial).on_test["clients"], np.float64) for trial in by_trial(history)]
     counts = np.sum([~np.isnan(s) for s in scores], axis=0)
     return np.where(counts > 0, 100 * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)

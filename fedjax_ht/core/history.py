@@ -24,11 +24,12 @@ class Best(NamedTuple):
     last: Row
 
 
-def evaluation_row(evaluation: Evaluation, rules: Sequence[str]) -> Row:
+def evaluation_row(evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None = None) -> Row:
     """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
 
     Keys: accuracy, accuracy_weighted, accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
-    accuracy_<rule> for every rule, global_accuracy_<rule> (with a global model), clients (accuracy per client).
+    accuracy_<rule> for every rule, global_accuracy_<rule> (with a global model), clients (accuracy per client), and,
+    where only some were evaluated, client_ids.
     """
     row: Row = {}
     for split, by_rule in evaluation.accuracy.items():
@@ -38,7 +39,10 @@ def evaluation_row(evaluation: Evaluation, rules: Sequence[str]) -> Row:
         if split == "test":
             row |= {"accuracy_std": summary.std, "accuracy_worst10": summary.worst}
             row |= {f"accuracy_{rule}": summarise(by_rule[rule], evaluation.counts[split]).mean for rule in rules}
-            row["clients"] = [None if np.isnan(a) else float(a) for a in by_rule[rules[0]]]
+            own = by_rule[rules[0]] if only is None else by_rule[rules[0]][only]
+            row["clients"] = [None if np.isnan(a) else float(a) for a in own]
+            if only is not None:
+                row["client_ids"] = [int(i) for i in only]
     return row | {f"global_accuracy_{rule}": value for rule, value in evaluation.global_accuracy.items()}
 
 
@@ -130,7 +134,7 @@ def run(
                 progress_fn(row)
 
     def evaluate() -> list[Row]:
-        return [evaluation_row(e, method.rules) for e in listed(simulation.evaluate(state, only))]
+        return [evaluation_row(e, method.rules, only) for e in listed(simulation.evaluate(state, only))]
 
     if not history:
         start = time.perf_counter()

@@ -47,6 +47,14 @@ def device_store(mesh: Mesh) -> ClientStore:
     def position(roster, rows):
         return roster.device[rows] * roster.shard + roster.slot[rows]
 
+    def read(stored, roster, rows):
+        states = fetch(at(stored, position(roster, rows)[_padded(len(rows))]))
+        return jax.tree.map(lambda x: x[: len(rows)], states)
+
+    def write(stored, roster, rows, tree):
+        index = _padded(len(rows))
+        return put(stored, position(roster, rows)[index], jax.tree.map(lambda x: x[index], tree))
+
     def init(roster, make):
         rows = np.arange(len(roster.steps))
         flat = np.full(mesh.size * roster.shard, PADDING)
@@ -57,10 +65,15 @@ def device_store(mesh: Mesh) -> ClientStore:
         init=init,
         load=lambda stored, roster, flat: (stored, roster.slot[flat]),
         save=lambda stored, states, roster, flat: states,
-        read=lambda stored, roster, rows: fetch(at(stored, position(roster, rows))),
-        write=lambda stored, roster, rows, tree: put(stored, position(roster, rows), tree),
+        read=read,
+        write=write,
         block=lambda roster: -(-roster.shard // roster.lanes) * roster.lanes,
     )
+
+
+def _padded(count: int) -> np.ndarray:
+    """0 to count - 1, the last one repeated up to a power of two: few lengths, so few compiled functions."""
+    return np.minimum(np.arange(1 << (count - 1).bit_length()), count - 1)
 
 
 def host_store(mesh: Mesh) -> ClientStore:
@@ -84,6 +97,10 @@ def host_store(mesh: Mesh) -> ClientStore:
                 block = rows[start : start + roster.capacity]
                 line[: len(block)] = block
             states = make(lines.reshape(-1))
+            if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(states)):
+                raise ValueError(
+                    "these client states hold random keys, which live on devices only; client_store=device"
+                )
             if stored is None:
                 stored = jax.tree.map(lambda x: np.empty((max(1, len(roster.local)), *x.shape[1:]), x.dtype), states)
             stored = save(stored, states, roster, lines.reshape(-1))

@@ -69,7 +69,7 @@ def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
 
 def test_only_some_clients_are_evaluated():
     _, history = run(scripted([0.5, 0.5]), LOCAL, rounds=1, only=np.array([2]))
-    assert all(row["clients"] == [None, None, 0.5] for row in history)
+    assert all(row["clients"] == [0.5] and row["client_ids"] == [2] for row in history)
     assert history[1]["wasted_lane_steps"] == 0.25
 
 

@@ -1,9 +1,10 @@
 """Every mistake is one clear line, found before anything is compiled, exit code 2."""
 
+import numpy as np
 import pytest
 
 from experiments import main  # noqa: F401  (its flags)
-from experiments.build import build
+from experiments.build import build, evaluated_clients
 from experiments.configs.base import apply_argument, base_config, method_config
 
 
@@ -54,6 +55,14 @@ def test_bad_config_is_one_line(message):
         build(config_with(**BAD[message]))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_sample_of_clients_is_a_pure_function_of_the_seed():
+    config = config_with(**{"evaluate.sample": 7})
+    ids = evaluated_clients(config)
+    assert len(set(ids.tolist())) == 7 and (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < 20
+    np.testing.assert_array_equal(evaluated_clients(config), ids)
+    assert evaluated_clients(base_config()) is None
 
 
 def test_a_missing_field_is_named():

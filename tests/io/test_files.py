@@ -22,15 +22,22 @@ def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):
 
 def test_write_history_rewrites_all_rows(tmp_path):
     history = [
-        {"round": 0, "accuracy": 0.25, "clients": [0.5, None]},
-        {"round": 1, "loss": 2.0, "not_finite": [3, 4]},
-        {"round": 2, "loss": 1.0, "accuracy": 0.5, "clients": [1.0, None], "not_finite": []},
+        {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
+        {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
+        {"round": 2, "trial": 0, "loss": 1.0, "accuracy": 0.5, "clients": [1.0, None], "not_finite": []},
     ]
     for _ in range(2):
         write_history(history, tmp_path)
     assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == history
     rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
     assert [r["round"] for r in rows] == ["0", "1", "2"]
-    assert rows[1] == {"round": "1", "accuracy": "", "loss": "2.0", "not_finite": "3 4"}
+    assert rows[1] == {"round": "1", "trial": "0", "accuracy": "", "loss": "2.0", "not_finite": "3 4"}
     clients = list(csv.reader((tmp_path / "clients.csv").open()))
-    assert clients == [["round", "client_0", "client_1"], ["0", "0.5", ""], ["2", "1.0", ""]]
+    assert clients == [["round", "trial", "client_0", "client_1"], ["0", "0", "0.5", ""], ["2", "0", "1.0", ""]]
+
+
+def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
+    write_history([{"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}], tmp_path)
+    clients = list(csv.reader((tmp_path / "clients.csv").open()))
+    assert clients == [["round", "trial", "client_3", "client_70"], ["0", "1", "0.5", "0.25"]]
+    assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]
