@@ -39,6 +39,7 @@ def base_config() -> ConfigDict:
     config.partition.options = {"alpha": 0.1}
     config.partition.per_trial = False  # True: each trial has a split of its own, by partition.seed + trial
     config.model = ConfigDict({"group": "cnn5", "feature_dim": 0})  # 0: the group's own
+    config.model.shared = ""  # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
     config.model.norm = "batch"  # group, layer, static_batch: of models that normalise by batch
     config.model.output_relu = False  # True: htc4 heads with the released code's ReLU behind the logits
 
@@ -64,7 +65,7 @@ def base_config() -> ConfigDict:
     config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 64, "patience": 0})  # patience 0: never
     config.evaluate.sample = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
     config.lanes = 0  # clients side by side on a device; 0 chooses by backend
-    config.devices = 0  # to shard the clients over; 0: all
+    config.devices = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8
     config.precision = "float32"  # of matrix products and convolutions: float32, tensorfloat32, bfloat16
     config.client_store = "device"  # or host
     config.checkpoint = ConfigDict({"every": 10, "keep": 2})
