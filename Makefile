@@ -16,7 +16,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 
 bench: $(VENV)/.installed
-	$(BIN)/python -m benchmarks.round
+	$(BIN)/python -m benchmarks.zoo
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

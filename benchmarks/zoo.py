@@ -209,7 +209,7 @@ def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
     ms = {how: 1e3 * m["round"] / total for how, m in measured.items() if m and "round" in m}
     ours = {how: ms[how] for how in ("scan", "lanes", "devices") if how in ms}
     best = min(ours, key=ours.get)
-    loop = statistics.mean(ms[how] for how in ("before", "after")) if "before" in ms else None
+    loop = min(ms["before"], ms["after"]) if "before" in ms else None
     cost, scan = measured["cost"], measured["scan"]
     flops, moved = (cost[key] / (ours[best] / 1e3) for key in ("flops", "bytes"))
     # A CPU's caches serve most of what is counted: a share of its memory's bandwidth would mean nothing.
@@ -236,7 +236,8 @@ def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
         machine(),
         f"PyTorch {loops[0]['version']}, {loops[0]['threads']} threads." if loops else "PyTorch is not installed.",
         f"The device's peak, from {peak['whence']}: {number(peak['flops'] / 1e9)} GFLOP/s, "
-        f"{number(peak['bytes'] / 1e9)} GB/s. GFLOP and MB are of one step; rates and shares are the best variant's.",
+        f"{number(peak['bytes'] / 1e9)} GB/s. The ratio is to the faster of PyTorch's two; GFLOP and MB are of one "
+        "step, rates and shares the best variant's.",
         "",
         table(HEAD, [cells(row_of(name), m, peak) for name, m in measured.items()]),
     ]

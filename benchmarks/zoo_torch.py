@@ -45,8 +45,8 @@ class VisionTransformer(nn.Module):
 
 @functools.cache
 def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
-    """torchvision's models. Where its compiled operators cannot be loaded, the two that its import asks for are declared
-    by a library, which must live as long."""
+    """torchvision's models. Where its compiled operators cannot be loaded, a library declares the two that its import
+    asks for; it must live as long."""
     folder, library = Path(importlib.util.find_spec("torchvision").origin).parent, None
     try:
         torch.ops.load_library(str(next(folder.glob("_C*"))))

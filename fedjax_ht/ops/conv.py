@@ -1,7 +1,9 @@
-"""Two-dimensional convolution whose lowering is chosen per backend.
+"""Two-dimensional convolution as a matrix product of image patches.
 
 Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU backend leaves its
-fast path: both are 10 to 20 times slower than a matrix product of image patches (benchmarks/results/conv_cpu.md).
+fast path: both are 10 to 20 times slower than the product (benchmarks/results/conv_cpu.md). On GPUs, where nothing has
+been measured here, the gradient of a grouped convolution is known to cost as much as if it had one group
+(github.com/jax-ml/jax/issues/13800); the product becomes a batched one.
 
 Kernel entries that would only ever meet padding are left out of the product, which changes nothing but the work: a
 3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that counts, not nine.
@@ -14,8 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Lowering = Literal["auto", "native", "patches"]
-FLOAT32 = lax.Precision.HIGHEST  # without it, GPUs and TPUs round the factors of float32 products to 10 or 7 bits
+Lowering = Literal["patches", "native"]
 
 
 class Axis(NamedTuple):
@@ -26,7 +27,13 @@ class Axis(NamedTuple):
 
 
 def conv2d(
-    x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0, groups: int = 1, *, lowering: Lowering = "auto"
+    x: jax.Array,
+    kernel: jax.Array,
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
+    *,
+    lowering: Lowering = "patches",
 ) -> jax.Array:
     """Convolves with one stride and one zero padding for both axes, as torch's Conv2d does.
 
@@ -35,7 +42,7 @@ def conv2d(
       kernel: float [h, w, C / groups, O], flax's layout.
       stride, padding: in pixels.
       groups: 1, or C with O = C for a depthwise convolution.
-      lowering: "patches" (matrix product of patches), "native" (XLA's convolution), or "auto": patches on CPU.
+      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, to compare with).
 
     Returns:
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].
@@ -43,10 +50,8 @@ def conv2d(
     channels, features = x.shape[-1], kernel.shape[-1]
     if groups != 1 and not groups == channels == features:
         raise ValueError(f"groups is {groups} for {channels} -> {features} channels; it must be 1, or both of them")
-    if lowering == "auto":
-        lowering = "patches" if jax.default_backend() == "cpu" else "native"
     if lowering not in ("native", "patches"):
-        raise ValueError(f"lowering is {lowering!r}; it must be auto, native or patches")
+        raise ValueError(f"lowering is {lowering!r}; it must be patches or native")
     rows, columns = (_axis(x.shape[i + 1], kernel.shape[i], stride, padding) for i in (0, 1))
     kernel = kernel[rows.taps, columns.taps]
     if lowering == "native":
@@ -58,7 +63,6 @@ def conv2d(
             (rows.padding, columns.padding),
             dimension_numbers=dimensions,
             feature_group_count=groups,
-            precision=FLOAT32,
         )
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows.padding, 0), (*columns.padding, 0), (0, 0, 0)))
     return _depthwise(x, kernel, stride) if groups > 1 else _patches(x, kernel, stride)
@@ -77,8 +81,7 @@ def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     columns = _windows(_windows(x, width, stride, axis=2), height, stride, axis=1)  # [B, H', W', h, w, C]
     batch, out_height, out_width = columns.shape[:3]
     rows = columns.reshape(-1, height * width * channels)
-    out = jnp.matmul(rows, kernel.reshape(-1, features), precision=FLOAT32)
-    return out.reshape(batch, out_height, out_width, features)
+    return (rows @ kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -44,7 +44,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def convolution(case, lowering="auto"):
+def convolution(case, lowering="patches"):
     return lambda x, kernel: conv2d(x, kernel, case.stride, case.padding, case.groups, lowering=lowering)
 
 
@@ -112,15 +112,17 @@ def program(lowering, case=CASES["padded"]):
 
 
 @pytest.mark.parametrize("lowering", ["patches", "native"])
-def test_products_ask_for_float32(lowering):
-    products = [e for e in program(lowering) if e.primitive.name in ("dot_general", "conv_general_dilated")]
+@pytest.mark.parametrize("precision", ["float32", "tensorfloat32"])
+def test_products_follow_jaxs_switch_of_precision(lowering, precision):
+    with jax.default_matmul_precision(precision):
+        products = [e for e in program(lowering) if e.primitive.name in ("dot_general", "conv_general_dilated")]
     assert len(products) == 3  # forward, by input, by kernel
-    assert {p for e in products for p in e.params["precision"]} == {jax.lax.Precision.HIGHEST}
+    expected = {"float32": jax.lax.Precision.HIGHEST, "tensorfloat32": jax.lax.Precision.HIGH}[precision]
+    assert {p for e in products for p in e.params["precision"]} == {expected}
 
 
-def test_auto_has_no_convolution_on_cpu():
-    native = any(e.primitive.name == "conv_general_dilated" for e in program("auto"))
-    assert native == (jax.default_backend() != "cpu")
+def test_the_default_has_no_convolution():
+    assert not any(e.primitive.name == "conv_general_dilated" for e in program("patches"))
 
 
 def test_kernel_entries_that_only_meet_padding_are_left_out():
@@ -141,7 +143,7 @@ def test_depthwise_gradient_adds_no_padded_slices():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"lowering": "fast"}, "lowering is 'fast'; it must be auto, native or patches"),
+        ({"lowering": "fast"}, "lowering is 'fast'; it must be patches or native"),
         ({"groups": 2}, "groups is 2 for 4 -> 4 channels; it must be 1, or both of them"),
     ],
     ids=["lowering", "groups"],
