@@ -18,6 +18,7 @@ import optax
 from absl import app, flags
 
 from benchmarks.report import machine, publish
+from experiments.train import use_all_cores
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.history import evaluation_row
 from fedjax_ht.core.local_training import LocalTraining, num_steps
@@ -144,6 +145,7 @@ def torch_seconds(shape: tuple[int, int, int]) -> float | None:
 
 
 def main(_) -> None:
+    use_all_cores()
     shape = tuple(int(s) for s in _SHAPE.value)
     dataset = synthetic(shape) if _DATA.value == "synthetic" else load_dataset(_DATA.value)
     text = report(dataset)
