@@ -58,6 +58,7 @@ LAYERS = {
 }
 
 _LAYERS = flags.DEFINE_list("layers", list(LAYERS), "Layers to measure.")
+flags.register_validator("layers", set(LAYERS).issuperset, f"the layers are {', '.join(LAYERS)}")
 _DEVICES = flags.DEFINE_bool("devices", False, "Measure one device a core here and print JSON; for the child.")
 
 Convolution = Callable[[jax.Array, jax.Array], jax.Array]  # (x [B, H, W, C], kernel) -> [B, H', W', O]
@@ -216,9 +217,7 @@ def settings() -> list[tuple[str, int, int]]:
 
 
 def main(_) -> None:
-    for name in _LAYERS.value:
-        if name not in LAYERS:
-            raise ValueError(f"there is no layer {name!r}; the layers are {', '.join(LAYERS)}")
+    jax.config.update("jax_default_matmul_precision", "float32")
     if _DEVICES.value:
         print(json.dumps([measure_devices(LAYERS[n], b, c) if c > 1 else None for n, b, c in settings()]))
         return

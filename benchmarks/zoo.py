@@ -72,6 +72,7 @@ PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s: the makers
 }
 
 _MODELS = flags.DEFINE_list("models", list(ROWS), "Rows to measure.")
+flags.register_validator("models", {*ROWS, "htfe8"}.issuperset, f"the rows are {', '.join(ROWS)}")
 _HTFE8 = flags.DEFINE_bool("htfe8", False, "Also a whole HtFE8 round.")
 _ROUNDS = flags.DEFINE_integer("rounds", 4, "Rounds of each measurement; the first compiles and is not counted.")
 _CLIENTS = flags.DEFINE_integer("clients", 0, "Clients of each row; 0 for the row's own.")
@@ -191,8 +192,6 @@ def measure(name: str) -> dict[str, dict | None]:
 
 def row_of(name: str) -> Row:
     """A row by name, with the command line's clients and steps."""
-    if name not in ROWS | {"htfe8": HTFE8}:
-        raise ValueError(f"there is no row {name!r}; the rows are {', '.join(ROWS)}")
     row = ROWS.get(name, HTFE8)
     return row._replace(clients=_CLIENTS.value or row.clients, steps=_STEPS.value or row.steps)
 
@@ -249,12 +248,11 @@ def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
 
 
 def main(_) -> None:
+    jax.config.update("jax_default_matmul_precision", "float32")
     names = [*_MODELS.value, *["htfe8"] * _HTFE8.value]
     if _HOW.value:
         print(json.dumps(measure_here(row_of(names[0]), _HOW.value)))
         return
-    for name in names:
-        row_of(name)
     peak = in_a_process("benchmarks.zoo", ["--how=peaks"])
     publish(report({name: measure(name) for name in names}, peak))
 
