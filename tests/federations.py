@@ -15,6 +15,7 @@ import optax
 from fedjax_ht.core import simulation as simulation_module
 from fedjax_ht.core.federation import Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.method import Split
 from fedjax_ht.core.report import RoundReport
 from fedjax_ht.core.simulation import Simulation, SimulationState
@@ -107,8 +108,10 @@ def to_host(state: SimulationState) -> SimulationState:
 
 
 def to_device(state: SimulationState) -> SimulationState:
-    server, clients = jax.device_put((state.server, state.clients))
-    return state._replace(server=server, clients=clients, last_round=state.last_round.copy())
+    """Placed as a simulation on one device places it."""
+    mesh = client_mesh(1)
+    clients = scatter(mesh, state.clients)
+    return state._replace(server=collect(mesh, state.server), clients=clients, last_round=state.last_round.copy())
 
 
 @contextlib.contextmanager
