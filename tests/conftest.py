@@ -3,6 +3,8 @@
 import jax
 import pytest
 
+from fedjax_ht.methods import METHODS
+
 
 @pytest.fixture(scope="session", autouse=True)
 def full_float32():
@@ -16,3 +18,12 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_modifyitems(items):
+    """One process runs a file, so that its compiled functions are shared; tests of every method go by method."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        name = parameters.get("name")
+        method = name if isinstance(name, str) and name in METHODS else ""
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.name}:{method}"))

@@ -54,7 +54,7 @@ def damage_is_a_value_error() -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(f"damaged: {type(error).__name__}: {error}") from error
+        raise ValueError(f"damaged pickle: {type(error).__name__}: {error}") from error
 
 
 _NUMPY = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
