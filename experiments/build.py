@@ -54,7 +54,14 @@ def build(config: ConfigDict) -> Experiment:
     model = config.model
     task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
-    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, partition.num_clients)
+    if model.shared and model.shared not in modules:
+        raise ValueError(
+            f"model.shared is {model.shared!r}; it must be empty or one of model group {model.group!r}: "
+            f"{', '.join(modules)}"
+        )
+    shared = modules[model.shared] if model.shared else None
+    clients = partition.num_clients
+    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, clients, shared=shared)
     for method in methods.values():
         method.check(federation)
     splits = [

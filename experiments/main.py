@@ -1,22 +1,31 @@
 """Runs an experiment: python -m experiments.main --config=experiments/configs/quickstart.py [--config.rounds=50]."""
 
+import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 
 from experiments.cli import fail, parse_flags
 from experiments.table import human_bytes
-from experiments.train import Interrupted, enable_compilation_cache, is_primary, join_processes, train_and_evaluate
+from experiments.train import (
+    Interrupted,
+    Result,
+    enable_compilation_cache,
+    is_primary,
+    join_processes,
+    train_and_evaluate,
+)
 from fedjax_ht.core.history import wire_bytes
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file in experiments/configs.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the first process of several.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which one this is, from 0.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default checkpoints/runs/<config>-seed<seed>.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default a folder in checkpoints/runs.")
 
 
 class Progress:
@@ -47,30 +56,42 @@ class Progress:
             bar.close()
 
 
-def main(_) -> None:
-    config = _CONFIG.value
-    if config is None:
+def configured() -> tuple[ConfigDict, str]:
+    """The config that the command line names, and its file's stem."""
+    if _CONFIG.value is None:
         fail(ValueError("no --config; for example --config=experiments/configs/quickstart.py"))
-    name = Path(flags.FLAGS["config"].config_filename).stem
-    workdir = Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}")
-    progress = Progress(config.rounds)
+    return _CONFIG.value, Path(flags.FLAGS["config"].config_filename).stem
+
+
+def chosen_workdir(run_name: str) -> Path:
+    """What --workdir says, else a folder by this name."""
+    return Path(_WORKDIR.value or f"checkpoints/runs/{run_name}")
+
+
+def execute(config: ConfigDict, workdir: Path) -> Result:
+    """`train_and_evaluate` with progress bars; a mistake ends the program with 2, a signal with 128 + its number."""
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-        result = train_and_evaluate(config, workdir, progress, warn=tqdm.write)
+        with contextlib.closing(Progress(config.rounds)) as progress:
+            return train_and_evaluate(config, workdir, progress, warn=tqdm.write)
     except Interrupted as stop:
-        progress.close()
         print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
     except (ValueError, FileNotFoundError, ImportError) as error:
-        progress.close()
         fail(error)
-    progress.close()
-    if not is_primary():
-        return
-    print("\n" + result.summary + "\n\nwritten:")
-    for path in result.files:
-        print(f"  {path}")
+
+
+def report(summary: str, files: Sequence[Path]) -> None:
+    """Prints the result and what was written, once in a run of several processes."""
+    if is_primary():
+        print("\n".join(["", summary, "", "written:", *(f"  {path}" for path in files)]))
+
+
+def main(_) -> None:
+    config, name = configured()
+    result = execute(config, chosen_workdir(f"{name}-seed{config.seed}"))
+    report(result.summary, result.files)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Pictures of a run: accuracy against rounds, accuracy of every client, and the (first) split as a bubble chart."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -9,7 +9,7 @@ import numpy as np
 matplotlib.use("Agg")  # files only; a notebook shows them as images
 from matplotlib import pyplot as plt
 
-from fedjax_ht.core.history import Row, best, by_trial, evaluated
+from fedjax_ht.core.history import Row, best, by_trial, evaluated, wire_bytes
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.io.files import atomic_open
@@ -28,14 +28,15 @@ def write_plots(
             class_counts(dataset.labels, partition, num_classes=dataset.num_classes), dataset.class_names
         ),
     }
-    paths = []
-    for name, figure in figures.items():
-        path = Path(workdir) / "plots" / name
-        with atomic_open(path, "wb") as file:
-            figure.savefig(file, format="png", dpi=DPI)
-        plt.close(figure)
-        paths.append(path)
-    return paths
+    return [save(figure, Path(workdir) / "plots" / name) for name, figure in figures.items()]
+
+
+def save(figure: plt.Figure, path: Path) -> Path:
+    """Writes a figure as PNG and closes it."""
+    with atomic_open(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=DPI)
+    plt.close(figure)
+    return path
 
 
 def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
@@ -44,19 +45,53 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
     Several trials: their mean, and a band from the lowest to the highest.
     """
     figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
-    for name, history in histories.items():
-        trials = [evaluated(trial) for trial in by_trial(history)]
-        rounds = [r["round"] for r in trials[0]]
-        scores = 100 * np.array([[r["accuracy"] for r in trial] for trial in trials])
-        mean = scores.mean(0)
-        (line,) = axes.plot(rounds, mean, label=name, lw=1.8)
-        if len(trials) > 1:
-            axes.fill_between(rounds, scores.min(0), scores.max(0), color=line.get_color(), alpha=0.2, lw=0)
-        axes.plot(rounds[mean.argmax()], mean.max(), "o", color=line.get_color(), ms=5)
+    draw_accuracy(axes, histories, lambda trial: [row["round"] for row in evaluated(trial)])
     axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
-    axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return figure
+
+
+def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) -> plt.Figure:
+    """Accuracy against rounds and, beside it, against the bytes sent until then, by all clients, up and down.
+
+    The dotted line is the target, a share in [0, 1]. A method that sends nothing is a dashed line at its best accuracy.
+    """
+    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(11, 4), layout="constrained")
+    draw_accuracy(left, histories, lambda trial: [row["round"] for row in evaluated(trial)])
+    draw_accuracy(right, histories, mebibytes_sent)
+    if any(wire_bytes(row) for history in histories.values() for row in history):
+        right.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
+    for axes in (left, right):
+        axes.axhline(100 * target, color="grey", ls=":", lw=1)
+    left.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
+    right.set(xlabel="MiB sent, up and down, all clients together")
+    left.legend(frameon=False)
+    return figure
+
+
+def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:
+    """Both ways, until each evaluation of one trial."""
+    sent = np.cumsum([wire_bytes(row) for row in trial]) / 2**20
+    return sent[["accuracy" in row for row in trial]]
+
+
+def draw_accuracy(
+    axes: plt.Axes, histories: Mapping[str, Sequence[Row]], position: Callable[[Sequence[Row]], Sequence[float]]
+) -> None:
+    """Draws the curves of `accuracy_curves`; `position` places the evaluations of one trial, its mean is taken."""
+    for i, (name, history) in enumerate(histories.items()):
+        trials = by_trial(history)
+        places = np.mean([position(trial) for trial in trials], axis=0)
+        scores = 100 * np.array([[row["accuracy"] for row in evaluated(trial)] for trial in trials])
+        mean, color = scores.mean(0), f"C{i}"
+        if not places.any():
+            axes.axhline(mean.max(), label=name, lw=1.8, color=color, ls="--")
+            continue
+        axes.plot(places, mean, label=name, lw=1.8, color=color, ls="-" if i < 10 else "-.")  # there are ten colours
+        if len(trials) > 1:
+            axes.fill_between(places, scores.min(0), scores.max(0), color=color, alpha=0.2, lw=0)
+        axes.plot(places[mean.argmax()], mean.max(), "o", color=color, ms=5)
+    axes.grid(alpha=0.3)
 
 
 def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:

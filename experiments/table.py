@@ -1,5 +1,6 @@
 """The short table at the end of a run."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from fedjax_ht.core.history import Row, best, by_trial, wire_bytes
 
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
-COLUMNS += ("uplink", "downlink", "s/round")
+COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
 
 
 def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
@@ -15,8 +16,8 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
 
     Several trials: means over them, with the standard deviation (of the population) behind the accuracies, and the best
     round of each. Where clients hold validation sets, a second column of accuracy gives the test accuracy of the round
-    that is best on validation. Uplink and downlink are means per round over all clients together; seconds are of all
-    trials together and leave out the first round of a process, which compiles.
+    that is best on validation. Uplink, downlink and FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per
+    round over all clients together; seconds are the median round, of all trials together.
     """
     found = {name: [best(trial) for trial in by_trial(history)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)
@@ -27,7 +28,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
         tops, lasts = [b.on_test for b in trials], [b.last for b in trials]
         by_val = [b.on_val for b in trials if b.on_val is not None]
         mean = lambda way, rows=rounds: float(np.mean([wire_bytes(r, way) for r in rows])) if rows else 0.0  # noqa: E731
-        seconds = [r["seconds_round"] for r in rounds]
+        flops = [r.get("flops", math.nan) for r in rounds]  # a run begun before they were counted has none
         cells = [
             name,
             percent(tops, "accuracy"),
@@ -39,7 +40,8 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             percent(tops, "accuracy_worst10"),
             human_bytes(mean("uplink")),
             human_bytes(mean("downlink")),
-            f"{np.median(seconds):.2f}" if seconds else "-",
+            human_flops(np.mean(flops)) if flops else "-",
+            f"{np.median([r['seconds_round'] for r in rounds]):.2f}" if rounds else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -54,6 +56,17 @@ def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
 def rounds_of(rows: Sequence[Row]) -> str:
     """The round of each trial."""
     return ", ".join(str(row["round"]) for row in rows)
+
+
+def human_flops(count: float) -> str:
+    """1.5e9 -> "1.50 GFLOP"; NaN -> "-"."""
+    if math.isnan(count):
+        return "-"
+    for unit in ("", "k", "M", "G", "T", "P"):
+        if count < 1000 or unit == "P":
+            return f"{count:.2f} {unit}FLOP" if unit else f"{count:.0f} FLOP"
+        count /= 1000
+    raise AssertionError("unreachable")
 
 
 def human_bytes(count: float) -> str:

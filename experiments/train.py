@@ -22,7 +22,15 @@ from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
 
 # Fields that change nothing about the numbers of a round: a run may go on with others.
-FREE_FIELDS = ("rounds", "checkpoint.every", "checkpoint.keep", "dataset.data_dir", "devices", "client_store")
+FREE_FIELDS = (
+    "rounds",
+    "compare",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "dataset.data_dir",
+    "devices",
+    "client_store",
+)
 
 ProgressFn = Callable[[str, Row], None]  # (method, new row)
 

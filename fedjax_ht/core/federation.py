@@ -21,7 +21,8 @@ class Bucket:
         and `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
       input_shape: (H, W, C).
       num_classes, feature_dim: what `classify` and `features` return.
-      shared: an auxiliary module that every client holds beside its own, or None.
+      shared: the auxiliary model that every client may hold beside its own, as a bucket of its own (so that all
+        functions below take it); None in that bucket itself.
       width: width rate of a sliced model, 1.0 for a whole one.
     """
 
@@ -30,7 +31,7 @@ class Bucket:
     input_shape: tuple[int, int, int]
     num_classes: int
     feature_dim: int
-    shared: nn.Module | None = None
+    shared: "Bucket | None" = None
     width: float = 1.0
 
 
@@ -60,6 +61,11 @@ class Federation:
         return tuple(i for i, b in enumerate(self.assignment) if b == index)
 
     @property
+    def shared(self) -> Bucket:
+        """The auxiliary model of all buckets."""
+        return self.buckets[0].shared
+
+    @property
     def feature_dim(self) -> int:
         """The feature width that all buckets share; ValueError where they do not share one."""
         dims = {b.name: b.feature_dim for b in self.buckets}
@@ -74,6 +80,7 @@ def make_federation(
     num_classes: int,
     num_clients: int | None = None,
     assignment: Sequence[str] | None = None,
+    shared: nn.Module | None = None,
     **options,
 ) -> Federation:
     """Builds a federation from modules by name; a user's own modules need no registry.
@@ -84,6 +91,8 @@ def make_federation(
       num_classes: classes of the task.
       num_clients: with it, client i takes module i mod len(modules), as the papers deal them out.
       assignment: the module's name for each client, instead of `num_clients`.
+      shared: the auxiliary model, used only by methods that train one beside the client's own; None takes the module
+        with the fewest parameters, the first of equals.
       **options: further fields of `Federation`.
 
     Raises:
@@ -98,12 +107,20 @@ def make_federation(
         assignment = [names[i % len(names)] for i in range(num_clients)]
     if unknown := sorted(set(assignment) - set(names)):
         raise ValueError(f"assignment names {unknown[0]!r}, but the modules are {', '.join(names)}")
+    task = tuple(input_shape), num_classes
+    group = {name: _bucket(name, module, *task) for name, module in modules.items()}
+    if shared is None:
+        auxiliary, _ = min(group.values(), key=lambda entry: entry[1])
+    else:
+        auxiliary, _ = _bucket("shared", shared, *task)
     used = [name for name in names if name in set(assignment)]  # no bucket without clients
-    buckets = tuple(_bucket(name, modules[name], tuple(input_shape), num_classes) for name in used)
+    buckets = tuple(dataclasses.replace(group[name][0], shared=auxiliary) for name in used)
     return Federation(buckets, tuple(used.index(name) for name in assignment), num_classes, **options)
 
 
-def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num_classes: int) -> Bucket:
+def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num_classes: int) -> tuple[Bucket, int]:
+    """The bucket of a module, and its number of parameters."""
+
     def outputs(key):
         x = jnp.zeros((1, *input_shape))
         variables = module.init(key, x)
@@ -118,7 +135,8 @@ def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num
         )
     if set(params) != {"base", "head"}:
         raise ValueError(f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use SplitModel)")
-    return Bucket(name, module, input_shape, num_classes, features.shape[-1])
+    size = sum(x.size for x in jax.tree.leaves(params))
+    return Bucket(name, module, input_shape, num_classes, features.shape[-1]), size
 
 
 def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:

@@ -46,19 +46,23 @@ def evaluation_row(evaluation: Evaluation, rules: Sequence[str], only: np.ndarra
     return row | {f"global_accuracy_{rule}": value for rule, value in evaluation.global_accuracy.items()}
 
 
-def round_row(report: RoundReport) -> Row:
-    """Flattens a round's report: client and server metrics, who arrived, and the wire in elements and bytes."""
+def round_row(report: RoundReport, client_flops: np.ndarray) -> Row:
+    """Flattens a round's report: client and server metrics, who arrived, the FLOPs of the participants of
+    `client_flops` [num_clients] together, and the wire in elements and bytes."""
     row: Row = dict(report.metrics) | report.server_metrics
     row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
+    row["flops"] = float(client_flops[report.participants].sum())
     row["wasted_lane_steps"] = report.wasted_lane_steps
     for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
         row |= {f"{way}_{field}": value for field, value in cost._asdict().items()}
     return row
 
 
-def wire_bytes(row: Row, way: str) -> int:
-    """Payload and metadata of a row's "uplink" or "downlink", in bytes; 0 for row 0."""
-    return row.get(f"{way}_payload_bytes", 0) + row.get(f"{way}_metadata_bytes", 0)
+def wire_bytes(row: Row, *ways: str) -> int:
+    """Payload and metadata of a row's "uplink" or "downlink", of both unless told, in bytes; 0 for row 0."""
+    return sum(
+        row.get(f"{way}_{part}_bytes", 0) for way in ways or ("uplink", "downlink") for part in ("payload", "metadata")
+    )
 
 
 def by_trial(history: Sequence[Row]) -> list[list[Row]]:
@@ -136,6 +140,7 @@ def run(
     def evaluate() -> list[Row]:
         return [evaluation_row(e, method.rules, only) for e in listed(simulation.evaluate(state, only))]
 
+    flops = np.reshape(simulation.client_flops(), (simulation.trials or 1, -1)) if state.round < rounds else ()
     if not history:
         start = time.perf_counter()
         rows = evaluate()
@@ -144,7 +149,7 @@ def run(
         start = time.perf_counter()
         state, reports = simulation.run_round(state)
         trained = time.perf_counter()
-        parts = [[round_row(report) for report in listed(reports)]]
+        parts = [[round_row(report, own) for report, own in zip(listed(reports), flops)]]
         if state.round % eval_every == 0 or state.round == rounds:
             parts.append(evaluate())
         add(parts, {"seconds_round": trained - start, "seconds_evaluation": time.perf_counter() - trained})

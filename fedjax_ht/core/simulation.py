@@ -29,6 +29,7 @@ from fedjax_ht.core.roster import (
 from fedjax_ht.core.round import Channel, Servers, bucket_evaluation, bucket_round, first_states, on_mesh
 from fedjax_ht.core.store import STORES
 from fedjax_ht.data.client_data import FederationData, join_trials
+from fedjax_ht.metrics.flops import bucket_flops
 
 
 class SimulationState(NamedTuple):
@@ -61,6 +62,8 @@ class Simulation(NamedTuple):
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
       trials: None, or how many run together; reports and evaluations are then lists, one per trial.
+      client_flops: () -> float64 [num_clients] or [trials, num_clients], FLOPs of each client in a round that it takes
+        part in (see `metrics.flops`); it traces every architecture once more.
     """
 
     init: Callable[[], SimulationState]
@@ -69,6 +72,7 @@ class Simulation(NamedTuple):
     read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
     trials: int | None
+    client_flops: Callable[[], np.ndarray]
 
 
 def make_simulation(
@@ -158,7 +162,7 @@ def _bind(
         ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
         return ClientInfo(ids, train_counts.astype(np.int32), last_round.reshape(count, n).astype(np.int32), settings)
 
-    def unlist(per_trial: list):
+    def unlist(per_trial: list | np.ndarray):
         return per_trial if trials else per_trial[0]
 
     def init() -> SimulationState:
@@ -250,4 +254,11 @@ def _bind(
         stored = store.write(state.clients[name], rosters[name], rows, states)
         return state._replace(clients=state.clients | {name: stored})
 
-    return Simulation(init, run_round, evaluate, read_clients, write_clients, trials)
+    def client_flops() -> np.ndarray:
+        flops = np.zeros((count, n))
+        for b in federation.buckets:
+            per_row = bucket_flops(method, federation, b, data.buckets[b.name], extra)
+            flops[:, federation.members(b)] = per_row.reshape(count, -1)
+        return unlist(flops)
+
+    return Simulation(init, run_round, evaluate, read_clients, write_clients, trials, client_flops)

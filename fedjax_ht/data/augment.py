@@ -43,7 +43,101 @@ def random_erasing(
     return jnp.where(box[..., None], 0, x)
 
 
-AUGMENTATIONS: dict[str, Augment] = {"flip": flip, "padded_crop": padded_crop, "random_erasing": random_erasing}
+def resized_crop(
+    key: jax.Array,
+    x: jax.Array,
+    scale: tuple[float, float] = (0.2, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> jax.Array:
+    """Cuts a random rectangle out of each image and stretches it to the image's size, bilinearly.
+
+    Its share of the image is uniform in `scale`, width over height log-uniform in `ratio`. A side that comes out longer
+    than the image's is cut to it (torchvision draws again, ten times at most).
+    """
+    batch, height, width, _ = x.shape
+    keys = jax.random.split(key, 4)
+    area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
+    aspect = jnp.exp(jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1])))
+    h = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, height)
+    w = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, width)
+    top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
+    left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+    stretch = lambda image, top, h, left, w: _stretch(_stretch(image, top, h, 0), left, w, 1)  # noqa: E731
+    return jax.vmap(stretch)(x, top, h, left, w)
+
+
+def _stretch(image: jax.Array, start: jax.Array, size: jax.Array, axis: int) -> jax.Array:
+    """The `size` pixels from `start` along an axis, interpolated to the axis's length; pixel centres are at halves."""
+    n = image.shape[axis]
+    at = start + jnp.clip((jnp.arange(n) + 0.5) * size / n - 0.5, 0, size - 1)
+    low = jnp.floor(at)
+    share = jnp.expand_dims(at - low, [i for i in range(image.ndim) if i != axis])
+    pixel = lambda i: jnp.take(image, i.astype(jnp.int32), axis, mode="clip")  # noqa: E731
+    return (1 - share) * pixel(low) + share * pixel(low + 1)
+
+
+def colour_jitter(
+    key: jax.Array,
+    x: jax.Array,
+    brightness: float = 0.4,
+    contrast: float = 0.4,
+    saturation: float = 0.4,
+    hue: float = 0.1,
+    probability: float = 0.8,
+) -> jax.Array:
+    """Changes brightness, contrast, saturation and hue of each image, in this order (torchvision draws the order).
+
+    Args:
+      key: of the draws.
+      x: float [B, H, W, C], pixels in [0, 1]; grey images have neither saturation nor hue.
+      brightness, contrast, saturation: each a factor uniform within 1 - value and 1 + value.
+      hue: turns the colour circle by a share of it uniform within -hue and hue.
+      probability: that an image is changed at all.
+    """
+    shape = (x.shape[0], 1, 1, 1)
+    keys = jax.random.split(key, 5)
+    factor = lambda key, spread: jax.random.uniform(key, shape, minval=1 - spread, maxval=1 + spread)  # noqa: E731
+    out = jnp.clip(factor(keys[0], brightness) * x, 0, 1)
+    out = _blend(out, luminance(out).mean((1, 2, 3), keepdims=True), factor(keys[1], contrast))
+    if x.shape[-1] == 3:
+        out = _blend(out, luminance(out), factor(keys[2], saturation))
+        out = turn_hue(out, jax.random.uniform(keys[3], shape[:3], minval=-hue, maxval=hue))
+    return jnp.where(jax.random.bernoulli(keys[4], probability, shape), out, x)
+
+
+def random_grayscale(key: jax.Array, x: jax.Array, probability: float = 0.2) -> jax.Array:
+    """Takes the colour out of an image with some probability; pixels in [0, 1]."""
+    return jnp.where(jax.random.bernoulli(key, probability, (x.shape[0], 1, 1, 1)), luminance(x), x)
+
+
+def luminance(x: jax.Array) -> jax.Array:
+    """float [..., C] -> [..., 1], by the weights of ITU-R 601; grey images as they are."""
+    return x @ jnp.array([[0.299], [0.587], [0.114]]) if x.shape[-1] == 3 else x
+
+
+def turn_hue(x: jax.Array, turn: jax.Array) -> jax.Array:
+    """Turns the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles; value and HSV saturation stay."""
+    r, g, b = x[..., 0], x[..., 1], x[..., 2]
+    value = x.max(-1)
+    chroma = value - x.min(-1)
+    safe = jnp.where(chroma > 0, chroma, 1)  # grey has no hue, and any serves
+    sixth = jnp.where(value == r, (g - b) / safe, jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe))
+    # A channel rises, holds, falls and rests along the circle, each a third behind the one before.
+    k = (jnp.array([5.0, 3.0, 1.0]) + (sixth + 6 * turn)[..., None]) % 6
+    return value[..., None] - chroma[..., None] * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)
+
+
+def _blend(x: jax.Array, other: jax.Array, factor: jax.Array) -> jax.Array:
+    return jnp.clip(factor * x + (1 - factor) * other, 0, 1)
+
+
+AUGMENTATIONS: dict[str, Augment] = {
+    "flip": flip,
+    "padded_crop": padded_crop,
+    "random_erasing": random_erasing,
+    "resized_crop": resized_crop,
+}
+"""Those that a config may name: they take normalised pixels."""
 
 
 def compose(names: tuple[str, ...]) -> Augment | None:

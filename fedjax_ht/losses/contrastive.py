@@ -1,11 +1,11 @@
-"""FedTGP's server loss: contrastive learning of global prototypes with an adaptive margin."""
+"""Contrastive losses: FedTGP's of global prototypes with an adaptive margin, and the supervised one of two views."""
 
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.losses.classification import cross_entropy
+from fedjax_ht.losses.classification import cross_entropy, masked_mean
 from fedjax_ht.ops import pairwise_distance
 
 MarginRule = Literal["paper", "released"]
@@ -51,3 +51,29 @@ def margin_contrastive(
     distances = pairwise_distance(prototypes, global_prototypes)
     distances = distances + margin * jax.nn.one_hot(labels, len(global_prototypes))
     return cross_entropy(-distances, labels, mask)
+
+
+def supervised_contrastive(
+    first: jax.Array, second: jax.Array, labels: jax.Array, mask: jax.Array, temperature: float
+) -> jax.Array:
+    """Pulls together the views of all samples of a class (Khosla et al., NeurIPS 2020, Eq. 2).
+
+    Every view i of a real sample is an anchor; its positives p are all other views of its class, its own second view
+    among them: the mean over i and p of -log softmax over all other views a of (z_i . z_a / temperature) at p.
+
+    Args:
+      first, second: float [B, K], features of two views of each sample, used as they are.
+      labels: int [B].
+      mask: bool [B].
+      temperature: above 0.
+    """
+    views = jnp.concatenate([first, second])
+    labels, mask = jnp.tile(labels, 2), jnp.tile(mask, 2)
+    views = jnp.where(mask[:, None], views, 0)
+    others = mask[None, :] & ~jnp.eye(len(views), dtype=bool)
+    # Large and not infinite: without any other view the softmax would be NaN.
+    similarity = jnp.where(others, views @ views.T / temperature, -1e30)
+    log_share = similarity - jax.nn.logsumexp(similarity, axis=1, keepdims=True)
+    positives = others & (labels[:, None] == labels[None, :])
+    of_positives = jnp.sum(jnp.where(positives, log_share, 0), 1) / jnp.maximum(positives.sum(1), 1)
+    return masked_mean(-of_positives, mask)

@@ -27,8 +27,9 @@ def scripted(*accuracies, trials=None):
         report = RoundReport(np.array([0]), 1, (), {"loss": 1.0}, {}, cost, cost, 0.25)
         return state._replace(round=state.round + 1), listed([report] * len(accuracies))
 
+    flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
     start = SimulationState(0, (), {}, np.array([-1]), {})
-    return Simulation(lambda: start, run_round, evaluate, None, None, trials)
+    return Simulation(lambda: start, run_round, evaluate, None, None, trials, lambda: flops if trials else flops[0])
 
 
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():
@@ -64,6 +65,7 @@ def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
     assert seen == history and [row["trial"] for row in history] == [0, 1] * 4
     first, second = by_trial(history)
     assert [row["round"] for row in first] == [0, 1, 2, 3]  # the second trial had its best in round 2
+    assert [row.get("flops") for row in history[:4]] == [None, None, 10, 20]
     assert best(first).on_test["round"] == 1 and best(second).on_test["round"] == 2
 
 

@@ -1,11 +1,22 @@
 """Augmentations keep shape, depend on their key, and move pixels only as they say."""
 
+import colorsys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.data.augment import compose, flip, padded_crop, random_erasing
+from fedjax_ht.data.augment import (
+    colour_jitter,
+    compose,
+    flip,
+    padded_crop,
+    random_erasing,
+    random_grayscale,
+    resized_crop,
+    turn_hue,
+)
 
 IMAGES = jax.random.uniform(jax.random.key(0), (32, 12, 12, 3), minval=0.5, maxval=1.0)
 KEY = jax.random.key(1)
@@ -41,8 +52,92 @@ def test_random_erasing_blanks_one_rectangle_of_the_asked_share():
     assert (untouched == IMAGES).all()
 
 
+def test_resized_crop_stretches_a_rectangle_of_the_asked_share():
+    """On an image of coordinates the corners of the result say what was cut out."""
+    n, batch = 12, 200
+    coordinates = np.stack(np.meshgrid(np.arange(n), np.arange(n), indexing="ij"), -1).astype(np.float32)
+    out = np.asarray(resized_crop(KEY, jnp.broadcast_to(coordinates, (batch, n, n, 2))))
+    first, last = out[:, 0, 0], out[:, -1, -1]
+    sizes = last - first + 1
+    np.testing.assert_allclose(sizes, np.round(sizes), atol=1e-4)
+    for axis in (0, 1):
+        at = (np.arange(n) + 0.5) * sizes[:, axis, None] / n - 0.5
+        want = first[:, axis, None] + np.clip(at, 0, sizes[:, axis, None] - 1)
+        got = out[:, :, 0, 0] if axis == 0 else out[:, 0, :, 1]
+        np.testing.assert_allclose(got, want, atol=1e-4)
+    share = sizes.prod(1) / n**2
+    assert 0.15 < share.min() < 0.3 and 0.8 < share.max() <= 1 and abs(share.mean() - 0.6) < 0.06
+    assert len(np.unique(first, axis=0)) > 20
+
+
+def test_resized_crop_of_everything_changes_nothing():
+    np.testing.assert_allclose(resized_crop(KEY, IMAGES, scale=(1, 1), ratio=(1, 1)), IMAGES, atol=1e-6)
+
+
+NOTHING = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0, "probability": 1.0}
+GREY = np.array([0.299, 0.587, 0.114])
+DARK = np.asarray(IMAGES) / 2 + 0.1  # pixels between 0.35 and 0.6: nothing is clipped
+
+
+def factors(out, centre) -> np.ndarray:
+    """By image, the one factor by which every pixel moved away from `centre`."""
+    ratio = ((np.asarray(out) - centre) / (DARK - centre)).reshape(len(DARK), -1)
+    factor = np.median(ratio, axis=1)
+    moved = centre + factor[:, None, None, None] * (DARK - centre)
+    np.testing.assert_allclose(out, moved, atol=1e-5)
+    return factor
+
+
+@pytest.mark.parametrize("name", ["brightness", "contrast", "saturation"])
+def test_colour_jitter_scales_around_black_the_mean_grey_or_each_pixel_s_grey(name):
+    luminance = (DARK @ GREY)[..., None]
+    centre = {"brightness": 0.0, "contrast": luminance.mean((1, 2, 3), keepdims=True), "saturation": luminance}[name]
+    factor = factors(colour_jitter(KEY, jnp.asarray(DARK), **(NOTHING | {name: 0.4})), centre)
+    assert 0.6 - 1e-4 <= factor.min() < 0.75 and 1.25 < factor.max() <= 1.4 + 1e-4
+
+
+def test_colour_jitter_turns_the_hue():
+    out = np.asarray(colour_jitter(KEY, IMAGES, **(NOTHING | {"hue": 0.1})))
+    hue = lambda images: np.array([colorsys.rgb_to_hsv(*pixel)[0] for pixel in images[:, 0, 0]])  # noqa: E731
+    turn = (hue(out) - hue(np.asarray(IMAGES)) + 0.5) % 1 - 0.5
+    assert -0.1 - 1e-4 <= turn.min() < -0.05 and 0.05 < turn.max() <= 0.1 + 1e-4
+
+
+def test_turn_hue_equals_the_standard_library():
+    rng = np.random.default_rng(0)
+    pixels = np.concatenate([rng.uniform(size=(60, 3)), np.eye(3), 1 - np.eye(3), [[0, 0, 0], [1, 1, 1], [0.3] * 3]])
+    turns = rng.uniform(-1, 1, len(pixels))
+    for pixel, turn, got in zip(pixels, turns, turn_hue(jnp.float32(pixels), jnp.float32(turns))):
+        h, s, v = colorsys.rgb_to_hsv(*pixel)
+        np.testing.assert_allclose(got, colorsys.hsv_to_rgb((h + turn) % 1, s, v), atol=1e-5)
+
+
+def test_colour_jitter_leaves_some_images_alone_and_stays_in_range():
+    bright = jnp.clip(IMAGES * 1.3, 0, 1)
+    out = np.asarray(colour_jitter(KEY, bright))
+    kept = (out == bright).all((1, 2, 3))
+    assert 0 < kept.sum() < 16 and out.min() >= 0 and out.max() <= 1
+    np.testing.assert_array_equal(colour_jitter(KEY, IMAGES, probability=0.0), IMAGES)
+
+
+def test_random_grayscale_greys_a_share_of_the_images():
+    out = np.asarray(random_grayscale(KEY, IMAGES))
+    grey = (out == out[..., :1]).all((1, 2, 3))
+    assert 0 < grey.sum() < 16
+    np.testing.assert_array_equal(out[~grey], IMAGES[~grey])
+    np.testing.assert_allclose(out[grey][..., 0], np.asarray(IMAGES)[grey] @ GREY, atol=1e-5)
+
+
+def test_images_without_colour_are_only_brightened_and_contrasted():
+    grey = IMAGES[..., :1]
+    np.testing.assert_array_equal(random_grayscale(KEY, grey, probability=1.0), grey)
+    coloured = colour_jitter(KEY, grey, **(NOTHING | {"saturation": 0.4, "hue": 0.1}))
+    np.testing.assert_allclose(coloured, grey, atol=1e-6)
+    assert np.abs(colour_jitter(KEY, grey) - grey).max() > 0.05
+
+
 def test_compose_is_a_pure_function_of_the_key_and_vmaps():
-    augment = compose(("flip", "padded_crop", "random_erasing"))
+    augment = compose(("flip", "padded_crop", "random_erasing", "resized_crop"))
     assert (augment(KEY, IMAGES) == augment(KEY, IMAGES)).all()
     assert (augment(KEY, IMAGES) != augment(jax.random.key(2), IMAGES)).any()
     keys = jax.random.split(KEY, 2)

@@ -2,14 +2,50 @@
 
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from experiments.train import train_and_evaluate
+from fedjax_ht.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("page", ["own_model_and_data.md"])
+def blocks(page: str) -> list[str]:
+    """A page's Python, block by block."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+def execute(*code: str) -> dict:
+    """Runs blocks one after another; returns the names they define. METHODS is as before afterwards."""
+    names: dict = {}
+    with mock.patch.dict(METHODS):
+        exec(compile("\n".join(code), "documentation", "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", ["own_model_and_data.md", "write_a_method.md"])
 def test_the_code_of_a_page_runs(page, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    exec(compile("\n".join(blocks), page, "exec"), {})
+    execute(*blocks(page))
     assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
+
+
+def test_the_written_method_runs_from_its_config(tmp_path):
+    small = {"rounds": 1, "compare": (), "model.group": "mlp2", "training.steps": 1, "partition.num_clients": 4}
+    method, _, from_config = blocks("write_a_method.md")
+    names = execute(method)
+    with mock.patch.dict(METHODS):
+        exec(from_config, names)
+        config = names["get_config"]()
+        config.update_from_flattened_dict(small)
+        first, last = train_and_evaluate(config, tmp_path).histories["fedcos"]
+    assert config.method.options.weight == 0.5
+    assert first["accuracy"] == 0  # there is no direction before the first round
+    assert last["accuracy"] == last["accuracy_cosine"] != last["accuracy_head"]
+    assert last["uplink_payload_elements"] % 32 == 0 < last["classes"] <= 10 and last["flops"] > 0
+
+
+def test_the_written_method_is_about_forty_lines():
+    lines = [line for line in blocks("write_a_method.md")[0].splitlines() if line.strip()]
+    assert 30 <= len(lines) <= 50

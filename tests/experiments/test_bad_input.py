@@ -42,6 +42,7 @@ BAD = {
     "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
     "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
     "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
+    "model.shared is 'cnn'; it must be empty or one of model group 'cnn5': cnn1, cnn2": {"model.shared": "cnn"},
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},

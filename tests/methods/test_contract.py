@@ -41,9 +41,16 @@ SAMPLES = TRAIN_COUNTS.sum(1)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
 FLAT = int(np.prod(SHAPE))
-NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
+HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
+NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
 
-SETTINGS = {"fedtgp": {"server_batch_size": 3, "server_epochs": 10}}  # many batches a round, so that order could tell
+SETTINGS = {  # many batches a round, so that order could tell
+    "fedtgp": {"server_batch_size": 3, "server_epochs": 10},
+    "fedgh": {"server_batch_size": 3, "server_epochs": 10},
+    "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
+    "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
+    "fedapen": {"adapt_every": 4},  # no client has twenty samples
+}
 
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -68,12 +75,69 @@ def fedtgp_wire(participants, arrived, earlier) -> Sent:
     return Sent(prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants))
 
 
+def fedssa_wire(participants, arrived, earlier) -> Sent:
+    """Whom the server has not heard from gets every row of the header."""
+    rows = lambda i: len(CLASSES[i])  # noqa: E731
+    heard = {i for ids in earlier for i in ids if rows(i)}
+    down = sum(rows(i) if i in heard else NUM_CLASSES for i in participants)
+    return Sent((FEATURE_DIM + 1) * sum(map(rows, arrived)), (FEATURE_DIM + 1) * down)
+
+
+def head_wire(participants, arrived, earlier) -> Sent:
+    return Sent(HEAD_SIZE * len(arrived), HEAD_SIZE * len(participants))
+
+
+def fedgh_wire(participants, arrived, earlier) -> Sent:
+    return Sent(prototypes_up(arrived), HEAD_SIZE * len(participants))
+
+
+def fd_wire(participants, arrived, earlier) -> Sent:
+    """Logits where FedProto has features."""
+    up, down = fedproto_wire(participants, arrived, earlier)
+    return Sent(up * NUM_CLASSES // FEATURE_DIM, down * NUM_CLASSES // FEATURE_DIM)
+
+
+def fedral_wire(participants, arrived, earlier) -> Sent:
+    """Two blocks; the first matrix is sent whole."""
+    blocks = FEATURE_DIM**2 // 2
+    return Sent(blocks * len(arrived), (blocks if earlier else FEATURE_DIM**2) * len(participants))
+
+
+def fedgen_wire(participants, arrived, earlier) -> Sent:
+    """The generator is sent once it has been trained."""
+    hidden, inputs = SETTINGS["fedgen"]["hidden_dim"], SETTINGS["fedgen"]["noise_dim"] + NUM_CLASSES
+    generator = (inputs * hidden + hidden) + 2 * hidden + (hidden * FEATURE_DIM + FEATURE_DIM)
+    return Sent(HEAD_SIZE * len(arrived), (HEAD_SIZE + generator * bool(earlier)) * len(participants))
+
+
+def auxiliary_wire(participants, arrived, earlier) -> Sent:
+    """The smallest model of the group, both ways."""
+    return Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants))
+
+
+def fedkd_wire(participants, arrived, earlier) -> Sent:
+    """Whole at threshold 1; but the change of a client without samples is zero and has no singular component."""
+    biases = FEATURE_DIM + NUM_CLASSES
+    up = sum(NARROW_SIZE if SAMPLES[i] else biases for i in arrived)
+    return Sent(up, NARROW_SIZE * len(participants))
+
+
 # (participants, those that arrived, those that arrived in each earlier round) -> what the papers' arithmetic gives
 WIRE = {
     "local": lambda participants, arrived, earlier: Sent(0, 0),
     "fedavg": lambda participants, arrived, earlier: Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)),
     "fedproto": fedproto_wire,
     "fedtgp": fedtgp_wire,
+    "fedssa": fedssa_wire,
+    "lg_fedavg": head_wire,
+    "fedgh": fedgh_wire,
+    "fd": fd_wire,
+    "fedral": fedral_wire,
+    "fedgen": fedgen_wire,
+    "fedclassavg": head_wire,
+    "fml": auxiliary_wire,
+    "fedkd": fedkd_wire,
+    "fedapen": auxiliary_wire,
 }
 
 

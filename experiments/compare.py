@@ -1,0 +1,178 @@
+"""Compares methods: python -m experiments.compare --config=experiments/configs/quickstart.py --methods=local,fedtgp.
+
+One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every method. The config's
+own method keeps its options, the others take their defaults; --methods and --trials are the config's unless given.
+--target=0.8 asks what reaching that accuracy takes. The same command again goes on where the run stopped.
+"""
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from experiments import plots
+from experiments.cli import fail, parse_flags
+from experiments.configs.base import method_config
+from experiments.main import chosen_workdir, configured, execute, report
+from experiments.table import human_bytes, human_flops
+from experiments.train import is_primary
+from fedjax_ht.core.history import Row, best, by_trial, evaluated, wire_bytes
+from fedjax_ht.io.files import atomic_open
+
+_METHODS = flags.DEFINE_list("methods", None, "Methods to compare, such as local,fedtgp; by default the config's.")
+_TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; by default the config's.")
+_TARGET = flags.DEFINE_float("target", None, "An accuracy in (0, 1]; by default the lowest best accuracy.")
+
+EXPLANATION = """\
+Accuracies are those of the best round on the test sets, mean and standard deviation over trials. Bytes are those of all
+clients, up and down, and FLOPs those of all clients' training, through the first evaluation at or above the target, as
+means over the trials that got there. Seconds are of all trials together: the median round, and the whole run with
+evaluation and compilation."""
+
+
+class Cost(NamedTuple):
+    """What it took: rounds, and what all clients together sent and received, and computed in training."""
+
+    rounds: float
+    bytes: float
+    flops: float
+
+
+class Line(NamedTuple):
+    """One method.
+
+    Attributes:
+      accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of the population) over
+        trials.
+      best_rounds: of each trial.
+      reached: how many trials reached the target.
+      cost: their mean cost of getting there; None without any.
+      seconds_per_round, seconds: of all trials together, the median round and the whole run.
+    """
+
+    accuracy: float
+    accuracy_std: float
+    best_rounds: list[int]
+    reached: int
+    cost: Cost | None
+    seconds_per_round: float
+    seconds: float
+
+
+def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | None) -> ConfigDict:
+    """A config that runs these methods; the configured one is first where it is among them.
+
+    Raises:
+      ValueError: no method, one given twice, or one that does not exist.
+    """
+    config = config.copy_and_resolve_references()
+    if trials is not None:
+        config.trials = trials
+    if methods is None:
+        return config
+    if not methods or len(set(methods)) < len(methods):
+        raise ValueError(f"--methods is {','.join(methods)!r}; it must name at least one method, and each once")
+    first = config.method if config.method.name in methods else method_config(methods[0])
+    config.method = first
+    config.compare = tuple(name for name in methods if name != first.name)
+    return config
+
+
+def cost_to_reach(trial: Sequence[Row], target: float) -> Cost | None:
+    """Of one trial's rows, through the first evaluation at or above the target; None if there is none."""
+    reached = next((row["round"] for row in evaluated(trial) if row["accuracy"] >= target), None)
+    if reached is None:
+        return None
+    spent = [row for row in trial if 0 < row["round"] <= reached]
+    # A run begun before FLOPs were counted has rows without.
+    return Cost(reached, sum(map(wire_bytes, spent)), math.fsum(row.get("flops", math.nan) for row in spent))
+
+
+def lowest_best(histories: Mapping[str, Sequence[Row]]) -> float:
+    """The accuracy that every trial of every method reaches."""
+    return min(best(trial).on_test["accuracy"] for history in histories.values() for trial in by_trial(history))
+
+
+def summarise(history: Sequence[Row], target: float) -> Line:
+    """A method's line of the comparison."""
+    trials = by_trial(history)
+    tops = [best(trial).on_test for trial in trials]
+    scores = [row["accuracy"] for row in tops]
+    costs = [cost for trial in trials if (cost := cost_to_reach(trial, target)) is not None]
+    return Line(
+        float(np.mean(scores)),
+        float(np.std(scores)),
+        [row["round"] for row in tops],
+        len(costs),
+        Cost(*map(float, np.mean(costs, axis=0))) if costs else None,
+        float(np.median([row["seconds_round"] for row in trials[0] if row["round"] > 0])),
+        math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in trials[0]),
+    )
+
+
+def markdown(lines: Mapping[str, Line], target: float, chosen: bool) -> str:
+    """The table, with the target and what the columns mean; `chosen` tells whether the user chose the target."""
+    aim = f"{100 * target:.2f} %"
+    columns = ("method", "accuracy %", "best round", f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}")
+    columns += ("s/round", "seconds")
+    rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for name, line in lines.items():
+        trials = len(line.best_rounds)
+        some = f" ({line.reached} of {trials} trials)" if line.reached < trials else ""
+        cost, never = line.cost, ["not reached"] * 3
+        cells = [
+            name,
+            f"{100 * line.accuracy:.2f}" + (f" ± {100 * line.accuracy_std:.2f}" if trials > 1 else ""),
+            ", ".join(map(str, line.best_rounds)),
+            *([f"{cost.rounds:.4g}{some}", human_bytes(cost.bytes), human_flops(cost.flops)] if cost else never),
+            f"{line.seconds_per_round:.2f}",
+            f"{line.seconds:.0f}",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    origin = "as asked" if chosen else "the lowest best accuracy of all trials, which all reach"
+    return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", EXPLANATION])
+
+
+def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:
+    """One row a method, shares in [0, 1]; empty where the target was not reached."""
+    columns = ["method", "target", *(f for f in Line._fields if f != "cost"), *(f"{f}_to_target" for f in Cost._fields)]
+    with atomic_open(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        for name, line in lines.items():
+            fields = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
+            cost = fields.pop("cost") or [""] * len(Cost._fields)
+            writer.writerow([name, target, *fields.values(), *cost])
+    return path
+
+
+def main(_) -> None:
+    config, name = configured()
+    try:
+        config, target = comparison(config, _METHODS.value, _TRIALS.value), _TARGET.value
+        if target is not None and not 0 < target <= 1:
+            raise ValueError(f"--target is {target}; it must be above 0 and at most 1")
+    except ValueError as error:
+        fail(error)
+    workdir = chosen_workdir(f"{name}-compare-seed{config.seed}")
+    found = execute(config, workdir).histories
+    if not is_primary():
+        return
+    histories = {method: found[method] for method in _METHODS.value or found}
+    aim = lowest_best(histories) if target is None else target
+    lines = {method: summarise(history, aim) for method, history in histories.items()}
+    text = markdown(lines, aim, target is not None)
+    with atomic_open(workdir / "compare.md") as file:
+        file.write(text + "\n")
+    table = write_csv(lines, aim, workdir / "compare.csv")
+    picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png")
+    report(text, [workdir / "compare.md", table, picture])
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

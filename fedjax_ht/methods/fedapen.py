@@ -1,0 +1,145 @@
+"""FedAPEN (Qin et al., KDD 2023): a private and a shared model teach each other and predict together.
+
+    client:  s_i <- s; learn w in [0, 1] by 10 epochs of CE(w p_i(x) + (1 - w) s_i(x), y) on the adaptability set;
+             then on the same training batches, a = p_i(x), b = s_i(x), the other model's output a constant,
+             L_p = CE(a, y) + KL(softmax b || softmax a) + CE(w a + (1 - w) b, y)
+             L_s = CE(b, y) + KL(softmax a || softmax b) + CE(w a + (1 - w) b, y);  upload s_i
+    server:  s <- uniform mean of the s_i, batch statistics included
+    predict: w p_i(x) + (1 - w) s(x)
+
+Settled here:
+* w is learned by `receive`: the paper learns it after a round's aggregation, with the newest s and for the round that
+  follows, which is when a client hears of s. Before the first aggregation there is nothing to learn it with: w = 0.5.
+  A client that missed rounds learns it once, when it takes part again.
+* The adaptability set is every twentieth of the client's training samples in stored order, 5 % rounded down, which are
+  never trained on. A client with fewer than twenty has none and keeps w = 0.5.
+* The authors' decay of the learning rate has no effect in their code, and there is none here.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.local_training import LocalTraining, take_batch
+from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.round import gather_received
+from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.losses import cross_entropy, kl_divergence
+from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.supervised import head_scores
+
+BATCH = 64  # samples a step on the adaptability set
+EPOCHS, LEARNING_RATE = 10, 1e-3  # of w
+
+
+class Rows(NamedTuple):
+    """Adaptability samples as w sees them: both models' logits float [M, num_classes], labels int [M]."""
+
+    own: jax.Array
+    shared: jax.Array
+    labels: jax.Array
+
+
+def hold_out(data: Data, every: int) -> Data:
+    """Moves each `every`-th training sample to the split "adapt"; the rest stays in order in "train"."""
+    indices, count = data.splits["train"]
+    width = len(indices)
+    position = np.arange(width)
+    kept = position[(position + 1) % every != 0]
+    held = position[every - 1 :: every]
+    adapt = Split(indices[held if len(held) else np.zeros(1, int)], count // every)
+    return data._replace(splits=data.splits | {"train": Split(indices[kept], count - count // every), "adapt": adapt})
+
+
+def ensemble(weight: jax.Array, own: jax.Array, shared: jax.Array) -> jax.Array:
+    """Weighted logits of both models, float [B, num_classes]."""
+    return weight * own + (1 - weight) * shared
+
+
+def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, every step of which is cut short where it would leave [0, 1]."""
+
+    def update(gradients, state, params):
+        updates, state = optimizer.update(gradients, state, params)
+        return jax.tree.map(lambda p, u: jnp.clip(p + u, 0, 1) - p, params, updates), state
+
+    return optax.GradientTransformation(optimizer.init, update)
+
+
+def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array) -> jax.Array:
+    """w after SGD on the ensemble's cross-entropy over the valid rows; as it was without any."""
+
+    def loss(weight, batch: Rows, mask, key):
+        return cross_entropy(ensemble(weight, batch.own, batch.shared), batch.labels, mask)
+
+    optimizer = in_unit_interval(optax.sgd(LEARNING_RATE))
+    return train_on_rows(optimizer, loss, weight, rows, valid, key, EPOCHS, BATCH)[0]
+
+
+def fedapen(training: LocalTraining, adapt_every: int = 20, learned: bool = True) -> Method:
+    """Args:
+    training: local training, of both models.
+    adapt_every: one training sample in this many is kept for the adaptability set.
+    learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of training.
+    """
+    if adapt_every < 2:
+        raise ValueError(f"adapt_every is {adapt_every}; it must be at least 2, so that some samples are trained on")
+
+    def both_scores(bucket, client, x, mask):
+        return head_scores(bucket, client, x, mask), head_scores(bucket.shared, client["shared"], x, mask)
+
+    def adaptability_rows(bucket, client: PyTree, data: Data) -> tuple[Rows, jax.Array]:
+        source = data.splits["adapt"]
+
+        def rows(start):
+            batch = take_batch(data, source.indices, source.count, start, BATCH)
+            return Rows(*both_scores(bucket, client, batch.x, batch.mask), batch.y), batch.mask
+
+        starts = jnp.arange(0, len(source.indices), BATCH)
+        return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), lax.map(rows, starts))
+
+    def receive(bucket, client, downlink, data, ctx):
+        client = take_shared(client, **downlink)
+        if not learned:
+            return client
+        rows, valid = adaptability_rows(bucket, client, hold_out(data, adapt_every))
+        valid &= ctx.round > 0
+        return client | {"weight": learn_weight(client["weight"], rows, valid, ctx.key)}
+
+    def client_update(bucket, client, downlink, data, ctx):
+        def losses(own, shared, batch, beside):
+            together = cross_entropy(ensemble(client["weight"], own.logits, shared.logits), batch.y, batch.mask)
+
+            def side(model, teacher):
+                labels = cross_entropy(model.logits, batch.y, batch.mask)
+                return labels + kl_divergence(teacher.logits, model.logits, batch.mask) + together
+
+            return side(own, shared), side(shared, own)
+
+        client, _, result = train_pair(training, bucket, client, hold_out(data, adapt_every), ctx, losses)
+        return client, client["shared"], {"loss": result.loss, "weight": client["weight"]}
+
+    def server_update(federation, server, received, ctx):
+        received = gather_received(received)
+        return mean_of_copies(received.uplink, received, server)[0], {}
+
+    def predict(bucket, client, downlink, x, mask):
+        own, shared = both_scores(bucket, client, x, mask)
+        return {"ensemble": ensemble(client["weight"], own, shared), "head": own, "shared": shared}
+
+    return Method(
+        name="fedapen",
+        init_server=lambda federation, key: init_variables(federation.shared, key),
+        init_client=lambda bucket, ctx: init_pair(bucket, ctx) | {"weight": jnp.float32(0.5)},
+        broadcast=lambda federation, bucket, server, ctx: server,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        predict=predict,
+        rules=("ensemble", "head", "shared"),
+    )

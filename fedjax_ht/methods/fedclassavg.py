@@ -1,0 +1,121 @@
+"""FedClassAvg (Jang et al., ICPP 2022): clients average their classifiers and learn features by supervised contrast.
+
+    client:  before its first round, one local pass from its own classifier (pretraining); then, in every round,
+             classifier_i <- classifier and a local pass on two random views x1, x2 of each batch, features f1, f2:
+             L = SupCon(f1, f2, y) + CE(classifier_i(f1), y) + mu / 2 sum over its tensors of mean((w - w_start)^2),
+             w_start being the classifier that the pass started from
+    server:  classifier <- sum_i n_i classifier_i / sum_i n_i over the uploads that arrived
+
+Settled here:
+* The contrastive loss is that of Khosla et al. on features as they are, at temperature 100. variant="released" is the
+  authors' code, which multiplies it by temperature / 0.07, that is by 1428.6.
+* The classifier is the model's head behind a ReLU, in training and in prediction.
+* Views are cut, flipped, jittered and greyed on the device, in place of `training.augment`.
+* What pretraining does to the classifier is overwritten in the first round, as released. A client that has not taken
+  part yet keeps its own classifier, and is scored with it, until it has pretrained at its first participation.
+* The authors leave out the proximal term in an epoch's first batch, where for one epoch it is zero anyway.
+* The authors train with Adam (lr 1e-4, b1 0.5), choose the best round by test loss and score clients as their training
+  left them (`SimulationOptions.evaluate`).
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.federation import features, logits, require_equal_heads
+from fedjax_ht.core.local_training import Augment, Batch, LocalTraining, Loss, train
+from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
+from fedjax_ht.losses import cross_entropy, supervised_contrastive
+from fedjax_ht.methods.heads import head_uplink, init_head, mean_head, take_head
+from fedjax_ht.methods.prototypes import check_variant
+from fedjax_ht.methods.supervised import init_model, own_features
+
+BASE_TEMPERATURE = 0.07  # of the released code
+VIEW: tuple[Augment, ...] = (resized_crop, flip, colour_jitter, random_grayscale)
+
+
+def random_view(key: jax.Array, data: Data, x: jax.Array) -> jax.Array:
+    """One random view of each image; float [B, H, W, C], normalised as in `data`, in and out."""
+    pixels = x * data.std + data.mean
+    for i, step in enumerate(VIEW):
+        pixels = step(jax.random.fold_in(key, i), pixels)
+    return (pixels - data.mean) / data.std
+
+
+def proximity(head: PyTree, start: PyTree) -> jax.Array:
+    """Sum over a classifier's tensors of the mean square of their distance to those of another."""
+    return sum(jax.tree.leaves(jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)))
+
+
+def fedclassavg(
+    training: LocalTraining,
+    mu: float = 0.1,
+    temperature: float = 100.0,
+    variant: Literal["paper", "released"] = "paper",
+) -> Method:
+    """Args:
+    training: local training.
+    mu: weight of the proximal term, at least 0.
+    temperature: of the contrastive loss, above 0.
+    variant: see the module's text.
+    """
+    check_variant(variant)
+    if mu < 0:
+        raise ValueError(f"mu is {mu}; it must be at least 0")
+    if temperature <= 0:
+        raise ValueError(f"temperature is {temperature}; it must be above 0")
+    scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
+    training = dataclasses.replace(training, augment=None)
+
+    def local_pass(bucket, client, data, key):
+        start = client["params"]["head"]
+
+        def loss(params, stats, batch: Batch, key) -> Loss:
+            keys = jax.random.split(key, 3)
+            x = jnp.concatenate([random_view(k, data, batch.x) for k in keys[:2]])
+            # Both views in one pass, so that batch statistics are those of both.
+            rows, stats = features(bucket, params, stats, x, jnp.tile(batch.mask, 2), train=True, key=keys[2])
+            first, second = jnp.split(rows, 2)
+            contrast = supervised_contrastive(first, second, batch.y, batch.mask, temperature)
+            error = cross_entropy(logits(bucket, params, jax.nn.relu(first)), batch.y, batch.mask)
+            return Loss(scale * contrast + error + mu / 2 * proximity(params["head"], start), stats)
+
+        result = train(training, loss, client["params"], client["stats"], data, key, bucket.num_classes)
+        return {"params": result.params, "stats": result.stats}, result.loss
+
+    def receive(bucket, client, downlink, data, ctx):
+        return select(ctx.info.last_round >= 0, take_head(client, downlink), client)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        passes = jnp.where(ctx.info.last_round >= 0, 1, 2)
+
+        def one(left, carry):
+            client, _ = carry
+            client = select(left == 1, take_head(client, downlink), client)
+            return local_pass(bucket, client, data, jax.random.fold_in(ctx.key, left))
+
+        client, loss = lax.fori_loop(0, passes, lambda i, carry: one(passes - i, carry), (client, jnp.float32(0)))
+        return client, head_uplink(client, ctx, "samples"), {"loss": loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_head(server, gather_received(received), "samples"), {}
+
+    def predict(bucket, client, downlink, x, mask):
+        return {"head": logits(bucket, client["params"], jax.nn.relu(own_features(bucket, client, x, mask)))}
+
+    return Method(
+        name="fedclassavg",
+        check=require_equal_heads,
+        init_server=init_head,
+        init_client=init_model,
+        broadcast=lambda federation, bucket, server, ctx: server,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        predict=predict,
+    )

@@ -1,0 +1,75 @@
+"""FedGH (Yi et al., ACM MM 2023): the server trains one global head on the clients' prototypes.
+
+    client:  head_i <- head, then local epochs of cross-entropy; upload the mean feature P_i^c of every own class
+    server:  S epochs over the uploaded (P_i^c, c) of cross-entropy by the global head
+    predict: the client's extractor and the head that it holds, the global one as soon as it is received
+
+Settled here:
+* The server's head is trained, by SGD on shuffled mini-batches as in HtFLlib. In the authors' code the optimiser steps
+  another network, so that the global head stays at its random start: not reproduced.
+* server_batch_size=1 is the authors' one prototype at a time, without their clipping.
+* Prototypes are those of the model just trained, in evaluation mode, one mean over all samples of a class.
+* The authors score the client's own head after training, HtFLlib the global head: `SimulationOptions.evaluate`.
+"""
+
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.core.federation import logits, require_equal_heads
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.round import gather_received
+from fedjax_ht.core.server_training import train_on_rows
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods import prototypes
+from fedjax_ht.methods.heads import head_bucket, init_head, receive_head
+from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+
+
+def fedgh(
+    training: LocalTraining,
+    server_epochs: int = 1,
+    server_lr: float = 0.01,
+    server_batch_size: int = 10,
+) -> Method:
+    """Args:
+    training: local training.
+    server_epochs: S, passes over the uploaded prototypes a round.
+    server_lr, server_batch_size: of the server's SGD.
+    """
+    if server_epochs < 1 or server_batch_size < 1:
+        raise ValueError(
+            f"server_epochs and server_batch_size must be at least 1, got {server_epochs} and {server_batch_size}"
+        )
+    optimizer = optax.sgd(server_lr)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, prototypes.prototype_uplink(prototypes.collect(bucket, client, data)), {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        bucket = head_bucket(federation)
+        values, present = prototypes.uploaded(gather_received(received))  # [P, C, K], [P, C]
+
+        def loss(head, batch, mask, key):
+            uploads, labels = batch
+            return cross_entropy(logits(bucket, {"head": head}, uploads), labels, mask)
+
+        labels = jnp.broadcast_to(jnp.arange(federation.num_classes), present.shape)
+        rows = (jnp.where(present[..., None], values, 0).reshape(-1, values.shape[-1]), labels.reshape(-1))
+        head, final_loss = train_on_rows(
+            optimizer, loss, server, rows, present.reshape(-1), ctx.key, server_epochs, server_batch_size
+        )
+        return head, {"server_loss": final_loss}
+
+    return Method(
+        name="fedgh",
+        check=require_equal_heads,
+        init_server=init_head,
+        init_client=init_model,
+        broadcast=lambda federation, bucket, server, ctx: server,
+        receive=receive_head,
+        client_update=client_update,
+        server_update=server_update,
+        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+    )

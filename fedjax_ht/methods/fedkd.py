@@ -1,0 +1,163 @@
+"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a shared mentee teach each other; the mentee's
+updates are sent compressed.
+
+    client:  g_i <- g; on the same batches, with c = CE(m_i(x), y), q = CE(g_i(x), y), h and r the features of both,
+             L_m = c + (KL(softmax g_i(x) || softmax m_i(x)) + MSE(h, W_i r)) / (c + q)
+             L_g = q + (KL(softmax m_i(x) || softmax g_i(x)) + MSE(h, W_i r)) / (c + q);  upload compress(g_i - g)
+    server:  U <- compress(uniform mean of the updates); g <- g + U; send U
+    compress: every matrix to the fewest singular components that keep a share T of its energy; T rises linearly over
+             the rounds from `start` to `end`
+    predict: m_i
+
+Settled here:
+* What is compressed is the update to the last global weights. A client that does not have those, because it missed the
+  round before (or its answer got lost), is sent g itself, uncompressed; so is everybody in the first round. Only
+  participants are sent anything; HtFLlib's server sends to all clients after every round.
+* Convolutions are compressed as matrices [h w I, O]. A matrix whose components would be no smaller is sent whole; full
+  rank is allowed. (HtFLlib decomposes every kernel by itself, which is larger than raw, and zeroes a layer whose energy
+  needs full rank: not reproduced.)
+* Each model descends on its own loss, the other one's outputs being constants there; W_i descends on both. The paper's
+  further hidden layers and attention maps have no counterpart in models of different architecture.
+* variant="released" is HtFLlib: KL divided by the number of classes too, each model descends on L_m + L_g, and the
+  weights are compressed rather than the update, both ways.
+* end is 0.98 as in the authors' code; FedKTL's appendix prints 0.95. The gradient's norm of each model, and of W_i, is
+  clipped at 10 in HtFLlib; set it in the optimizer, which runs for each by itself. c + q is kept above 1e-6.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
+from fedjax_ht.methods.low_rank import compress, decompress, send_whole
+from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.prototypes import Variant, check_variant
+from fedjax_ht.methods.supervised import head_scores
+from fedjax_ht.models.layers import uniform_fan_in
+
+LEAST_LOSS = 1e-6
+
+
+class Server(NamedTuple):
+    """The mentee, and how it became what it is.
+
+    Attributes:
+      params: g.
+      step: U, a pytree of `LowRank`.
+      made: int32 scalar, the round in which `step` was made; -1 before.
+      answered: bool [num_clients], who answered in that round, and so holds the g that `step` changes.
+    """
+
+    params: PyTree
+    step: PyTree
+    made: jax.Array
+    answered: jax.Array
+
+
+class Downlink(NamedTuple):
+    """message: a pytree of `LowRank`. absolute: bool, True where the message is g itself, not a change to it."""
+
+    message: PyTree
+    absolute: Metadata
+
+
+def fedkd(
+    training: LocalTraining,
+    start: float = 0.95,
+    end: float = 0.98,
+    rounds: int = 1000,
+    variant: Variant = "paper",
+) -> Method:
+    """Args:
+    training: local training, of both models and W.
+    start, end: T in the first round and after `rounds` rounds, in (0, 1]; 1 sends everything uncompressed.
+    rounds: over which T rises.
+    variant: see the module's text.
+    """
+    check_variant(variant)
+    for name, value in (("start", start), ("end", end)):
+        if not 0 < value <= 1:
+            raise ValueError(f"{name} is {value}; it must be above 0 and at most 1")
+    if rounds < 1:
+        raise ValueError(f"rounds is {rounds}; it must be at least 1")
+    released = variant == "released"
+
+    def threshold(round: jax.Array) -> jax.Array:
+        return start + (end - start) * jnp.minimum(round / rounds, 1)
+
+    def reference(params: PyTree) -> PyTree:
+        """What a compressed message is relative to."""
+        return jax.tree.map(jnp.zeros_like, params) if released else params
+
+    def add(a: PyTree, b: PyTree) -> PyTree:
+        return jax.tree.map(jnp.add, a, b)
+
+    def init_server(federation, key):
+        params = init_variables(federation.shared, key)["params"]
+        step = jax.tree.map(jnp.zeros_like, compress(params, 1.0))
+        return Server(params, step, jnp.int32(-1), jnp.zeros(federation.num_clients, bool))
+
+    def init_client(bucket, ctx):
+        width = bucket.shared.feature_dim
+        key = jax.random.fold_in(ctx.key, 2)
+        return init_pair(bucket, ctx) | {"projection": uniform_fan_in(key, (width, bucket.feature_dim), width)}
+
+    def broadcast(federation, bucket, server, ctx):
+        known = server.answered[ctx.info.id] & (ctx.info.last_round == server.made)
+        compressed = (server.made >= 0) if released else known
+        message = select(compressed, server.step, send_whole(server.step, server.params))
+        return Downlink(message, Metadata(~known))
+
+    def receive(bucket, client, downlink, data, ctx):
+        """The client keeps g itself: it is what the next update changes."""
+        last = client["shared"]["params"]
+        base = select(downlink.absolute.value, jax.tree.map(jnp.zeros_like, last), reference(last))
+        return take_shared(client, params=add(base, decompress(downlink.message)))
+
+    def losses(own, shared, batch, projection):
+        own_labels, shared_labels = (cross_entropy(m.logits, batch.y, batch.mask) for m in (own, shared))
+        both = jnp.maximum(own_labels + shared_labels, LEAST_LOSS)
+        scale = 1 / own.logits.shape[-1] if released else 1.0
+        gap = jnp.mean(jnp.square(own.features - shared.features @ projection), axis=-1)
+        hidden = masked_mean(gap, batch.mask)
+
+        def side(labels, model, teacher):
+            return labels + (scale * kl_divergence(teacher.logits, model.logits, batch.mask) + hidden) / both
+
+        return side(own_labels, own, shared), side(shared_labels, shared, own)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        last = client["shared"]["params"]
+        trained, projection, result = train_pair(
+            training, bucket, client, data, ctx, losses, client["projection"], joint=released
+        )
+        change = jax.tree.map(jnp.subtract, trained["shared"]["params"], reference(last))
+        client = take_shared(trained, params=last) | {"projection": projection}
+        return client, compress(change, threshold(ctx.round)), {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        received = gather_received(received)
+        zero = jax.tree.map(jnp.zeros_like, server.params)
+        mean, taught = mean_of_copies(jax.vmap(decompress)(received.uplink), received, zero)
+        step = compress(mean, threshold(ctx.round))
+        ids = jnp.where(received.arrived, received.info.id, federation.num_clients)
+        answered = jnp.zeros_like(server.answered).at[ids].set(True, mode="drop")
+        new = Server(add(reference(server.params), decompress(step)), step, ctx.round, answered)
+        return select(taught, new, server), {}
+
+    return Method(
+        name="fedkd",
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+    )

@@ -1,0 +1,67 @@
+"""FML (Shen et al., 2020): a private model and a copy of a global "meme" model teach each other.
+
+    client:  g_i <- g; on the same batches, o = m_i(x) and q = g_i(x),
+             L_m = alpha CE(o, y) + (1 - alpha) KL(softmax q || softmax o)
+             L_g = beta CE(q, y) + (1 - beta) KL(softmax o || softmax q);  upload g_i
+    server:  g <- uniform mean of the g_i
+    predict: m_i
+
+Settled here:
+* The teacher's side is a constant and KL is the mean over samples, as in the authors' code; variant="released" is
+  HtFLlib: KL divided by the number of classes too, and each model descends on L_m + L_g.
+* The mean is uniform, as in the paper and all code, over the clients that have samples.
+* In the authors' repository the calls that send and merge g are commented out; here they take place.
+* g is any model, by default the smallest of the group (`make_federation`). Its batch statistics stay with the client.
+* HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs for each model by itself.
+"""
+
+from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.round import gather_received
+from fedjax_ht.losses import cross_entropy, kl_divergence
+from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.prototypes import Variant, check_variant
+from fedjax_ht.methods.supervised import head_scores
+
+
+def fml(training: LocalTraining, alpha: float = 0.5, beta: float = 0.5, variant: Variant = "paper") -> Method:
+    """Args:
+    training: local training, of both models.
+    alpha, beta: weight of the labels in the private and in the meme model's loss, in [0, 1]; the other model's
+      prediction has the rest.
+    variant: see the module's text.
+    """
+    check_variant(variant)
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
+    released = variant == "released"
+
+    def losses(own, shared, batch, beside):
+        scale = 1 / own.logits.shape[-1] if released else 1.0
+
+        def side(model, teacher, share):
+            labels = cross_entropy(model.logits, batch.y, batch.mask)
+            return share * labels + (1 - share) * scale * kl_divergence(teacher.logits, model.logits, batch.mask)
+
+        return side(own, shared, alpha), side(shared, own, beta)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, _, result = train_pair(training, bucket, client, data, ctx, losses, joint=released)
+        return client, client["shared"]["params"], {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        received = gather_received(received)
+        return mean_of_copies(received.uplink, received, server)[0], {}
+
+    return Method(
+        name="fml",
+        init_server=lambda federation, key: init_variables(federation.shared, key)["params"],
+        init_client=init_pair,
+        broadcast=lambda federation, bucket, server, ctx: server,
+        receive=lambda bucket, client, downlink, data, ctx: take_shared(client, params=downlink),
+        client_update=client_update,
+        server_update=server_update,
+        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+    )

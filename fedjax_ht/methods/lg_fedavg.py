@@ -1,0 +1,45 @@
+"""LG-FedAvg (Liang et al., 2020): local extractors, one global head.
+
+    server:  head <- sum_i n_i head_i / sum_i n_i over the uploads that arrived
+    client:  head_i <- head, then local epochs of cross-entropy on extractor and head
+
+Settled here:
+* The mean is weighted by samples, as FedGen and HtFLlib run it as a baseline; weighting="uniform" is the authors' code.
+* Every client starts from random weights. The authors' code starts from a checkpoint trained by FedAvg before, which
+  clients of different architectures cannot have.
+* The head is what `SplitModel` calls so; the authors choose how many of the last layers are global.
+"""
+
+from fedjax_ht.core.federation import require_equal_heads
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.round import gather_received
+from fedjax_ht.methods.heads import Weighting, check_weighting, head_uplink, init_head, mean_head, receive_head
+from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+
+
+def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
+    """Args:
+    training: local training.
+    weighting: of the mean, by the clients' numbers of training samples or equal.
+    """
+    check_weighting(weighting)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, head_uplink(client, ctx, weighting), {"loss": result.loss}
+
+    def server_update(federation, server, received, ctx):
+        return mean_head(server, gather_received(received), weighting), {}
+
+    return Method(
+        name="lg_fedavg",
+        check=require_equal_heads,
+        init_server=init_head,
+        init_client=init_model,
+        broadcast=lambda federation, bucket, server, ctx: server,
+        receive=receive_head,
+        client_update=client_update,
+        server_update=server_update,
+        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+    )

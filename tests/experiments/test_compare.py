@@ -1,0 +1,149 @@
+"""The comparison of methods: its numbers from histories by hand, and the command from end to end."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from experiments import plots
+from experiments.compare import comparison, cost_to_reach, lowest_best, markdown, summarise, write_csv
+from experiments.configs.base import base_config, method_config
+from experiments.table import human_flops
+from fedjax_ht.core.history import wire_bytes
+
+
+def history(*trials, payload=100, flops=1e9):
+    """Rows of trials given by their accuracies per round, None where a round was not evaluated."""
+    rows = []
+    for number, accuracies in enumerate(zip(*trials)):
+        for trial, accuracy in enumerate(accuracies):
+            row = {"round": number, "trial": trial, "seconds_round": float(number), "seconds_evaluation": 0.5}
+            if number:
+                row |= {"uplink_payload_bytes": payload, "uplink_metadata_bytes": 4 * (payload > 0), "flops": flops}
+                row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
+            rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
+    return rows
+
+
+def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_target():
+    rows = history([0.1, 0.2, None, 0.6, 0.5])
+    assert cost_to_reach(rows, 0.55) == cost_to_reach(rows, 0.6) == (3, 3 * 304, 3e9)
+    assert cost_to_reach(rows, 0.15) == (1, 304, 1e9)
+    assert cost_to_reach(rows, 0.1) == (0, 0, 0)
+    assert cost_to_reach(rows, 0.61) is None
+    assert math.isnan(cost_to_reach([row for row in rows if row.pop("flops", 1)], 0.6).flops)
+    assert human_flops(math.nan) == "-" and human_flops(2.5e12) == "2.50 TFLOP" and human_flops(12) == "12 FLOP"
+
+
+def test_the_default_target_is_what_every_trial_of_every_method_reaches():
+    histories = {"a": history([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]), "b": history([0.1, 0.5, 0.8], [0.1, 0.9, 0.2])}
+    target = lowest_best(histories)
+    assert target == 0.65
+    assert [summarise(h, target).reached for h in histories.values()] == [2, 2]
+
+
+def test_a_line_is_a_mean_over_trials():
+    line = summarise(history([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
+    assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(math.sqrt(0.14 / 3))
+    assert line.best_rounds == [2, 3, 2] and line.reached == 2
+    assert line.cost == (1.5, 1.5 * 304, 1.5e9)
+    assert line.seconds_per_round == 2 and line.seconds == 0 + 1 + 2 + 3 + 4 * 0.5  # the program's, not each trial's
+
+
+def test_the_table_says_who_did_not_get_there(tmp_path):
+    histories = {"some": history([0.1, 0.9], [0.1, 0.2]), "none": history([0.1, 0.3]), "all": history([0.1, 0.9])}
+    lines = {name: summarise(h, 0.8) for name, h in histories.items()}
+    text = markdown(lines, 0.8, chosen=True)
+    assert text.startswith("Target: 80.00 % (as asked).\n")
+    assert "| some | 55.00 ± 35.00 | 1, 1 | 1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 1.00 | 2 |" in text
+    assert "| none | 30.00 | 1 | not reached | not reached | not reached | 1.00 | 2 |" in text
+    assert "| all | 90.00 | 1 | 1 | 304 B | 1.00 GFLOP | 1.00 | 2 |" in text
+    assert "lowest best accuracy" in markdown(lines, 0.8, chosen=False)
+    rows = list(csv.DictReader(write_csv(lines, 0.8, tmp_path / "x.csv").open()))
+    assert [row["bytes_to_target"] for row in rows] == ["304.0", "", "304.0"]
+    assert rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
+
+
+def test_the_picture_places_accuracies_by_bytes():
+    histories = {
+        "talks": history([0.1, 0.5, None, 0.7], [0.1, 0.7, None, 0.9]),
+        "silent": history([0.1, 0.4], payload=0),
+    }
+    figure = plots.accuracy_and_bytes(histories, 0.6)
+    left, right = figure.axes
+    curve = right.lines[0]
+    assert curve.get_xdata() == pytest.approx([0, 304 / 2**20, 3 * 304 / 2**20])
+    assert curve.get_ydata() == pytest.approx([10, 60, 80])
+    assert left.lines[0].get_xdata() == pytest.approx([0, 1, 3])
+    dashed = [line for line in right.lines if line.get_linestyle() == "--"]
+    assert [line.get_ydata()[0] for line in dashed] == [40] and dashed[0].get_color() == left.lines[2].get_color()
+    assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
+    plots.plt.close(figure)
+    assert plots.accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
+    plots.plt.close("all")
+
+
+def test_bytes_of_one_way_or_both():
+    row = history([0, 0])[1]
+    assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (104, 200, 304)
+
+
+def test_the_configured_method_keeps_its_options():
+    config = base_config()
+    config.method = method_config("fedtgp", tau=3.0)
+    config.compare = ("fedproto",)
+    chosen = comparison(config, ["local", "fedtgp"], 3)
+    assert chosen.method.options.tau == 3.0 and tuple(chosen.compare) == ("local",) and chosen.trials == 3
+    others = comparison(config, ["local", "fedproto"], None)
+    assert others.method.name == "local" and tuple(others.compare) == ("fedproto",) and others.trials == 1
+    same = comparison(config, None, None)
+    assert same.method.name == "fedtgp" and tuple(same.compare) == ("fedproto",)
+    assert config.trials == 1 and tuple(config.compare) == ("fedproto",)  # the argument stays
+
+
+@pytest.mark.parametrize("methods, message", [([], "at least one"), (["local", "local"], "each once"), (["x"], "'x'")])
+def test_methods_that_cannot_be_compared(methods, message):
+    with pytest.raises(ValueError, match=message):
+        comparison(base_config(), methods, None)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--methods=local,fedfoo"], "unknown method 'fedfoo'"),
+        (["--target=80"], "--target is 80.0; it must be above 0 and at most 1"),
+        (["--trials=0"], "trials is 0; it must be at least 1"),
+        (["--methods=fedavg"], "one architecture"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run_module, tiny_config, tmp_path, arguments, message):
+    done = run_module("compare", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2
+    assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
+    workdir = tmp_path / "run"
+
+    def run(*arguments):
+        done = run_module("compare", f"--config={tiny_config}", f"--workdir={workdir}", *arguments)
+        assert done.returncode == 0, done.stderr
+        table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+        return done, {line.split("|")[1].strip(): line for line in table}
+
+    first, table = run("--methods=local,fedproto", "--trials=2", "--config.rounds=1")
+    assert list(table) == ["method", "---", "local", "fedproto"]
+    assert "(the lowest best accuracy of all trials, which all reach)" in first.stdout
+    assert " ± " in table["local"] and "| 0 B |" in table["local"] and "FLOP |" in table["local"]
+    for name in ("compare.md", "compare.csv", "plots/compare.png", "local/metrics.csv", "fedproto/metrics.csv"):
+        assert (workdir / name).stat().st_size > 0
+    rows = (workdir / "fedproto" / "metrics.jsonl").read_text()
+    assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [False, False, True, True]
+    # Another method joins; those that have run are taken as they are.
+    _, more = run("--methods=local,lg_fedavg,fedproto", "--trials=2", "--config.rounds=1", "--target=0.01")
+    assert list(more)[2:] == ["local", "lg_fedavg", "fedproto"]
+    assert more["local"].split("|")[2:4] == table["local"].split("|")[2:4]
+    assert (workdir / "fedproto" / "metrics.jsonl").read_text() == rows

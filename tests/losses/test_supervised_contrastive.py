@@ -1,0 +1,57 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.losses import supervised_contrastive
+from tests.reference import fedclassavg as reference
+from tests.reference.gradients import numerical_gradient
+
+B, K = 6, 3
+FIRST, SECOND = np.random.default_rng(0).normal(size=(2, B, K)).astype(np.float32)
+LABELS = np.array([0, 2, 2, 4, 0, 1])
+MASK = np.array([True, True, True, True, False, True])
+
+
+@functools.cache
+def compiled():
+    return jax.jit(jax.value_and_grad(supervised_contrastive, argnums=(0, 1)))
+
+
+@pytest.mark.parametrize("temperature", [0.07, 1.0, 100.0])
+def test_value_and_gradient_equal_the_reference(temperature):
+    value, gradients = compiled()(FIRST, SECOND, LABELS, MASK, temperature)
+    slow = lambda a, b: reference.supervised_contrastive(a, b, LABELS, MASK, temperature)  # noqa: E731
+    np.testing.assert_allclose(value, slow(FIRST, SECOND), rtol=1e-5)
+    np.testing.assert_allclose(gradients[0], numerical_gradient(lambda v: slow(v, SECOND), FIRST), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gradients[1], numerical_gradient(lambda v: slow(FIRST, v), SECOND), rtol=1e-4, atol=1e-5)
+
+
+def test_padding_is_never_read():
+    clean, _ = compiled()(FIRST, SECOND, LABELS, MASK, 1.0)
+    first, second = (np.where(MASK[:, None], x, np.nan) for x in (FIRST, SECOND))
+    value, gradients = compiled()(first, second, LABELS, MASK, 1.0)
+    assert value == clean
+    for gradient in gradients:
+        assert np.isfinite(gradient).all()
+        np.testing.assert_array_equal(gradient[~MASK], 0)
+
+
+@pytest.mark.parametrize("real", [0, 1])
+def test_fewer_than_two_samples_have_nothing_to_contrast(real):
+    """One sample's only other view is its positive."""
+    value, gradients = compiled()(FIRST, SECOND, LABELS, np.arange(B) < real, 1.0)
+    np.testing.assert_allclose(value, 0, atol=1e-6)
+    for gradient in gradients:
+        np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+def test_it_is_small_where_classes_are_apart_and_large_where_they_are_mixed():
+    apart = 5 * np.eye(3, dtype=np.float32)[[0, 1, 1, 2, 0, 2]]
+    everyone = np.ones(B, bool)
+    values = [
+        compiled()(apart, apart, jnp.array(y), everyone, 1.0)[0] for y in ([0, 1, 1, 2, 0, 2], [0, 0, 1, 1, 2, 2])
+    ]
+    assert values[0] < 1.2 and values[1] > 10

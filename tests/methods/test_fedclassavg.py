@@ -1,0 +1,130 @@
+"""The client's side of FedClassAvg, and its cost; its server is tested in test_heads.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.data.augment import flip
+from fedjax_ht.methods import fedclassavg
+from fedjax_ht.methods.fedclassavg import random_view
+from fedjax_ht.models import mlp
+from tests import tiny, wire_table
+from tests.reference import fedclassavg as reference
+
+LR = 0.02
+TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False, augment=flip)
+FEDERATION = tiny.linear_federation()
+BUCKET = FEDERATION.buckets[0]
+LABELS = np.array([0, 2, 2, 0, 3, 0])
+NEWCOMER, OLD_HAND = -1, 4  # last rounds
+
+
+def context(last_round: int):
+    ctx = tiny.context(0, seed=3)
+    return ctx._replace(info=ctx.info._replace(last_round=jnp.int32(last_round)))
+
+
+def client_round(method, own, head, data, ctx):
+    """The client after receipt, and its update."""
+
+    @jax.jit
+    def run(own):
+        client = method.receive(BUCKET, own, head, data, ctx)
+        return client, method.client_update(BUCKET, client, head, data, ctx)
+
+    return run(own)
+
+
+def views(data, key):
+    """Batches (x1, x2, y) of a pass with this key; `train` keeps the third part of it for the loss."""
+    loss_key = jax.random.split(key, 3)[2]
+    x = tiny.pixels(data).reshape(-1, 2, 2, 1)
+    for number in range(2):
+        batch = slice(3 * number, 3 * number + 3)
+        keys = jax.random.split(jax.random.fold_in(loss_key, number), 3)
+        x1, x2 = (np.asarray(random_view(k, data, jnp.float32(x[batch])), np.float64).reshape(3, -1) for k in keys[:2])
+        assert np.abs(x1 - x2).max() > 0.1
+        yield x1, x2, LABELS[batch]
+
+
+@pytest.mark.parametrize("last_round", [NEWCOMER, OLD_HAND])
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [
+        ({}, {"scale": 1.0, "temperature": 100.0, "mu": 0.1}),
+        ({"variant": "released"}, {"scale": 100 / 0.07, "temperature": 100.0, "mu": 0.1}),
+        ({"mu": 3.0, "temperature": 0.5}, {"scale": 1.0, "temperature": 0.5, "mu": 3.0}),
+    ],
+    ids=str,
+)
+def test_client_update_equals_the_reference(options, used, last_round):
+    """A newcomer trains once more before, from the classifier of its own."""
+    method, data, ctx = fedclassavg(TRAINING, **options), tiny.client_data(LABELS, padding=1), context(last_round)
+    own, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
+    _, (trained, uplink, metrics) = client_round(method, own, head, data, ctx)
+    want = tiny.flat_params(own["params"])
+    if last_round == NEWCOMER:
+        want, _ = reference.local_pass(want, list(views(data, jax.random.fold_in(ctx.key, 2))), LR, **used)
+    want |= {"head_kernel": np.asarray(head["kernel"], np.float64), "head_bias": np.asarray(head["bias"], np.float64)}
+    want, loss = reference.local_pass(want, list(views(data, jax.random.fold_in(ctx.key, 1))), LR, **used)
+    for name, value in tiny.flat_params(trained["params"]).items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, uplink.head, trained["params"]["head"])
+    assert uplink.num_samples.value == ctx.info.num_samples
+
+
+def test_a_client_takes_the_classifier_once_it_has_pretrained():
+    method, data = fedclassavg(TRAINING), tiny.client_data(LABELS)
+    own, head = method.init_client(BUCKET, context(0)), method.init_server(FEDERATION, jax.random.key(8))
+    for last_round, expected in ((NEWCOMER, own["params"]["head"]), (0, head)):
+        client = method.receive(BUCKET, own, head, data, context(last_round))
+        jax.tree.map(np.testing.assert_array_equal, client["params"]["head"], expected)
+        jax.tree.map(np.testing.assert_array_equal, client["params"]["base"], own["params"]["base"])
+
+
+def test_views_stay_pixels_and_depend_on_the_key():
+    data = tiny.client_data(LABELS, shape=(8, 8, 3))
+    x = jnp.asarray(tiny.pixels(data).reshape(-1, 8, 8, 3), jnp.float32)
+    one, same, other = (random_view(jax.random.key(k), data, x) for k in (0, 0, 1))
+    np.testing.assert_array_equal(one, same)
+    assert np.abs(one - other).max() > 0.5
+    pixels = np.asarray(one * data.std + data.mean)
+    assert one.shape == x.shape and pixels.min() > -1e-5 and pixels.max() < 1 + 1e-5
+
+
+def test_prediction_rectifies_the_features():
+    method = fedclassavg(TRAINING)
+    client = method.init_client(BUCKET, tiny.context(0))
+    x = np.random.default_rng(2).normal(size=(5, 2, 2, 1)).astype(np.float32)
+    params = tiny.flat_params(client["params"])
+    features = x.reshape(5, -1) @ params["base_kernel"] + params["base_bias"]
+    assert (features < 0).any()
+    want = np.maximum(features, 0) @ params["head_kernel"] + params["head_bias"]
+    got = method.predict(BUCKET, client, None, x, np.ones(5, bool))
+    np.testing.assert_allclose(got["head"], want, rtol=1e-5, atol=1e-5)
+
+
+def test_cost_is_a_classifier_each_way():
+    for report in wire_table.reports(fedclassavg(wire_table.TRAINING)):
+        assert report.uplink.payload_elements == report.downlink.payload_elements == 20 * wire_table.HEAD == 1_026_000
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
+        fedclassavg(TRAINING, variant="official")
+    with pytest.raises(ValueError, match="mu is -1; it must be at least 0"):
+        fedclassavg(TRAINING, mu=-1)
+    with pytest.raises(ValueError, match="temperature is 0; it must be above 0"):
+        fedclassavg(TRAINING, temperature=0)
+
+
+def test_heads_must_be_equal():
+    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
+    with pytest.raises(ValueError, match="the heads of all models must be equal"):
+        fedclassavg(TRAINING).check(mixed)
+    fedclassavg(TRAINING).check(FEDERATION)

@@ -1,0 +1,206 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.wire import Masked, Metadata, wire_elements
+from fedjax_ht.methods import fedral, local
+from fedjax_ht.methods.fedral import Uplink, block_mask, fewest_blocks
+from fedjax_ht.models import mlp
+from tests import tiny
+from tests.reference import fedral as reference
+
+C, R, LR = 4, 6, 0.1
+TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+FEDERATION = tiny.linear_federation(C, R)
+BUCKET = FEDERATION.buckets[0]
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
+BLOCKS, SAMPLES = [3, 1, 2], [5, 8, 2]  # of clients 0 to 2
+ANGLES = np.random.default_rng(0).normal(size=(3, R, R)).astype(np.float32)
+STALE = Masked(jnp.full((R, R), 77.0), jnp.ones((R, R), bool))
+
+
+def everywhere(value=0.0) -> Masked:
+    return Masked(jnp.full((R, R), value), jnp.ones((R, R), bool))
+
+
+def receive(clients, order, by_samples: bool, samples=SAMPLES) -> dict[str, Received]:
+    """What the server holds when these clients arrived; what it must not read is NaN."""
+    received = {}
+    for bucket, ids in enumerate(order):
+        arrived = np.array([i in clients for i in ids])
+        values = np.full((len(ids), R, R), np.nan, np.float32)
+        mask = np.ones((len(ids), R, R), bool)
+        for row, i in enumerate(ids):
+            if i in clients:
+                mask[row] = block_mask(R, BLOCKS[i])
+                values[row] = np.where(mask[row], ANGLES[i], np.nan)
+        counts = np.array([samples[i] if i in clients else 99 for i in ids], np.int32)
+        uplink = Uplink(Masked(jnp.asarray(values), jnp.asarray(mask)), Metadata(jnp.asarray(counts)))
+        uplink = uplink if by_samples else uplink._replace(num_samples=())
+        received[f"linear{bucket}"] = Received(uplink, tiny.infos(ids, counts), jnp.asarray(arrived))
+    return received
+
+
+@pytest.fixture(scope="module", params=["samples", "uniform"])
+def served(request):
+    """(weighting, the compiled server)."""
+    method = fedral(TRAINING, weighting=request.param)
+    return request.param, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None)[0])
+
+
+@pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
+def test_server_update_equals_the_reference(served, order):
+    """Zeros count: what one client alone sends is scaled by its weight; what nobody sends is zero, and not sent on."""
+    weighting, serve = served
+    for clients in ([0, 1, 2], [0, 2]):
+        server = serve(STALE, receive(clients, order, weighting == "samples"))
+        counts = [SAMPLES[i] if weighting == "samples" else 1 for i in clients]
+        weights = [n / sum(counts) for n in counts]
+        want, sent = reference.aggregate([ANGLES[i] for i in clients], weights, [BLOCKS[i] for i in clients])
+        np.testing.assert_array_equal(server.mask, sent)
+        np.testing.assert_allclose(server.values, want, rtol=1e-5, atol=1e-6)
+    assert not sent.all()
+
+
+def test_clients_without_samples_say_nothing(served):
+    weighting, serve = served
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        serve(STALE, receive([0, 2], tiny.ORDER, weighting == "samples", [0, 0, 0])),
+        STALE,
+    )
+    server = serve(STALE, receive([0, 1], tiny.ORDER, weighting == "samples", [5, 0, 0]))
+    np.testing.assert_array_equal(server.mask, block_mask(R, BLOCKS[0]))
+    np.testing.assert_allclose(server.values, np.where(block_mask(R, BLOCKS[0]), ANGLES[0], 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("angle_lr", [None, 0.03])
+def test_client_update_equals_the_reference(angle_lr):
+    method = fedral(TRAINING, blocks=(2, 3), angle_lr=angle_lr)
+    data = tiny.client_data(LABELS, padding=2)
+    client = method.init_client(BUCKET, tiny.context(1))
+    sent = np.asarray(block_mask(R, 2))
+    downlink = Masked(jnp.where(sent, ANGLES[0], jnp.nan), jnp.asarray(sent))
+    update = jax.jit(lambda client, ctx: method.client_update(BUCKET, client, downlink, data, ctx))
+    # It starts from the matrix received, whatever it trained before.
+    trained, uplink, metrics = update(client | {"angle": jnp.full((R, R), 9.0)}, tiny.context(1))
+    x = tiny.pixels(data)
+    want, loss = reference.train(
+        tiny.flat_params(client["params"]) | {"angle": np.where(sent, ANGLES[0], 0).astype(np.float64)},
+        [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])],
+        LR,
+        LR if angle_lr is None else angle_lr,
+    )
+    got = tiny.flat_params(trained["params"]) | {"angle": trained["angle"]}
+    for name, value in got.items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    assert np.abs(want["angle"][~sent]).max() > 1e-4  # all entries are trained
+    # Client 1 sends its three blocks, client 2 two again.
+    np.testing.assert_array_equal(uplink.angle.mask, block_mask(R, 3))
+    np.testing.assert_array_equal(uplink.angle.values, trained["angle"])
+    np.testing.assert_array_equal(update(client, tiny.context(2))[1].angle.mask, block_mask(R, 2))
+    assert uplink.num_samples.value == 10
+
+
+def test_blocks_are_on_the_diagonal():
+    for blocks in (1, 2, 3, 6):
+        want = [[reference.is_sent(i, j, R, blocks) for j in range(R)] for i in range(R)]
+        np.testing.assert_array_equal(block_mask(R, blocks), want)
+    assert block_mask(500, 100).sum() == 2500
+
+
+def test_settings_of_a_client_decide_its_blocks():
+    method = fedral(TRAINING, blocks=2)
+    data, ctx = tiny.client_data(LABELS), tiny.context(0)
+    ctx = ctx._replace(info=ctx.info._replace(extra=jnp.int32(6)))
+    _, uplink, _ = method.client_update(BUCKET, method.init_client(BUCKET, ctx), everywhere(), data, ctx)
+    np.testing.assert_array_equal(uplink.angle.mask, np.eye(R, dtype=bool))
+
+
+def test_a_frozen_matrix_of_zeros_is_local_training():
+    method, alone = fedral(TRAINING, init_scale=0.0, angle_lr=0.0), local(TRAINING)
+    data, ctx = tiny.client_data(LABELS), tiny.context(0)
+    server = method.init_server(FEDERATION, jax.random.key(0))
+    downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
+    client = method.init_client(BUCKET, ctx)
+    for _ in range(2):
+        want, _, _ = alone.client_update(BUCKET, {k: client[k] for k in ("params", "stats")}, (), data, ctx)
+        client, uplink, _ = method.client_update(BUCKET, client, downlink, data, ctx)
+        assert not uplink.angle.values.any()
+        for name, value in tiny.flat_params(want["params"]).items():
+            np.testing.assert_allclose(tiny.flat_params(client["params"])[name], value, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("inference", ["own", "global"])
+def test_prediction_is_by_either_matrix(inference):
+    method = fedral(TRAINING, inference=inference)
+    client = method.init_client(BUCKET, tiny.context(0)) | {"angle": jnp.asarray(ANGLES[1])}
+    x, mask = jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32), jnp.ones(5, bool)
+    sent = block_mask(R, 3)
+    scores = method.predict(BUCKET, client, Masked(jnp.where(sent, ANGLES[0], jnp.nan), sent), x, mask)
+    assert method.rules[0] == inference and set(scores) == set(method.rules) == {"own", "global"}
+    params = tiny.flat_params(client["params"])
+    for rule, angle in {"own": ANGLES[1], "global": np.where(sent, ANGLES[0], 0)}.items():
+        want = reference.logits(params | {"angle": angle}, np.asarray(x, np.float64).reshape(5, -1))
+        np.testing.assert_allclose(scores[rule], want, rtol=1e-5, atol=1e-5)
+
+
+def test_the_first_matrix_is_sent_whole():
+    for scale in (1.0, 3.0):
+        server = fedral(TRAINING, init_scale=scale).init_server(tiny.linear_federation(C, 100), jax.random.key(0))
+        assert server.mask.all()
+        assert 0.095 * scale < np.abs(server.values).max() <= 0.1 * scale  # within scale / sqrt(r)
+
+
+@pytest.mark.parametrize(("blocks", "kilobytes"), [(100, 9.77), (125, 7.81), (25, 39.06)])
+def test_upload_sizes_of_table_4(blocks, kilobytes):
+    """The table's fourth size, 1.56 KB or 400 numbers, is out of reach: 500 blocks of one entry are 500 numbers."""
+    federation = tiny.linear_federation(2, 500, clients=1, buckets=1)
+    bucket, data, ctx = federation.buckets[0], tiny.client_data([0, 1, 1]), tiny.context(0)
+    size = kilobytes * 1024
+    for options in ({"blocks": blocks}, {"byte_budget": size + 8}):
+        method = fedral(TRAINING, **options)
+        method.check(federation)
+        downlink = method.init_server(federation, jax.random.key(0))
+        _, uplink, _ = method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)
+        assert int(wire_elements(uplink).payload_bytes) == 4 * 500 * 500 // blocks == pytest.approx(size, abs=8)
+
+
+def test_fewest_blocks_that_fit():
+    assert [fewest_blocks(budget, 6) for budget in (1000, 144, 143, 48, 47, 24)] == [1, 1, 2, 3, 6, 6]
+    with pytest.raises(ValueError, match=r"byte_budget is 1600; the smallest upload at 500 features is 2000 bytes"):
+        fewest_blocks(1600, 500)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"blocks": 4}, "blocks is 4; it must be a divisor of the models' 6 features"),
+        ({"blocks": (2, 0)}, "blocks is 0; it must be a divisor"),
+        ({"byte_budget": (48.0, 23.0)}, "byte_budget is 23.0; the smallest upload at 6 features is 24 bytes"),
+    ],
+    ids=str,
+)
+def test_blocks_that_cannot_be_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        fedral(TRAINING, **options).check(FEDERATION)
+    fedral(TRAINING, blocks=(1, 2, 3, 6)).check(FEDERATION)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match="weighting is 'size'; it must be 'samples' or 'uniform'"):
+        fedral(TRAINING, weighting="size")
+    with pytest.raises(ValueError, match="inference is 'both'; it must be 'own' or 'global'"):
+        fedral(TRAINING, inference="both")
+
+
+def test_models_must_share_a_feature_width():
+    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (6,))}, (2, 2, 1), 2, num_clients=2)
+    with pytest.raises(ValueError, match="feature width"):
+        fedral(TRAINING).check(mixed)

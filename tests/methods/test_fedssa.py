@@ -1,0 +1,206 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import make_simulation
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.methods import fedssa, local
+from fedjax_ht.methods.fedssa import Server, head_of, rows_of, stabilisation
+from fedjax_ht.models import SplitModel, mlp
+from fedjax_ht.models.heads import DenseHead
+from tests import tiny, wire_table
+from tests.federations import to_device, to_host
+from tests.reference import averaging, linear_client
+from tests.reference import fedssa as reference
+
+C, K, LR = 4, 3, 0.1
+TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+FEDERATION = tiny.linear_federation(C, K)
+BUCKET = FEDERATION.buckets[0]
+UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [2]}, K + 1)  # nobody has class 3
+OLD = np.random.default_rng(9).normal(size=(C, K + 1)).astype(np.float32)
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])  # two steps of three; the last sample is left out of training
+OWN = {0, 2, 3}
+
+modes = pytest.mark.parametrize("hide", [False, True], ids=["own rows", "hidden classes"])
+
+
+def receive(uploads, order, hide: bool):
+    """A round's uplinks; with hidden classes, zeros stand in for the rows of others."""
+    received = tiny.receive_prototypes(uploads, order, C, K + 1)
+    plain = {name: r._replace(uplink=r.uplink.prototypes) for name, r in received.items()}
+    if not hide:
+        return plain
+
+    def zeros(r: Received) -> Received:
+        rows = np.where(r.uplink.mask[..., None], r.uplink.values, 0)
+        return r._replace(uplink=jnp.asarray(np.where(r.arrived[:, None, None], rows, np.nan)))
+
+    return {name: zeros(r) for name, r in plain.items()}
+
+
+def first_server(hide: bool) -> Server:
+    return Server(jnp.asarray(OLD), () if hide else jnp.ones((4, C), bool))
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["own rows", "hidden classes"])
+def served(request):
+    """(whether classes are hidden, the compiled server)."""
+    method = fedssa(TRAINING, hide_classes=request.param)
+    return request.param, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None))
+
+
+def test_server_update_equals_the_reference(served):
+    """The mean is over a class's owners alone; the class that nobody uploads keeps its row."""
+    hide, serve = served
+    want = averaging.mean_by_class([UPLOADS[i] for i in range(3)])
+    results = [serve(first_server(hide), receive(UPLOADS, order, hide)) for order in (tiny.ORDER, tiny.OTHER_ORDER)]
+    for server, metrics in results:
+        assert metrics["classes"] == 3
+        np.testing.assert_array_equal(server.rows[3], OLD[3])
+        for c, mean in want.items():
+            np.testing.assert_allclose(server.rows[c], mean, rtol=1e-5, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_the_server_learns_whose_rows_to_send(served):
+    hide, serve = served
+    if hide:
+        assert serve(first_server(hide), receive(UPLOADS, tiny.ORDER, hide))[0].wanted == ()
+        return
+    method = fedssa(TRAINING)
+    server, _ = serve(first_server(hide), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, hide))
+    for client, classes in enumerate([{0, 2}, {0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}]):
+        downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(client))
+        assert set(np.flatnonzero(downlink.mask)) == classes
+        np.testing.assert_array_equal(downlink.values, server.rows)
+
+
+def test_a_round_without_samples_changes_nothing(served):
+    hide, serve = served
+    server, metrics = serve(first_server(hide), receive({0: {}, 2: {}}, tiny.ORDER, hide))
+    jax.tree.map(np.testing.assert_array_equal, server, first_server(hide))
+    assert metrics["classes"] == 0
+
+
+def test_stabilisation_follows_a_quarter_of_the_cosine():
+    np.testing.assert_allclose([stabilisation(t, 0.5, 2) for t in range(4)], [0.5, 0.3536, 0, 0], atol=1e-4)
+    for t in range(9):
+        np.testing.assert_allclose(stabilisation(t, 0.7, 5), reference.stabilisation(t, 0.7, 5), atol=1e-7)
+    assert stabilisation(2, 0.5, 2) == 0
+
+
+@modes
+def test_a_client_fuses_the_rows_of_its_own_classes(hide):
+    """t counts from 1: in the first round mu is cos(pi / 6) of its start, where T is 3."""
+    method, data = fedssa(TRAINING, mu=0.8, stable_rounds=3, hide_classes=hide), tiny.client_data(LABELS, padding=2)
+    own = method.init_client(BUCKET, tiny.context(0))
+    theta = np.asarray(rows_of(own["params"]["head"]), np.float64)
+    sent = np.arange(C) != 1
+    downlink = jnp.asarray(OLD) if hide else Masked(jnp.where(sent[:, None], OLD, jnp.nan), jnp.asarray(sent))
+    receive = jax.jit(lambda ctx: method.receive(BUCKET, own, downlink, data, ctx))
+    for round, mu in enumerate([0.8 * np.cos(np.pi / 6), 0.8 * np.cos(np.pi / 3), 0, 0]):
+        client = receive(tiny.context(0)._replace(round=jnp.int32(round)))
+        got = rows_of(client["params"]["head"])
+        np.testing.assert_allclose(got, reference.fuse(theta, OLD, OWN, mu), rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(got[1], theta[1].astype(np.float32))  # its history
+        jax.tree.map(np.testing.assert_array_equal, client["params"]["base"], own["params"]["base"])
+
+
+def test_rows_that_were_not_sent_are_not_fused():
+    method, data = fedssa(TRAINING), tiny.client_data(LABELS)
+    own = method.init_client(BUCKET, tiny.context(0))
+    nothing = Masked(jnp.full((C, K + 1), jnp.nan), jnp.zeros(C, bool))
+    client = method.receive(BUCKET, own, nothing, data, tiny.context(0))
+    jax.tree.map(np.testing.assert_array_equal, client, own)
+
+
+@modes
+def test_client_update_equals_the_reference(hide):
+    method, data, ctx = fedssa(TRAINING, hide_classes=hide), tiny.client_data(LABELS, padding=2), tiny.context(0)
+    client = method.init_client(BUCKET, ctx)
+    trained, uplink, metrics = jax.jit(lambda client: method.client_update(BUCKET, client, None, data, ctx))(client)
+    x = tiny.pixels(data)
+    batches = [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])]
+    want, loss, _ = linear_client.train(tiny.flat_params(client["params"]), batches, LR)
+    for name, value in tiny.flat_params(trained["params"]).items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    rows = np.concatenate([want["head_kernel"].T, want["head_bias"][:, None]], axis=1)
+    sent = uplink if hide else uplink.values
+    np.testing.assert_allclose(sent[np.array(sorted(OWN))], rows[sorted(OWN)], rtol=1e-5, atol=1e-6)
+    if hide:
+        np.testing.assert_array_equal(sent[1], 0)
+    else:
+        np.testing.assert_array_equal(uplink.mask, [True, False, True, True])
+
+
+def test_rows_hold_a_class_s_weights_and_bias():
+    head = {"kernel": jnp.arange(K * C, dtype=jnp.float32).reshape(K, C), "bias": -jnp.arange(C, dtype=jnp.float32)}
+    np.testing.assert_array_equal(rows_of(head)[2], [2, 6, 10, -2])
+    jax.tree.map(np.testing.assert_array_equal, head_of(rows_of(head)), head)
+
+
+def test_one_owner_a_class_and_no_history_is_local_training():
+    """From round 1 on: in the first round clients fuse rows that nobody has trained."""
+    clients, each = 2, 9
+    labels = np.repeat(np.arange(2 * clients), each)
+    images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 2, 1), np.uint8)
+    nothing = np.array([], int)
+    split = [ClientIndices(np.arange(2 * each * i, 2 * each * (i + 1)), nothing, nothing) for i in range(clients)]
+    federation = tiny.linear_federation(2 * clients, K, clients)
+    data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation)
+    training = dataclasses.replace(TRAINING, shuffle=True)
+    options = SimulationOptions(devices=1)
+    methods = fedssa(training, mu=0.0), local(training)
+    fused, alone = (make_simulation(method, federation, data, training, options) for method in methods)
+    state, _ = fused.run_round(fused.init())
+    state = to_host(state)
+    other = to_device(state)._replace(server=())
+    state = to_device(state)
+    for _ in range(3):
+        state, _ = fused.run_round(state)
+        other, _ = alone.run_round(other)
+    jax.tree.map(np.testing.assert_array_equal, state.clients, other.clients)
+    assert state.round == other.round == 4
+
+
+def test_cost_of_the_papers_tables():
+    """|S_k| rows each way, of 512 weights and a bias; the first time the server does not know S_k yet."""
+    first, second = wire_table.reports(fedssa(wire_table.TRAINING))
+    s, row = wire_table.sum_of_classes(), wire_table.WIDTH + 1
+    assert first.uplink.payload_elements == second.uplink.payload_elements == s * row
+    assert first.uplink.metadata_elements == s  # the classes
+    assert first.downlink.payload_elements == wire_table.CLIENTS * wire_table.CLASSES * row
+    assert second.downlink.payload_elements == s * row
+    hidden = wire_table.reports(fedssa(wire_table.TRAINING, hide_classes=True))[1]
+    whole = wire_table.CLIENTS * wire_table.HEAD
+    assert hidden.uplink.payload_elements == hidden.downlink.payload_elements == whole == 1_026_000
+    assert hidden.uplink.metadata_elements == 0
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match=r"mu is 1\.5; it must be at least 0 and at most 1"):
+        fedssa(TRAINING, mu=1.5)
+    with pytest.raises(ValueError, match="stable_rounds is 0; it must be at least 1"):
+        fedssa(TRAINING, stable_rounds=0)
+
+
+def test_heads_must_be_equal_and_linear():
+    fedssa(TRAINING).check(FEDERATION)
+    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
+    with pytest.raises(ValueError, match="the heads of all models must be equal"):
+        fedssa(TRAINING).check(mixed)
+    deep = make_federation({"deep": SplitModel(tiny.Flat(3), DenseHead((4,), 2))}, (2, 2, 1), 2, num_clients=2)
+    with pytest.raises(ValueError, match="one linear layer, but the head is made of fc1, fc2"):
+        fedssa(TRAINING).check(deep)

@@ -1,0 +1,71 @@
+"""The client's side of LG-FedAvg, and its cost; its server is tested in test_heads.py."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.methods import lg_fedavg
+from fedjax_ht.models import mlp
+from tests import tiny, wire_table
+from tests.reference import linear_client
+
+LR = 0.1
+TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+FEDERATION = tiny.linear_federation()
+BUCKET = FEDERATION.buckets[0]
+LABELS = np.array([0, 2, 2, 0, 3, 0])
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_client_trains_its_extractor_with_the_global_head(weighting):
+    method, ctx = lg_fedavg(TRAINING, weighting), tiny.context(0)
+    server = method.init_server(FEDERATION, jax.random.key(1))
+    own, data = method.init_client(BUCKET, ctx), tiny.client_data(LABELS)
+
+    @jax.jit
+    def client_round(own):
+        downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
+        client = method.receive(BUCKET, own, downlink, data, ctx)
+        return client, method.client_update(BUCKET, client, downlink, data, ctx)
+
+    received, (trained, uplink, metrics) = client_round(own)
+    jax.tree.map(np.testing.assert_array_equal, received["params"]["head"], server)
+    jax.tree.map(np.testing.assert_array_equal, received["params"]["base"], own["params"]["base"])
+    x = tiny.pixels(data)
+    batches = [(x[:3], LABELS[:3]), (x[3:], LABELS[3:])]
+    want, loss, _ = linear_client.train(tiny.flat_params(own["params"] | {"head": server}), batches, LR)
+    for name, value in tiny.flat_params(trained["params"]).items():
+        np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    jax.tree.map(np.testing.assert_array_equal, uplink.head, trained["params"]["head"])
+    if weighting == "samples":
+        assert uplink.num_samples.value == ctx.info.num_samples
+    else:
+        assert uplink.num_samples == ()
+    logits = method.predict(BUCKET, trained, None, data.images[:2] / 255.0, np.ones(2, bool))["head"]
+    want = linear_client.logits(tiny.flat_params(trained["params"]), np.asarray(data.images[:2]).reshape(2, -1) / 255.0)
+    np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
+
+
+def test_cost_of_the_papers_tables():
+    """FedKTL's and FedTGP's Table 5: 1.03M each way."""
+    for report in wire_table.reports(lg_fedavg(wire_table.TRAINING)):
+        assert report.uplink.payload_elements == report.downlink.payload_elements == 20 * wire_table.HEAD == 1_026_000
+        assert report.uplink.metadata_elements == wire_table.CLIENTS  # numbers of samples
+    uniform = wire_table.reports(lg_fedavg(wire_table.TRAINING, "uniform"), rounds=1)
+    assert uniform[0].uplink.metadata_elements == 0
+
+
+def test_heads_must_be_equal():
+    mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
+    with pytest.raises(ValueError, match="the heads of all models must be equal"):
+        lg_fedavg(TRAINING).check(mixed)
+    lg_fedavg(TRAINING).check(FEDERATION)
+
+
+def test_bad_weighting_is_named():
+    with pytest.raises(ValueError, match="weighting is 'size'; it must be 'samples' or 'uniform'"):
+        lg_fedavg(TRAINING, "size")

@@ -1,0 +1,81 @@
+"""Two linear models (see `linear_client`) that learn side by side: the losses of FML, FedKD and FedAPEN, and SGD."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from tests.reference.classification import cross_entropy
+from tests.reference.gradients import sgd_step
+from tests.reference.linear_client import features, logits
+
+Models = dict[str, dict[str, np.ndarray]]  # "own", "shared" and whatever else is trained
+PairLoss = Callable[[Models, np.ndarray, np.ndarray], tuple[float, float]]  # (models, x, y) -> own's, shared's
+
+
+def kl_divergence(teacher: np.ndarray, given: np.ndarray) -> float:
+    """Mean over rows of sum_c p_c log(p_c / q_c), p and q the softmax of the two."""
+    values = []
+    for row, other in zip(teacher, given):
+        p, q = (np.exp(z - z.max()) / np.exp(z - z.max()).sum() for z in (row, other))
+        values.append(sum(a * np.log(a / b) for a, b in zip(p, q)))
+    return float(np.mean(values))
+
+
+def _labels(scores: np.ndarray, y: np.ndarray) -> float:
+    return cross_entropy(scores, y, [True] * len(y))
+
+
+def fml(alpha: float, beta: float, kl_scale: float = 1.0) -> PairLoss:
+    """L_m and L_g, KL multiplied by `kl_scale`."""
+
+    def losses(models, x, y):
+        o, q = logits(models["own"], x), logits(models["shared"], x)
+        own = alpha * _labels(o, y) + (1 - alpha) * kl_scale * kl_divergence(q, o)
+        return own, beta * _labels(q, y) + (1 - beta) * kl_scale * kl_divergence(o, q)
+
+    return losses
+
+
+def fedkd(kl_scale: float = 1.0) -> PairLoss:
+    """L_m and L_g with the matrix models["beside"]["projection"]."""
+
+    def losses(models, x, y):
+        o, q = logits(models["own"], x), logits(models["shared"], x)
+        gap = features(models["own"], x) - features(models["shared"], x) @ models["beside"]["projection"]
+        c, cg, hidden = _labels(o, y), _labels(q, y), np.mean(gap**2)
+        own = c + (kl_scale * kl_divergence(q, o) + hidden) / (c + cg)
+        return own, cg + (kl_scale * kl_divergence(o, q) + hidden) / (c + cg)
+
+    return losses
+
+
+def fedapen(weight: float) -> PairLoss:
+    """L_p and L_s."""
+
+    def losses(models, x, y):
+        a, b = logits(models["own"], x), logits(models["shared"], x)
+        together = _labels(weight * a + (1 - weight) * b, y)
+        return _labels(a, y) + kl_divergence(b, a) + together, _labels(b, y) + kl_divergence(a, b) + together
+
+    return losses
+
+
+def train(losses: PairLoss, models: Models, batches, lr: float, joint: bool = False) -> tuple[Models, float]:
+    """One SGD step per batch (x, y), of all models from the same point.
+
+    Each model goes down its own loss, everything else being constant; where `joint`, down the sum, as whatever is
+    trained beside the two always does.
+
+    Returns:
+      The models, and the mean over the steps of the sum of both losses.
+    """
+    seen = []
+    for x, y in batches:
+
+        def loss_of(name, params, models=models, x=x, y=y):
+            own, shared = losses({**models, name: params}, x, y)
+            return {"own": own, "shared": shared}[name] if name in ("own", "shared") and not joint else own + shared
+
+        seen.append(sum(losses(models, x, y)))
+        models = {n: sgd_step(lambda p, n=n, f=loss_of: f(n, p), params, lr) for n, params in models.items()}
+    return models, float(np.mean(seen))
