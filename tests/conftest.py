@@ -20,6 +20,21 @@ def compiled_once(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+@pytest.fixture(scope="session")
+def newest_group():
+    """Which group of tests ran last in this process."""
+    return {"name": None}
+
+
+@pytest.fixture(autouse=True)
+def programs_of_one_group(request, newest_group):
+    """Compiled programs of earlier groups leave memory: thousands of them exhaust a process's memory maps."""
+    name = request.node.get_closest_marker("xdist_group").args[0]
+    if newest_group["name"] not in (None, name):
+        jax.clear_caches()
+    newest_group["name"] = name
+
+
 def pytest_collection_modifyitems(items):
     """One process runs a file, so that its compiled functions are shared; tests of every method go by method."""
     for item in items:

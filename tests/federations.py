@@ -11,6 +11,7 @@ from unittest import mock
 import jax
 import numpy as np
 import optax
+import pytest
 
 from fedjax_ht.core import simulation as simulation_module
 from fedjax_ht.core.federation import Federation, make_federation
@@ -21,6 +22,7 @@ from fedjax_ht.core.report import RoundReport
 from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
+from fedjax_ht.methods import METHODS
 from fedjax_ht.models import mlp
 
 SHAPE, NUM_CLASSES, FEATURE_DIM, BATCH_SIZE = (4, 4, 1), 5, 8, 4
@@ -42,6 +44,13 @@ TEST_COUNTS = np.where(np.arange(NUM_CLIENTS) == 6, 0, 3)
 ASSIGNMENT = ("narrow", "narrow", "narrow", "narrow", "wide", "narrow", "wide", "wide")
 MODULES = {"narrow": mlp(NUM_CLASSES, (FEATURE_DIM,)), "wide": mlp(NUM_CLASSES, (6, FEATURE_DIM))}
 TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
+
+
+ALWAYS_THOROUGH = ("local", "fedavg", "fedproto", "fedtgp")
+thoroughly = pytest.mark.parametrize(
+    "name", [n if n in ALWAYS_THOROUGH else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+)
+"""Every method, most of them behind the marker: for checks that compile a federation several times."""
 
 
 @functools.cache

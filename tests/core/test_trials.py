@@ -7,7 +7,15 @@ import pytest
 from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.simulation import make_simulation, make_trials
 from fedjax_ht.methods import METHODS
-from tests.federations import NUM_CLIENTS, TRAINING, federation_data, identical, mixed_federation, uniform_federation
+from tests.federations import (
+    NUM_CLIENTS,
+    TRAINING,
+    federation_data,
+    identical,
+    mixed_federation,
+    thoroughly,
+    uniform_federation,
+)
 
 ROUNDS, SEED = 2, 3
 
@@ -40,7 +48,7 @@ def rows(federation, state, trial):
     }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@thoroughly
 def test_a_trial_is_the_run_it_would_be_alone(name):
     federation, method = federation_for(name), METHODS[name](TRAINING)
     # The second trial's split is padded further, with other images: its padding must not matter.

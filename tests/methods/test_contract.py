@@ -31,6 +31,7 @@ from tests.federations import (
     identical,
     mixed_federation,
     play,
+    thoroughly,
     to_device,
     to_host,
     uniform_federation,
@@ -232,7 +233,7 @@ VARIANTS = {
 }
 
 
-@every_method
+@thoroughly
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_same_numbers_whatever_runs_them(name, variant):
     if variant == "bucket order" and name in ONE_ARCHITECTURE:
@@ -314,7 +315,7 @@ def test_resume_is_exact(name):
     assert identical(to_host(state)[1:], states[3][1:])
 
 
-@every_method
+@thoroughly
 def test_nothing_compiles_or_moves_unasked_after_the_first_round(name, caplog):
     """Whoever takes part: nobody of a bucket, all of it, few or many."""
     sim = simulation(name, build=2)  # one that has run no round yet
@@ -370,7 +371,7 @@ def test_round_in_which_nobody_arrives(name, how):
     assert report.arrived == 3 and finite((later.server, later.clients, report.metrics))
 
 
-@every_method
+@thoroughly
 def test_smallest_clients(name):
     """Client 2 fills no batch and still trains; client 3, alone, has no sample to train on and nothing to tell."""
     sim, federation = simulation(name), federation_of(name)
