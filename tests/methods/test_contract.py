@@ -207,7 +207,7 @@ def test_finite(name):
             assert (accuracy[TEST_COUNTS > 0] >= 0).all() and (accuracy[TEST_COUNTS > 0] <= 1).all()
 
 
-@every_method
+@thoroughly
 def test_same_seed_same_bits(name):
     states, reports = history(name)
     again, reports_again = history(name, build=1)
@@ -216,7 +216,7 @@ def test_same_seed_same_bits(name):
     assert [r.server_metrics for r in reports] == [r.server_metrics for r in reports_again]
 
 
-@every_method
+@thoroughly
 def test_another_seed_differs(name):
     (start, _), _ = history(name, rounds=1)
     other = simulation(name, seed=1)
@@ -304,7 +304,7 @@ def test_dropped_client_trains_but_is_absent(name):
         assert not identical(heard.server, lost.server)
 
 
-@every_method
+@thoroughly
 def test_resume_is_exact(name):
     states, _ = history(name)
     sim = simulation(name, build=1)
