@@ -3,7 +3,7 @@
 A pickle is a program: unpickling calls whatever it names. Here the few numpy names that array pickles use are
 recorded instead of called, and every other name is refused; the arrays are then built from the checked records.
 (An allow-list of the real numpy functions would not do: a forged dtype state makes numpy take bytes for pointers.)
-torch's pickles are recorded by the same unpickler, in `io.torch_files`.
+torch's pickles are recorded by the same unpickler, in `io.torch_files` and `generators.snapshot`.
 """
 
 import contextlib
@@ -19,11 +19,20 @@ import numpy as np
 class Call:
     """A call that a pickle asks for, recorded and not done."""
 
-    def __init__(self, *args):
+    def __new__(cls, *args, **_):  # not __init__, which a pickle may pass by
+        self = super().__new__(cls)
         self.args, self.state = args, None
+        return self
 
     def __setstate__(self, state):
         self.state = state
+
+
+class Dict(dict):
+    """A dictionary of a class of its own, of which only the entries count."""
+
+    def __setstate__(self, state):
+        pass
 
 
 class Recorder(pickle.Unpickler):
@@ -33,17 +42,21 @@ class Recorder(pickle.Unpickler):
       file: the pickle.
       allowed: (module, name) -> a type that records what the pickle does with that name, mostly `Call`.
       content: what the pickle may hold, for the error.
+      others: a type that records what is done with any other name, instead of refusing it.
     """
 
-    def __init__(self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str):
+    def __init__(
+        self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str, others: type | None = None
+    ):
         super().__init__(file, encoding="latin1")
-        self.allowed, self.content = allowed, content
+        self.allowed, self.content, self.others = allowed, content, others
 
     def find_class(self, module, name):
-        if (module, name) not in self.allowed:
+        recorder = self.allowed.get((module, name), self.others)
+        if recorder is None:
             raise ValueError(f"the pickle names {module}.{name}; only {self.content} are allowed")
         # A new class each time, so that a pickle cannot alter a shared one.
-        return type(name, (self.allowed[module, name],), {})
+        return type(name, (recorder,), {})
 
 
 @contextlib.contextmanager
@@ -57,11 +70,12 @@ def damage_is_a_value_error() -> Iterator[None]:
         raise ValueError(f"damaged pickle: {type(error).__name__}: {error}") from error
 
 
-_NUMPY = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
+_NAMES = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.{module}", name)
     for core in ("core", "_core")  # numpy 1 and numpy 2
     for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
 }
+NUMPY_CALLS = dict.fromkeys(_NAMES, Call)  # for `Recorder`; `build` understands them
 _PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
 
 
@@ -75,7 +89,7 @@ def load_pickle(file: BinaryIO) -> Any:
       ValueError: the pickle names anything but numpy's array functions, or is damaged.
     """
     with damage_is_a_value_error():
-        return _build(Recorder(file, dict.fromkeys(_NUMPY, Call), "numpy arrays and plain values").load(), {})
+        return build(Recorder(file, NUMPY_CALLS, "numpy arrays and plain values").load())
 
 
 def load_npy(file: BinaryIO) -> Any:
@@ -97,6 +111,11 @@ def load_npy(file: BinaryIO) -> Any:
         return np.lib.format.read_array(content, allow_pickle=False)
     value = load_pickle(content)
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def build(value: Any) -> Any:
+    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a ValueError."""
+    return _build(value, {})
 
 
 def _build(value: Any, done: dict[int, Any]) -> Any:

@@ -1,15 +1,17 @@
 """Reads weights that torch or safetensors saved, without torch and without running anything that a file asks for."""
 
+import functools
 import io
 import math
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.data.safe_pickle import Call, Recorder, damage_is_a_value_error
+from fedjax_ht.data.safe_pickle import Call, Dict, Recorder, damage_is_a_value_error
 
 _STORAGES = {
     "BFloat16Storage": jnp.bfloat16,
@@ -25,25 +27,18 @@ _STORAGES = {
 }
 
 
-class _Dict(dict):
-    """An OrderedDict's entries; torch hangs the modules' versions on it, which say nothing of the weights."""
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in _STORAGES], Call)
+TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they record
+    ("collections", "OrderedDict"): Dict,
+    ("torch._utils", "_rebuild_parameter"): Call,
+    ("torch._utils", "_rebuild_tensor_v2"): Call,
+}
 
-    def __setstate__(self, state):
-        pass
 
-
-class _TensorRecorder(Recorder):
-    allowed = dict.fromkeys([("torch", name) for name in _STORAGES], Call) | {
-        ("collections", "OrderedDict"): _Dict,
-        ("torch._utils", "_rebuild_parameter"): Call,
-        ("torch._utils", "_rebuild_tensor_v2"): Call,
-    }
-
-    def __init__(self, file: io.BytesIO):
-        super().__init__(file, self.allowed, "tensors by name, as torch.save(model.state_dict(), path) writes them,")
-
+class _TorchRecorder(Recorder):
     def persistent_load(self, pid):
-        return pid  # a storage: ("storage", its type, the name of its entry, device, number of elements)
+        return pid  # a storage: ("storage", its type, its name, device, number of elements, and more in older files)
 
 
 def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
@@ -96,11 +91,18 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
             raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
         if f"{tops[0]}byteorder" in archive.namelist() and _entry(archive, f"{tops[0]}byteorder") != b"little":
             raise ValueError("written on a big-endian machine; only little-endian files are read")
-        content = _TensorRecorder(io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))).load()
+        pickled = io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))
+        allowed = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
+        content = _TorchRecorder(pickled, _STORAGE_CALLS | TENSOR_CALLS, allowed).load()
         if not isinstance(content, dict):
             raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
-        storages = {}
-        return {name: _tensor(name, value, archive, f"{tops[0]}data/", storages) for name, value in content.items()}
+
+        @functools.cache
+        def numbers(kind: str, key: str) -> np.ndarray:
+            return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), _STORAGES[kind])
+
+        storage = lambda record: numbers(*_kind_and_key(record))  # noqa: E731
+        return {name: build_tensor(name, value, storage) for name, value in content.items()}
 
 
 def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -110,28 +112,48 @@ def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
     return archive.read(name)
 
 
-def _tensor(name: Any, value: Any, archive: zipfile.ZipFile, folder: str, storages: dict) -> np.ndarray:
-    """The recorded tensor `value`, checked to lie in its storage; `storages` keeps what is read."""
+def read_storage(content: bytes) -> np.ndarray:
+    """The numbers, [N], of one storage in the stream of pickles that torch wrote before 1.6, and still does in pickles.
+
+    Raises:
+      ValueError: the stream is damaged, of another format, or holds anything but one storage.
+    """
+    with damage_is_a_value_error():
+        stream = io.BytesIO(content)
+        header = [_TorchRecorder(stream, _STORAGE_CALLS, "storages").load() for _ in range(5)]
+        magic, version, system, record, keys = header
+        if (magic, version) != (_MAGIC, _VERSION) or not isinstance(system, dict) or not system.get("little_endian"):
+            raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
+        kind, key = _kind_and_key(record)
+        start = stream.tell() + 8
+        count = int.from_bytes(content[start - 8 : start], "little")
+        numbers = np.frombuffer(content, _STORAGES[kind], offset=start)
+        if keys != [key] or count != len(numbers):
+            raise ValueError(f"a storage holds {len(numbers)} numbers and says {count}; the file is damaged")
+        return numbers
+
+
+def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) -> np.ndarray:
+    """The recorded tensor `value`, checked to lie in its storage.
+
+    Args:
+      name: of the tensor, for errors.
+      value: what a `Recorder` with `TENSOR_CALLS` gave.
+      storage: what the record says of the storage -> its numbers [N].
+    """
     if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
         value = value.args[0]
     match value:
-        case Call(
-            args=(
-                ("storage", type() as kind, str() as key, _, _),
-                int() as offset,
-                tuple() as shape,
-                tuple() as strides,
-                *_,
-            )
-        ) if isinstance(name, str):
-            return _strided(name, _storage(kind, key, archive, folder, storages), offset, shape, strides)
+        case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if isinstance(name, str):
+            return _strided(name, storage(where), offset, shape, strides)
     raise ValueError(f"the entry {name!r} is no tensor; expected tensors by name")
 
 
-def _storage(kind: type, key: str, archive: zipfile.ZipFile, folder: str, storages: dict) -> np.ndarray:
-    if (kind, key) not in storages:
-        storages[kind, key] = np.frombuffer(_entry(archive, folder + key), _STORAGES[kind.__name__])
-    return storages[kind, key]
+def _kind_and_key(persistent_id: Any) -> tuple[str, str]:
+    match persistent_id:
+        case ("storage", type() as kind, str() as key, _, _) | ("storage", type() as kind, str() as key, _, _, None):
+            return kind.__name__, key
+    raise ValueError("a tensor's storage is in none of torch's formats")
 
 
 def _strided(name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple) -> np.ndarray:

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.io.torch_files import load_state_dict
+from fedjax_ht.io.torch_files import load_state_dict, read_storage
+from tests.pickles import ORDERED_DICT, plain, storage
 
 # Written by torch 2.13: {"weight": arange(6.).reshape(2, 3).T, "count": int64 7, "half": bfloat16 [1.5, -2]}.
 TORCH_FILE = zlib.decompress(
@@ -31,12 +32,6 @@ TORCH_FILE = zlib.decompress(
         "Z/8B1gPUvQ=="
     )
 )
-ORDERED_DICT = b"ccollections\nOrderedDict\n)R"
-
-
-def plain(value):
-    """The opcodes of a plain value."""
-    return pickle.dumps(value, 2)[2:-1]
 
 
 def tensor(kind="FloatStorage", key="0", offset=0, shape=(2,), strides=(1,)):
@@ -93,6 +88,14 @@ def test_dtypes(tmp_path, kind):
     array = load_state_dict(write(tmp_path / "x.pt", pickled, {"0": values}))["x"]
     assert array.dtype == DTYPES[kind]
     np.testing.assert_array_equal(array, values[1:5].reshape(2, 2))
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+def test_storages_of_old(kind):
+    values = np.array([0, 1, 0, 1, 1]).astype(DTYPES[kind])
+    read = read_storage(storage(values, kind))
+    assert read.dtype == DTYPES[kind]
+    np.testing.assert_array_equal(read, values)
 
 
 def test_views_of_one_storage(tmp_path):

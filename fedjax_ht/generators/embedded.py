@@ -1,0 +1,241 @@
+"""A small style-based generator of 32x32 images, and the .npz files that it is shipped in.
+
+    G_m: z in R^64, N(0, I)  ->  z / rms(z)  ->  two dense layers  ->  w in R^H
+    G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  five 3x3 convolutions at 4, 8, 8, 16 and 16 pixels
+         ->  pixel shuffle to 32  ->  3x3 convolution  ->  image
+
+It is a small StyleGAN2 (Karras et al., CVPR 2020) without noise inputs, so that w alone decides the image. Input
+channels are scaled by the style and outputs divided by their expected norm. Parameters are stored unscaled and
+multiplied by their layer's gain when used (equalised learning rates, Karras et al., ICLR 2018). The pixel shuffle
+comes before the last convolution and not after it: the last one then sees across the four phases, and no checkerboard
+is left.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.generators import npz
+from fedjax_ht.generators.base import Card, Generator
+from fedjax_ht.ops import conv2d
+from fedjax_ht.ops.conv import Lowering
+
+NOISE_DIM = 64
+SIZE = 32
+FORMAT = "embedded"
+_MAPPING_RATE = 0.01  # the mapping learns so much slower than the rest
+_UPSAMPLED = (1, 3)  # convolutions that see twice the resolution of the one before
+
+
+def init_variables(
+    key: jax.Array, channels: tuple[int, int, int] = (128, 96, 48), latent_dim: int = 512, image_channels: int = 3
+) -> PyTree:
+    """An untrained generator.
+
+    Args:
+      key: of the random weights.
+      channels: of the maps of 4, 8 and 16 pixels; the last a multiple of 4.
+      latent_dim: H.
+      image_channels: 1 (its images are grey) or 3.
+
+    Returns:
+      {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of w (here 0)}.
+    """
+    if channels[-1] % 4:
+        raise ValueError(f"channels are {channels}; the last must be a multiple of 4, for the pixel shuffle")
+    low, middle, high = channels
+    widths = ((low, low), (low, middle), (middle, middle), (middle, high), (high, high))
+    keys = jax.random.split(key, 4)
+    layer_keys = jax.random.split(keys[2], len(widths))
+    mapping_keys = jax.random.split(keys[0])
+    return {
+        "mapping": {
+            name: {"weight": normal(k, shape) / _MAPPING_RATE, "bias": jnp.zeros(latent_dim)}
+            for name, k, shape in zip(("0", "1"), mapping_keys, ((NOISE_DIM, latent_dim), (latent_dim, latent_dim)))
+        },
+        "constant": normal(keys[1], (4, 4, low)),
+        "convolutions": {str(i): _init_layer(k, *io, latent_dim) for i, (k, io) in enumerate(zip(layer_keys, widths))},
+        "image": _init_layer(keys[3], high // 4, image_channels, latent_dim),
+        "average": jnp.zeros(latent_dim),
+    }
+
+
+def _init_layer(key: jax.Array, inputs: int, outputs: int, latent_dim: int) -> PyTree:
+    kernel_key, style_key = jax.random.split(key)
+    return {
+        "kernel": normal(kernel_key, (3, 3, inputs, outputs)),
+        "bias": jnp.zeros(outputs),
+        "style": {"weight": normal(style_key, (latent_dim, inputs)), "bias": jnp.ones(inputs)},
+    }
+
+
+def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Draws flat: the same numbers, but a four-dimensional draw compiles four times slower on CPU."""
+    return jax.random.normal(key, (math.prod(shape),)).reshape(shape)
+
+
+def map_noise(variables: PyTree, z: jax.Array) -> jax.Array:
+    """G_m: float [n, 64] -> valid latents, float32 [n, H]."""
+    x = z * jax.lax.rsqrt(jnp.mean(z * z, -1, keepdims=True) + 1e-8)
+    for layer in (variables["mapping"]["0"], variables["mapping"]["1"]):
+        x = activate(dense(layer, x, _MAPPING_RATE))
+    return x
+
+
+def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
+    """A dense layer {"weight" [I, O], "bias" [O]} at an equalised learning rate: float [n, I] -> [n, O]."""
+    return x @ (layer["weight"] * (rate / math.sqrt(x.shape[-1]))) + layer["bias"] * rate
+
+
+def activate(x: jax.Array) -> jax.Array:
+    """Leaky ReLU of slope 0.2 with the gain that keeps the second moment."""
+    return jnp.where(x >= 0, x, 0.2 * x) * math.sqrt(2)
+
+
+def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:
+    """Valid latents w = G_m(z), z ~ N(0, I): float32 [n, H]."""
+    return map_noise(variables, jax.random.normal(key, (n, NOISE_DIM)))
+
+
+def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
+    """Latents pulled towards their mean: psi 1 changes nothing, psi 0 gives the mean. float [n, H] -> the same."""
+    return variables["average"] + psi * (w - variables["average"])
+
+
+def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> jax.Array:
+    """G_s before it is clipped: float [n, H] -> float [n, 32, 32, 1 or 3], mostly in [-1, 1].
+
+    `lowering` is of the convolutions, see `ops.conv2d`.
+    """
+    conv = functools.partial(_styled_conv, w=w, lowering=lowering)
+    x = jnp.broadcast_to(variables["constant"], (len(w), *variables["constant"].shape))
+    for i in range(len(variables["convolutions"])):
+        x = upsample(x) if i in _UPSAMPLED else x
+        x = activate(conv(variables["convolutions"][str(i)], x, demodulate=True))
+    return conv(variables["image"], shuffle(x), demodulate=False)
+
+
+def _styled_conv(layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering) -> jax.Array:
+    """A 3x3 convolution with input channels scaled by their style, divided by the norm that this gives the output."""
+    kernel = layer["kernel"] / math.sqrt(9 * x.shape[-1])
+    style = dense(layer["style"], w)
+    y = conv2d(x * style[:, None, None, :], kernel, padding=1, lowering=lowering)
+    if demodulate:
+        y *= jax.lax.rsqrt((style * style) @ jnp.sum(kernel * kernel, (0, 1)) + 1e-8)[:, None, None, :]
+    return y + layer["bias"]
+
+
+def upsample(x: jax.Array) -> jax.Array:
+    """Twice the height and width, bilinearly: float [n, h, w, C] -> [n, 2h, 2w, C]."""
+    n, height, width, channels = x.shape
+    return jax.image.resize(x, (n, 2 * height, 2 * width, channels), "bilinear")
+
+
+def shuffle(x: jax.Array) -> jax.Array:
+    """Channels become blocks of 2x2 pixels: float [n, h, w, 4C] -> [n, 2h, 2w, C]."""
+    n, height, width, channels = x.shape
+    blocks = x.reshape(n, height, width, 2, 2, channels // 4).transpose(0, 1, 3, 2, 4, 5)
+    return blocks.reshape(n, 2 * height, 2 * width, channels // 4)
+
+
+def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:
+    """G_s: any latents, float [n, H] -> images, float32 [n, 32, 32, 3] in [0, 1]."""
+    images = jnp.clip((render(variables, w) + 1) / 2, 0, 1)
+    return jnp.broadcast_to(images, (*images.shape[:-1], 3))
+
+
+def rescale_w(variables: PyTree, squared_distance: float, key: jax.Array, samples: int = 2000) -> tuple[PyTree, float]:
+    """The same generator with another scale of w.
+
+    The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky ReLU is positively
+    homogeneous, so no image changes. FedKTL compares latents by kernels of fixed bandwidths (10 to 50), which see
+    nothing at distances far above them.
+
+    Args:
+      variables: of the generator.
+      squared_distance: the median of ||w - w'||^2 that is wanted, such as 60.
+      key: of the `samples` latents that distances and mean are measured on.
+
+    Returns:
+      The new variables, with "average" measured, and s.
+    """
+    w = sample_w(variables, key, samples)
+    scale = float(jnp.sqrt(squared_distance / jnp.median(jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1))))
+    last = jax.tree.map(lambda x: x * scale, variables["mapping"]["1"])
+    restyle = lambda layer: layer | {"style": layer["style"] | {"weight": layer["style"]["weight"] / scale}}  # noqa: E731
+    scaled = variables | {
+        "mapping": variables["mapping"] | {"1": last},
+        "convolutions": {name: restyle(layer) for name, layer in variables["convolutions"].items()},
+        "image": restyle(variables["image"]),
+        "average": w.mean(0) * scale,
+    }
+    return scaled, scale
+
+
+def save_embedded(path: Path | str, variables: PyTree, card: Card, metadata: Mapping[str, Any]) -> None:
+    """Writes a generator as .npz: float16 weights named by their path in `variables`, and one JSON object.
+
+    Args:
+      path: the file; it is replaced as a whole.
+      variables: of `init_variables`' structure.
+      card: where it comes from.
+      metadata: whatever else is to be known of it, as JSON takes it.
+    """
+    arrays = {_name(key): np.asarray(x, np.float16) for key, x in jax.tree_util.tree_leaves_with_path(variables)}
+    npz.write(path, {"format": FORMAT, "latent_dim": len(variables["average"]), **metadata}, card, arrays)
+
+
+def load_embedded(path: Path | str) -> Generator:
+    """Reads what `save_embedded` wrote. Nothing in the file is executed.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, or no embedded generator. One line.
+    """
+    metadata, arrays = npz.read(path)
+    _check_format(path, metadata)
+    try:
+        arrays = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+        inputs, outputs = zip(*(arrays[f"convolutions/{i}/kernel"].shape[2:] for i in (1, 3)))
+        channels, latent_dim = (*inputs, outputs[-1]), len(arrays["average"])
+        image_channels = len(arrays["image/bias"])
+        wanted = jax.eval_shape(lambda: init_variables(jax.random.key(0), channels, latent_dim, image_channels))
+        leaves, structure = jax.tree_util.tree_flatten_with_path(wanted)
+        for key, leaf in leaves:
+            if arrays[_name(key)].shape != leaf.shape:
+                raise ValueError(f"{_name(key)} is of shape {arrays[_name(key)].shape}, expected {leaf.shape}")
+            if not np.isfinite(arrays[_name(key)]).all():
+                raise ValueError(f"{_name(key)} holds values that are not finite")
+        card = npz.card(metadata)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{path}: no embedded generator: {npz.one_line(error)}") from error
+    variables = jax.tree.unflatten(structure, [jnp.asarray(arrays[_name(key)]) for key, _ in leaves])
+    return Generator(card, latent_dim, sample_w, synthesize, variables)
+
+
+def read_metadata(path: Path | str) -> dict[str, Any]:
+    """The JSON object of a generator's .npz: "format", "latent_dim", "card", and what its maker added.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: it is damaged, or no embedded generator. One line.
+    """
+    metadata, _ = npz.read(path, arrays=False)
+    _check_format(path, metadata)
+    return metadata
+
+
+def _check_format(path: Path | str, metadata: Mapping[str, Any]) -> None:
+    if metadata["format"] != FORMAT:
+        raise ValueError(f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}")
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,0 +1,45 @@
+"""From a generator's images to a federation's: size and colour."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.generators.base import Generator
+
+LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
+BATCH = 10  # images synthesised at once
+
+
+def fit(images: jax.Array, shape: tuple[int, int, int], antialias: bool = True) -> jax.Array:
+    """Scales the shorter side to the target bilinearly, cuts out the centre, and takes the luminance where the target
+    is grey. float [n, h, w, 3] in [0, 1] -> float32 [n, *shape].
+
+    Args:
+      images: of a generator.
+      shape: (H, W, C) with C 1 or 3.
+      antialias: False takes single pixels when shrinking, as torchvision 0.15, which the authors of FedKTL use, did.
+    """
+    height, width, channels = shape
+    n, h, w, _ = images.shape
+    scale = max(height / h, width / w)
+    size = (max(round(h * scale), height), max(round(w * scale), width))
+    if size != (h, w):
+        images = jax.image.resize(images, (n, *size, 3), "bilinear", antialias=antialias)
+    top, left = (size[0] - height) // 2, (size[1] - width) // 2
+    images = images[:, top : top + height, left : left + width]
+    if channels == 1:
+        images = images @ jnp.array(LUMINANCE, images.dtype)[:, None]
+    return jnp.clip(images, 0, 1).astype(jnp.float32)
+
+
+def synthesise(
+    generator: Generator, variables, latents: jax.Array, shape: tuple[int, int, int], antialias: bool
+) -> jax.Array:
+    """Images of latents float [n, H], fitted to a federation's shape: float32 [n, *shape] in [0, 1]."""
+    if generator.host:
+        return fit(jnp.asarray(generator.synthesize(*jax.device_get((variables, latents)))), shape, antialias)
+
+    def one(latent):
+        return fit(generator.synthesize(variables, latent[None]), shape, antialias)[0]
+
+    return lax.map(one, latents, batch_size=BATCH)
