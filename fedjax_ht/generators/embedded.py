@@ -1,14 +1,12 @@
 """A small style-based generator of 32x32 images, and the .npz files that it is shipped in.
 
     G_m: z in R^64, N(0, I)  ->  z / rms(z)  ->  two dense layers  ->  w in R^H
-    G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  five 3x3 convolutions at 4, 8, 8, 16 and 16 pixels
-         ->  pixel shuffle to 32  ->  3x3 convolution  ->  image
+    G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  3x3 convolutions at 4, 8, 8, 16, 16, 32 and 32 pixels
+         ->  image
 
 It is a small StyleGAN2 (Karras et al., CVPR 2020) without noise inputs, so that w alone decides the image. Input
 channels are scaled by the style and outputs divided by their expected norm. Parameters are stored unscaled and
-multiplied by their layer's gain when used (equalised learning rates, Karras et al., ICLR 2018). The pixel shuffle
-comes before the last convolution and not after it: the last one then sees across the four phases, and no checkerboard
-is left.
+multiplied by their layer's gain when used (equalised learning rates, Karras et al., ICLR 2018).
 """
 
 import functools
@@ -31,27 +29,28 @@ NOISE_DIM = 64
 SIZE = 32
 FORMAT = "embedded"
 _MAPPING_RATE = 0.01  # the mapping learns so much slower than the rest
-_UPSAMPLED = (1, 3)  # convolutions that see twice the resolution of the one before
+_UPSAMPLED = (1, 3, 5)  # convolutions that see twice the resolution of the one before
 
 
 def init_variables(
-    key: jax.Array, channels: tuple[int, int, int] = (128, 96, 48), latent_dim: int = 512, image_channels: int = 3
+    key: jax.Array,
+    channels: tuple[int, int, int, int] = (128, 96, 48, 16),
+    latent_dim: int = 512,
+    image_channels: int = 3,
 ) -> PyTree:
     """An untrained generator.
 
     Args:
       key: of the random weights.
-      channels: of the maps of 4, 8 and 16 pixels; the last a multiple of 4.
+      channels: of the maps of 4, 8, 16 and 32 pixels; each is upsampled with the channels of the next.
       latent_dim: H.
       image_channels: 1 (its images are grey) or 3.
 
     Returns:
       {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of w (here 0)}.
     """
-    if channels[-1] % 4:
-        raise ValueError(f"channels are {channels}; the last must be a multiple of 4, for the pixel shuffle")
-    low, middle, high = channels
-    widths = ((low, low), (low, middle), (middle, middle), (middle, high), (high, high))
+    a, b, c, d = channels
+    widths = ((a, a), (a, b), (b, b), (b, c), (c, d), (d, d))
     keys = jax.random.split(key, 4)
     layer_keys = jax.random.split(keys[2], len(widths))
     mapping_keys = jax.random.split(keys[0])
@@ -60,9 +59,9 @@ def init_variables(
             name: {"weight": normal(k, shape) / _MAPPING_RATE, "bias": jnp.zeros(latent_dim)}
             for name, k, shape in zip(("0", "1"), mapping_keys, ((NOISE_DIM, latent_dim), (latent_dim, latent_dim)))
         },
-        "constant": normal(keys[1], (4, 4, low)),
+        "constant": normal(keys[1], (4, 4, a)),
         "convolutions": {str(i): _init_layer(k, *io, latent_dim) for i, (k, io) in enumerate(zip(layer_keys, widths))},
-        "image": _init_layer(keys[3], high // 4, image_channels, latent_dim),
+        "image": _init_layer(keys[3], d, image_channels, latent_dim),
         "average": jnp.zeros(latent_dim),
     }
 
@@ -119,7 +118,7 @@ def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> j
     for i in range(len(variables["convolutions"])):
         x = upsample(x) if i in _UPSAMPLED else x
         x = activate(conv(variables["convolutions"][str(i)], x, demodulate=True))
-    return conv(variables["image"], shuffle(x), demodulate=False)
+    return conv(variables["image"], x, demodulate=False)
 
 
 def _styled_conv(layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering) -> jax.Array:
@@ -136,13 +135,6 @@ def upsample(x: jax.Array) -> jax.Array:
     """Twice the height and width, bilinearly: float [n, h, w, C] -> [n, 2h, 2w, C]."""
     n, height, width, channels = x.shape
     return jax.image.resize(x, (n, 2 * height, 2 * width, channels), "bilinear")
-
-
-def shuffle(x: jax.Array) -> jax.Array:
-    """Channels become blocks of 2x2 pixels: float [n, h, w, 4C] -> [n, 2h, 2w, C]."""
-    n, height, width, channels = x.shape
-    blocks = x.reshape(n, height, width, 2, 2, channels // 4).transpose(0, 1, 3, 2, 4, 5)
-    return blocks.reshape(n, 2 * height, 2 * width, channels // 4)
 
 
 def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:
@@ -203,8 +195,8 @@ def load_embedded(path: Path | str) -> Generator:
     _check_format(path, metadata)
     try:
         arrays = {name: np.asarray(array, np.float32) for name, array in arrays.items()}
-        inputs, outputs = zip(*(arrays[f"convolutions/{i}/kernel"].shape[2:] for i in (1, 3)))
-        channels, latent_dim = (*inputs, outputs[-1]), len(arrays["average"])
+        channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
+        latent_dim = len(arrays["average"])
         image_channels = len(arrays["image/bias"])
         wanted = jax.eval_shape(lambda: init_variables(jax.random.key(0), channels, latent_dim, image_channels))
         leaves, structure = jax.tree_util.tree_flatten_with_path(wanted)

@@ -1,0 +1,199 @@
+"""Adversarial training of the embedded generator, as pure functions.
+
+discriminator  E softplus(D(G(z)) - D(x)) + (gamma / 2) (E ||grad D(x)||^2 + E ||grad D(G(z))||^2), the penalties
+               every few steps and that many times as strong (lazily, Karras et al., CVPR 2020)
+generator      E softplus(D(x) - D(G(z))), on the same pairs and the discriminator before its step
+shipped        an exponential moving average of the generator
+
+The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024): the non-saturating loss with
+the first penalty alone took up one kind of garment after the other.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.data.augment import flip
+from fedjax_ht.generators import embedded
+from fedjax_ht.generators.embedded import activate, dense, normal
+from fedjax_ht.ops import conv2d
+
+LOWERING = "native"  # outside loops and vmap, as here, XLA's own convolution takes half as long as a product of patches
+
+
+class Recipe(NamedTuple):
+    """How a generator is trained; the defaults made the shipped ones.
+
+    Attributes:
+      channels: of maps of 4, 8, 16 and 32 pixels; the discriminator has none of the last.
+      latent_dim: H.
+      batch_size: images a step.
+      learning_rate: of both Adam(0, 0.99).
+      penalty: gamma.
+      penalty_every: steps from one pair of penalties to the next.
+      average_images: half-life of the moving average, in images.
+      average_share: at most this share of the images seen so far is the half-life.
+    """
+
+    channels: tuple[int, int, int, int] = (128, 96, 48, 16)
+    latent_dim: int = 512
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    penalty: float = 0.3
+    penalty_every: int = 8
+    average_images: int = 20_000
+    average_share: float = 0.05
+
+
+class GanState(NamedTuple):
+    """All that a step changes.
+
+    Attributes:
+      step: how many there have been.
+      generator, discriminator: the networks' weights.
+      generator_optimizer, discriminator_optimizer: what Adam keeps.
+      average: the generator's moving average, which is what is shipped.
+      losses: moving averages of "discriminator" and "generator" loss and of "penalty", the sum of both.
+    """
+
+    step: jax.Array
+    generator: PyTree
+    discriminator: PyTree
+    generator_optimizer: PyTree
+    discriminator_optimizer: PyTree
+    average: PyTree
+    losses: dict[str, jax.Array]
+
+
+def optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    return optax.adam(recipe.learning_rate, b1=0.0, b2=0.99)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def init_gan(recipe: Recipe, image_channels: int, seed: int) -> GanState:
+    """Untrained networks for images of 1 or 3 channels."""
+    keys = jax.random.split(jax.random.key(seed))
+    generator = embedded.init_variables(keys[0], recipe.channels, recipe.latent_dim, image_channels)
+    discriminator = init_discriminator(keys[1], recipe.channels, image_channels)
+    start = optimizer(recipe).init
+    losses = {name: jnp.float32(0) for name in ("discriminator", "generator", "penalty")}
+    return GanState(jnp.int32(0), generator, discriminator, start(generator), start(discriminator), generator, losses)
+
+
+def init_discriminator(key: jax.Array, channels: tuple[int, int, int, int], image_channels: int) -> PyTree:
+    """Weights from N(0, 1) (their layer's gain comes with use), biases of zero."""
+    low, middle, high, _ = channels
+    kernels = {
+        "image": (1, 1, 4 * image_channels, high),
+        "16a": (3, 3, high, high),
+        "16b": (3, 3, high, high),
+        "8a": (3, 3, high, middle),
+        "8b": (3, 3, middle, middle),
+        "4": (3, 3, middle + 1, low),
+    }
+    names = (*kernels, "dense", "score")
+    keys = dict(zip(names, jax.random.split(key, len(names))))
+    return {
+        **{name: {"kernel": normal(keys[name], s), "bias": jnp.zeros(s[-1])} for name, s in kernels.items()},
+        "dense": {"weight": normal(keys["dense"], (16 * low, low)), "bias": jnp.zeros(low)},
+        "score": normal(keys["score"], (low,)),  # without a bias, which a difference of scores would not see
+    }
+
+
+def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
+    """float [B, 32, 32, C] in [-1, 1] -> float [B], high for images that look real. B is a multiple of min(B, 32)."""
+    layer = lambda name, x: activate(_conv(discriminator[name], x))  # noqa: E731
+    x = layer("image", _unshuffle(images))
+    x = _halve(layer("16b", layer("16a", x)))
+    x = _halve(layer("8b", layer("8a", x)))
+    x = layer("4", _with_spread(x))
+    x = activate(dense(discriminator["dense"], x.reshape(len(x), -1)))
+    return x @ discriminator["score"] / math.sqrt(x.shape[-1])
+
+
+def _conv(layer: PyTree, x: jax.Array) -> jax.Array:
+    kernel = layer["kernel"]
+    kernel = kernel / math.sqrt(math.prod(kernel.shape[:3]))
+    return conv2d(x, kernel, padding=kernel.shape[0] // 2, lowering=LOWERING) + layer["bias"]
+
+
+def _halve(x: jax.Array) -> jax.Array:
+    n, height, width, channels = x.shape
+    return x.reshape(n, height // 2, 2, width // 2, 2, channels).mean((2, 4))
+
+
+def _unshuffle(x: jax.Array) -> jax.Array:
+    """Blocks of 2x2 pixels become channels."""
+    n, height, width, channels = x.shape
+    blocks = x.reshape(n, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
+    return blocks.reshape(n, height // 2, width // 2, 4 * channels)
+
+
+def _with_spread(x: jax.Array, group: int = 32) -> jax.Array:
+    """Appends a channel: the mean standard deviation within the sample's group, which tells of repeated images."""
+    groups = x.reshape(min(group, len(x)), -1, *x.shape[1:])
+    spread = jnp.sqrt(groups.var(0) + 1e-8).mean((1, 2, 3))
+    return jnp.concatenate([x, jnp.tile(spread, len(groups))[:, None, None, None] * jnp.ones_like(x[..., :1])], -1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
+def train_step(recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Array, penalise: bool) -> GanState:
+    """One step of both networks; all randomness is of (seed, step).
+
+    Args:
+      recipe: hyper-parameters.
+      state: donated.
+      images: uint8 [N, 32, 32, 1 or 3], all training images.
+      seed: int scalar.
+      penalise: add the penalties; see `is_penalised`.
+    """
+    keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), 3)
+    batch = images[jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))]
+    real = flip(keys[1], batch.astype(jnp.float32) / 127.5 - 1)
+    z = jax.random.normal(keys[2], (recipe.batch_size, embedded.NOISE_DIM))
+    fake, generator_vjp = jax.vjp(lambda g: embedded.render(g, embedded.map_noise(g, z), LOWERING), state.generator)
+
+    def penalty(discriminator):
+        both = [jax.grad(lambda x: discriminate(discriminator, x).sum())(x) for x in (real, fake)]
+        return sum(jnp.mean(jnp.sum(gradient**2, (1, 2, 3))) for gradient in both)
+
+    # Scores are computed once, for the gradients of both networks.
+    real_scores, real_vjp = jax.vjp(lambda d: discriminate(d, real), state.discriminator)
+    fake_scores, fake_vjp = jax.vjp(discriminate, state.discriminator, fake)
+    share = 1 / recipe.batch_size
+    lead = jax.nn.sigmoid(fake_scores - real_scores) * share
+    gradients = jax.tree.map(jnp.add, real_vjp(-lead)[0], fake_vjp(lead)[0])
+    (generator_gradients,) = generator_vjp(fake_vjp(lead - share)[1])
+    penalties = state.losses["penalty"]
+    if penalise:
+        penalties, more = jax.value_and_grad(penalty)(state.discriminator)
+        weight = recipe.penalty / 2 * recipe.penalty_every
+        gradients = jax.tree.map(lambda x, y: x + weight * y, gradients, more)
+
+    adam = optimizer(recipe)
+    updates, discriminator_optimizer = adam.update(gradients, state.discriminator_optimizer)
+    discriminator = optax.apply_updates(state.discriminator, updates)
+    updates, generator_optimizer = adam.update(generator_gradients, state.generator_optimizer)
+    generator = optax.apply_updates(state.generator, updates)
+    seen = (state.step + 1) * recipe.batch_size
+    half_life = jnp.minimum(recipe.average_images, recipe.average_share * seen)
+    average = optax.incremental_update(generator, state.average, 1 - 0.5 ** (recipe.batch_size / half_life))
+    losses = {
+        "discriminator": jax.nn.softplus(fake_scores - real_scores).mean(),
+        "generator": jax.nn.softplus(real_scores - fake_scores).mean(),
+        "penalty": penalties,
+    }
+    losses = optax.incremental_update(losses, state.losses, jnp.maximum(0.02, 1 / (state.step + 1)))
+    return GanState(
+        state.step + 1, generator, discriminator, generator_optimizer, discriminator_optimizer, average, losses
+    )
+
+
+def is_penalised(recipe: Recipe, step: int) -> bool:
+    """Whether the step of this number, counted from 0, carries the penalties."""
+    return step % recipe.penalty_every == 0

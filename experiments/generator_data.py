@@ -1,0 +1,74 @@
+"""Images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an .npz of JPEG files."""
+
+import io
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.generators.embedded import SIZE
+
+
+class Pictures(NamedTuple):
+    """images: uint8 [N, 32, 32, 1 or 3]. labels: int32 [N], positions in `classes`. classes: their names."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+
+
+def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str] = ()) -> Pictures:
+    """Reads training images.
+
+    Args:
+      data: a name that `load_dataset` knows, whose official training set is taken if it has one; or the path of an .npz
+        with "jpeg" (uint8, JPEG files one after another), "offset" (where each starts, and the end), "label" and
+        "wnid" (the classes' names). Images smaller than 32x32 get a black frame, larger ones are resized.
+      data_dir: where the dataset's files are.
+      classes: names of the classes to keep; all if empty.
+
+    Raises:
+      ValueError: there is no such dataset or class, or the images of the .npz are not 32x32. FileNotFoundError: a file
+        is missing.
+    """
+    pictures = _read_jpegs(Path(data)) if data.endswith(".npz") and ":" not in data else _read_dataset(data, data_dir)
+    unknown = sorted(set(classes) - set(pictures.classes))
+    if unknown:
+        raise ValueError(f"{data} has no class {unknown[0]!r}; it has {', '.join(pictures.classes[:20])}, ...")
+    if not classes:
+        return pictures
+    position = {pictures.classes.index(name): i for i, name in enumerate(classes)}
+    kept = np.flatnonzero(np.isin(pictures.labels, list(position)))
+    labels = np.array([position[label] for label in pictures.labels[kept].tolist()], np.int32)
+    return Pictures(pictures.images[kept], labels, tuple(classes))
+
+
+def _read_dataset(name: str, data_dir: str | None) -> Pictures:
+    dataset = load_dataset(name, data_dir)
+    if max(dataset.image_shape[:2]) > SIZE:
+        dataset = load_dataset(name, data_dir, SIZE)
+    train = dataset.official.get("train", np.arange(len(dataset.images)))
+    frame = [((SIZE - side) // 2, SIZE - side - (SIZE - side) // 2) for side in dataset.image_shape[:2]]
+    images = np.pad(dataset.images[train], ((0, 0), *frame, (0, 0)))
+    return Pictures(images, dataset.labels[train], dataset.class_names)
+
+
+def _read_jpegs(path: Path) -> Pictures:
+    if not path.is_file():
+        raise FileNotFoundError(f"no images at {path}")
+    with np.load(path, allow_pickle=False) as file:
+        missing = {"jpeg", "offset", "label", "wnid"} - set(file.files)
+        if missing:
+            raise ValueError(f"{path}: no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels")
+        jpeg, offset, labels, names = (file[key] for key in ("jpeg", "offset", "label", "wnid"))
+    images = [
+        np.asarray(Image.open(io.BytesIO(jpeg[start:end].tobytes())).convert("RGB"))
+        for start, end in itertools.pairwise(offset)
+    ]
+    if any(image.shape != (SIZE, SIZE, 3) for image in images):
+        raise ValueError(f"{path}: images must be {SIZE}x{SIZE}")
+    return Pictures(np.stack(images), labels.astype(np.int32), tuple(map(str, names)))

@@ -1,0 +1,165 @@
+"""How good a generator is: sharpness, variety, distance to real images; and pictures to judge it by eye."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from PIL import Image, ImageDraw
+
+from experiments.generator_data import Pictures
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.generators import embedded
+from fedjax_ht.generators.base import Generator
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.models.cnn import ConvFeatures
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.split import SplitModel
+
+TRUNCATION = 0.3
+LABELS = {
+    "valid": "w = G_m(z)",
+    "truncated": f"w truncated, psi {TRUNCATION}",
+    "normal": "w ~ N(0, I)",
+    "small_normal": "w ~ 0.1 N(0, I)",
+    "unit": "unit vectors",
+}
+
+
+def latents(generator: Generator, key: jax.Array, n: int) -> dict[str, jax.Array]:
+    """Latents of an embedded generator by kind, float [n, H]: valid, truncated, and three kinds of invalid ones."""
+    keys = jax.random.split(key)
+    valid = generator.sample_w(generator.variables, keys[0], n)
+    normal = jax.random.normal(keys[1], valid.shape)
+    return {
+        "valid": valid,
+        "truncated": embedded.truncate(generator.variables, valid, TRUNCATION),
+        "normal": normal,
+        "small_normal": 0.1 * normal,
+        "unit": normal / jnp.linalg.norm(normal, axis=-1, keepdims=True),
+    }
+
+
+def render_all(generator: Generator, w: jax.Array, batch_size: int = 100) -> np.ndarray:
+    """Images of many latents, float32 [n, 32, 32, 3] in [0, 1]."""
+    synthesize = jax.jit(generator.synthesize)
+    parts = [w[i : i + batch_size] for i in range(0, len(w), batch_size)]
+    return np.concatenate([np.asarray(synthesize(generator.variables, part)) for part in parts])
+
+
+def laplacian_variance(images: np.ndarray) -> np.ndarray:
+    """Sharpness: the variance over pixels of 4 x minus its four neighbours, x the mean of the channels.
+
+    float [n, h, w, C] in [0, 1] -> float [n].
+    """
+    x = np.asarray(images).mean(-1)
+    laplacian = 4 * x[:, 1:-1, 1:-1] - x[:, :-2, 1:-1] - x[:, 2:, 1:-1] - x[:, 1:-1, :-2] - x[:, 1:-1, 2:]
+    return laplacian.var((1, 2))
+
+
+def pair_distance(images: np.ndarray) -> float:
+    """Variety: the mean over neighbouring pairs of the root mean square of their difference."""
+    return float(np.sqrt(np.mean((images - np.roll(images, 1, 0)) ** 2, (1, 2, 3))).mean())
+
+
+def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
+    """Between Gaussians fitted to two samples of features, float [n, D] and [m, D] (Heusel et al., NeurIPS 2017)."""
+    a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
+    shared = np.sqrt(np.linalg.eigvals(a @ b).real.clip(0)).sum()
+    return float(np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(a) + np.trace(b) - 2 * shared)
+
+
+def train_classifier(
+    pictures: Pictures, steps: int = 1000, batch_size: int = 64, seed: int = 0
+) -> tuple[Callable[[np.ndarray], np.ndarray], float]:
+    """A small CNN trained on nine tenths of the pictures.
+
+    Returns:
+      (images float [n, 32, 32, 3] in [0, 1] -> its features, float [n, 64]), and its accuracy on the last tenth.
+    """
+    model = SplitModel(ConvFeatures((16, 32), (64,)), Linear(len(pictures.classes)))
+    order = np.random.default_rng(seed).permutation(len(pictures.images))
+    held_out = order[: len(order) // 10]
+    images, labels = jnp.asarray(pictures.images), jnp.asarray(pictures.labels)
+    order = jnp.asarray(order[len(held_out) :])
+    colour = lambda x: jnp.broadcast_to(x, (*x.shape[:-1], 3)).astype(jnp.float32) / 255  # noqa: E731
+    params = jax.jit(model.init)(jax.random.key(seed), colour(images[:1]))
+    optimizer = optax.adam(optax.cosine_decay_schedule(2e-3, steps))
+
+    @jax.jit
+    def step(carry: PyTree, number: jax.Array) -> PyTree:
+        params, state = carry
+        rows = order[jax.random.randint(jax.random.fold_in(jax.random.key(seed), number), (batch_size,), 0, len(order))]
+        loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(  # noqa: E731
+            model.apply(p, colour(images[rows])), labels[rows]
+        ).mean()
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return optax.apply_updates(params, updates), state
+
+    carry = (params, optimizer.init(params))
+    for number in range(steps):
+        carry = step(carry, jnp.uint32(number))
+    features = jax.jit(lambda x: model.apply(carry[0], x, method="features"))
+
+    def batched(images: np.ndarray) -> np.ndarray:
+        return np.concatenate([np.asarray(features(images[i : i + 500])) for i in range(0, len(images), 500)])
+
+    scores = model.apply(carry[0], batched(np.asarray(colour(images[held_out]))), method="classify")
+    return batched, float((scores.argmax(-1) == labels[held_out]).mean())
+
+
+def score(generator: Generator, pictures: Pictures, n: int = 2000, steps: int = 1000) -> dict[str, Any]:
+    """Scores of an embedded generator against the images it was trained on.
+
+    Returns:
+      "classifier_accuracy" of the CNN whose features the Frechet distances are measured in, and for "real" and each
+      kind of latents "laplacian_variance", "pair_distance" and (not "real") "frechet_distance", over `n` images.
+    """
+    features, accuracy = train_classifier(pictures, steps)
+    chosen = np.random.default_rng(0).permutation(len(pictures.images))[:n]
+    real = np.broadcast_to(pictures.images[chosen] / np.float32(255), (len(chosen), *pictures.images.shape[1:3], 3))
+    described = lambda x: {"laplacian_variance": float(laplacian_variance(x).mean()), "pair_distance": pair_distance(x)}  # noqa: E731
+    scores: dict[str, Any] = {"classifier_accuracy": accuracy, "real": described(real)}
+    real_features = features(real)
+    for kind, w in latents(generator, jax.random.key(0), n).items():
+        images = render_all(generator, w)
+        scores[kind] = described(images) | {"frechet_distance": frechet_distance(features(images), real_features)}
+    return scores
+
+
+def write_grid(path: Path, images: np.ndarray, zoom: int = 2) -> None:
+    """Writes images, float [rows, columns, h, w, 3] in [0, 1], as one .png, each pixel `zoom` pixels wide."""
+    with atomic_open(path, "wb") as file:
+        Image.fromarray(_sheet(images, zoom)).save(file, format="png")
+
+
+def write_comparison(path: Path, generator: Generator, columns: int = 14, seed: int = 1) -> None:
+    """Writes valid, truncated and invalid samples, one under the other and named, as one .png."""
+    rows = {"valid": 4, "truncated": 2, "normal": 2, "small_normal": 1, "unit": 1}
+    kinds = latents(generator, jax.random.key(seed), max(rows.values()) * columns)
+    sheets = {}
+    for kind, count in rows.items():
+        images = render_all(generator, kinds[kind][: count * columns])
+        sheets[LABELS[kind]] = _sheet(images.reshape(count, columns, *images.shape[1:]), 2)
+    with atomic_open(path, "wb") as file:
+        _stack(sheets).save(file, format="png")
+
+
+def _stack(sheets: Mapping[str, np.ndarray], title: int = 14) -> Image.Image:
+    width = max(sheet.shape[1] for sheet in sheets.values())
+    page = Image.new("RGB", (width, sum(len(sheet) + title for sheet in sheets.values())), "white")
+    top = 0
+    for text, sheet in sheets.items():
+        ImageDraw.Draw(page).text((2, top + 1), text, fill="black")
+        page.paste(Image.fromarray(sheet), (0, top + title))
+        top += title + len(sheet)
+    return page
+
+
+def _sheet(images: np.ndarray, zoom: int) -> np.ndarray:
+    rows, columns, height, width, channels = images.shape
+    sheet = images.transpose(0, 2, 1, 3, 4).reshape(rows * height, columns * width, channels)
+    return np.round(np.clip(sheet, 0, 1) * 255).astype(np.uint8).repeat(zoom, 0).repeat(zoom, 1)

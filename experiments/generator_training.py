@@ -1,0 +1,138 @@
+"""Training of an embedded generator that can be stopped and resumed, and its export as .npz."""
+
+import csv
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.gan import GanState, Recipe, is_penalised, train_step
+from experiments.generator_data import Pictures
+from experiments.generator_scores import score, write_comparison, write_grid
+from fedjax_ht.generators import embedded
+from fedjax_ht.generators.base import Card
+from fedjax_ht.io.files import atomic_open
+
+SAVE_SECONDS = 300
+LOG_STEPS = 50
+SQUARED_DISTANCE = 60.0  # median ||w - w'||^2 of what is shipped; FedKTL's kernels have bandwidths of 10 to 50
+LOG_FIELDS = ("images", "discriminator", "generator", "penalty")
+
+Log = list[tuple[float, ...]]  # rows of LOG_FIELDS
+
+
+def train(
+    recipe: Recipe,
+    images: np.ndarray,
+    seed: int,
+    state: GanState,
+    log: Log,
+    stop: Callable[[int], bool],
+    save: Callable[[GanState, Log], None],
+) -> tuple[GanState, Log]:
+    """Trains until `stop`, which is asked before each step with its number; saves every five minutes and at the end.
+
+    Args:
+      recipe: hyper-parameters.
+      images: uint8 [N, 32, 32, 1 or 3].
+      seed: of all randomness, which is a function of (seed, step): a run that goes on is the run that never stopped.
+      state: where to go on; it is donated.
+      log: rows so far.
+      stop: step -> whether this is the end.
+      save: writes a checkpoint.
+    """
+    images, step, saved = jnp.asarray(images), int(state.step), time.monotonic()
+    while not stop(step):
+        state = train_step(recipe, state, images, jnp.uint32(seed), is_penalised(recipe, step))
+        step += 1
+        if step % LOG_STEPS == 0:
+            log = [*log, (step * recipe.batch_size, *(float(state.losses[name]) for name in LOG_FIELDS[1:]))]
+        if time.monotonic() - saved > SAVE_SECONDS:
+            save(state, log)
+            saved = time.monotonic()
+    save(state, log)
+    return state, log
+
+
+def write_checkpoint(workdir: Path, state: GanState, log: Log) -> None:
+    """Writes checkpoint.npz and losses.csv below `workdir`, each as a whole."""
+    arrays = {f"state/{i:03d}": np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(state))}
+    with atomic_open(workdir / "checkpoint.npz", "wb") as file:
+        np.savez(file, log=np.array(log, np.float64).reshape(-1, len(LOG_FIELDS)), **arrays)
+    with atomic_open(workdir / "losses.csv") as file:
+        csv.writer(file).writerows([LOG_FIELDS, *((int(seen), *losses) for seen, *losses in log)])
+
+
+def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
+    """The newest checkpoint, or `like` and an empty log if there is none.
+
+    Raises:
+      ValueError: it is damaged, or of another recipe.
+    """
+    path = workdir / "checkpoint.npz"
+    if not path.exists():
+        return like, []
+    leaves, structure = jax.tree.flatten(like)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            stored = [file[f"state/{i:03d}"] for i in range(len(leaves))]
+            log = [tuple(row) for row in file["log"].tolist()]
+    except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
+        raise ValueError(f"{path} cannot be read ({error}); choose another --workdir") from error
+    if any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(stored, leaves)):
+        raise ValueError(f"{path} is of another recipe; choose another --workdir")
+    return jax.tree.unflatten(structure, map(jnp.array, stored)), log
+
+
+def revision() -> str:
+    """Of the working tree, "-dirty" if it has changes; "unknown" outside version control."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def write_samples(path: Path, variables: Any, seed: int = 0) -> None:
+    """A picture of 100 samples of a generator."""
+    images = jax.jit(embedded.synthesize)(variables, embedded.sample_w(variables, jax.random.key(seed), 100))
+    write_grid(path, np.asarray(images).reshape(10, 10, *images.shape[1:]))
+
+
+def export(
+    out: Path, state: GanState, recipe: Recipe, pictures: Pictures, card: Card, seed: int, score: Callable = score
+) -> dict[str, Any]:
+    """Writes the moving average, its w rescaled, with scores, to `out` and its samples to a .png beside it.
+
+    Args:
+      out: the file.
+      state, recipe, seed: of the training.
+      pictures: what it was trained on.
+      card: where the generator comes from.
+      score: (generator, pictures) -> scores, as JSON takes them.
+
+    Returns:
+      The scores.
+    """
+    variables, scale = embedded.rescale_w(state.average, SQUARED_DISTANCE, jax.random.key(seed))
+    metadata = {
+        "classes": pictures.classes,
+        "training_images": len(pictures.images),
+        "images_seen": int(state.step) * recipe.batch_size,
+        "recipe": recipe._asdict(),
+        "seed": seed,
+        "scale": scale,
+        "revision": revision(),
+    }
+    embedded.save_embedded(out, variables, card, metadata)
+    generator = embedded.load_embedded(out)  # what is scored is what is shipped, in float16
+    scores = score(generator, pictures)
+    embedded.save_embedded(out, variables, card, metadata | {"scores": scores})
+    write_comparison(out.with_suffix(".png"), generator)
+    return scores

@@ -1,0 +1,74 @@
+"""Trains an embedded generator, from the start or from where the same command stopped, and writes it as .npz.
+
+python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minutes=60 --workdir=DIR --out=FILE.npz
+
+Ctrl-C and SIGTERM save first. --minutes=0 with --out exports what a workdir holds, also while another process trains.
+"""
+
+import math
+import time
+from pathlib import Path
+
+from absl import app, flags
+from ml_collections import ConfigDict
+
+from experiments.cli import fail, parse_flags
+from experiments.gan import GanState, Recipe, init_gan
+from experiments.generator_data import load_pictures
+from experiments.generator_training import Log, export, read_checkpoint, train, write_checkpoint, write_samples
+from experiments.train import catch_signals, enable_compilation_cache, remember_config
+from fedjax_ht.generators.base import Card
+
+_DATA = flags.DEFINE_string("data", None, "A dataset's name, or an .npz of 32x32 JPEG files.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the dataset's files are.")
+_CHANNELS = flags.DEFINE_list("channels", ["128", "96", "48", "16"], "Of the maps of 4, 8, 16 and 32 pixels.")
+_CLASSES = flags.DEFINE_list("classes", [], "Names of the classes to train on; all by default.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints, losses.csv and sample pictures are written.")
+_MINUTES = flags.DEFINE_float("minutes", 60.0, "For how long to train now.")
+_IMAGES = flags.DEFINE_integer("images", None, "Stop when so many images have been seen, all calls together.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of weights, batches and noise.")
+_OUT = flags.DEFINE_string("out", None, "Write the generator to this .npz, and a picture of its samples beside it.")
+_TRAINED_ON = flags.DEFINE_list("trained_on", None, "Names of the datasets it has seen; by default --data.")
+_DOMAIN = flags.DEFINE_string("domain", "", "For the card: what the images show.")
+_LICENCE = flags.DEFINE_string("licence", "", "For the card: of the weights.")
+
+
+def main(_) -> None:
+    try:
+        if _DATA.value is None or _WORKDIR.value is None:
+            raise ValueError("give --data and --workdir; for example --data=fashion_mnist --workdir=checkpoints/runs/g")
+        if len(_CHANNELS.value) != 4 or not all(c.isdigit() and int(c) for c in _CHANNELS.value):
+            raise ValueError(f"channels are {_CHANNELS.value}; they must be four positive integers")
+        workdir, seed = Path(_WORKDIR.value), _SEED.value
+        recipe = Recipe(channels=tuple(map(int, _CHANNELS.value)))
+        pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
+        config = {"data": _DATA.value, "classes": tuple(_CLASSES.value), "seed": seed, "recipe": recipe._asdict()}
+        remember_config(ConfigDict(config), workdir)
+        state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
+    except (ValueError, FileNotFoundError, ImportError) as error:
+        fail(error)
+    enable_compilation_cache()
+    end, images = time.monotonic() + 60 * _MINUTES.value, _IMAGES.value or math.inf
+
+    def save(state: GanState, log: Log) -> None:
+        write_checkpoint(workdir, state, log)
+        seen = int(state.step) * recipe.batch_size
+        write_samples(workdir / "samples" / f"{seen // 1000:05d}k.png", state.average)
+        losses = ", ".join(f"{name} {float(value):.3f}" for name, value in state.losses.items())
+        print(f"{seen} images: {losses}", flush=True)
+
+    if _MINUTES.value > 0:
+        with catch_signals() as caught:
+            stop = lambda step: bool(caught) or time.monotonic() > end or step * recipe.batch_size >= images  # noqa: E731
+            state, _ = train(recipe, pictures.images, seed, state, log, stop, save)
+        if caught:
+            raise SystemExit(128 + caught[0])
+    if _OUT.value:
+        out, origin = Path(_OUT.value), "trained by experiments.train_generator, see the card beside the file"
+        names = tuple(_TRAINED_ON.value or [_DATA.value])
+        card = Card(out.stem, names, _DOMAIN.value, _LICENCE.value, origin)
+        print(export(out, state, recipe, pictures, card, seed))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
