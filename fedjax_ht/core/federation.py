@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import flax.linen as nn
 import jax
@@ -43,13 +43,13 @@ class Federation:
       buckets: the architectures in use.
       assignment: position i is the index in `buckets` of client i.
       num_classes: classes of the task.
-      global_module: a module that only the server holds, or None.
+      global_model: a model that only the server holds, as a bucket without clients, or None.
     """
 
     buckets: tuple[Bucket, ...]
     assignment: tuple[int, ...]
     num_classes: int
-    global_module: nn.Module | None = None
+    global_model: Bucket | None = None
 
     @property
     def num_clients(self) -> int:
@@ -116,6 +116,35 @@ def make_federation(
     used = [name for name in names if name in set(assignment)]  # no bucket without clients
     buckets = tuple(dataclasses.replace(group[name][0], shared=auxiliary) for name in used)
     return Federation(buckets, tuple(used.index(name) for name in assignment), num_classes, **options)
+
+
+def make_sliced_federation(
+    network: Callable[[float], nn.Module],
+    rates: Sequence[float],
+    input_shape: tuple[int, int, int],
+    num_classes: int,
+) -> Federation:
+    """A federation whose clients train slices of one network: one bucket a width rate, widest first.
+
+    Args:
+      network: (rate) -> a module as in `Bucket.module`, such as `models.sliced_network` returns; network(1.0) is what
+        the server holds, `Federation.global_model`.
+      rates: client i has width rate rates[i], above 0 and at most 1; it is its bucket's `width`.
+      input_shape, num_classes: as in `make_federation`.
+
+    Raises:
+      ValueError: there is no client, or a rate is out of range.
+    """
+    for i, rate in enumerate(rates):
+        if not 0 < rate <= 1:
+            raise ValueError(f"the width rate of client {i} is {rate}; it must be above 0 and at most 1")
+    names = {float(rate): f"rate{float(rate)}" for rate in sorted(set(rates), reverse=True)}
+    modules = {name: network(rate) for rate, name in names.items()}
+    assignment = [names[float(rate)] for rate in rates]
+    federation = make_federation(modules, input_shape, num_classes, assignment=assignment)
+    buckets = tuple(dataclasses.replace(b, width=rate) for b, rate in zip(federation.buckets, names))
+    whole, _ = _bucket("global", network(1.0), tuple(input_shape), num_classes)
+    return dataclasses.replace(federation, buckets=buckets, global_model=whole)
 
 
 def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num_classes: int) -> tuple[Bucket, int]:

@@ -20,6 +20,7 @@ class Purpose(enum.IntEnum):
     PARTICIPATION = 8
     DROPOUT = 9
     EVALUATION = 10
+    SHARED = 11
 
 
 def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:

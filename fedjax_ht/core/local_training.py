@@ -159,7 +159,7 @@ def train(
         return optax.apply_updates(params, updates), opt_state, out.stats, total + out.value, sums
 
     def epoch(number, state):
-        order = shuffled(jax.random.fold_in(shuffle_key, number), source) if training.shuffle else source.indices
+        order = _order(training, shuffle_key, number, source)
         first = number * per_epoch
         last = jnp.minimum(first + per_epoch, steps)
         return lax.fori_loop(first, last, lambda i, s: step(order, i, s), state)
@@ -170,6 +170,28 @@ def train(
     epochs = (steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
     return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
+
+
+def label_counts(
+    training: LocalTraining, data: Data, key: jax.Array, num_classes: int, split: str = "train"
+) -> jax.Array:
+    """The labels that `train` steps on, given the same arguments: int32 [num_classes], repeated samples repeatedly."""
+    source = data.splits[split]
+    per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
+    steps, shuffle_key = num_steps(training, source.count), jax.random.split(key, 3)[0]
+
+    def epoch(number, counts):
+        order = _order(training, shuffle_key, number, source)
+        samples = jnp.minimum(steps - number * per_epoch, per_epoch) * training.batch_size
+        seen = jnp.arange(order.shape[0]) < jnp.minimum(samples, source.count)
+        return counts.at[data.labels[order]].add(seen)
+
+    return lax.fori_loop(0, (steps + per_epoch - 1) // per_epoch, epoch, jnp.zeros(num_classes, jnp.int32))
+
+
+def _order(training: LocalTraining, key: jax.Array, epoch: jax.Array, source: Split) -> jax.Array:
+    """Indices in the order of one epoch."""
+    return shuffled(jax.random.fold_in(key, epoch), source) if training.shuffle else source.indices
 
 
 def class_sums(rows: jax.Array, batch: Batch, num_classes: int) -> ClassSums:

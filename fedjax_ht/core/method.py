@@ -43,11 +43,22 @@ class ClientInfo(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Where a call stands: `key` is already folded from (seed, round, client id); `info` is None on the server."""
+    """Where a call stands.
+
+    Attributes:
+      key: already folded from (seed, round, client id).
+      round: int32 scalar, from 0.
+      info: of the client; None on the server.
+      frozen: `Method.frozen`, for server_update; () elsewhere.
+      shared_key: folded from (seed, round) alone, the same for the server and all clients: what broadcast drew for a
+        client, server_update draws again from this key and the client's id. None for init_client.
+    """
 
     key: jax.Array
-    round: jax.Array  # int32 scalar, from 0
+    round: jax.Array
     info: ClientInfo | None
+    frozen: PyTree = ()
+    shared_key: jax.Array | None = None
 
 
 class Split(NamedTuple):
@@ -120,6 +131,10 @@ class Method(NamedTuple):
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the method cannot run.
       host_server: True if server_update calls host code; it is then not jitted.
       recipients: who is sent, and counted for, a downlink.
+      frozen: arrays that server_update reads and nothing changes, such as a pre-trained model's weights. They are an
+        argument of the compiled server step, not a constant in it, and are in no checkpoint.
+      pretrained_on: names of the datasets that `frozen` has seen; a run on one of them must be asked for.
+      pictures: (federation, server) -> float [n, H, W, C] in [0, 1], what the server shows of its state, or None.
     """
 
     name: str
@@ -135,3 +150,6 @@ class Method(NamedTuple):
     check: Callable = always_fits
     host_server: bool = False
     recipients: Literal["participants", "all"] = "participants"
+    frozen: PyTree = ()
+    pretrained_on: tuple[str, ...] = ()
+    pictures: Callable | None = None

@@ -94,16 +94,22 @@ def view(data: Data, row: Row) -> Data:
     return data._replace(splits={name: one(split) for name, split in data.splits.items()})
 
 
+def client_context(purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo) -> Context:
+    """Where a client's call of a round stands."""
+    shared = round_key(root, Purpose.SHARED, round)
+    return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
+
+
 def send(method: Method, federation: Federation, bucket: Bucket, channel: Channel, server, root, round, info) -> PyTree:
     """The downlink as a client receives it."""
-    ctx = Context(client_key(root, Purpose.BROADCAST, round, info.id), round, info)
+    ctx = client_context(Purpose.BROADCAST, root, round, info)
     downlink = method.broadcast(federation, bucket, server, ctx)
     return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
 
 
 def receive(method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info) -> PyTree:
     """The client's state after receipt."""
-    ctx = Context(client_key(root, Purpose.RECEIVE, round, info.id), round, info)
+    ctx = client_context(Purpose.RECEIVE, root, round, info)
     return method.receive(bucket, client, downlink, data, ctx)
 
 
@@ -115,7 +121,7 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
         server, root = servers.of(row.trial)
         downlink = send(method, federation, bucket, channel, server, root, round, row.info)
         received = receive(method, bucket, client, downlink, own, root, round, row.info)
-        ctx = Context(client_key(root, Purpose.TRAIN, round, row.info.id), round, row.info)
+        ctx = client_context(Purpose.TRAIN, root, round, row.info)
         trained, uplink, metrics = method.client_update(bucket, received, downlink, own, ctx)
         uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, row.info.id), uplink)
         finite = all_finite((trained, uplink))
@@ -153,10 +159,12 @@ def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel
 
 
 def server_round(method: Method, federation: Federation) -> Callable:
-    """(server, {bucket: Received}, root, round) -> (server, metrics); nothing changes if nobody arrives."""
+    """(server, {bucket: Received}, root, round, Method.frozen) -> (server, metrics); nothing changes if nobody
+    arrives."""
 
-    def run(server, received: dict[str, Received], root, round):
-        ctx = Context(round_key(root, Purpose.SERVER, round), round, None)
+    def run(server, received: dict[str, Received], root, round, frozen=()):
+        shared = round_key(root, Purpose.SHARED, round)
+        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, frozen, shared)
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics
@@ -219,23 +227,26 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
     """Counts correct predictions over a split.
 
     Args:
-      predict: (x, mask) -> {rule: scores [B, C]}. A score of -inf says "no prediction"; a sample whose scores are all
-        -inf is wrong.
+      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a sample whose scores
+        are all -inf is wrong.
       data: holds the images.
       split: which samples.
       batch_size: samples a call.
     """
 
+    def scored(x, mask):
+        return predict(x, mask) or {}
+
     def body(i, correct):
         batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
         hits = {
             rule: (jnp.argmax(s, -1) == batch.y) & jnp.isfinite(jnp.max(s, -1)) & batch.mask
-            for rule, s in predict(batch.x, batch.mask).items()
+            for rule, s in scored(batch.x, batch.mask).items()
         }
         return {rule: correct[rule] + jnp.sum(h, dtype=jnp.int32) for rule, h in hits.items()}
 
     x = jax.ShapeDtypeStruct((batch_size, *data.images.shape[1:]), jnp.float32)
-    rules = jax.eval_shape(predict, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_))
+    rules = jax.eval_shape(scored, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_))
     batches = (split.count + batch_size - 1) // batch_size
     correct = lax.fori_loop(0, batches, body, {rule: jnp.int32(0) for rule in rules})
     return Scores(correct, split.count)

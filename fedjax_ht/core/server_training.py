@@ -43,6 +43,30 @@ def train_on_rows(
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).
     """
+
+    def stateless(params, stats, batch, mask, key):
+        return loss_fn(params, batch, mask, key), stats
+
+    params, _, loss = train_with_stats(optimizer, stateless, params, (), rows, valid, key, epochs, batch_size)
+    return params, loss
+
+
+def train_with_stats(
+    optimizer: optax.GradientTransformation,
+    loss_fn: Callable[[PyTree, PyTree, PyTree, jax.Array, jax.Array], tuple[jax.Array, PyTree]],
+    params: PyTree,
+    stats: PyTree,
+    rows: PyTree,
+    valid: jax.Array,
+    key: jax.Array,
+    epochs: int,
+    batch_size: int,
+) -> tuple[PyTree, PyTree, jax.Array]:
+    """`train_on_rows` of a model that keeps batch statistics.
+
+    Args and returns as there, with `stats` behind `params`: loss_fn is (params, stats, batch, mask, key) -> (scalar,
+    stats).
+    """
     source = compact(valid)
     batches = (source.count + batch_size - 1) // batch_size
     shuffle_key, loss_key = jax.random.split(key)
@@ -51,17 +75,19 @@ def train_on_rows(
         order = shuffled(jax.random.fold_in(shuffle_key, number), source)
 
         def step(i, carry):
-            params, state, total = carry
+            params, stats, state, total = carry
             position = i * batch_size + jnp.arange(batch_size)
             index = order[jnp.minimum(position, order.shape[0] - 1)]
             batch = jax.tree.map(lambda x: x[index], rows)
             step_key = jax.random.fold_in(loss_key, number * batches + i)
-            loss, gradients = jax.value_and_grad(loss_fn)(params, batch, position < source.count, step_key)
+            differentiate = jax.value_and_grad(loss_fn, has_aux=True)
+            (loss, stats), gradients = differentiate(params, stats, batch, position < source.count, step_key)
             updates, state = optimizer.update(gradients, state, params)
-            return optax.apply_updates(params, updates), state, total + loss
+            return optax.apply_updates(params, updates), stats, state, total + loss
 
-        params, state, _ = carry
-        return lax.fori_loop(0, batches, step, (params, state, jnp.float32(0)))
+        params, stats, state, _ = carry
+        return lax.fori_loop(0, batches, step, (params, stats, state, jnp.float32(0)))
 
-    params, _, total = lax.fori_loop(0, epochs, epoch, (params, optimizer.init(params), jnp.float32(0)))
-    return params, total / jnp.maximum(batches, 1)
+    start = (params, stats, optimizer.init(params), jnp.float32(0))
+    params, stats, _, total = lax.fori_loop(0, epochs, epoch, start)
+    return params, stats, total / jnp.maximum(batches, 1)

@@ -154,7 +154,7 @@ def _bind(
         evaluate_bucket = bucket_evaluation(*bound, received, options.eval_batch_size, splits)
         evaluators[b.name] = on_mesh(evaluate_bucket, mesh, donate=False)
     first_server = per_trial.first_server(method, federation, trials)
-    serve = per_trial.serve(method, federation, trials)
+    serve, frozen = per_trial.serve(method, federation, trials), collect(mesh, method.frozen)
     charge_all = per_trial.charge_all(method, federation, channel, trials)
     score_global = per_trial.score_global(method, federation, options.eval_batch_size, trials)
 
@@ -207,7 +207,7 @@ def _bind(
             own = (state.server, seeds, collect(mesh, info if trials else jax.tree.map(lambda x: x[0], info)))
             everyone = charge_all(own, collect(mesh, number))
         own = (state.server, seeds, collect(mesh, rows_of))
-        server, server_metrics = serve(own, (received, collect(mesh, number)))
+        server, server_metrics = serve(own, (received, collect(mesh, number), frozen))
         last_round = state.last_round.copy()
         for reached, (ids, _) in zip(last_round.reshape(count, n), chosen):
             reached[ids if everyone is None else slice(None)] = state.round

@@ -44,16 +44,16 @@ def first_server(method: Method, federation: Federation, trials: int | None) -> 
 
 
 def serve(method: Method, federation: Federation, trials: int | None) -> Callable:
-    """((server, seeds, rows), ({bucket: Received}, round)) -> (server, metrics).
+    """((server, seeds, rows), ({bucket: Received}, round, Method.frozen)) -> (server, metrics).
 
     `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; {} takes all of it.
     """
     step = server_round(method, federation)
 
     def one(own, shared):
-        (server, seed, rows), (received, round) = own, shared
+        (server, seed, rows), (received, round, frozen) = own, shared
         mine = {name: pick(r, rows[name]) if rows else r for name, r in received.items()}
-        return step(server, mine, jax.random.key(seed), round)
+        return step(server, mine, jax.random.key(seed), round, frozen)
 
     return over_trials(one, trials, method.host_server)
 

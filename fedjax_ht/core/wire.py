@@ -66,8 +66,13 @@ def wire_elements(message: PyTree) -> WireCost:
 Transform = Callable[[jax.Array, PyTree], PyTree]  # (key, message) -> message of the same structure
 
 
-def gaussian_noise(scale: float, coefficient: float) -> Transform:
-    """Adds coefficient * N(0, scale^2) to every float leaf of the payload (FedPCL's noise; FedKTL, appendix D)."""
+def gaussian_noise(scale: float, coefficient: float, only: str = "") -> Transform:
+    """Adds coefficient * N(0, scale^2) to every float leaf of the payload (FedPCL's noise; FedKTL, appendix D).
+
+    Args:
+      scale, coefficient: s and p.
+      only: a field of the message, such as "images"; "" is all of them. A message without it is a ValueError.
+    """
 
     def transform(key, message):
         leaves, structure = jax.tree.flatten(message, is_leaf=_is_leaf)
@@ -84,7 +89,13 @@ def gaussian_noise(scale: float, coefficient: float) -> Transform:
         keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
         return jax.tree.unflatten(structure, [noisy(leaf, k) for leaf, k in zip(leaves, keys)])
 
-    return transform
+    def in_one_field(key, message):
+        fields = getattr(message, "_fields", ())
+        if only not in fields:
+            raise ValueError(f"gaussian_noise is for field {only!r}; the message has {', '.join(fields) or 'none'}")
+        return message._replace(**{only: transform(key, getattr(message, only))})
+
+    return in_one_field if only else transform
 
 
 TRANSFORMS: dict[str, Callable[..., Transform]] = {"gaussian_noise": gaussian_noise}

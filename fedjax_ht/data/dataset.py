@@ -70,3 +70,20 @@ class Dataset:
     @property
     def image_shape(self) -> tuple[int, int, int]:
         return self.images.shape[1:]
+
+
+def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
+    """`count` random samples of a dataset, in the order they had; the publisher's sets shrink with it.
+
+    Raises:
+      ValueError: there are not that many samples, or the data came split over clients already.
+    """
+    if not 0 < count <= len(dataset.labels):
+        raise ValueError(f"subset is {count}; {dataset.name} has {len(dataset.labels)} samples")
+    if dataset.clients is not None:
+        raise ValueError(f"subset is {count}, but the clients of {dataset.name} come with their samples; set it to 0")
+    kept = np.sort(np.random.default_rng(seed).permutation(len(dataset.labels))[:count])
+    position = np.full(len(dataset.labels), -1)
+    position[kept] = np.arange(count)
+    official = {name: position[index][position[index] >= 0] for name, index in dataset.official.items()}
+    return dataclasses.replace(dataset, images=dataset.images[kept], labels=dataset.labels[kept], official=official)

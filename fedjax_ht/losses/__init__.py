@@ -1,19 +1,39 @@
 """Losses as small pure functions; every one respects a sample mask, so that padding changes nothing."""
 
+from fedjax_ht.losses.adversarial import (
+    disagreement,
+    moment_distance,
+    transferability,
+    weighted_cross_entropy,
+    weighted_kl,
+)
+from fedjax_ht.losses.arcface import arcface, cosines
 from fedjax_ht.losses.classification import cross_entropy, masked_mean
 from fedjax_ht.losses.contrastive import adaptive_margin, margin_contrastive, supervised_contrastive
 from fedjax_ht.losses.distillation import kl_divergence
-from fedjax_ht.losses.generator import diversity_loss
+from fedjax_ht.losses.generator import diversity_loss, embedding_excess, image_diversity
+from fedjax_ht.losses.mmd import kernel_means, mmd
 from fedjax_ht.losses.prototype import class_prototype_distance, sample_prototype_mse
 
 __all__ = [
     "adaptive_margin",
+    "arcface",
     "class_prototype_distance",
+    "cosines",
     "cross_entropy",
+    "disagreement",
     "diversity_loss",
+    "embedding_excess",
+    "image_diversity",
+    "kernel_means",
     "kl_divergence",
     "margin_contrastive",
     "masked_mean",
+    "mmd",
+    "moment_distance",
     "sample_prototype_mse",
     "supervised_contrastive",
+    "transferability",
+    "weighted_cross_entropy",
+    "weighted_kl",
 ]

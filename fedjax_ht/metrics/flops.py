@@ -66,7 +66,7 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     whole = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
 
     def context(key, number, num_samples, settings) -> Context:
-        return Context(key, number, ClientInfo(number, num_samples, number, settings))
+        return Context(key, number, ClientInfo(number, num_samples, number, settings), shared_key=key)
 
     def sent(server_key, key, number, settings):
         server = method.init_server(federation, server_key)

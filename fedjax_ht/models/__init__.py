@@ -4,8 +4,9 @@ from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.googlenet import googlenet
 from fedjax_ht.models.heads import htc4_heads, vit_head
 from fedjax_ht.models.mobilenet import mobilenet_v2
-from fedjax_ht.models.registry import GROUPS, model_group
+from fedjax_ht.models.registry import GROUPS, SLICED, model_group, sliced_network
 from fedjax_ht.models.resnet import resnet
+from fedjax_ht.models.sliced import width_budgets
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.torchvision import variables_from_torchvision
@@ -13,6 +14,7 @@ from fedjax_ht.models.vit import vit
 
 __all__ = [
     "GROUPS",
+    "SLICED",
     "SplitModel",
     "cnn4",
     "cnn5_group",
@@ -22,9 +24,11 @@ __all__ = [
     "mobilenet_v2",
     "model_group",
     "resnet",
+    "sliced_network",
     "stack_blocks",
     "unstack_blocks",
     "variables_from_torchvision",
     "vit",
     "vit_head",
+    "width_budgets",
 ]

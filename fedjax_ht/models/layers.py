@@ -10,10 +10,11 @@ import jax.numpy as jnp
 
 from fedjax_ht.ops import conv2d
 
-Initialisation = Literal["torch", "flax", "kaiming", "trunc_normal"]
+Initialisation = Literal["torch", "torch_zero_bias", "flax", "kaiming", "trunc_normal"]
 """Of kernels and biases.
 
 torch: both uniform within +-1/sqrt(fan_in), torch's default.
+torch_zero_bias: the same kernels, zero biases.
 flax: lecun normal kernels, zero biases, flax's default.
 kaiming: normal with std sqrt(2 / fan_out), zero biases: torchvision's ResNet and MobileNetV2.
 trunc_normal: normal with std 0.01 within [-2, 2], zero biases: torchvision's GoogLeNet.
@@ -33,10 +34,11 @@ def uniform_fan_in(key: jax.Array, shape: Sequence[int], fan_in: int, dtype=jnp.
 
 def _initialisers(initialisation: Initialisation, fan_in: int, fan_out: int) -> tuple[Callable, Callable]:
     """Of a kernel and of a bias."""
+    torch = lambda key, shape, dtype=jnp.float32: uniform_fan_in(key, shape, fan_in, dtype)  # noqa: E731
     if initialisation == "torch":
-        both = lambda key, shape, dtype=jnp.float32: uniform_fan_in(key, shape, fan_in, dtype)  # noqa: E731
-        return both, both
+        return torch, torch
     kernels = {
+        "torch_zero_bias": torch,
         "flax": nn.initializers.lecun_normal(),
         "kaiming": _flat(nn.initializers.normal((2 / fan_out) ** 0.5)),
         # The cut at 200 standard deviations never cuts.

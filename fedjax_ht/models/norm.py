@@ -7,11 +7,12 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-NormKind = Literal["batch", "group", "layer", "static_batch"]
+NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
 """batch: batch statistics in training, running ones in evaluation; the running ones are the client's own state.
 static_batch: batch statistics always, none kept (HeteroFL, DFRD).
 group: over groups of 16 channels of one sample (fewer where 16 does not divide the channels).
 layer: over all channels of one sample.
+none: not at all, without parameters.
 """
 
 MOMENTUM = 0.1  # torch's: the share of the newest batch in the running statistics
@@ -28,21 +29,25 @@ class Norm(nn.Module):
 
     kind: NormKind = "batch"
     epsilon: float = 1e-5
+    scale_init: nn.initializers.Initializer = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+        if self.kind == "none":
+            return x
         channels = x.shape[-1]
-        scale = self.param("scale", nn.initializers.ones, (channels,))
+        scale = self.param("scale", self.scale_init, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
         if self.kind == "batch":
             mean, var = self._batch(x, train, mask)
         elif self.kind == "static_batch":
             mean, var, _ = batch_moments(x, mask)
+            self.sow("intermediates", "moments", jnp.stack([mean, var]))
         elif self.kind in ("group", "layer"):
             size = channels if self.kind == "layer" else math.gcd(channels, 16)
             mean, var = sample_moments(x, size)
         else:
-            raise ValueError(f"norm is {self.kind!r}; it must be batch, group, layer or static_batch")
+            raise ValueError(f"norm is {self.kind!r}; it must be batch, group, layer, static_batch or none")
         return (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
 
     def _batch(self, x: jax.Array, train: bool, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:

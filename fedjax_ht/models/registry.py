@@ -13,6 +13,7 @@ from fedjax_ht.models.heads import htc4_heads
 from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.norm import NormKind
 from fedjax_ht.models.resnet import RESNET_STAGES, resnet
+from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.vit import VITS, vit
 
@@ -77,15 +78,30 @@ _DEALT = {
 } | {name: (name,) for name in (*_RESNETS, "googlenet", "mobilenet_v2", *VITS)}
 _DEALT_WITH_HEADS = {"res34_htc4": ("resnet34",), "htfe8_htc4": _HTFE8}
 
+SLICED: dict[str, ConvNet | PreActResNet] = {
+    "conv4": ConvNet(),
+    "conv4_quarter": ConvNet(tuple(width // 4 for width in WIDTHS)),
+    **{f"preact_resnet{depth}": PreActResNet(stages) for depth, stages in PREACT_STAGES.items()},
+}
+"""Networks of which clients may train slices; as groups, whole ones."""
+
+
+def _whole(name: str, task: Task) -> dict[str, nn.Module]:
+    if task.feature_dim:
+        raise ValueError(f"feature_dim is {task.feature_dim}, but the features of {name} are its last channels")
+    return {name: sliced_model(SLICED[name].clone(norm=task.norm), task.num_classes)}
+
+
 GROUPS: dict[str, Group] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
     "cnn5": _cnn5,
     "mlp2": _mlp2,
     **{name: functools.partial(_dealt, names) for name, names in _DEALT.items()},
     **{name: functools.partial(_dealt_with_heads, names) for name, names in _DEALT_WITH_HEADS.items()},
+    **{name: functools.partial(_whole, name) for name in SLICED},
 }
 """HtFLlib's groups htfeX (X extractors), htm10 and htc4 (four heads); FedSSA's and FedRAL's CNN-1..5 and FedRAL's other
-groups; two perceptrons; every architecture by itself."""
+groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
 
 
 def model_group(
@@ -111,10 +127,42 @@ def model_group(
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")
     modules = GROUPS[name](Task(num_classes, tuple(input_shape), feature_dim, norm, output_relu))
-    if any(architecture.startswith("cnn") for architecture in modules) and min(input_shape[:2]) < 16:
-        raise ValueError(f"model group {name!r} needs images of at least 16x16 pixels, got {tuple(input_shape[:2])}")
+    if any(architecture.startswith(("cnn", "conv")) for architecture in modules):
+        _check_size(name, input_shape)
     if norm != "batch" and not any(hasattr(module.base, "norm") for module in modules.values()):
         raise ValueError(f"norm is {norm!r}, but model group {name!r} normalises nothing by batch; leave it at 'batch'")
     if output_relu and name not in _DEALT_WITH_HEADS:
         raise ValueError(f"output_relu is for the groups {', '.join(_DEALT_WITH_HEADS)}, not for {name!r}")
     return modules
+
+
+def sliced_network(
+    name: str,
+    num_classes: int,
+    input_shape: tuple[int, int, int],
+    norm: NormKind = "static_batch",
+    scaler: bool = True,
+) -> Callable[[float], SplitModel]:
+    """A network by width rate, as `make_sliced_federation` takes it.
+
+    Args:
+      name: one of `SLICED`.
+      num_classes, input_shape: of the task; (H, W, C).
+      norm: anything but "batch", whose running statistics would belong to channels that come and go.
+      scaler: see `ConvNet`.
+
+    Raises:
+      ValueError: there is no such network, or the images or the norm do not fit it.
+    """
+    if name not in SLICED:
+        raise ValueError(f"model group {name!r} cannot be sliced; {', '.join(SLICED)} can")
+    if norm == "batch":
+        raise ValueError("norm is 'batch', but a slice keeps no running statistics; take static_batch or another")
+    _check_size(name, input_shape)
+    base = SLICED[name].clone(norm=norm, scaler=scaler)
+    return lambda rate: sliced_model(base.clone(rate=float(rate)), num_classes)
+
+
+def _check_size(name: str, input_shape: tuple[int, int, int]) -> None:
+    if min(input_shape[:2]) < 16:
+        raise ValueError(f"model group {name!r} needs images of at least 16x16 pixels, got {tuple(input_shape[:2])}")

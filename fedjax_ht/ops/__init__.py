@@ -1,7 +1,16 @@
 """Client-batched kernels: convolution, pooling, distances."""
 
 from fedjax_ht.ops.conv import conv2d
-from fedjax_ht.ops.distances import pairwise_distance, safe_norm
+from fedjax_ht.ops.distances import pairwise_distance, safe_norm, squared_distance
 from fedjax_ht.ops.pool import adaptive_pool, max_pool
+from fedjax_ht.ops.transposed import conv_transpose2d
 
-__all__ = ["adaptive_pool", "conv2d", "max_pool", "pairwise_distance", "safe_norm"]
+__all__ = [
+    "adaptive_pool",
+    "conv2d",
+    "conv_transpose2d",
+    "max_pool",
+    "pairwise_distance",
+    "safe_norm",
+    "squared_distance",
+]

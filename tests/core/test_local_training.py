@@ -8,6 +8,7 @@ from fedjax_ht.core.local_training import (
     LocalTraining,
     Loss,
     class_means,
+    label_counts,
     num_steps,
     shuffled,
     sum_by_class,
@@ -107,6 +108,17 @@ def test_a_number_of_steps_crosses_epochs():
 def test_without_shuffle_samples_come_in_stored_order():
     (batches,), _ = record(recipe(shuffle=False, epochs=2, drop_remainder=False), [5])
     np.testing.assert_array_equal(batches, [[0, 1, 2], [3, 4, -1]] * 2)
+
+
+@pytest.mark.parametrize("changes", [{"steps": 7}, {"epochs": 2, "drop_remainder": False}, {"shuffle": False}], ids=str)
+def test_labels_are_counted_as_they_are_visited(changes):
+    training, counts = recipe(**changes), [8, 3, 2, 0]
+    visits, _ = record(training, counts, padding=3)
+    data = tiny.client_data(np.arange(SAMPLES), padding=3)
+    for count, seen in zip(counts, visits):
+        own = data._replace(splits={"train": Split(data.splits["train"].indices, jnp.int32(count))})
+        expected = np.bincount(seen[seen >= 0], minlength=SAMPLES)
+        np.testing.assert_array_equal(label_counts(training, own, KEY, SAMPLES), expected)
 
 
 def test_padding_and_neighbours_change_nothing():

@@ -208,6 +208,11 @@ def test_global_model_is_scored_on_all_test_samples():
     assert 0 < scored.global_accuracy["global"] < 1
 
 
+def test_a_server_may_have_no_model_to_score():
+    sim = simulation((("global_predict", lambda federation, server, x, mask: None),))
+    assert sim.evaluate(sim.init()).global_accuracy == {}
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_shared_init(shared):
     weights = [c["weight"].tobytes() for c in each_client(FEDERATION, to_host(simulation(shared_init=shared).init()))]

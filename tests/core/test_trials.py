@@ -11,23 +11,22 @@ from tests.federations import (
     NUM_CLIENTS,
     TRAINING,
     federation_data,
+    federation_for,
     identical,
     mixed_federation,
     thoroughly,
     uniform_federation,
 )
+from tests.generators_tiny import tiny_generator
 
 ROUNDS, SEED = 2, 3
+SETTINGS = {"fedktl": {"generator": tiny_generator(), "server_epochs": 3}}
 
 
 def options(seed: int, store: str = "device") -> SimulationOptions:
     return SimulationOptions(
         seed=seed, participation=0.6, drop_rate=0.2, lanes=1, devices=1, eval_batch_size=4, client_store=store
     )
-
-
-def federation_for(name):
-    return uniform_federation() if name == "fedavg" else mixed_federation()
 
 
 def played(simulation):
@@ -50,7 +49,7 @@ def rows(federation, state, trial):
 
 @thoroughly
 def test_a_trial_is_the_run_it_would_be_alone(name):
-    federation, method = federation_for(name), METHODS[name](TRAINING)
+    federation, method = federation_for(name), METHODS[name](TRAINING, **SETTINGS.get(name, {}))
     # The second trial's split is padded further, with other images: its padding must not matter.
     splits = [federation_data(federation), federation_data(federation, padding=3)]
     together, reports, scores = played(make_trials(method, federation, splits, TRAINING, options(SEED)))

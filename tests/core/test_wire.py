@@ -7,6 +7,7 @@ import pytest
 from fedjax_ht.core.local_training import ClassSums, LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS, Masked, Metadata, WireCost, chain, gaussian_noise, wire_elements
 from fedjax_ht.methods import fedavg, fedproto, fedtgp
+from fedjax_ht.methods.fedktl import Pairs
 from fedjax_ht.methods.prototypes import prototype_uplink
 from tests import tiny
 
@@ -110,6 +111,25 @@ def test_noise_is_a_function_of_the_key():
     first, same, other = (noise(jax.random.key(k), jnp.zeros(3)) for k in (0, 0, 1))
     np.testing.assert_array_equal(first, same)
     assert not np.any(first == other)
+
+
+def test_noise_may_be_for_one_field():
+    """FedKTL's Table 10: other noise on images than on vectors."""
+    sent = jnp.arange(4000) < 3000
+    pairs = Pairs(Masked(jnp.zeros((4000, 2, 2, 1)), sent), Masked(jnp.ones((4000, 3)), sent))
+    vectors, images = TRANSFORMS["gaussian_noise"](0.05, 0.2, "vectors"), gaussian_noise(0.2, 0.2, "images")
+    one = vectors(jax.random.key(0), pairs)
+    np.testing.assert_array_equal(one.images.values, pairs.images.values)
+    both = chain((vectors, images))(jax.random.key(0), pairs)
+    assert jax.tree.structure(both) == jax.tree.structure(pairs)
+    np.testing.assert_allclose([one.vectors.values.std(), both.vectors.values.std()], 0.05 * 0.2, rtol=0.03)
+    np.testing.assert_allclose(both.images.values.std(), 0.2 * 0.2, rtol=0.03)
+    np.testing.assert_array_equal(both.vectors.mask, sent)
+    assert images(jax.random.key(0), pairs._replace(vectors=())).vectors == ()
+    with pytest.raises(ValueError, match="gaussian_noise is for field 'pixels'; the message has images, vectors"):
+        gaussian_noise(1.0, 1.0, "pixels")(jax.random.key(0), pairs)
+    with pytest.raises(ValueError, match="gaussian_noise is for field 'images'; the message has none"):
+        images(jax.random.key(0), {"a": jnp.zeros(3)})
 
 
 def test_chain_applies_transforms_in_order_with_their_own_keys():

@@ -1,11 +1,13 @@
 """A partition laid out for the device, and its misfits."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.dataset import ClientIndices, Dataset, subset
 from fedjax_ht.models import mlp
 
 NONE = np.array([], int)
@@ -54,3 +56,21 @@ def test_a_dataset_checks_its_arrays():
     with pytest.raises(ValueError, match="std has 2 values for 1 channels"):
         Dataset("d", images, np.zeros(2, int), ("a",), std=(1.0, 1.0))
     assert Dataset("d", images, np.zeros(2, int), ("a",)).mean == (0.5,)
+
+
+def test_a_subset_keeps_order_and_the_publishers_sets():
+    images = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
+    official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
+    whole = Dataset("d", images, np.arange(9) % 3, ("a", "b", "c"), official=official)
+    few = subset(whole, 6, seed=0)
+    kept = few.images[:, 0, 0, 0].astype(int)
+    assert (np.diff(kept) > 0).all() and len(kept) == 6
+    np.testing.assert_array_equal(few.labels, kept % 3)
+    for name, index in official.items():
+        assert kept[few.official[name]].tolist() == [i for i in index if i in kept]
+    np.testing.assert_array_equal(subset(whole, 6, seed=0).images, few.images)
+    assert any((subset(whole, 6, seed).images != few.images).any() for seed in range(1, 5))
+    with pytest.raises(ValueError, match="subset is 10; d has 9 samples"):
+        subset(whole, 10, seed=0)
+    with pytest.raises(ValueError, match="come with their samples"):
+        subset(dataclasses.replace(whole, clients=CLIENTS), 6, seed=0)

@@ -56,3 +56,12 @@ def max_pool_2x2_gradient(x: np.ndarray, upstream: np.ndarray) -> np.ndarray:
         di, dj = np.unravel_index(window.argmax(), (2, 2))
         dx[b, 2 * i + di, 2 * j + dj, c] += upstream[b, i, j, c]
     return dx
+
+
+def conv_transpose2d(x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0) -> np.ndarray:
+    """x [B, H, W, C], kernel [h, w, C, O]: every pixel adds its multiple of the kernel; the edges are then cut off."""
+    (batch, height, width, _), (h, w, _, features) = x.shape, kernel.shape
+    out = np.zeros((batch, (height - 1) * stride + h, (width - 1) * stride + w, features))
+    for b, i, j in np.ndindex(batch, height, width):
+        out[b, i * stride : i * stride + h, j * stride : j * stride + w] += np.einsum("c,hwco->hwo", x[b, i, j], kernel)
+    return out[:, padding : out.shape[1] - padding, padding : out.shape[2] - padding]

@@ -1,0 +1,97 @@
+"""A generator against a student: images on which it does not follow its teachers yet; and images like the clients'."""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_ht.losses.classification import masked_mean
+from fedjax_ht.losses.distillation import kl_divergence
+from fedjax_ht.ops import safe_norm
+
+Selection = Literal["diamond", "triangle", "nabla", "xor"]
+"""Which samples count, by what teacher and student predict (DFRD, Section 3.1 and Table 3).
+
+diamond: the teacher the label, the student another class (DFRD).
+triangle: all (FedFTG).
+nabla: two classes (DENSE, as DFRD prints it).
+xor: just one of them the label (DENSE, as released with DFRD).
+"""
+
+
+def check_selection(selection: str) -> None:
+    """ValueError unless it is one of `Selection`."""
+    if selection not in get_args(Selection):
+        raise ValueError(f"selection is {selection!r}; it must be one of {', '.join(get_args(Selection))}")
+
+
+def selected(teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection) -> jax.Array:
+    """Logits float [B, C] twice and labels int [B] -> bool [B]; of equal logits the first counts as the prediction."""
+    guess, own = jnp.argmax(teacher, -1), jnp.argmax(student, -1)
+    right, learned = guess == labels, own == labels
+    return {
+        "diamond": right & ~learned,
+        "triangle": jnp.ones_like(right),
+        "nabla": guess != own,
+        "xor": right != learned,
+    }[selection]
+
+
+def transferability(
+    teacher: jax.Array,
+    student: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    selection: Selection = "diamond",
+    temperature: float = 1.0,
+) -> jax.Array:
+    """Minus the mean over the selected samples of KL(student || teacher), softmax at a temperature; 0 where there is
+    none (DFRD's L_tran, its Eq. 3). The student is given: only the teacher is differentiated.
+
+    Args:
+      teacher, student: logits, float [B, C].
+      labels: int [B].
+      mask: bool [B].
+      selection: see `Selection`.
+      temperature: divides the logits; the loss is not scaled by its square.
+    """
+    chosen = mask & selected(teacher, student, labels, selection)
+    return -kl_divergence(lax.stop_gradient(student) / temperature, teacher / temperature, chosen)
+
+
+def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax.Array:
+    """Minus the mean over all samples of KL(teacher || student), where they predict the same class 0 (DENSE's L_adv).
+
+    Logits float [B, C] twice, both differentiated, mask bool [B] -> scalar.
+    """
+    differ = mask & (jnp.argmax(teacher, -1) != jnp.argmax(student, -1))
+    return -kl_divergence(teacher, student, differ) * differ.sum() / jnp.maximum(mask.sum(), 1)
+
+
+def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
+    """|mean - mean'| + |var - var'|, Euclidean: how far a norm's input is from what it was elsewhere (DENSE's L_bn).
+
+    float [..., 2, K] twice, mean and variance -> [...].
+    """
+    return safe_norm(jnp.sum((moments - target) ** 2, -1)).sum(-1)
+
+
+def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sum over clients of the mean over samples of weight times cross-entropy (FedFTG).
+
+    logits float [N, B, C] of N clients, labels int [B], weights float [N, B], mask bool [B] -> scalar.
+    """
+    labels = jnp.broadcast_to(labels, weights.shape)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return masked_mean(jnp.sum(weights * each, 0), mask)
+
+
+def weighted_kl(given: jax.Array, logits: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
+    """Sum over clients of the mean over samples of weight times KL(softmax(given) || softmax(logits)) (FedFTG).
+
+    float [N, B, C] or [B, C] twice, weights float [N, B], mask bool [B] -> scalar. Both sides are differentiated.
+    """
+    first, second = jax.nn.log_softmax(given), jax.nn.log_softmax(logits)
+    return masked_mean(jnp.sum(weights * jnp.sum(jnp.exp(first) * (first - second), -1), 0), mask)

@@ -1,0 +1,198 @@
+"""Networks of which a client trains a slice: the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021) and pre-activation
+ResNets (He et al., ECCV 2016) with a CIFAR stem, for images of 16 pixels and more.
+
+A slice of width rate R keeps ceil(R K) of the K channels of every hidden layer, and is itself the same network with
+`rate=R`. Which channels is not the network's business (`methods.slicing`): a network says which *group* of channels
+each of its layers reads and writes, and how many channels a group has at rate 1. Channels that are added to each other
+are one group. Image channels and classes are never sliced.
+
+A network of one's own takes part if its extractor has `channels(per_layer)` as below, layers named as there, and a
+linear head behind a global average.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+
+from fedjax_ht.models.layers import Conv, Linear
+from fedjax_ht.models.norm import Norm, NormKind
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.ops import max_pool
+
+WIDTHS = (64, 128, 256, 512)
+RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
+PREACT_STAGES = {18: (2, 2, 2, 2), 20: (2, 3, 2, 2), 34: (3, 4, 6, 3)}  # depth: blocks per stage, as DFRD names them
+Tree = dict[str, Any]
+CLASSES = "classes"
+"""The axis of the head's outputs in `parameter_axes`."""
+
+
+class Channels(NamedTuple):
+    """Groups of channels.
+
+    Attributes:
+      widths: group -> channels at rate 1.
+      layers: a layer's path in the parameters -> (group that it reads, None for image channels; group that it writes).
+      features: the group that the head reads.
+    """
+
+    widths: dict[str, int]
+    layers: dict[str, tuple[str | None, str]]
+    features: str
+
+
+def sliced_width(width: int, rate: float) -> int:
+    """ceil(rate * width), rounding errors of the product left out, and at least 1."""
+    return max(1, math.ceil(round(rate * width, 6)))
+
+
+def width_budgets(num_clients: int, rho: float, sigma: int = 4) -> tuple[float, ...]:
+    """DFRD's rates R_i = (1/2)^min(sigma, floor(rho i / N)) of the clients i = 1..N.
+
+    Raises:
+      ValueError: rho or sigma is below 0.
+    """
+    if rho < 0 or sigma < 0:
+        raise ValueError(f"rho is {rho} and sigma is {sigma}; both must be at least 0")
+    return tuple(0.5 ** min(sigma, int(rho * i // num_clients)) for i in range(1, num_clients + 1))
+
+
+def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> Tree:
+    """The group of channels along each axis of each parameter: a tuple of names or None a leaf, in params' structure.
+
+    A kernel's last two axes are what the layer reads and writes, and any other parameter's only axis is what it writes.
+    The head's output is the axis `CLASSES`.
+
+    Args:
+      module: a `SplitModel` whose base says its `channels`.
+      params: {"base", "head"} of it, at any rate; only the structure and the number of axes count.
+      per_layer: see `PreActResNet.channels`.
+    """
+    channels = module.base.channels(per_layer)
+
+    def axes(path, leaf):
+        part, *layer, kind = (entry.key for entry in path)
+        reads, writes = channels.layers["/".join(layer)] if part == "base" else (channels.features, CLASSES)
+        return (*(None,) * (leaf.ndim - 2), reads, writes) if kind == "kernel" else (writes,)
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def _normalise(module: nn.Module, name: str, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
+    """HeteroFL's scaler, x / R in training, then the norm."""
+    x = x / module.rate if module.scaler and train else x
+    return Norm(module.norm, name=name)(x, train, mask)
+
+
+class ConvNet(nn.Module):
+    """[conv 3x3, norm, ReLU, max-pool 2x2] per entry of `widths`, then the global average.
+
+    Attributes:
+      widths: channels at rate 1.
+      rate: width rate R, the share of the channels that this network has.
+      norm: what normalises, see `Norm`.
+      scaler: divide by R before every norm, in training; it matters without norms only.
+    """
+
+    widths: tuple[int, ...] = WIDTHS
+    rate: float = 1.0
+    norm: NormKind = "static_batch"
+    scaler: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
+        for i, width in enumerate(self.widths, 1):
+            x = Conv(sliced_width(width, self.rate), 3, padding=1, name=f"conv{i}")(x)
+            x = max_pool(nn.relu(_normalise(self, f"norm{i}", x, train, mask)), 2, 2)
+        return x.mean((1, 2))
+
+    @nn.nowrap
+    def channels(self, per_layer: bool = False) -> Channels:
+        """One group a convolution, which is what `per_layer` asks for anyway."""
+        groups = [f"conv{i}" for i in range(1, len(self.widths) + 1)]
+        layers = dict(zip(groups, zip([None, *groups], groups)))
+        layers |= {f"norm{i}": (group, group) for i, group in enumerate(groups, 1)}
+        return Channels(dict(zip(groups, self.widths)), layers, groups[-1])
+
+
+class PreActBlock(nn.Module):
+    """norm, ReLU, conv 3x3, norm, ReLU, conv 3x3 beside a shortcut; a 1x1 convolution, behind the first ReLU, where the
+    block has a stride. float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), width]."""
+
+    width: int
+    stride: int
+    rate: float
+    norm: NormKind
+    scaler: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
+        conv = lambda name, x, size, stride, padding: Conv(  # noqa: E731
+            sliced_width(self.width, self.rate), size, stride, padding, use_bias=False, name=name
+        )(x)
+        active = nn.relu(_normalise(self, "norm1", x, train, mask))
+        skip = x if self.stride == 1 else conv("shortcut", active, 1, self.stride, 0)
+        x = conv("conv1", active, 3, self.stride, 1)
+        return conv("conv2", nn.relu(_normalise(self, "norm2", x, train, mask)), 3, 1, 1) + skip
+
+
+class PreActResNet(nn.Module):
+    """A 3x3 stem, stages of basic blocks of which all but the first halve the resolution, norm, ReLU, global average.
+
+    Attributes:
+      stages: blocks per stage.
+      widths: channels of each stage at rate 1; the stem has the first stage's.
+      rate, norm, scaler: as in `ConvNet`.
+    """
+
+    stages: tuple[int, ...]
+    widths: tuple[int, ...] = WIDTHS
+    rate: float = 1.0
+    norm: NormKind = "static_batch"
+    scaler: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
+        x = Conv(sliced_width(self.widths[0], self.rate), 3, 1, 1, use_bias=False, name="conv1")(x)
+        for name, stage, stride in self._blocks():
+            options = (self.rate, self.norm, self.scaler)
+            x = PreActBlock(self.widths[stage], stride, *options, name=name)(x, train, mask)
+        return nn.relu(_normalise(self, "norm", x, train, mask)).mean((1, 2))
+
+    @nn.nowrap
+    def channels(self, per_layer: bool = False) -> Channels:
+        """One group a residual stream, and one a block's interior.
+
+        With `per_layer` every block writes a group of its own, as released code draws them: an identity shortcut then
+        adds channels that are not the same in the whole network.
+        """
+        stream = "stem" if per_layer else "stage1"
+        widths, layers = {stream: self.widths[0]}, {"conv1": (None, stream)}
+        for name, stage, stride in self._blocks():
+            before, inner = stream, f"{name}_inner"
+            stream = f"{name}_out" if per_layer else f"stage{stage + 1}"
+            widths |= {inner: self.widths[stage], stream: self.widths[stage]}
+            ways = {"norm1": (before, before), "conv1": (before, inner), "norm2": (inner, inner)}
+            ways["conv2"] = (inner, stream)
+            if stride > 1:
+                ways["shortcut"] = (before, stream)
+            layers |= {f"{name}/{layer}": way for layer, way in ways.items()}
+        return Channels(widths, layers | {"norm": (stream, stream)}, stream)
+
+    @nn.nowrap
+    def _blocks(self) -> list[tuple[str, int, int]]:
+        """(name, stage, stride) in order."""
+        return [
+            (f"stage{stage + 1}_{i}", stage, 2 if stage and not i else 1)
+            for stage, blocks in enumerate(self.stages)
+            for i in range(blocks)
+        ]
+
+
+def sliced_model(base: ConvNet | PreActResNet, num_classes: int) -> SplitModel:
+    """The extractor with a linear head, whose first bias is zero."""
+    return SplitModel(base, Linear(num_classes, "torch_zero_bias"), stateful=True)

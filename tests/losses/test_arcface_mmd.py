@@ -1,0 +1,118 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.losses import arcface, cosines, kernel_means, mmd
+from fedjax_ht.losses.mmd import BANDWIDTHS
+from fedjax_ht.models.etf import simplex_etf
+from tests.reference import fedktl as reference
+from tests.reference.gradients import numerical_gradient
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+B, C, K = 6, 4, 5
+
+ROWS = np.random.default_rng(0).normal(size=(B, K)).astype(np.float32)
+LABELS = np.array([0, 2, 2, 3, 0, 1])
+MASK = np.array([True, True, True, True, False, False])
+VECTORS = simplex_etf(C, K)
+OTHERS = np.random.default_rng(1).normal(size=(B, K)).astype(np.float32) + 1
+
+
+@functools.cache
+def compiled(loss):
+    """Value, and gradient by the first argument."""
+    return jax.jit(jax.value_and_grad(loss))
+
+
+def angular(rows, labels, mask, scale, margin):
+    return arcface(cosines(rows, VECTORS), labels, mask, scale, margin)
+
+
+def default(rows, labels, mask):
+    return angular(rows, labels, mask, 64.0, 0.5)
+
+
+@pytest.mark.parametrize(("scale", "margin"), [(64.0, 0.5), (1.0, 0.0), (8.0, 2.0)])
+def test_arcface_equals_the_reference(scale, margin):
+    """Also where angle + margin passes pi: with 2 radians it does so for an angle above 65 degrees."""
+    value, gradient = compiled(functools.partial(angular, scale=scale, margin=margin))(ROWS, LABELS, MASK)
+
+    def slow(rows):
+        return reference.arcface(reference.angles(rows, np.float64(VECTORS)), LABELS, MASK, scale, margin)
+
+    assert (reference.angles(ROWS, VECTORS)[np.arange(4), LABELS[:4]] + 2 > np.pi).any()
+    np.testing.assert_allclose(value, slow(np.float64(ROWS)), **CLOSE)
+    np.testing.assert_allclose(gradient, numerical_gradient(slow, ROWS), rtol=1e-4, atol=1e-5)
+    assert (gradient[4:] == 0).all()
+
+
+def test_without_scale_and_margin_it_is_the_softmax_over_cosines():
+    cosine = np.float64(cosines(ROWS, VECTORS))
+    exps = np.exp(cosine)
+    want = -np.log((exps / exps.sum(1, keepdims=True))[np.arange(B), LABELS]).mean()
+    plain = jax.jit(functools.partial(arcface, scale=1.0, margin=0.0))
+    np.testing.assert_allclose(plain(cosine, LABELS, np.ones(B, bool)), want, rtol=1e-6)
+
+
+def test_what_is_masked_out_is_never_read():
+    garbage = np.where(MASK[:, None], ROWS, np.nan).astype(np.float32)
+    value, gradient = compiled(default)(garbage, LABELS, MASK)
+    want, slope = compiled(default)(ROWS, LABELS, MASK)
+    assert value == want and (gradient[:4] == slope[:4]).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_gradients_are_finite_at_the_ends_of_the_cosine(sign):
+    """Rows on their class's vector, against it, next to both, and a row of zeros."""
+    near = sign * VECTORS.T[LABELS] * np.array([1.0, 3.0, 1.0, 1.0, 1.0, 1.0])[:, None]
+    near[2:4] += np.array([1e-4, 1e-3])[:, None]
+    near[5] = 0
+    value, gradient = compiled(default)(np.float32(near), LABELS, np.ones(B, bool))
+    assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+def test_cosines_do_not_depend_on_lengths():
+    scaled = ROWS * np.array([1e-3, 1, 10, 1e3, 1, 1])[:, None]
+    want = np.cos(reference.angles(ROWS, VECTORS))
+    np.testing.assert_allclose(cosines(np.float32(scaled), VECTORS), want, **CLOSE)
+    assert (cosines(jnp.zeros((1, K)), VECTORS) == 0).all()
+
+
+@pytest.mark.parametrize("bandwidths", [BANDWIDTHS, (0.5, 2.0)])
+@pytest.mark.parametrize("count", [6, 4, 1])
+def test_mmd_equals_the_reference(bandwidths, count):
+    mask = np.arange(B) < count
+    value, gradient = compiled(mmd)(ROWS, OTHERS, mask, jnp.array(bandwidths))
+    x, y = np.float64(ROWS[:count]), np.float64(OTHERS[:count])
+    np.testing.assert_allclose(value, reference.mmd(x, y, bandwidths), **CLOSE)
+    assert value > 0.01
+    want = reference.mmd_slope(x, y, bandwidths)
+    np.testing.assert_allclose(gradient[:count], want, **CLOSE)
+    np.testing.assert_allclose(want, numerical_gradient(lambda v: reference.mmd(v, y, bandwidths), x), atol=1e-8)
+    assert (gradient[count:] == 0).all()
+
+
+def test_mmd_of_equal_samples_is_flat_and_zero():
+    for other in (ROWS, ROWS[::-1]):
+        value, gradient = compiled(mmd)(ROWS, other, np.ones(B, bool), jnp.array(BANDWIDTHS))
+        np.testing.assert_allclose(value, 0, atol=1e-6)
+        np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+def test_mmd_never_reads_what_is_masked_out():
+    garbage = [np.where(MASK[:, None], rows, np.nan).astype(np.float32) for rows in (ROWS, OTHERS)]
+    value, gradient = compiled(mmd)(*garbage, MASK, jnp.array(BANDWIDTHS))
+    want, slope = compiled(mmd)(ROWS, OTHERS, MASK, jnp.array(BANDWIDTHS))
+    assert value == want and (gradient == slope).all()
+    nothing = compiled(mmd)(*garbage, np.zeros(B, bool), jnp.array(BANDWIDTHS))
+    assert nothing[0] == 0 and (nothing[1] == 0).all()
+
+
+def test_means_of_single_kernels():
+    weights = MASK / 4
+    got = kernel_means(ROWS, OTHERS, weights, jnp.array([1.0, 30.0]))
+    squares = ((ROWS[:4, None] - OTHERS[None, :4]) ** 2).sum(-1)
+    np.testing.assert_allclose(got, [np.exp(-squares / 2 / a).mean() for a in (1, 30)], rtol=1e-5)

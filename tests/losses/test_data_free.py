@@ -1,0 +1,145 @@
+"""Losses of generators and students that have no data: DFRD, DENSE, FedFTG."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.losses import (
+    disagreement,
+    embedding_excess,
+    image_diversity,
+    kl_divergence,
+    moment_distance,
+    transferability,
+    weighted_cross_entropy,
+    weighted_kl,
+)
+from fedjax_ht.losses.adversarial import selected
+from tests.reference import dfrd as reference
+from tests.reference.gradients import numerical_gradient
+
+B, C, N, PAD = 8, 4, 3, 2
+RNG = np.random.default_rng(0)
+TEACHER, STUDENT = (RNG.normal(size=(B, C)).astype(np.float32) * 2 for _ in range(2))
+LABELS = np.array([0, 1, 2, 3, 0, 1, 2, 3])
+# Both right, only the teacher, only the student, both wrong alike, both wrong differently; the rest by chance.
+for row, (guess, own) in enumerate([(0, 0), (1, 3), (0, 2), (1, 1), (1, 2)]):
+    TEACHER[row, guess], STUDENT[row, own] = 5, 5
+CLIENTS = RNG.normal(size=(N, B, C)).astype(np.float32)
+WEIGHTS = RNG.dirichlet(np.ones(N), B).T.astype(np.float32)
+IMAGES = RNG.normal(size=(B, 3, 2, 2)).astype(np.float32) * 0.7
+NOISE = RNG.normal(size=(B, 5)).astype(np.float32)
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+MASK = np.arange(B + PAD) < B
+
+
+def padded(x: np.ndarray, axis: int = 0) -> np.ndarray:
+    """With samples that must not count."""
+    width = [(0, PAD if a == axis else 0) for a in range(x.ndim)]
+    return np.pad(x, width, constant_values=3)
+
+
+@functools.cache
+def compiled(loss, **options):
+    """Value and gradient by the first argument."""
+    return jax.jit(jax.value_and_grad(functools.partial(loss, **options)))
+
+
+def agrees(got, slow, x, pad_axis: int = 0):
+    """Value and gradient are those of the reference, and padding has none."""
+    value, gradient = got
+    np.testing.assert_allclose(value, slow(np.float64(x)), **CLOSE)
+    real, rest = np.split(np.asarray(gradient), [B], pad_axis)
+    np.testing.assert_allclose(real, numerical_gradient(slow, x), rtol=1e-3, atol=2e-6)
+    assert (rest == 0).all() and np.abs(real).max() > 1e-5
+
+
+@pytest.mark.parametrize("selection", ["diamond", "triangle", "nabla", "xor"])
+def test_transferability_equals_the_reference(selection):
+    """In value and in the teacher's gradient; the student is given."""
+    want = reference.selected(TEACHER, STUDENT, LABELS, selection)
+    assert np.flatnonzero(selected(TEACHER, STUDENT, LABELS, selection)).tolist() == want
+    assert {"diamond": 0 < len(want) < B, "triangle": len(want) == B}.get(selection, 4 in want or selection == "xor")
+    args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
+    got = compiled(transferability, selection=selection, temperature=3.0)(*args)
+    agrees(got, lambda t: reference.transferability(t, np.float64(STUDENT), LABELS, selection, 3.0), TEACHER)
+    by_student = jax.grad(lambda s: transferability(TEACHER, s, LABELS, MASK[:B], selection, 3.0))(STUDENT)
+    assert (by_student == 0).all()
+
+
+def test_an_empty_set_of_samples_costs_nothing():
+    same = compiled(transferability, selection="diamond", temperature=1.0)
+    value, gradient = same(STUDENT, STUDENT, LABELS, MASK[:B])
+    assert value == 0 and (gradient == 0).all()
+    value, gradient = compiled(disagreement)(STUDENT, STUDENT, MASK[:B])
+    assert value == 0 and (gradient == 0).all()
+
+
+def test_disagreement_equals_the_reference():
+    """Differentiated by the teacher and by the student."""
+    args = padded(TEACHER), padded(STUDENT)
+    agrees(compiled(disagreement)(*args, MASK), lambda t: reference.disagreement(t, np.float64(STUDENT)), TEACHER)
+    swapped = jax.jit(jax.value_and_grad(lambda s, t: disagreement(t, s, MASK)))(*args[::-1])
+    agrees(swapped, lambda s: reference.disagreement(np.float64(TEACHER), s), STUDENT)
+
+
+def test_kl_at_a_temperature_equals_the_reference():
+    slow = lambda s: np.mean([reference.kl(t / 10, own / 10) for t, own in zip(np.float64(TEACHER), s)])  # noqa: E731
+    student = lambda s, t, mask: kl_divergence(t / 10, s / 10, mask)  # noqa: E731
+    agrees(jax.value_and_grad(student)(padded(STUDENT), padded(TEACHER), MASK), slow, STUDENT)
+
+
+@pytest.mark.parametrize("form", ["squares", "norms"])
+def test_diversity_equals_the_reference(form):
+    args = padded(IMAGES), padded(NOISE)
+    slow = lambda images: reference.diversity(images, np.float64(NOISE), form)  # noqa: E731
+    agrees(compiled(image_diversity, form=form)(*args, MASK), slow, IMAGES)
+    by_noise = jax.value_and_grad(lambda h, s: image_diversity(s, h, MASK, form))(*args[::-1])
+    agrees(by_noise, lambda h: reference.diversity(np.float64(IMAGES), h, form), NOISE)
+
+
+@pytest.mark.parametrize("form", ["squares", "norms"])
+def test_diversity_is_safe(form):
+    """Where all points coincide, and where the printed exponent, of whole images, is beyond float32."""
+    loss = compiled(image_diversity, form=form)
+    value, gradient = loss(np.full_like(IMAGES, 0.3), NOISE, MASK[:B])
+    assert value > 0.99 and np.isfinite(gradient).all()
+    value, gradient = loss(IMAGES, np.full_like(NOISE, 0.3), MASK[:B])
+    assert value > 0.99 and np.isfinite(gradient).all()
+    rng = np.random.default_rng(2)
+    large = rng.normal(size=(64, 32, 32, 3)).astype(np.float32) * 0.6
+    noise = rng.normal(size=(64, 100)).astype(np.float32)
+    value, gradient = loss(large, noise, np.ones(64, bool))
+    assert 0.1 < value < 0.9 and np.abs(gradient).max() > 1e-8
+
+
+def test_embedding_excess_equals_the_reference():
+    embedding = NOISE * np.linspace(0.2, 2, B, dtype=np.float32)[:, None]
+    slow = lambda e: reference.embedding_excess(e, 0.9)  # noqa: E731
+    got = compiled(embedding_excess, bound=0.9)(padded(embedding), MASK)
+    agrees(got, slow, embedding)
+    assert (np.asarray(got[1])[0] == 0).all()  # short ones are let be
+    value, gradient = compiled(embedding_excess, bound=1.0)(np.zeros((B, 5), np.float32), MASK[:B])
+    assert value == 0 and (gradient == 0).all()
+
+
+def test_moment_distance_equals_the_reference():
+    moments, target = RNG.normal(size=(2, N, 2, 5)).astype(np.float32)
+    want = [reference.moment_distance(m, t) for m, t in zip(np.float64(moments), np.float64(target))]
+    np.testing.assert_allclose(moment_distance(moments, target), want, rtol=1e-5)
+    gradient = jax.grad(lambda m: moment_distance(m, target).sum())(jnp.asarray(target))
+    assert np.isfinite(gradient).all()
+
+
+def test_weighted_losses_equal_the_reference():
+    clients, weights = padded(CLIENTS, 1), padded(WEIGHTS, 1)
+    got = compiled(weighted_cross_entropy)(clients, padded(LABELS), weights, MASK)
+    agrees(got, lambda x: reference.weighted_cross_entropy(x, LABELS, np.float64(WEIGHTS)), CLIENTS, 1)
+    one_for_all = lambda x: np.broadcast_to(np.float64(x), CLIENTS.shape)  # noqa: E731
+    own = jax.value_and_grad(lambda x: weighted_kl(padded(STUDENT), x, weights, MASK))(clients)
+    agrees(own, lambda x: reference.weighted_kl(one_for_all(STUDENT), x, np.float64(WEIGHTS)), CLIENTS, 1)
+    given = jax.value_and_grad(lambda s: weighted_kl(clients, s, weights, MASK))(padded(STUDENT))
+    agrees(given, lambda s: reference.weighted_kl(np.float64(CLIENTS), one_for_all(s), np.float64(WEIGHTS)), STUDENT)

@@ -1,0 +1,229 @@
+"""Width-sliced networks: published sizes, and a slice against the whole network with all else set to zero."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from fedjax_ht.core.federation import make_sliced_federation
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.slicing import make_plan
+from fedjax_ht.models import model_group, sliced_network, width_budgets
+from fedjax_ht.models.sliced import RATES, ConvNet, PreActResNet, parameter_axes, sliced_model, sliced_width
+from tests.reference import slicing as ref
+
+PARAMETERS = {  # at rates 1, 1/2, 1/4, 1/8, 1/16, ten classes, colour images
+    "conv4": (1_558_026, 391_946, 99_210, 25_418, 6_666),
+    "preact_resnet18": (11_172_170, 2_796_714, 701_018, 176_178, 44_510),
+    "preact_resnet20": (11_467_594, 2_870_698, 719_578, 180_850, 45_694),
+    "preact_resnet34": (21_280_330, 5_325_610, 1_334_170, 334_930, 84_430),
+}
+CLASSES, SHAPE = 3, (4, 4, 2)
+TINY = {"cnn": ConvNet((16, 32)), "resnet": PreActResNet((1, 2), (16, 32))}
+SLOW_RATES = [pytest.param("resnet", r, marks=pytest.mark.slow) for r in RATES if r != 1 / 2]
+
+
+def shapes(module, shape):
+    return jax.eval_shape(lambda key: module.init(key, jnp.zeros((1, *shape))), jax.random.key(0))["params"]
+
+
+def flat(tree):
+    return flatten_dict(tree, sep="/")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_published_sizes(name):
+    network = sliced_network(name, 10, (32, 32, 3))
+    sizes = [sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(network(rate), (32, 32, 3)))) for rate in RATES]
+    assert tuple(sizes) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (32, 32, 3), (64, 64, 3)], ids=str)
+@pytest.mark.parametrize("name", ["conv4", "preact_resnet18"])
+def test_features_of_a_slice(name, shape):
+    module = sliced_network(name, 10, shape)(1 / 8)
+    features = lambda key: module.init_with_output(key, jnp.zeros((2, *shape)), method="features")[0]  # noqa: E731
+    assert jax.eval_shape(features, jax.random.key(0)).shape == (2, 64)
+
+
+def test_budgets_of_ten_clients():
+    def exponents(rho):
+        return [round(-math.log2(rate)) for rate in width_budgets(10, rho)]
+
+    assert exponents(0) == [0] * 10
+    assert exponents(5) == [0, 1, 1, 2, 2, 3, 3, 4, 4, 4]
+    assert exponents(10) == [1, 2, 3] + 7 * [4]
+    assert exponents(40) == [4] * 10
+    assert width_budgets(4, 8, sigma=2) == (0.25,) * 4
+    with pytest.raises(ValueError, match="rho is -1 and sigma is 4; both must be at least 0"):
+        width_budgets(10, -1)
+
+
+def test_width_of_a_slice_rounds_up():
+    assert [sliced_width(w, r) for w, r in ((64, 1 / 16), (10, 1 / 4), (100, 0.07), (3, 1 / 3), (2, 1 / 16))] == [
+        4,
+        3,
+        7,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_axes_are_those_of_the_parameters_at_every_rate(name, per_layer):
+    """Each axis is as long as its group is wide, at every rate: the network and what it says of itself agree."""
+    for rate in (1.0, 1 / 2, 1 / 4):
+        module = sliced_model(TINY[name].clone(rate=rate), CLASSES)
+        params = shapes(module, SHAPE)
+        widths = module.base.channels(per_layer).widths
+        lengths = {g: sliced_width(w, rate) for g, w in widths.items()} | {"classes": CLASSES}
+        axes = flat(parameter_axes(module, params, per_layer))
+        for path, leaf in flat(params).items():
+            assert len(axes[path]) == leaf.ndim, path
+            unsliced = [size for size, name in zip(leaf.shape, axes[path]) if name is None]
+            assert set(unsliced) <= {1, 3, SHAPE[-1]}, path  # kernel entries and image channels
+            assert all(lengths[name] == size for size, name in zip(leaf.shape, axes[path]) if name), path
+
+
+def test_what_is_added_is_one_group():
+    axes = flat(parameter_axes(*_tiny_resnet()))
+    stream = axes["base/stage2_0/shortcut/kernel"][-1]
+    written = [axes[f"base/stage2_{i}/conv2/kernel"][-1] for i in (0, 1)]
+    read = [axes[path][0] for path in ("base/stage2_1/norm1/scale", "base/norm/scale", "head/kernel")]
+    assert {*written, *read} == {stream} and axes["base/stage2_1/conv1/kernel"][-2] == stream
+    drawn_apart = flat(parameter_axes(*_tiny_resnet(), per_layer=True))
+    assert drawn_apart["base/stage2_0/conv2/kernel"][-1] != drawn_apart["base/stage2_1/conv2/kernel"][-1]
+
+
+def _tiny_resnet():
+    module = sliced_model(TINY["resnet"], CLASSES)
+    return module, shapes(module, SHAPE)
+
+
+@functools.cache
+def whole_parameters(name):
+    """Random, with norms that scale and shift; flat, float32."""
+    rng = np.random.default_rng(0)
+    params = flat(shapes(sliced_model(TINY[name], CLASSES), SHAPE))
+    return {
+        k: rng.uniform(0.5, 1.5, x.shape).astype(np.float32) * rng.choice([-0.4, 0.4], x.shape)
+        for k, x in params.items()
+    }
+
+
+def batch():
+    rng = np.random.default_rng(1)
+    mask = np.arange(6) < 5
+    x = rng.normal(size=(6, *SHAPE)).astype(np.float32)
+    return x, rng.integers(0, CLASSES, 6), mask
+
+
+@functools.cache
+def logits_and_gradient(name, rate, norm="static_batch"):
+    """params -> the network's logits in evaluation, and the gradient of its cross-entropy in training; both flat."""
+    module = sliced_model(TINY[name].clone(rate=rate, norm=norm, scaler=False), CLASSES)
+    x, y, mask = batch()
+
+    def logits(params, train):
+        variables = {"params": unflatten_dict(params, sep="/")}
+        features = module.apply(variables, x, train, mask, method="features")
+        return module.apply(variables, features, method="classify")
+
+    return jax.jit(lambda p: (logits(p, False), jax.grad(lambda p: cross_entropy(logits(p, True), y, mask))(p)))
+
+
+def slice_plan(name, rate, mode, per_layer=False):
+    widths = TINY[name].channels(per_layer).widths
+    plan = make_plan(widths, rate, mode, jnp.int32(13), jax.random.key(3))
+    return {group: np.asarray(indices).tolist() for group, indices in plan.items()}
+
+
+def oracle(name, rate, plan, per_layer=False):
+    """The slice's logits and gradient, and the same of the whole network with everything else zero; the mask."""
+    params = whole_parameters(name)
+    axes = flat(parameter_axes(sliced_model(TINY[name], CLASSES), unflatten_dict(params, sep="/"), per_layer))
+    held = ref.mask(params, axes, plan)
+    own = logits_and_gradient(name, rate)(ref.extract(params, axes, plan))
+    logits, gradient = logits_and_gradient(name, 1.0)({k: x * held[k] for k, x in params.items()})
+    gradient = {k: np.asarray(g) * held[k] for k, g in gradient.items()}
+    return own, (logits, ref.extract(gradient, axes, plan))
+
+
+@pytest.mark.parametrize(("name", "rate"), [*[("cnn", rate) for rate in RATES], ("resnet", 1 / 2), *SLOW_RATES])
+def test_a_slice_is_the_whole_network_without_the_rest(name, rate):
+    """Forward and gradient, whatever picks the channels; the gradient goes through the mask."""
+    for mode in ("static", "random", "rolling"):
+        (logits, gradient), (expected, expected_gradient) = oracle(name, rate, slice_plan(name, rate, mode))
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4, err_msg=mode)
+        for path, value in gradient.items():
+            np.testing.assert_allclose(value, expected_gradient[path], rtol=1e-3, atol=1e-4, err_msg=f"{mode} {path}")
+
+
+def test_drawing_every_layer_for_itself_adds_different_channels():
+    plan = slice_plan("resnet", 1 / 2, "random", per_layer=True)
+    (logits, _), (expected, _) = oracle("resnet", 1 / 2, plan, per_layer=True)
+    assert np.abs(logits - expected).max() > 0.1
+
+
+def test_the_scaler_divides_by_the_rate_in_training_alone():
+    """Without norms it is all that differs: each of two layers doubles what it gets, biases and all."""
+    x, _, mask = batch()
+    modules = [sliced_model(ConvNet((8,), 1 / 2, "none", scaler), CLASSES) for scaler in (True, False)]
+    variables = modules[0].init(jax.random.key(0), x)
+
+    def features(module, train):
+        return module.apply(variables, x, train, mask, method="features")
+
+    np.testing.assert_allclose(features(modules[0], True), 2 * features(modules[1], True), rtol=1e-6)
+    np.testing.assert_array_equal(features(modules[0], False), features(modules[1], False))
+
+
+def test_first_weights():
+    """Kernels and convolution biases uniform within 1/sqrt(fan_in), the head's bias zero."""
+    init = jax.jit(sliced_network("conv4_quarter", 10, (16, 16, 1))(1.0).init)
+    params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 1)))
+    base, head = params["params"]["base"], params["params"]["head"]
+    for leaf, fan_in in ((base["conv3"]["kernel"], 9 * 32), (base["conv4"]["bias"], 9 * 64), (head["kernel"], 128)):
+        assert 0.9 * fan_in**-0.5 < np.abs(leaf).max() <= fan_in**-0.5
+    assert not head["bias"].any() and not base["norm1"]["bias"].any() and (base["norm1"]["scale"] == 1).all()
+
+
+def test_whole_networks_are_groups():
+    modules = model_group("preact_resnet18", 10, (32, 32, 3), norm="layer")
+    assert [m.base.rate for m in modules.values()] == [1.0] and modules["preact_resnet18"].base.norm == "layer"
+    with pytest.raises(ValueError, match="feature_dim is 64, but the features of conv4 are its last channels"):
+        model_group("conv4", 10, (32, 32, 3), feature_dim=64)
+    with pytest.raises(ValueError, match="model group 'conv4' needs images of at least 16x16 pixels"):
+        model_group("conv4", 10, (8, 8, 1))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("cnn", 10, SHAPE), "model group 'cnn' cannot be sliced; conv4, conv4_quarter, preact_resnet18"),
+        (("conv4", 10, (8, 8, 1)), "needs images of at least 16x16 pixels, got"),
+        (("conv4", 10, (32, 32, 3), "batch"), "norm is 'batch', but a slice keeps no running statistics"),
+    ],
+)
+def test_bad_networks_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sliced_network(*arguments)
+
+
+def test_a_federation_has_a_bucket_a_rate():
+    network = lambda rate: sliced_model(TINY["cnn"].clone(rate=rate), CLASSES)  # noqa: E731
+    federation = make_sliced_federation(network, (0.25, 1, 0.25, 0.5), SHAPE, CLASSES)
+    assert [(b.name, b.width, b.feature_dim) for b in federation.buckets] == [
+        ("rate1.0", 1.0, 32),
+        ("rate0.5", 0.5, 16),
+        ("rate0.25", 0.25, 8),
+    ]
+    assert federation.assignment == (2, 0, 2, 1)
+    assert federation.global_model.module == network(1.0) and federation.global_model.feature_dim == 32
+    with pytest.raises(ValueError, match=r"the width rate of client 1 is 1\.5; it must be above 0 and at most 1"):
+        make_sliced_federation(network, (1, 1.5), SHAPE, CLASSES)

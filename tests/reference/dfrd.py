@@ -1,0 +1,110 @@
+"""The losses of DFRD, DENSE and FedFTG, the teachers' weights, and the conditional generator, one sample at a time."""
+
+import numpy as np
+
+from tests.reference.conv import conv_transpose2d
+
+
+def log_softmax(row: np.ndarray) -> np.ndarray:
+    row = row - row.max()
+    return row - np.log(np.exp(row).sum())
+
+
+def kl(given: np.ndarray, own: np.ndarray) -> float:
+    """KL(softmax given || softmax own) of one sample's logits."""
+    p, q = log_softmax(given), log_softmax(own)
+    return float(np.sum(np.exp(p) * (p - q)))
+
+
+def selected(teacher: np.ndarray, student: np.ndarray, labels, selection: str) -> list[int]:
+    """The samples that count."""
+    chosen = []
+    for b, label in enumerate(labels):
+        guess, own = teacher[b].argmax(), student[b].argmax()
+        if {
+            "diamond": guess == label and own != label,
+            "triangle": True,
+            "nabla": guess != own,
+            "xor": (guess == label) != (own == label),
+        }[selection]:
+            chosen.append(b)
+    return chosen
+
+
+def transferability(teacher, student, labels, selection: str, temperature: float) -> float:
+    """-1/|M| sum over M of KL(student || teacher); 0 without M."""
+    chosen = selected(teacher, student, labels, selection)
+    return -sum(kl(student[b] / temperature, teacher[b] / temperature) for b in chosen) / max(len(chosen), 1)
+
+
+def disagreement(teacher, student) -> float:
+    """DENSE's own: -mean over all samples of KL(teacher || student), 0 where they agree."""
+    return -float(np.mean([kl(t, s) if t.argmax() != s.argmax() else 0.0 for t, s in zip(teacher, student)]))
+
+
+def diversity(images: np.ndarray, noise: np.ndarray, form: str) -> float:
+    """exp(-mean over pairs of products of mean squares, or of their roots)."""
+
+    def distance(a, b) -> float:
+        squared = np.mean((a - b) ** 2)
+        return squared if form == "squares" else np.sqrt(max(squared, 1e-12))
+
+    n = len(images)
+    pairs = [(j, k) for j in range(n) for k in range(n)]
+    return float(np.exp(-np.mean([distance(images[j], images[k]) * distance(noise[j], noise[k]) for j, k in pairs])))
+
+
+def embedding_excess(embedding: np.ndarray, bound: float) -> float:
+    return float(np.mean([max(np.sqrt(np.sum(e**2)) - bound * np.sqrt(len(e)), 0.0) for e in embedding]))
+
+
+def moment_distance(moments: np.ndarray, target: np.ndarray) -> float:
+    """Of one layer and one client, [2, K]."""
+    return float(np.linalg.norm(moments[0] - target[0]) + np.linalg.norm(moments[1] - target[1]))
+
+
+def weighted_cross_entropy(logits, labels, weights) -> float:
+    """logits [N, B, C], weights [N, B]."""
+    clients, batch, _ = logits.shape
+    total = sum(-weights[i, b] * log_softmax(logits[i, b])[labels[b]] for i in range(clients) for b in range(batch))
+    return float(total / batch)
+
+
+def weighted_kl(given, own, weights) -> float:
+    """[N, B, C] twice, weights [N, B]."""
+    clients, batch = weights.shape
+    total = sum(weights[i, b] * kl(given[i, b], own[i, b]) for i in range(clients) for b in range(batch))
+    return float(total / batch)
+
+
+def label_weights(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """tau [N, C] and p [C] from counts [N, C]; a class without samples weighs all clients alike."""
+    clients, classes = counts.shape
+    tau = np.zeros(counts.shape)
+    for i, y in np.ndindex(clients, classes):
+        tau[i, y] = counts[i, y] / counts[:, y].sum() if counts[:, y].sum() else 1 / clients
+    return tau, counts.sum(0) / counts.sum()
+
+
+def generate(variables: dict, noise: np.ndarray, labels, merge: str, shape: tuple[int, int, int]) -> np.ndarray:
+    """The generator with running statistics: convolutions "conv1", ...; norms "norm2", ... between the first and the
+    last; the images' middle."""
+    params, stats = variables["params"], variables["batch_stats"]
+    classes = labels.max() + 1
+    embedding = params["embedding"][labels] if "embedding" in params else None
+    x = {
+        "mul": lambda: noise * embedding,
+        "add": lambda: noise + embedding,
+        "cat": lambda: np.concatenate([noise, embedding], 1),
+        "ncat": lambda: np.concatenate([noise, np.eye(classes)[labels]], 1),
+        "none": lambda: noise,
+    }[merge]()[:, None, None]
+    layers = sum(name.startswith("conv") for name in params)
+    for i in range(1, layers + 1):
+        x = conv_transpose2d(x, params[f"conv{i}"]["kernel"], *((1, 0) if i == 1 else (2, 1)))
+        if 1 < i < layers:
+            norm, seen = params[f"norm{i}"], stats[f"norm{i}"]
+            x = (x - seen["mean"]) / np.sqrt(seen["var"] + 1e-5) * norm["scale"] + norm["bias"]
+        x = np.tanh(x) if i == layers else np.maximum(x, 0)
+    top, left = (x.shape[1] - shape[0]) // 2, (x.shape[2] - shape[1]) // 2
+    return x[:, top : top + shape[0], left : left + shape[1]]

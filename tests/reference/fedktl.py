@@ -1,0 +1,250 @@
+"""FedKTL: both sides' losses, the clients' and the server's training, the latter with derivatives by hand."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.reference.classification import cross_entropy
+from tests.reference.gradients import numerical_gradient
+
+EPSILON, MOMENTUM = 1e-5, 0.1  # of the batch norm
+CLIP_NORM = 100.0  # of the released code
+
+
+def angles(rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Angle of every row [B, K] with every column [K, C]."""
+    cosine = [[row @ v / np.linalg.norm(row) / np.linalg.norm(v) for v in vectors.T] for row in rows]
+    return np.arccos(np.clip(cosine, -1 + 1e-7, 1 - 1e-7))
+
+
+def arcface(angle: np.ndarray, labels, mask, scale: float, margin: float) -> float:
+    """Cross-entropy over scaled cosines, the margin added to the true class's angle."""
+    widened = np.array([[t + margin * (c == y) for c, t in enumerate(row)] for row, y in zip(angle, labels)])
+    return cross_entropy(scale * np.cos(widened), labels, mask)
+
+
+def mmd(x: np.ndarray, y: np.ndarray, bandwidths) -> float:
+    """Mean over all pairs of k(x, x') + k(y, y') - 2 k(x, y), the kernels added up."""
+
+    def mean_kernel(a, b):
+        return np.mean([[sum(np.exp(-((p - q) @ (p - q)) / (2 * s)) for s in bandwidths) for q in b] for p in a])
+
+    return float(mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y))
+
+
+def mmd_slope(x: np.ndarray, y: np.ndarray, bandwidths) -> np.ndarray:
+    """Of `mmd` by x."""
+    slope = np.zeros_like(x)
+    for j, point in enumerate(x):
+        for others, factor in ((x, 2.0), (y, -2.0)):
+            for other in others:
+                apart = point - other
+                kernels = sum(np.exp(-(apart @ apart) / (2 * s)) / s for s in bandwidths)
+                slope[j] -= factor * kernels * apart / len(x) / len(others)
+    return slope
+
+
+def class_spread(latents: np.ndarray, labels: np.ndarray) -> float:
+    """Mean over classes of the mean square between a class's latents and their mean."""
+    own = [latents[labels == c] for c in np.unique(labels)]
+    return float(np.mean([np.mean((rows - rows.mean(0)) ** 2) for rows in own]))
+
+
+def class_spread_slope(latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Of `class_spread` by the latents; the means' own part cancels."""
+    slope = np.zeros_like(latents)
+    for c in np.unique(labels):
+        rows = latents[labels == c]
+        slope[labels == c] = 2 * (rows - rows.mean(0)) / rows.size / len(np.unique(labels))
+    return slope
+
+
+class Transformer(NamedTuple):
+    """F: linear w1 [K, K] without bias; batch norm scale, bias, running mean, var; ReLU; linear w2 [K, H], b2."""
+
+    params: dict[str, np.ndarray]
+    mean: np.ndarray
+    var: np.ndarray
+
+
+def transform(f: Transformer, x: np.ndarray) -> np.ndarray:
+    """F in evaluation mode."""
+    p = f.params
+    hidden = (x @ p["w1"] - f.mean) / np.sqrt(f.var + EPSILON) * p["scale"] + p["bias"]
+    return np.maximum(hidden, 0) @ p["w2"] + p["b2"]
+
+
+def forward(f: Transformer, x: np.ndarray) -> tuple[np.ndarray, dict, Transformer]:
+    """F in training mode, what `backward` needs, and F with new running statistics."""
+    p = f.params
+    first = x @ p["w1"]
+    deviation = np.sqrt(first.var(0) + EPSILON)
+    normal = (first - first.mean(0)) / deviation
+    active = np.maximum(normal * p["scale"] + p["bias"], 0)
+    unbiased = first.var(0, ddof=1) if len(x) > 1 else np.zeros(first.shape[1])
+    mean = f.mean + MOMENTUM * (first.mean(0) - f.mean)
+    f = f._replace(mean=mean, var=f.var + MOMENTUM * (unbiased - f.var))
+    return active @ p["w2"] + p["b2"], {"x": x, "deviation": deviation, "normal": normal, "active": active}, f
+
+
+def backward(f: Transformer, kept: dict, slope: np.ndarray) -> dict[str, np.ndarray]:
+    """The slopes by F's parameters from those by its outputs [B, H]."""
+    normal = kept["normal"]
+    inner = slope @ f.params["w2"].T * (kept["active"] > 0)
+    scaled = inner * f.params["scale"]
+    first = (scaled - scaled.mean(0) - normal * (scaled * normal).mean(0)) / kept["deviation"]
+    return {
+        "w1": kept["x"].T @ first,
+        "scale": (inner * normal).sum(0),
+        "bias": inner.sum(0),
+        "w2": kept["active"].T @ slope,
+        "b2": slope.sum(0),
+    }
+
+
+def clipped(gradients: dict, norm: float = CLIP_NORM) -> dict:
+    """Scaled down to this length where they are longer, all together."""
+    length = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
+    return {name: g * min(1, norm / length) if length else g for name, g in gradients.items()}
+
+
+class Adam:
+    """Adam with its usual constants; keeps moments by name."""
+
+    def __init__(self, rate: float):
+        self.rate, self.count, self.first, self.second = rate, 0, {}, {}
+
+    def step(self, params: dict, gradients: dict) -> dict:
+        self.count += 1
+        out = {}
+        for name, g in gradients.items():
+            self.first[name] = 0.9 * self.first.get(name, 0) + 0.1 * g
+            self.second[name] = 0.999 * self.second.get(name, 0) + 0.001 * g**2
+            first, second = self.first[name] / (1 - 0.9**self.count), self.second[name] / (1 - 0.999**self.count)
+            out[name] = params[name] - self.rate * first / (np.sqrt(second) + 1e-8)
+        return out
+
+
+def mean_latents(f: Transformer, x: np.ndarray, labels: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Class means of F(x); `old` rows where a class has none."""
+    latents, means = transform(f, x), old.copy()
+    for c in np.unique(labels):
+        means[c] = latents[labels == c].mean(0)
+    return means
+
+
+def align(f, x, labels, batches, centroids, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, released=False):
+    """The server's training of F.
+
+    Args:
+      f: F before it.
+      x, labels: the uploaded prototypes [M, K] and their classes.
+      batches: (rows of a step, valid latents drawn for it), for each step.
+      centroids: [C, H], the class means of F(x), where the released code's table starts.
+      rate: of Adam.
+      bandwidths, mmd_weight, mse_weight: of the loss.
+      released: a trainable table instead of the means, the batch instead of all, clipped gradients.
+    """
+    optimizer, table_optimizer, table = Adam(rate), Adam(rate), {"table": centroids.copy()}
+    for rows, valid in batches:
+        if released:
+            latents, kept, f = forward(f, x[rows])
+            apart = latents - table["table"][labels[rows]]
+            slope = mmd_weight * mmd_slope(latents, valid, bandwidths) + mse_weight * 2 * apart / apart.size
+            table_slope = np.zeros_like(table["table"])
+            for c, row in zip(labels[rows], apart):
+                table_slope[c] -= mse_weight * 2 * row / apart.size
+            gradients = clipped(backward(f, kept, slope))
+            table = table_optimizer.step(table, clipped({"table": table_slope}))
+        else:
+            latents, kept, f = forward(f, x)
+            slope = mse_weight * class_spread_slope(latents, labels)
+            slope[rows] += mmd_weight * mmd_slope(latents[rows], valid, bandwidths)
+            gradients = backward(f, kept, slope)
+        f = f._replace(params=optimizer.step(f.params, gradients))
+    return f
+
+
+class Recipe(NamedTuple):
+    """A client's loss.
+
+    Attributes:
+      vectors: [K, C]; without them (None) the head gives logits, as in ablation "-ETF".
+      mu: weight of the regression on pairs.
+      scale, margin: of ArcFace.
+      mixed: if not 0, the images are classified with this weight instead, as in ablation "-Qbar".
+    """
+
+    vectors: np.ndarray | None
+    mu: float = 50.0
+    scale: float = 64.0
+    margin: float = 0.5
+    mixed: float = 0.0
+
+
+def features(params: dict, x: np.ndarray) -> np.ndarray:
+    """x [B, D] -> [B, K']."""
+    return x @ params["base_kernel"] + params["base_bias"]
+
+
+def outputs(params: dict, x: np.ndarray) -> np.ndarray:
+    """x [B, D] -> [B, K]."""
+    return features(params, x) @ params["head_kernel"] + params["head_bias"]
+
+
+def classification(params: dict, x, y, recipe: Recipe) -> float:
+    """ArcFace on the cosines, or cross-entropy on the logits."""
+    everyone = [True] * len(y)
+    if recipe.vectors is None:
+        return cross_entropy(outputs(params, x), y, everyone)
+    return arcface(angles(outputs(params, x), recipe.vectors), y, everyone, recipe.scale, recipe.margin)
+
+
+def regression(params: dict, images: np.ndarray, vectors: np.ndarray) -> float:
+    """Mean square of h'(f(I)) - Q over pairs and entries; 0 without pairs."""
+    if not len(images):
+        return 0.0
+    guesses = features(params, images) @ params["projection_kernel"] + params["projection_bias"]
+    return float(np.mean((guesses - vectors) ** 2))
+
+
+def client_loss(params: dict, x, y, images, classes, vectors, recipe: Recipe) -> float:
+    """Of a batch x [B, D], y and a mini-batch of pairs: images [n, D] of classes [n] and vectors [n, H]."""
+    value = classification(params, x, y, recipe)
+    if recipe.mixed and len(images):
+        return value + recipe.mixed * classification(params, images, classes, recipe)
+    return value + recipe.mu * regression(params, images, vectors)
+
+
+def client_gradients(params: dict, batch, recipe: Recipe) -> dict:
+    """Of `client_loss` by every parameter."""
+    return {
+        name: numerical_gradient(lambda v, name=name: client_loss({**params, name: v}, *batch, recipe), value)
+        for name, value in params.items()
+    }
+
+
+def train_client(params: dict, batches, rate: float, recipe: Recipe, released: bool = False) -> tuple[dict, float]:
+    """One SGD step for each (x, y, images, classes, vectors); released clips the model and h', each on its own.
+
+    Returns:
+      The parameters, and the mean of the losses before each step.
+    """
+    losses = []
+    for batch in batches:
+        losses.append(client_loss(params, *batch, recipe))
+        gradients = client_gradients(params, batch, recipe)
+        if released:
+            of_projection = {name: g for name, g in gradients.items() if name.startswith("projection")}
+            of_model = {name: g for name, g in gradients.items() if name not in of_projection}
+            gradients = clipped(of_model) | clipped(of_projection)
+        params = {name: value - rate * gradients[name] for name, value in params.items()}
+    return params, float(np.mean(losses))
+
+
+def prototypes(params: dict, x: np.ndarray, labels: np.ndarray, of=outputs, released: bool = False) -> dict:
+    """Class -> mean of the outputs; released: of unit vectors, made one itself."""
+    unit = lambda rows: rows / np.linalg.norm(rows, axis=-1, keepdims=True)  # noqa: E731
+    rows = unit(of(params, x)) if released else of(params, x)
+    means = {int(c): rows[labels == c].mean(0) for c in np.unique(labels)}
+    return {c: unit(mean) for c, mean in means.items()} if released else means
