@@ -1,6 +1,7 @@
 """From a config to the objects of the library, every mistake found before anything is compiled."""
 
 import inspect
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -8,18 +9,18 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.configs.base import base_config
-from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.wire import TRANSFORMS, Transform
 from fedjax_ht.data.augment import compose
-from fedjax_ht.data.dataset import Dataset, Partition
+from fedjax_ht.data.dataset import Dataset, Partition, subset
 from fedjax_ht.data.partition import check_partition, make_partition
 from fedjax_ht.data.sources import dataset_names, load_dataset
-from fedjax_ht.methods import METHODS
-from fedjax_ht.models import model_group
+from fedjax_ht.methods import method_factory
+from fedjax_ht.models import model_group, sliced_network, width_budgets
 
 OPTIMIZERS = ("sgd", "adam")
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
@@ -45,13 +46,32 @@ def build(config: ConfigDict) -> Experiment:
     training, options = local_training(config.training), simulation_options(config)
     methods = {name: make_method(name, opts, training) for name, opts in method_options(config).items()}
     partition = config.partition
+    rates = width_rates(config.model.rates, partition.num_clients)
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
         raise ValueError(f"unknown dataset {config.dataset.name!r}; there are {', '.join(dataset_names())}")
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
+    if config.dataset.subset:
+        dataset = subset(dataset, config.dataset.subset, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
-    model = config.model
+    if rates:
+        federation = sliced_federation(config.model, rates, dataset)
+    else:
+        federation = whole_federation(config.model, partition.num_clients, dataset)
+    for method in methods.values():
+        method.check(federation)
+        check_pretraining(method, config.dataset)
+    splits = [
+        make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
+        for trial in range(config.trials if partition.per_trial else 1)
+    ]
+    partitions = tuple(splits if partition.per_trial else splits * config.trials)
+    return Experiment(dataset, partitions, federation, training, options, methods)
+
+
+def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
+    """Client i has module i mod their number of the model group."""
     task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
     if model.shared and model.shared not in modules:
@@ -60,16 +80,33 @@ def build(config: ConfigDict) -> Experiment:
             f"{', '.join(modules)}"
         )
     shared = modules[model.shared] if model.shared else None
-    clients = partition.num_clients
-    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, clients, shared=shared)
-    for method in methods.values():
-        method.check(federation)
-    splits = [
-        make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
-        for trial in range(config.trials if partition.per_trial else 1)
-    ]
-    partitions = tuple(splits if partition.per_trial else splits * config.trials)
-    return Experiment(dataset, partitions, federation, training, options, methods)
+    return make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
+
+
+def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Dataset) -> Federation:
+    """Client i has a slice of the group's one network, of width rate rates[i]."""
+    for field, value in (("feature_dim", 0), ("shared", ""), ("output_relu", False)):
+        if model[field] != value:
+            raise ValueError(f"model.{field} is {model[field]!r}; with model.rates it must be {value!r}")
+    shape, num_classes = dataset.image_shape, dataset.num_classes
+    network = sliced_network(model.group, num_classes, shape, model.norm, model.scaler)
+    return make_sliced_federation(network, rates, shape, num_classes)
+
+
+def width_rates(text: str, num_clients: int) -> tuple[float, ...]:
+    """Each client's width rate from `model.rates`; () where it is empty, for whole models."""
+    try:
+        if text.startswith("rho="):
+            return width_budgets(num_clients, float(text.removeprefix("rho=")))
+        rates = [float(Fraction(part.strip())) for part in text.split(",")] if text else []
+        if all(0 < rate <= 1 for rate in rates) and len(rates) <= num_clients:
+            return tuple(rates[i % len(rates)] for i in range(num_clients)) if rates else ()
+    except (ValueError, ArithmeticError):
+        pass
+    raise ValueError(
+        f"model.rates is {text!r}; it must be empty, rho=NUMBER (at least 0), or at most {num_clients} numbers above 0 "
+        "and at most 1, such as 1,1/2,1/4, which clients take in turn"
+    )
 
 
 def check_fields(config: ConfigDict) -> None:
@@ -108,6 +145,7 @@ def check_numbers(config: ConfigDict) -> None:
         "training.weight_decay": (config.training.weight_decay, 0),
         "training.clip_norm": (config.training.clip_norm, 0),
         "dataset.image_size": (config.dataset.image_size, 0),
+        "dataset.subset": (config.dataset.subset, 0),
         "model.feature_dim": (config.model.feature_dim, 0),
         "lanes": (config.lanes, 0),
         "devices": (config.devices, 0),
@@ -122,6 +160,15 @@ def check_numbers(config: ConfigDict) -> None:
     sample, clients = config.evaluate.sample, config.partition.num_clients
     if sample > clients:
         raise ValueError(f"evaluate.sample is {sample}; it must be at most the {clients} clients")
+
+
+def check_pretraining(method: Method, config: ConfigDict) -> None:
+    """ValueError where what a method brings along was trained on the federation's own data, unless that is allowed."""
+    if config.name in method.pretrained_on and not config.seen_before:
+        raise ValueError(
+            f"the generator of {method.name} was trained on {config.name}, the federation's own data; choose another, "
+            "or allow it by dataset.seen_before=True"
+        )
 
 
 def local_training(config: ConfigDict) -> LocalTraining:
@@ -186,9 +233,8 @@ def method_options(config: ConfigDict) -> dict[str, dict]:
 
 def make_method(name: str, options: dict, training: LocalTraining) -> Method:
     """A method by name; its options are those of its factory."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; the methods are {', '.join(METHODS)}")
-    known = list(inspect.signature(METHODS[name]).parameters)[1:]
+    factory = method_factory(name)
+    known = list(inspect.signature(factory).parameters)[1:]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
-    return METHODS[name](training, **options)
+    return factory(training, **options)

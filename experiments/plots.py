@@ -134,3 +134,15 @@ def split_bubbles(counts: np.ndarray, class_names: Sequence[str]) -> plt.Figure:
     axes.set_title(f"training samples per class and client (largest bubble: {counts.max()})", fontsize=10)
     axes.grid(alpha=0.2)
     return figure
+
+
+def image_grid(images: np.ndarray, columns: int = 10) -> plt.Figure:
+    """Images float [n, H, W, 1 or 3] in [0, 1], in rows, enlarged without smoothing, their index (the class) above."""
+    rows = -(-len(images) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(columns * 0.9, rows * 1.1), layout="constrained", squeeze=False)
+    for cell in axes.flat:
+        cell.axis("off")
+    for index, (cell, image) in enumerate(zip(axes.flat, images)):
+        cell.imshow(np.squeeze(image, -1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
+        cell.set_title(str(index), fontsize=7, pad=2)
+    return figure

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
 from fedjax_ht.core.history import Row, run
-from fedjax_ht.core.simulation import Simulation, make_simulation, make_trials
+from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation, make_trials
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
@@ -120,14 +120,19 @@ def run_method(
     state, history = checkpointer.restore(warn) or (None, [])
     saved = state.round if history else -1
 
-    def after_round(state, history) -> bool:
+    def save(state, history) -> None:
         nonlocal saved
+        checkpointer.save(state, history)
+        if is_primary():
+            show_server(name, experiment, simulation, state, workdir)
+        saved = state.round
+
+    def after_round(state, history) -> bool:
         if is_primary():
             write_history(history, workdir)
         stop = agreed(bool(caught))
         if state.round % config.checkpoint.every == 0 or stop:
-            checkpointer.save(state, history)
-            saved = state.round
+            save(state, history)
         return stop
 
     state, history = run(
@@ -143,12 +148,24 @@ def run_method(
         only=evaluated_clients(config),
     )
     if state.round != saved:
-        checkpointer.save(state, history)
+        save(state, history)
     if is_primary():
         write_history(history, workdir)
     if agreed(bool(caught)):
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
     return history
+
+
+def show_server(
+    name: str, experiment: Experiment, simulation: Simulation, state: SimulationState, workdir: Path
+) -> None:
+    """Writes what a method's server shows of its state, of the first trial, to images/<round>.png, if anything."""
+    method = experiment.methods[name]
+    if method.pictures is None:
+        return
+    first = jax.tree.map(lambda x: x[0], state.server) if simulation.trials else state.server
+    images = np.asarray(method.pictures(experiment.federation, first))
+    plots.save(plots.image_grid(images), workdir / "images" / f"{state.round:05d}.png")
 
 
 def remember_config(config: ConfigDict, workdir: Path) -> None:

@@ -5,16 +5,18 @@ test sample, and nobody trains on class 4.
 """
 
 import contextlib
+import dataclasses
 import functools
 from unittest import mock
 
+import flax.linen as nn
 import jax
 import numpy as np
 import optax
 import pytest
 
 from fedjax_ht.core import simulation as simulation_module
-from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.method import Split
@@ -24,6 +26,8 @@ from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import mlp
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
 
 SHAPE, NUM_CLASSES, FEATURE_DIM, BATCH_SIZE = (4, 4, 1), 5, 8, 4
 TRAIN_COUNTS = np.array(  # client, class -> training samples
@@ -44,6 +48,9 @@ TEST_COUNTS = np.where(np.arange(NUM_CLIENTS) == 6, 0, 3)
 ASSIGNMENT = ("narrow", "narrow", "narrow", "narrow", "wide", "narrow", "wide", "wide")
 MODULES = {"narrow": mlp(NUM_CLASSES, (FEATURE_DIM,)), "wide": mlp(NUM_CLASSES, (6, FEATURE_DIM))}
 TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
+RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)  # width rates of a sliced federation
+ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
+SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}  # methods for slices of one network
 
 
 ALWAYS_THOROUGH = ("local", "fedavg", "fedproto", "fedtgp")
@@ -86,6 +93,42 @@ def mixed_federation(reverse: bool = False) -> Federation:
 def uniform_federation() -> Federation:
     """One architecture."""
     return make_federation({"narrow": MODULES["narrow"]}, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS)
+
+
+class SlicedDense(nn.Module):
+    """[linear, ReLU] per entry of `widths` on the flattened image: a sliceable network of one's own."""
+
+    widths: tuple[int, ...]
+    rate: float = 1.0
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.widths, 1):
+            x = nn.relu(Linear(sliced_width(width, self.rate), name=f"fc{i}")(x))
+        return x
+
+    @nn.nowrap
+    def channels(self, per_layer=False):
+        groups = [f"fc{i}" for i in range(1, len(self.widths) + 1)]
+        return Channels(dict(zip(groups, self.widths)), dict(zip(groups, zip([None, *groups], groups))), groups[-1])
+
+
+def sliced_federation(reverse: bool = False) -> Federation:
+    """Slices of half and whole width; with `reverse`, in the other order also by name."""
+    network = lambda rate: sliced_model(SlicedDense((6, FEATURE_DIM), rate), NUM_CLASSES)  # noqa: E731
+    federation = make_sliced_federation(network, RATES, SHAPE, NUM_CLASSES)
+    if not reverse:
+        return federation
+    buckets = tuple(dataclasses.replace(b, name=f"{i}_{b.name}") for i, b in enumerate(federation.buckets[::-1]))
+    return dataclasses.replace(federation, buckets=buckets, assignment=tuple(1 - i for i in federation.assignment))
+
+
+def federation_for(name: str, reverse: bool = False) -> Federation:
+    """What a method of this name runs on."""
+    if name in ONE_ARCHITECTURE:
+        return uniform_federation()
+    return sliced_federation(reverse) if name in SLICES else mixed_federation(reverse)
 
 
 def federation_data(federation: Federation, padding: int = 0) -> FederationData:

@@ -9,15 +9,14 @@ import inspect
 
 from ml_collections import ConfigDict, config_dict
 
-from fedjax_ht.methods import METHODS
+from fedjax_ht.methods import method_factory
 
 
 def method_config(name: str, **options) -> ConfigDict:
     """A method with all the options its factory has, so that any can be overridden: --config.method.options.tau=50."""
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; the methods are {', '.join(METHODS)}")
+    factory = method_factory(name)
     config = ConfigDict({"name": name, "options": {}})
-    for parameter in list(inspect.signature(METHODS[name]).parameters.values())[1:]:  # the first is local training
+    for parameter in list(inspect.signature(factory).parameters.values())[1:]:  # the first is local training
         value = options.pop(parameter.name, parameter.default)
         config.options[parameter.name] = config_dict.placeholder(float) if value is None else value
     if options:
@@ -35,12 +34,17 @@ def base_config() -> ConfigDict:
     config.compare = ()  # further methods, with their default options, on the same split
 
     config.dataset = ConfigDict({"name": "fashion_mnist_10k", "data_dir": "data", "image_size": 0})  # 0: as published
+    config.dataset.subset = 0  # this many random images, the same for every seed; 0: all
+    config.dataset.seen_before = False  # True lets a method's pre-trained part have been trained on this dataset
+
     config.partition = ConfigDict({"kind": "practical", "num_clients": 20, "seed": 1, "options": ConfigDict()})
     config.partition.options = {"alpha": 0.1}
     config.partition.per_trial = False  # True: each trial has a split of its own, by partition.seed + trial
     config.model = ConfigDict({"group": "cnn5", "feature_dim": 0})  # 0: the group's own
     config.model.shared = ""  # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
-    config.model.norm = "batch"  # group, layer, static_batch: of models that normalise by batch
+    config.model.norm = "batch"  # group, layer, static_batch, none: of models that normalise by batch
+    config.model.rates = ""  # clients train slices of one network: rho=10 (DFRD's budgets), or 1,1/2,1/4 in turn
+    config.model.scaler = True  # of slices: divide by the width rate before every norm, in training
     config.model.output_relu = False  # True: htc4 heads with the released code's ReLU behind the logits
 
     config.training = ConfigDict()

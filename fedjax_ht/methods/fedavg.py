@@ -3,7 +3,8 @@
     server:  w <- sum_i n_i w_i / sum_i n_i over the uploads that arrived
     client:  w_i <- w, then local epochs of cross-entropy
 
-Batch statistics are never averaged: each client keeps its own (as PFLlib does).
+Batch statistics are never averaged: each client keeps its own (as PFLlib does). The server's model is scored in a
+federation of slices (`make_sliced_federation`), which keep none.
 """
 
 from typing import Literal, NamedTuple
@@ -65,6 +66,11 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
         new = weighted_mean(uplink.params, weights.astype(jnp.float32))
         return select(weights.any(), new, server), {}  # clients without samples alone say nothing
 
+    def global_predict(federation, server, x, mask):
+        if federation.global_model is None:
+            return None
+        return {"head": head_scores(federation.buckets[0], {"params": server, "stats": {}}, x, mask)}
+
     return Method(
         name="fedavg",
         check=check,
@@ -75,4 +81,5 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        global_predict=global_predict,
     )

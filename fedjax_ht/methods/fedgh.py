@@ -12,7 +12,6 @@ Settled here:
 * The authors score the client's own head after training, HtFLlib the global head: `SimulationOptions.evaluate`.
 """
 
-import jax.numpy as jnp
 import optax
 
 from fedjax_ht.core.federation import logits, require_equal_heads
@@ -49,16 +48,13 @@ def fedgh(
 
     def server_update(federation, server, received, ctx):
         bucket = head_bucket(federation)
-        values, present = prototypes.uploaded(gather_received(received))  # [P, C, K], [P, C]
+        rows = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
 
         def loss(head, batch, mask, key):
-            uploads, labels = batch
-            return cross_entropy(logits(bucket, {"head": head}, uploads), labels, mask)
+            return cross_entropy(logits(bucket, {"head": head}, batch.prototypes), batch.labels, mask)
 
-        labels = jnp.broadcast_to(jnp.arange(federation.num_classes), present.shape)
-        rows = (jnp.where(present[..., None], values, 0).reshape(-1, values.shape[-1]), labels.reshape(-1))
         head, final_loss = train_on_rows(
-            optimizer, loss, server, rows, present.reshape(-1), ctx.key, server_epochs, server_batch_size
+            optimizer, loss, server, rows, rows.valid, ctx.key, server_epochs, server_batch_size
         )
         return head, {"server_loss": final_loss}
 

@@ -111,13 +111,11 @@ def fedtgp(
         delta = adaptive_margin(centres, present.any(0), tau, variant) if margin is None else jnp.float32(margin)
 
         def loss(trained, batch, mask, key):
-            uploads, labels = batch
-            return margin_contrastive(uploads, labels, mask, global_prototypes(trained), delta)
+            return margin_contrastive(batch.prototypes, batch.labels, mask, global_prototypes(trained), delta)
 
-        labels = jnp.broadcast_to(jnp.arange(federation.num_classes), present.shape)
-        rows = (jnp.where(present[..., None], values, 0).reshape(-1, values.shape[-1]), labels.reshape(-1))
+        rows = prototypes.as_rows(values, present)
         trained, final_loss = train_on_rows(
-            optimizer, loss, server.trained, rows, present.reshape(-1), ctx.key, server_epochs, server_batch_size
+            optimizer, loss, server.trained, rows, rows.valid, ctx.key, server_epochs, server_batch_size
         )
         new = Server(trained, global_prototypes(trained), server.ready | present.any())
         return new, {"server_loss": final_loss, "margin": delta}

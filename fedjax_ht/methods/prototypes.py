@@ -30,6 +30,14 @@ class Uplink(NamedTuple):
     counts: Metadata | tuple
 
 
+class Uploads(NamedTuple):
+    """What clients uploaded, as rows: prototypes float [M, K], their classes int [M], and which are real bool [M]."""
+
+    prototypes: jax.Array
+    labels: jax.Array
+    valid: jax.Array
+
+
 def check_variant(variant: str) -> None:
     """ValueError unless the variant is a known one."""
     if variant not in ("paper", "released"):
@@ -64,6 +72,13 @@ def uploaded(received: Received) -> tuple[jax.Array, jax.Array]:
     """The uplinks' prototypes float [P, C, K], and which of them arrived bool [P, C]."""
     prototypes = received.uplink.prototypes
     return prototypes.values, prototypes.mask & received.arrived[:, None]
+
+
+def as_rows(prototypes: jax.Array, present: jax.Array) -> Uploads:
+    """`uploaded`'s prototypes [P, C, K] one after another, M = P C; absent ones are zero."""
+    labels = jnp.broadcast_to(jnp.arange(present.shape[1]), present.shape)
+    values = jnp.where(present[..., None], prototypes, 0)
+    return Uploads(values.reshape(-1, values.shape[-1]), labels.reshape(-1), present.reshape(-1))
 
 
 def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array | None = None) -> jax.Array:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingResult, train
@@ -25,8 +26,15 @@ def train_model(
     ctx: Context,
     regulariser: Regulariser | None = None,
     gather_features: bool = False,
+    classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
     """Trains the client's whole model by cross-entropy, plus a regulariser of its features where there is one.
+
+    Args:
+      training, bucket, client, data, ctx: of the client.
+      regulariser: or None.
+      gather_features: sum the features seen by class.
+      classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes them as they are.
 
     Returns:
       The client's new state, and the result, with per-class sums of the features seen if `gather_features`.
@@ -34,7 +42,9 @@ def train_model(
 
     def loss(params, stats, batch: Batch, key) -> Loss:
         representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
-        value = cross_entropy(logits(bucket, params, representations), batch.y, batch.mask)
+        scores = logits(bucket, params, representations)
+        scores = scores if classes is None else jnp.where(classes, scores, 0)
+        value = cross_entropy(scores, batch.y, batch.mask)
         if regulariser is not None:
             value = value + regulariser(representations, batch)
         return Loss(value, stats, representations if gather_features else None)

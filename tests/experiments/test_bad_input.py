@@ -1,11 +1,14 @@
 """Every mistake is one clear line, found before anything is compiled, exit code 2."""
 
 import numpy as np
+import optax
 import pytest
 
 from experiments import main  # noqa: F401  (its flags)
-from experiments.build import build, evaluated_clients
+from experiments.build import build, check_pretraining, evaluated_clients, width_rates
 from experiments.configs.base import apply_argument, base_config, method_config
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.methods import local
 
 
 def config_with(**fields):
@@ -42,10 +45,18 @@ BAD = {
     "norm is 'group', but model group 'cnn5'": {"model.norm": "group"},
     "norm is 'instance'": {"model.group": "resnet4", "model.norm": "instance"},
     "output_relu is for the groups res34_htc4, htfe8_htc4": {"model.output_relu": True},
+    "heterofl trains slices of one network": {"compare": ("heterofl",)},
+    "model.rates is 'rho=-1'; it must be empty, rho=NUMBER (at least 0)": {"model.rates": "rho=-1"},
+    "model.rates is '1,1/0'": {"model.rates": "1,1/0"},
+    "model.rates is '2'": {"model.rates": "2"},
+    "model group 'cnn5' cannot be sliced; conv4": {"model.rates": "1"},
+    "norm is 'batch', but a slice keeps no running": {"model.rates": "1", "model.group": "conv4"},
+    "model.feature_dim is 8; with model.rates it must be 0": {"model.rates": "1", "model.feature_dim": 8},
     "model.shared is 'cnn'; it must be empty or one of model group 'cnn5': cnn1, cnn2": {"model.shared": "cnn"},
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
+    "subset is 10001; fashion_mnist_10k has 10000 samples": {"dataset.subset": 10001},
     "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},
 }
 
@@ -56,6 +67,33 @@ def test_bad_config_is_one_line(message):
         build(config_with(**BAD[message]))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_generator_that_saw_the_data_must_be_asked_for():
+    config = config_with(**{"dataset.name": "fashion_mnist_10k"})
+    method = local(LocalTraining(optax.sgd(0.1)))._replace(pretrained_on=("fashion_mnist_10k",))
+    with pytest.raises(ValueError, match="the generator of local was trained on fashion_mnist_10k"):
+        check_pretraining(method, config.dataset)
+    config.dataset.seen_before = True
+    check_pretraining(method, config.dataset)
+
+
+def test_width_rates_of_the_clients():
+    assert width_rates("", 3) == ()
+    assert width_rates("rho=5", 4) == (0.5, 0.25, 0.125, 0.0625)
+    assert width_rates("1, 1/2,0.25", 5) == (1, 0.5, 0.25, 1, 0.5)
+    with pytest.raises(ValueError, match="or at most 2 numbers"):
+        width_rates("1,1,1", 2)
+
+
+def test_rates_make_a_federation_of_slices():
+    fields = {"group": "conv4_quarter", "rates": "1,1/4", "norm": "static_batch", "scaler": False}
+    config = config_with(**{f"model.{name}": value for name, value in fields.items()})
+    config.method = method_config("fedrolex")
+    federation = build(config).federation
+    assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (0, 1, 0)
+    assert federation.global_model.module.base.widths == (16, 32, 64, 128)
+    assert not any(b.module.base.scaler for b in federation.buckets)
 
 
 def test_a_sample_of_clients_is_a_pure_function_of_the_seed():

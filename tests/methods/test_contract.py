@@ -1,10 +1,9 @@
 """What every registered method must hold: the same checks for all, on a few compiled simulations a method.
 
-A new method enters by its line in METHODS and in WIRE.
+A new method enters by its line in METHODS, and in WIRE of tests/method_wires.py.
 """
 
 import functools
-from typing import NamedTuple
 
 import chex
 import jax
@@ -17,129 +16,26 @@ from fedjax_ht.core.options import SimulationOptions, choose_participants
 from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation
 from fedjax_ht.methods import METHODS
 from tests.federations import (
-    CLASSES,
-    FEATURE_DIM,
-    NUM_CLASSES,
     NUM_CLIENTS,
-    SHAPE,
+    ONE_ARCHITECTURE,
     TEST_COUNTS,
-    TRAIN_COUNTS,
     TRAINING,
     changed,
     each_client,
     federation_data,
+    federation_for,
     identical,
-    mixed_federation,
     play,
     thoroughly,
     to_device,
     to_host,
-    uniform_federation,
 )
+from tests.method_wires import SAMPLES, SETTINGS, WIRE, Sent
 
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)  # 5 clients a round, 1 of them dropped
-SAMPLES = TRAIN_COUNTS.sum(1)
-ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
-FLAT = int(np.prod(SHAPE))
-HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
-NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
-
-SETTINGS = {  # many batches a round, so that order could tell
-    "fedtgp": {"server_batch_size": 3, "server_epochs": 10},
-    "fedgh": {"server_batch_size": 3, "server_epochs": 10},
-    "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
-    "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
-    "fedapen": {"adapt_every": 4},  # no client has twenty samples
-}
 
 every_method = pytest.mark.parametrize("name", METHODS)
-
-
-class Sent(NamedTuple):
-    """Payload float32 elements of a round, of all clients."""
-
-    up: int
-    down: int
-
-
-def prototypes_up(arrived) -> int:
-    return FEATURE_DIM * sum(len(CLASSES[i]) for i in arrived)
-
-
-def fedproto_wire(participants, arrived, earlier) -> Sent:
-    existing = set().union(*(CLASSES[i] for i in earlier[-1])) if earlier else set()
-    return Sent(prototypes_up(arrived), FEATURE_DIM * len(existing) * len(participants))
-
-
-def fedtgp_wire(participants, arrived, earlier) -> Sent:
-    return Sent(prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants))
-
-
-def fedssa_wire(participants, arrived, earlier) -> Sent:
-    """Whom the server has not heard from gets every row of the header."""
-    rows = lambda i: len(CLASSES[i])  # noqa: E731
-    heard = {i for ids in earlier for i in ids if rows(i)}
-    down = sum(rows(i) if i in heard else NUM_CLASSES for i in participants)
-    return Sent((FEATURE_DIM + 1) * sum(map(rows, arrived)), (FEATURE_DIM + 1) * down)
-
-
-def head_wire(participants, arrived, earlier) -> Sent:
-    return Sent(HEAD_SIZE * len(arrived), HEAD_SIZE * len(participants))
-
-
-def fedgh_wire(participants, arrived, earlier) -> Sent:
-    return Sent(prototypes_up(arrived), HEAD_SIZE * len(participants))
-
-
-def fd_wire(participants, arrived, earlier) -> Sent:
-    """Logits where FedProto has features."""
-    up, down = fedproto_wire(participants, arrived, earlier)
-    return Sent(up * NUM_CLASSES // FEATURE_DIM, down * NUM_CLASSES // FEATURE_DIM)
-
-
-def fedral_wire(participants, arrived, earlier) -> Sent:
-    """Two blocks; the first matrix is sent whole."""
-    blocks = FEATURE_DIM**2 // 2
-    return Sent(blocks * len(arrived), (blocks if earlier else FEATURE_DIM**2) * len(participants))
-
-
-def fedgen_wire(participants, arrived, earlier) -> Sent:
-    """The generator is sent once it has been trained."""
-    hidden, inputs = SETTINGS["fedgen"]["hidden_dim"], SETTINGS["fedgen"]["noise_dim"] + NUM_CLASSES
-    generator = (inputs * hidden + hidden) + 2 * hidden + (hidden * FEATURE_DIM + FEATURE_DIM)
-    return Sent(HEAD_SIZE * len(arrived), (HEAD_SIZE + generator * bool(earlier)) * len(participants))
-
-
-def auxiliary_wire(participants, arrived, earlier) -> Sent:
-    """The smallest model of the group, both ways."""
-    return Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants))
-
-
-def fedkd_wire(participants, arrived, earlier) -> Sent:
-    """Whole at threshold 1; but the change of a client without samples is zero and has no singular component."""
-    biases = FEATURE_DIM + NUM_CLASSES
-    up = sum(NARROW_SIZE if SAMPLES[i] else biases for i in arrived)
-    return Sent(up, NARROW_SIZE * len(participants))
-
-
-# (participants, those that arrived, those that arrived in each earlier round) -> what the papers' arithmetic gives
-WIRE = {
-    "local": lambda participants, arrived, earlier: Sent(0, 0),
-    "fedavg": lambda participants, arrived, earlier: Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)),
-    "fedproto": fedproto_wire,
-    "fedtgp": fedtgp_wire,
-    "fedssa": fedssa_wire,
-    "lg_fedavg": head_wire,
-    "fedgh": fedgh_wire,
-    "fd": fd_wire,
-    "fedral": fedral_wire,
-    "fedgen": fedgen_wire,
-    "fedclassavg": head_wire,
-    "fml": auxiliary_wire,
-    "fedkd": fedkd_wire,
-    "fedapen": auxiliary_wire,
-}
 
 
 def breakable(method: Method) -> Method:
@@ -160,15 +56,15 @@ def breakable(method: Method) -> Method:
     return method._replace(client_update=client_update)
 
 
-def federation_of(name: str, reverse: bool = False):
-    return uniform_federation() if name in ONE_ARCHITECTURE else mixed_federation(reverse)
+def method_of(name: str) -> Method:
+    return METHODS[name](TRAINING, **SETTINGS.get(name, {}))
 
 
 @functools.cache
 def simulation(name: str, reverse: bool = False, padding: int = 0, build: int = 0, **options) -> Simulation:
     """A method's simulation; `build` tells apart two that are alike."""
-    federation = federation_of(name, reverse)
-    method = breakable(METHODS[name](TRAINING, **SETTINGS.get(name, {})))
+    federation = federation_for(name, reverse)
+    method = breakable(method_of(name))
     settings = SimulationOptions(**{**vars(OPTIONS), **options})
     return make_simulation(method, federation, federation_data(federation, padding), TRAINING, settings)
 
@@ -201,7 +97,7 @@ def test_finite(name):
     for state in (states[0], states[-1]):
         scored = simulation(name).evaluate(to_device(state))
         np.testing.assert_array_equal(scored.counts["test"], TEST_COUNTS)
-        for rule in METHODS[name](TRAINING).rules:
+        for rule in method_of(name).rules:
             accuracy = scored.accuracy["test"][rule]
             np.testing.assert_array_equal(np.isnan(accuracy), TEST_COUNTS == 0)
             assert (accuracy[TEST_COUNTS > 0] >= 0).all() and (accuracy[TEST_COUNTS > 0] <= 1).all()
@@ -220,10 +116,10 @@ def test_same_seed_same_bits(name):
 def test_another_seed_differs(name):
     (start, _), _ = history(name, rounds=1)
     other = simulation(name, seed=1)
-    assert changed(federation_of(name), start, to_host(other.init())) == set(range(NUM_CLIENTS))
+    assert changed(federation_for(name), start, to_host(other.init())) == set(range(NUM_CLIENTS))
     # From the same state, too: batches are drawn in another order.
     first, second = (play(s, start, [0, 5, 6])[0] for s in (simulation(name), other))
-    assert changed(federation_of(name), first, second) >= {0, 5}
+    assert changed(federation_for(name), first, second) >= {0, 5}
 
 
 VARIANTS = {
@@ -240,7 +136,7 @@ def test_same_numbers_whatever_runs_them(name, variant):
         pytest.skip("runs on one bucket only")
     states, reports = history(name)
     others, other_reports = history(name, **VARIANTS[variant])
-    here, there = federation_of(name), federation_of(name, reverse=variant == "bucket order")
+    here, there = federation_for(name), federation_for(name, reverse=variant == "bucket order")
     for a, b in zip(states, others):
         chex.assert_trees_all_close(a.server, b.server, rtol=0, atol=1e-5)
         chex.assert_trees_all_close(each_client(here, a), each_client(there, b), rtol=0, atol=1e-5)
@@ -249,7 +145,7 @@ def test_same_numbers_whatever_runs_them(name, variant):
         assert (a.arrived, a.uplink, a.downlink) == (b.arrived, b.uplink, b.downlink)
 
 
-@every_method
+@thoroughly
 def test_a_bad_client_spoils_no_neighbour(name):
     """Side by side in lanes, one client that is not finite changes nothing for the others."""
     (start, *_), _ = history(name)
@@ -276,7 +172,7 @@ def test_wire_counts(name):
 
 @every_method
 def test_only_participants_change(name):
-    federation = federation_of(name)
+    federation = federation_for(name)
     states, reports = history(name)
     for round, report in enumerate(reports):
         chosen = set(report.participants)
@@ -289,7 +185,7 @@ def test_only_participants_change(name):
 @every_method
 def test_dropped_client_trains_but_is_absent(name):
     """It keeps what it learned; server and uplink cost are those of a round without it."""
-    sim, federation = simulation(name), federation_of(name)
+    sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     heard, report = play(sim, start, [0, 4, 5, 6])
     lost, lost_report = play(sim, start, [0, 4, 5, 6], dropped=[5])
@@ -340,7 +236,7 @@ def test_nothing_compiles_or_moves_unasked_after_the_first_round(name, caplog):
 def test_client_that_is_not_finite_is_left_out(name, round):
     if round == BAD_UPLINK and name == "local":
         pytest.skip("sends nothing that could be wrong")
-    sim, federation = simulation(name), federation_of(name)
+    sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     after, report = play(sim, start, [0, 1, 4, 5], round=round)
     absent, absent_report = play(sim, start, [0, 4, 5], round=round)
@@ -357,7 +253,7 @@ def test_client_that_is_not_finite_is_left_out(name, round):
 @pytest.mark.parametrize("how", ["dropped", "not finite"])
 def test_round_in_which_nobody_arrives(name, how):
     """The server stays as it was; so do clients whose results are not finite, while dropped ones have trained."""
-    sim, federation = simulation(name), federation_of(name)
+    sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     if how == "dropped":
         after, report = play(sim, start, [0, 1, 4], dropped=[0, 1, 4])
@@ -374,7 +270,7 @@ def test_round_in_which_nobody_arrives(name, how):
 @thoroughly
 def test_smallest_clients(name):
     """Client 2 fills no batch and still trains; client 3, alone, has no sample to train on and nothing to tell."""
-    sim, federation = simulation(name), federation_of(name)
+    sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     after, report = play(sim, start, [2])
     assert changed(federation, start, after) == {2} and report.arrived == 1

@@ -1,0 +1,163 @@
+"""DFRD's server: one round's distillation, how much of it the teachers take, and what its convolutions alone would.
+
+    python -m benchmarks.dfrd_server [--iterations=10] [--out=benchmarks/results/NAME.md]
+
+Ten clients with rho = 5, 32x32x3 images, batch 64, I_g = 2, I_d = 5, with the moving average's images. Random weights:
+time does not depend on them. The bound is the sum over all convolutions of the step, each timed alone, in a loop, with
+the gradients that the step takes of it.
+"""
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax import lax
+
+from benchmarks.report import machine, number, publish, table
+from experiments.cli import parse_flags
+from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.dfrd import objective
+from fedjax_ht.methods.distillation import Distillation, Learner, distil, init_generator, make_generator
+from fedjax_ht.methods.ensemble import Teachers, ask, label_weights
+from fedjax_ht.metrics.flops import program_flops
+from fedjax_ht.models import sliced_network, width_budgets
+from fedjax_ht.models.conditional import CHANNELS
+from fedjax_ht.models.sliced import WIDTHS, sliced_width
+from fedjax_ht.ops import conv2d, conv_transpose2d
+
+CLASSES, CLIENTS, SHAPE, LOOP = 10, 10, (32, 32, 3), 4
+_ITERATIONS = flags.DEFINE_integer("iterations", 10, "A that is timed; seconds are given for 10.", lower_bound=1)
+_REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each, of which the fastest counts.", lower_bound=1)
+RECIPE = Distillation(alpha=0.5)
+
+
+class Convolution(NamedTuple):
+    """One layer: what it does to a batch, and the shapes."""
+
+    run: Callable[[jax.Array, jax.Array], jax.Array]
+    image: tuple[int, int, int]
+    kernel: tuple[int, int, int, int]
+
+
+def network_layers(rate: float) -> list[Convolution]:
+    """Of the 4-conv CNN."""
+    channels = (SHAPE[-1], *(sliced_width(width, rate) for width in WIDTHS))
+    run = lambda x, kernel: conv2d(x, kernel, 1, 1)  # noqa: E731
+    sides = (SHAPE[0] >> i for i in range(len(WIDTHS)))
+    return [Convolution(run, (n, n, a), (3, 3, a, b)) for n, (a, b) in zip(sides, itertools.pairwise(channels))]
+
+
+def generator_layers() -> list[Convolution]:
+    """Of the generator of 32 pixels."""
+    channels = (RECIPE.noise_dim, *CHANNELS[:3], SHAPE[-1])
+    layers = []
+    for i, (a, b) in enumerate(itertools.pairwise(channels)):
+        side, how = (1, (1, 0)) if i == 0 else (2 << i, (2, 1))
+        run = lambda x, kernel, how=how: conv_transpose2d(x, kernel, *how)  # noqa: E731
+        layers.append(Convolution(run, (side, side, a), (4, 4, a, b)))
+    return layers
+
+
+def fastest(run: Callable, *args) -> float:
+    """Seconds, after a first call that compiles."""
+    seconds = []
+    for _ in range(1 + _REPEATS.value):
+        start = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+def layer_seconds(layer: Convolution, by: tuple[int, ...]) -> float:
+    """One layer forward, and its gradients by the arguments named: 0 the images, 1 the kernel."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((RECIPE.batch_size, *layer.image)).astype(np.float32)
+    kernel = rng.standard_normal(layer.kernel).astype(np.float32)
+
+    def step(_, arguments):
+        out, back = jax.vjp(layer.run, *arguments)
+        # Something of every result, so that none is left out, and none can be taken out of the loop.
+        gradients = back(out)
+        used = [gradients[i].ravel()[0] for i in by] if by else [out.ravel()[0]]
+        return tuple(a + 1e-9 * sum(used) for a in arguments)
+
+    return fastest(jax.jit(lambda *args: lax.fori_loop(0, LOOP, step, args)), x, kernel) / LOOP
+
+
+def convolution_seconds(rates: tuple[float, ...]) -> float:
+    """All convolutions of a server step, one by one."""
+    total = lambda layers, by: sum(layer_seconds(layer, by) for layer in layers)  # noqa: E731
+    forward, led = ({rate: total(network_layers(rate), by) for rate in set(rates)} for by in ((), (0,)))
+    student, student_learns = total(network_layers(1.0), ()), total(network_layers(1.0), (0, 1))
+    generator, generator_learns = (total(generator_layers(), by) for by in ((), (0, 1)))
+    generator_step = sum(led[rate] for rate in rates) + student + generator_learns
+    student_step = 2 * (sum(forward[rate] for rate in rates) + student_learns + generator)
+    return 10 * (RECIPE.generator_steps * generator_step + RECIPE.student_steps * student_step)
+
+
+def team(federation: Federation) -> Teachers:
+    """Every client's model, and random label counts."""
+    params = {}
+    for bucket in federation.buckets:
+        keys = jax.random.split(jax.random.key(0), len(federation.members(bucket)))
+        params[bucket.name] = jax.jit(
+            lambda keys, bucket=bucket: lax.map(lambda key: init_variables(bucket, key)["params"], keys)
+        )(keys)
+    counts = np.random.default_rng(0).integers(0, 500, (CLIENTS, CLASSES))
+    present = jnp.ones(CLIENTS, bool)
+    return Teachers(params, {}, *label_weights(jnp.asarray(counts), present), present)
+
+
+def teacher_seconds(federation: Federation, teachers: Teachers) -> tuple[float, float]:
+    """Of asking all teachers about a batch; and of that with the gradient by the images."""
+    images = jax.random.normal(jax.random.key(1), (RECIPE.batch_size, *SHAPE))
+    labels = jnp.arange(RECIPE.batch_size) % CLASSES
+    everyone = jnp.ones(RECIPE.batch_size, bool)
+    ensemble = lambda teachers, x: ask(federation.buckets, teachers, x, labels).ensemble  # noqa: E731
+    loss = lambda x, teachers: cross_entropy(ensemble(teachers, x), labels, everyone)  # noqa: E731
+    return fastest(jax.jit(ensemble), teachers, images), fastest(jax.jit(jax.value_and_grad(loss)), images, teachers)
+
+
+def main(_) -> None:
+    jax.config.update("jax_default_matmul_precision", "float32")
+    rates = width_budgets(CLIENTS, 5)
+    federation = make_sliced_federation(sliced_network("conv4", CLASSES, SHAPE), rates, SHAPE, CLASSES)
+    teachers = team(federation)
+    model = jax.jit(lambda key: init_variables(federation.global_model, key)["params"])(jax.random.key(2))
+    generator = jax.jit(lambda key: init_generator(make_generator(federation, RECIPE), key))(jax.random.key(3))
+    recipe, rounds = Distillation(iterations=_ITERATIONS.value, alpha=0.5), 10 / _ITERATIONS.value
+
+    def step(teachers, learner, average, round, key):
+        return distil(recipe, objective(recipe), federation, federation.buckets, teachers, learner, average, round, key)
+
+    args = teachers, Learner(model, generator), generator, jnp.int32(1), jax.random.key(4)
+    flops = rounds * float(program_flops(jax.make_jaxpr(step)(*args)))
+    start = time.perf_counter()
+    compiled = jax.jit(step).lower(*args).compile()
+    compiling = time.perf_counter() - start
+    seconds = rounds * fastest(compiled, *args)
+    told, led = teacher_seconds(federation, teachers)
+    of_teachers = 10 * (recipe.generator_steps * led + 2 * recipe.student_steps * told)
+    bound = convolution_seconds(rates)
+    share = lambda part: f"{part / seconds:.0%}"  # noqa: E731
+    rows = [
+        ["a round's distillation", number(seconds), "100%"],
+        ["teachers in it", number(of_teachers), share(of_teachers)],
+        ["its convolutions, each alone", number(bound), share(bound)],
+    ]
+    text = (
+        f"DFRD's server, {CLIENTS} clients of the 4-conv CNN, rho = 5, {SHAPE}, A = 10 (timed: {recipe.iterations}), "
+        f"I_g = {recipe.generator_steps}, I_d = {recipe.student_steps}, batch {recipe.batch_size}. {machine()} "
+        f"Compiled in {compiling:.0f} s; {flops / 1e12:.2f} TFLOP, {flops / seconds / 1e9:.0f} GFLOP/s."
+    )
+    publish(f"{text}\n\n{table(('what', 'seconds', 'share'), rows)}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

@@ -1,0 +1,24 @@
+"""One edge client with a few images of every class learns from a server's generator (FedKTL, Appendix B).
+
+    python -m experiments.main --config=experiments/configs/few_shot_fedktl.py --config.partition.options.shots=9
+
+The paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the 4-layer CNN; the default here is CIFAR-10,
+`--config.dataset.name=cifar100` the paper's data. With one client aggregation is the identity; :method=local is the
+client by itself. Results: experiments/results/fedktl.md.
+"""
+
+from experiments.configs.base import apply_argument, base_config, method_config
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
+    config.dataset.name = "cifar10"
+    config.partition.kind = "few_shot"
+    config.partition.num_clients = 1
+    config.partition.options = {"shots": 23}
+    config.model.group = "cnn4"
+    config.rounds = 200
+    config.evaluate.every = 5
+    config.evaluate.patience = 20  # evaluations
+    return apply_argument(config, argument, rounds=2)

@@ -1,0 +1,113 @@
+"""DENSE (Zhang et al., NeurIPS 2022), as DFRD runs it: in every round, with DFRD's generator and loop.
+
+    server:  u = mean_i f_i(s), y uniform
+             G:  CE(u, y) + b_adv L_adv + b_bn L_bn
+                 L_adv = -KL(f || u) over samples of which just one of u and f is right
+                 L_bn  = mean over clients and layers of |mean - mean_i| + |var - var_i| of batch norms' inputs
+             f:  KL(u || f) at temperature T
+    clients, averaging:  those of the base, see `methods.fine_tuning`
+
+Settled here:
+* adversarial="own" is DENSE's own L_adv: -KL(u || f) where they predict different classes, without temperature, through
+  both networks. Its one-shot round, its pool of images and its generator are not here; DFRD's own description of L_adv
+  (selection="nabla") selects where u and f predict differently.
+* b_bn is 0, as in the code behind DFRD's comparison. Norms keep no running statistics there: with b_bn above 0 clients
+  upload mean_i and var_i of their trained model on up to 256 of their own samples, before the scaler. Released are
+  averages over local steps behind it, which the server compares with values before it.
+* The generator is not conditional, but knows the label through the loss; merge="mul" gives it DFRD's.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance, transferability
+from fedjax_ht.losses.adversarial import Selection, check_selection
+from fedjax_ht.methods.dfrd import student_loss
+from fedjax_ht.methods.distillation import Counts, Distillation, Objective, Synthetic
+from fedjax_ht.methods.fine_tuning import Base, fine_tuning
+from fedjax_ht.models.conditional import Merge
+
+Adversarial = Literal["dfrd", "own"]
+
+
+def batch_norm_loss(batch: Synthetic) -> jax.Array:
+    """L_bn, over the clients present; 0 where the models have no batch norm."""
+    seen, target = batch.opinions.moments, batch.teachers.moments
+    distances = [
+        jnp.stack(jax.tree.leaves(jax.tree.map(moment_distance, seen[bucket], target[bucket]))).mean(0)
+        for bucket in seen
+    ]
+    return masked_mean(jnp.concatenate(distances), batch.teachers.present)
+
+
+def objective(
+    recipe: Distillation, b_adv: float, b_bn: float, adversarial: Adversarial, selection: Selection
+) -> Objective:
+    """DENSE's losses; arguments as of `dense`."""
+
+    def generator_loss(batch: Synthetic) -> jax.Array:
+        u, mask = batch.opinions.ensemble, batch.everyone
+        if adversarial == "own":
+            apart = disagreement(u, batch.student, mask)
+        else:
+            apart = transferability(u, batch.student, batch.labels, mask, selection, recipe.temperature)
+        value = cross_entropy(u, batch.labels, mask) + b_adv * apart
+        return value + b_bn * batch_norm_loss(batch) if b_bn else value
+
+    return Objective(generator_loss, lambda batch: student_loss(batch, recipe.temperature), with_moments=b_bn > 0)
+
+
+def dense(
+    training: LocalTraining,
+    base: str | Base = "none",
+    iterations: int = 10,
+    generator_steps: int = 2,
+    student_steps: int = 5,
+    batch_size: int = 64,
+    noise_dim: int = 100,
+    merge: Merge = "none",
+    temperature: float = 10.0,
+    generator_lr: float = 2e-4,
+    student_lr: float = 0.01,
+    weight_decay: float = 1e-4,
+    reset_opt: bool = True,
+    b_adv: float = 1.0,
+    b_bn: float = 0.0,
+    adversarial: Adversarial = "dfrd",
+    selection: Selection = "xor",
+    counts: Counts = "none",
+    feedback: bool = True,
+    low_memory: bool = False,
+) -> Method:
+    """Args:
+    training: local training.
+    base: "none" for data-free, or what is fine-tuned, see `fine_tuning.BASES`.
+    iterations, ..., reset_opt, feedback, low_memory: see `distillation.Distillation`.
+    b_adv, b_bn: weights of the generator's terms.
+    adversarial, selection: see the module's text.
+    counts: "none" is the plain mean and uniform labels; others weigh as DFRD does.
+    """
+    check_selection(selection)
+    if adversarial not in ("dfrd", "own"):
+        raise ValueError(f"adversarial is {adversarial!r}; it must be 'dfrd' or 'own'")
+    recipe = Distillation(
+        iterations,
+        generator_steps,
+        student_steps,
+        batch_size,
+        noise_dim,
+        merge,
+        temperature,
+        generator_lr,
+        student_lr,
+        weight_decay,
+        reset_opt,
+        counts=counts,
+        feedback=feedback,
+        low_memory=low_memory,
+    )
+    return fine_tuning("dense", training, base, recipe, objective(recipe, b_adv, b_bn, adversarial, selection))

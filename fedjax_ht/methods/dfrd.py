@@ -1,0 +1,115 @@
+"""DFRD (NeurIPS 2023): data-free robust distillation of heterogeneous clients' models into a global one.
+
+    server:  tau_{i,y}, p(y) from the labels that clients have trained on; u = sum_i tau_{i,y} f_i(s)
+             G:  CE(u, y) - b_tran KL(f || u) over samples that u gets right and f wrong
+                 + b_div exp(-mean_{jk} d(s_j, s_k) d(h_j, h_k)) + b_ey max(|E(y)| - gamma sqrt(d), 0)
+             f:  KL(u || f) on images of G + alpha KL(u || f) on images of its moving average w~, as of the last round
+             w~ <- lambda w~ + (1 - lambda) w, once a round
+    clients, averaging:  those of the base, see `methods.fine_tuning`
+
+Both KL are at temperature T, not scaled by its square. Settled here:
+* The mean squared differences of L_div and the term L_ey are the released code's; the printed L_div, norms of whole
+  images, is 0 in float32 (diversity="norms" is it, safely). b_ey=0 leaves L_ey out, as printed.
+* Labels count as "seen so far", as released, but without its 1 for classes that a client has never seen; the paper
+  counts those of the round. A client's samples count once.
+* selection "nabla" is the paper's set for DENSE; the released one is "xor".
+* w~ starts at w, and teaches from the second round on. The released one starts at (1 - lambda) w.
+* An empty set of selected samples has loss 0; the released code divides 0 by 0.
+"""
+
+import jax
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.losses import cross_entropy, embedding_excess, image_diversity, kl_divergence, transferability
+from fedjax_ht.losses.adversarial import Selection, check_selection
+from fedjax_ht.losses.generator import DiversityForm, check_form
+from fedjax_ht.methods.distillation import Counts, Distillation, Objective, Synthetic
+from fedjax_ht.methods.fine_tuning import Base, fine_tuning
+from fedjax_ht.models.conditional import EMBEDDED, Merge
+
+
+def student_loss(batch: Synthetic, temperature: float) -> jax.Array:
+    """KL of the ensemble's prediction to the student's."""
+    return kl_divergence(batch.opinions.ensemble / temperature, batch.student / temperature, batch.everyone)
+
+
+def objective(
+    recipe: Distillation,
+    b_tran: float = 1.0,
+    b_div: float = 1.0,
+    b_ey: float = 0.25,
+    gamma: float = 1.0,
+    selection: Selection = "diamond",
+    diversity: DiversityForm = "squares",
+) -> Objective:
+    """DFRD's losses; arguments as of `dfrd`."""
+
+    def generator_loss(batch: Synthetic) -> jax.Array:
+        u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
+        value = cross_entropy(u, batch.labels, mask)
+        value += b_tran * transferability(u, batch.student, batch.labels, mask, selection, recipe.temperature)
+        value += b_div * image_diversity(made.images, made.merged, mask, diversity)
+        return value + b_ey * embedding_excess(made.embedding, mask, gamma) if recipe.merge in EMBEDDED else value
+
+    return Objective(generator_loss, lambda batch: student_loss(batch, recipe.temperature))
+
+
+def dfrd(
+    training: LocalTraining,
+    base: str | Base = "none",
+    iterations: int = 10,
+    generator_steps: int = 2,
+    student_steps: int = 5,
+    batch_size: int = 64,
+    noise_dim: int = 100,
+    merge: Merge = "mul",
+    temperature: float = 10.0,
+    generator_lr: float = 2e-4,
+    student_lr: float = 0.01,
+    weight_decay: float = 1e-4,
+    reset_opt: bool = True,
+    b_tran: float = 1.0,
+    b_div: float = 1.0,
+    b_ey: float = 0.25,
+    gamma: float = 1.0,
+    alpha: float = 0.5,
+    decay: float = 0.5,
+    selection: Selection = "diamond",
+    diversity: DiversityForm = "squares",
+    counts: Counts = "seen_so_far",
+    feedback: bool = True,
+    low_memory: bool = False,
+) -> Method:
+    """Args:
+    training: local training.
+    base: "none" for data-free, or what is fine-tuned, see `fine_tuning.BASES`.
+    iterations, ..., reset_opt, counts, feedback, low_memory: see `distillation.Distillation`.
+    b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
+    gamma: how long an embedding may be, in sqrt(d).
+    alpha, decay: of the moving average; alpha 0 is ablation "-EMA" of Table 5.
+    merge, selection: rows of Tables 4 and 3.
+    diversity: see `losses.image_diversity`.
+    """
+    check_selection(selection)
+    check_form(diversity)
+    recipe = Distillation(
+        iterations,
+        generator_steps,
+        student_steps,
+        batch_size,
+        noise_dim,
+        merge,
+        temperature,
+        generator_lr,
+        student_lr,
+        weight_decay,
+        reset_opt,
+        alpha,
+        decay,
+        counts,
+        feedback,
+        low_memory,
+    )
+    losses = objective(recipe, b_tran, b_div, b_ey, gamma, selection, diversity)
+    return fine_tuning("dfrd", training, base, recipe, losses)

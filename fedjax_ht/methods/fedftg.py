@@ -1,0 +1,100 @@
+"""FedFTG (Zhang et al., CVPR 2022), as DFRD runs it: with DFRD's generator, optimisers and loop.
+
+    server:  tau_{i,y}, p(y) as DFRD's; q_i = softmax(f_i / T), p = softmax(f / T)
+             G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(p || q_i) / C)
+                 + b_div exp(-mean_{jk} d(s_j, s_k) d(z_j, z_k))
+             f:  sum_i mean tau_{i,y} KL(q_i || p) / C
+    clients, averaging:  those of the base, see `methods.fine_tuning`
+
+Every teacher is followed by itself, not their ensemble, and all samples count. Settled here:
+* The divergences are means over the C classes, as released with DFRD, so that they are C times weaker than DFRD's and
+  DENSE's sums; kl_reduce="sum_classes" sums them.
+* In L_md the generator is led through the teachers and p is given, as released with DFRD; FedFTG's own code leads it
+  through the student, with L1 distances of logits.
+"""
+
+from typing import Literal
+
+import jax
+from jax import lax
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
+from fedjax_ht.losses.generator import DiversityForm, check_form
+from fedjax_ht.methods.distillation import Counts, Distillation, Objective, Synthetic
+from fedjax_ht.methods.fine_tuning import Base, fine_tuning
+from fedjax_ht.models.conditional import Merge
+
+Reduction = Literal["mean_classes", "sum_classes"]
+
+
+def objective(
+    recipe: Distillation, b_md: float, b_div: float, kl_reduce: Reduction, diversity: DiversityForm
+) -> Objective:
+    """FedFTG's losses; arguments as of `fedftg`."""
+
+    def divergence(given: jax.Array, logits: jax.Array, batch: Synthetic) -> jax.Array:
+        given, logits = given / recipe.temperature, logits / recipe.temperature
+        value = weighted_kl(given, logits, batch.opinions.weights, batch.everyone)
+        return value / given.shape[-1] if kl_reduce == "mean_classes" else value
+
+    def generator_loss(batch: Synthetic) -> jax.Array:
+        logits, weights, _ = batch.opinions
+        value = weighted_cross_entropy(logits, batch.labels, weights, batch.everyone)
+        value -= b_md * divergence(lax.stop_gradient(batch.student), logits, batch)
+        return value + b_div * image_diversity(batch.generated.images, batch.noise, batch.everyone, diversity)
+
+    return Objective(generator_loss, lambda batch: divergence(batch.opinions.logits, batch.student, batch))
+
+
+def fedftg(
+    training: LocalTraining,
+    base: str | Base = "none",
+    iterations: int = 10,
+    generator_steps: int = 2,
+    student_steps: int = 5,
+    batch_size: int = 64,
+    noise_dim: int = 100,
+    merge: Merge = "cat",
+    temperature: float = 10.0,
+    generator_lr: float = 2e-4,
+    student_lr: float = 0.01,
+    weight_decay: float = 1e-4,
+    reset_opt: bool = True,
+    b_md: float = 1.0,
+    b_div: float = 1.0,
+    kl_reduce: Reduction = "mean_classes",
+    diversity: DiversityForm = "squares",
+    counts: Counts = "seen_so_far",
+    feedback: bool = True,
+    low_memory: bool = False,
+) -> Method:
+    """Args:
+    training: local training.
+    base: "none" for data-free, or what is fine-tuned, see `fine_tuning.BASES`.
+    iterations, ..., reset_opt, counts, feedback, low_memory: see `distillation.Distillation`.
+    b_md, b_div: weights of the generator's terms.
+    kl_reduce: see the module's text.
+    diversity: see `losses.image_diversity`.
+    """
+    check_form(diversity)
+    if kl_reduce not in ("mean_classes", "sum_classes"):
+        raise ValueError(f"kl_reduce is {kl_reduce!r}; it must be 'mean_classes' or 'sum_classes'")
+    recipe = Distillation(
+        iterations,
+        generator_steps,
+        student_steps,
+        batch_size,
+        noise_dim,
+        merge,
+        temperature,
+        generator_lr,
+        student_lr,
+        weight_decay,
+        reset_opt,
+        counts=counts,
+        feedback=feedback,
+        low_memory=low_memory,
+    )
+    return fine_tuning("fedftg", training, base, recipe, objective(recipe, b_md, b_div, kl_reduce, diversity))

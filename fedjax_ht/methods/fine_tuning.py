@@ -1,0 +1,283 @@
+"""Methods that distil the clients' models on the server: by themselves, or on top of one that averages them.
+
+    base "none" (data-free): every client trains a model of its own and uploads it, nothing comes down; the server's
+                             model is only ever distilled
+    another base:            its round; the uploaded models teach the averaged one, which goes on as the base's own
+
+A config's method "fedrolex+dfrd" is the factory of DFRD on the base "fedrolex", with the options of both.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.federation import Bucket, Federation, init_variables
+from fedjax_ht.core.local_training import LocalTraining, label_counts, take_batch
+from fedjax_ht.core.method import Data, Method, PyTree, Received
+from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.distillation import (
+    Counts,
+    Distillation,
+    Learner,
+    Objective,
+    distil,
+    init_generator,
+    make_generator,
+    moving_average,
+)
+from fedjax_ht.methods.ensemble import Teachers, keep_present, label_weights, norm_moments
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.feddropout import feddropout
+from fedjax_ht.methods.fedgen import count_labels
+from fedjax_ht.methods.fedrolex import fedrolex
+from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.methods.local import local
+from fedjax_ht.methods.partial_training import uploaded_params
+from fedjax_ht.methods.supervised import head_scores, train_model
+from fedjax_ht.models.conditional import num_doublings
+
+MOMENT_SAMPLES = 256  # of a client, for the moments that it uploads
+PICTURES = 40  # of each generator, at least one a class
+
+
+class Base(NamedTuple):
+    """What is distilled on top of.
+
+    Attributes:
+      method: its server state is the global model's parameters {"base", "head"}.
+      uploaded: (uplinks with a leading axis) -> the uploaded models' parameters, likewise.
+    """
+
+    method: Method
+    uploaded: Callable[[PyTree], PyTree]
+
+
+class Client(NamedTuple):
+    """model: the base's client. seen: int32 [C], labels trained on so far, or () where they do not count."""
+
+    model: PyTree
+    seen: jax.Array | tuple
+
+
+class Uplink(NamedTuple):
+    """model: the base's uplink. label_counts: Metadata(int32 [C]) or (). moments: of norms' inputs, or ()."""
+
+    model: PyTree
+    label_counts: Metadata | tuple
+    moments: PyTree
+
+
+class Server(NamedTuple):
+    """What the server keeps.
+
+    Attributes:
+      model: the global model's parameters, distilled.
+      averaged: those that clients go on from; () where that is `model`.
+      generator: {"params", "batch_stats"}.
+      average: its moving average; () without.
+    """
+
+    model: PyTree
+    averaged: PyTree
+    generator: PyTree
+    average: PyTree
+
+
+def alone(training: LocalTraining) -> Method:
+    """Clients train by themselves and upload all of their models; the server's own model is left as it is."""
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, client["params"], {"loss": result.loss}
+
+    def init_server(federation, key):
+        return init_variables(federation.global_model, key)["params"]
+
+    return local(training)._replace(name="none", init_server=init_server, client_update=client_update)
+
+
+BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
+    "none": (alone, lambda uplink: uplink),
+    "fedavg": (fedavg, lambda uplink: uplink.params),
+    # A teacher's head has to be whole; averaged are the rows that the base's label_split says.
+    "heterofl": (functools.partial(heterofl, whole_head=True), uploaded_params),
+    "feddropout": (functools.partial(feddropout, whole_head=True), uploaded_params),
+    "fedrolex": (functools.partial(fedrolex, whole_head=True), uploaded_params),
+}
+"""Name -> (factory, `Base.uploaded`)."""
+
+
+def make_base(name: str, training: LocalTraining, **options) -> Base:
+    """A base by name.
+
+    Raises:
+      ValueError: there is no such base.
+    """
+    if name not in BASES:
+        raise ValueError(f"base is {name!r}; it must be one of {', '.join(BASES)}")
+    factory, uploaded = BASES[name]
+    return Base(factory(training, **options), uploaded)
+
+
+def parameters(factory: Callable) -> dict[str, inspect.Parameter]:
+    """A factory's options, without local training and what composition sets."""
+    fixed = ("training", "base", "whole_head")
+    return {name: p for name, p in inspect.signature(factory).parameters.items() if name not in fixed}
+
+
+def composed(base: str, factory: Callable[..., Method]) -> Callable[..., Method]:
+    """The factory of a distilling method on a base: (training, its options, the base's options) -> Method."""
+    own, inherited = parameters(factory), parameters(BASES[base][0])
+
+    def make(training: LocalTraining, **options) -> Method:
+        of_base = {name: options.pop(name) for name in inherited if name in options}
+        return factory(training, make_base(base, training, **of_base), **options)
+
+    first = inspect.Parameter("training", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    make.__signature__ = inspect.Signature([first, *own.values(), *inherited.values()])
+    return make
+
+
+def count(
+    kind: Counts, training: LocalTraining, seen: jax.Array | tuple, data: Data, key: jax.Array, num_classes: int
+) -> tuple[jax.Array | tuple, Metadata | tuple]:
+    """A client's new `seen`, and c_i^y as it uploads it; training, data and key as of its local training."""
+    if kind == "none":
+        return (), ()
+    if kind == "full":
+        return (), Metadata(count_labels(data, num_classes))
+    used = label_counts(training, data, key, num_classes)
+    if kind == "this_round":
+        return (), Metadata(used)
+    seen = jnp.minimum(seen + used, count_labels(data, num_classes))
+    return seen, Metadata(seen)
+
+
+def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
+    """Moments of norms' inputs on some of a client's training samples, see `ensemble.norm_moments`."""
+    indices, number = data.splits["train"]
+    batch = take_batch(data, indices, number, jnp.int32(0), MOMENT_SAMPLES)
+    return norm_moments(bucket, params, batch.x, batch.mask)[1]
+
+
+def gather_teachers(
+    buckets: Sequence[Bucket], received: dict[str, Received], uploaded: Callable[[PyTree], PyTree], num_classes: int
+) -> Teachers:
+    """The models that arrived from clients with samples, by bucket and client id."""
+    params, moments, counts, present = {}, {}, [], []
+    for bucket in buckets:
+        uplink, info, arrived = gather_received({bucket.name: received[bucket.name]})
+        here = arrived & (info.num_samples > 0)
+        params[bucket.name] = keep_present(uploaded(uplink.model), here)
+        moments[bucket.name] = keep_present(uplink.moments, here)
+        counts.append(uplink.label_counts.value if uplink.label_counts else jnp.ones((len(here), num_classes)))
+        present.append(here)
+    present = jnp.concatenate(present)
+    weights, label_shares = label_weights(jnp.concatenate(counts), present)
+    return Teachers(params, moments, weights, label_shares, present)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def pictures(recipe: Distillation, federation: Federation, server: Server) -> jax.Array:
+    """Images of the generator, and then of its moving average, class by class, and again: float [n, H, W, channels]
+    in [0, 1], of which -1 is black."""
+    rows = max(1, PICTURES // federation.num_classes)
+    labels = jnp.tile(jnp.arange(federation.num_classes), rows)
+    noise = jax.random.normal(jax.random.key(0), (len(labels), recipe.noise_dim))
+    render = lambda variables: make_generator(federation, recipe).apply(variables, noise, labels, False)  # noqa: E731
+    made = [render(variables).images for variables in (server.generator, server.average) if variables]
+    return (jnp.concatenate(made) + 1) / 2
+
+
+def fine_tuning(
+    name: str, training: LocalTraining, base: str | Base, recipe: Distillation, objective: Objective
+) -> Method:
+    """A method that distils.
+
+    Args:
+      name: of the distillation; the method is called "BASE+NAME", or NAME on the base "none".
+      training: local training, of which labels are counted.
+      base: a name in `BASES`, or what `make_base` returned.
+      recipe: how the server trains.
+      objective: on what.
+    """
+    below, uploaded = make_base(base, training) if isinstance(base, str) else base
+    feedback = recipe.feedback or below.name == "none"  # there nothing is averaged
+    name = name if below.name == "none" else f"{below.name}+{name}"
+
+    def check(federation: Federation) -> None:
+        if federation.global_model is None:
+            raise ValueError(
+                f"{name} needs a global model; make the federation by make_sliced_federation "
+                "(in a config: set model.rates)"
+            )
+        below.check(federation)
+        if below.name == "fedavg" and federation.buckets[0].width != 1:
+            raise ValueError(f"{name} averages whole models; all rates must be 1, not {federation.buckets[0].width}")
+        num_doublings(federation.global_model.input_shape)
+
+    def init_server(federation, key):
+        model, generator_key = below.init_server(federation, key), jax.random.fold_in(key, 1)
+        generator = init_generator(make_generator(federation, recipe), generator_key)
+        return Server(model, () if feedback else model, generator, generator if recipe.alpha else ())
+
+    def init_client(bucket, ctx):
+        seen = jnp.zeros(bucket.num_classes, jnp.int32) if recipe.counts == "seen_so_far" else ()
+        return Client(below.init_client(bucket, ctx), seen)
+
+    def going_on(server: Server) -> PyTree:
+        return server.model if feedback else server.averaged
+
+    def broadcast(federation, bucket, server, ctx):
+        return below.broadcast(federation, bucket, going_on(server), ctx)
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client._replace(model=below.receive(bucket, client.model, downlink, data, ctx))
+
+    def client_update(bucket, client, downlink, data, ctx):
+        model, uplink, metrics = below.client_update(bucket, client.model, downlink, data, ctx)
+        seen, counts = count(recipe.counts, training, client.seen, data, ctx.key, bucket.num_classes)
+        moments = own_moments(bucket, model["params"], data) if objective.with_moments else ()
+        return Client(model, seen), Uplink(uplink, counts, moments), metrics
+
+    def server_update(federation, server, received, ctx):
+        models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
+        model, metrics = below.server_update(federation, going_on(server), models, ctx)
+        buckets = sorted(federation.buckets, key=lambda bucket: -bucket.width)
+        teachers = gather_teachers(buckets, received, uploaded, federation.num_classes)
+        learner, losses = distil(
+            recipe,
+            objective,
+            federation,
+            buckets,
+            teachers,
+            Learner(model, server.generator),
+            server.average,
+            ctx.round,
+            jax.random.fold_in(ctx.key, 1),
+        )
+        average = moving_average(server.average, learner.generator, recipe.decay) if recipe.alpha else ()
+        new = Server(learner.model, () if feedback else model, learner.generator, average)
+        return select(teachers.present.any(), new, server), metrics | losses
+
+    def global_predict(federation, server, x, mask):
+        return {"head": head_scores(federation.global_model, {"params": server.model, "stats": {}}, x, mask)}
+
+    return below._replace(
+        name=name,
+        check=check,
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
+        predict=lambda bucket, client, downlink, x, mask: below.predict(bucket, client.model, downlink, x, mask),
+        global_predict=global_predict,
+        pictures=functools.partial(pictures, recipe),
+    )

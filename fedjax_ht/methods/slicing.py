@@ -1,0 +1,138 @@
+"""Slices of a global model: which channels a client gets, how they are cut out, and how they are put back.
+
+    plan:         group -> the global index of each of the slice's channels, ceil(R K) of K
+        static    0, 1, ...                     HeteroFL (Diao et al., ICLR 2021): smaller slices lie in larger ones
+        random    drawn for a client and a round    Federated Dropout (Caldas et al., 2018)
+        rolling   t, t + 1, ... modulo K in round t     FedRolex (Alam et al., NeurIPS 2022)
+    extract:      the parameters at these indices
+    scatter_mean: entry by entry the weighted mean over the clients that hold it; the rest stays
+
+All three go by `models.sliced`: groups of channels with their widths, and the group along each axis of each parameter.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.models.sliced import CLASSES, sliced_width
+
+Mode = Literal["static", "random", "rolling"]
+Plan = dict[str, jax.Array]
+"""Group -> int32 [m], distinct global indices of a slice's channels in the slice's order; m is static, the values are
+traced."""
+
+
+class Slices(NamedTuple):
+    """The trained slices of P clients of one width rate.
+
+    Attributes:
+      params: parameters with a leading axis [P].
+      weights: float32 [P], of each client in the mean; what has weight 0 is never read.
+      classes: bool [P, C], the rows of the head that count.
+      plan: of all of them, or with a leading axis [P] of each.
+    """
+
+    params: PyTree
+    weights: jax.Array
+    classes: jax.Array
+    plan: Plan
+
+
+def make_plan(widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: jax.Array | None = None) -> Plan:
+    """Which channels a slice holds.
+
+    Args:
+      widths: group -> number of channels of the whole model.
+      rate: width rate of the slice.
+      mode: see the module's text.
+      round: int32 scalar; of rolling.
+      key: of random; each group draws its own from it.
+    """
+
+    def indices(number: int, width: int) -> jax.Array:
+        kept = sliced_width(width, rate)
+        if mode == "random":
+            return jax.random.permutation(jax.random.fold_in(key, number), width)[:kept].astype(jnp.int32)
+        first = jnp.arange(kept, dtype=jnp.int32)
+        return first if mode == "static" else (first + round) % width
+
+    return {group: indices(number, width) for number, (group, width) in enumerate(widths.items())}
+
+
+def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
+    """The slice of a model; `axes` as from `models.sliced.parameter_axes`."""
+
+    def cut(leaf, names):
+        for axis, group in enumerate(names):
+            if group in plan:
+                leaf = jnp.take(leaf, plan[group], axis=axis)
+        return leaf
+
+    return jax.tree.map(cut, params, axes)
+
+
+def scatter_mean(params: PyTree, axes: PyTree, widths: dict[str, int], slices: Sequence[Slices]) -> PyTree:
+    """Each entry becomes the weighted mean over the clients that hold it, or stays where nobody does.
+
+    In the head, a client holds only the rows of its `classes`. Clients with one plan are summed before they are put in
+    place; others are put in place one by one, so that memory holds two global models whatever the number of clients.
+    The sums run in the order given.
+
+    Args:
+      params: the global model.
+      axes, widths: of it.
+      slices: one entry a width rate.
+    """
+    num = jax.tree.map(jnp.zeros_like, params)
+    den = jax.tree.map(lambda leaf, names: jnp.zeros(_held_shape(leaf, names)), params, axes)
+    total = num, den
+    for part in slices:
+        if jax.tree.leaves(part.plan)[0].ndim == 1:
+            total = _add(total, axes, widths, part)
+        else:
+            each = part._replace(
+                params=jax.tree.map(lambda x: x[:, None], part.params),
+                weights=part.weights[:, None],
+                classes=part.classes[:, None],
+            )
+            total, _ = lax.scan(lambda total, one: (_add(total, axes, widths, Slices(*one)), None), total, tuple(each))
+    return jax.tree.map(lambda old, num, den: jnp.where(den > 0, num / jnp.where(den > 0, den, 1), old), params, *total)
+
+
+def _held_shape(leaf: jax.Array, names: tuple[str | None, ...]) -> tuple[int, ...]:
+    """Of an array that says for each entry who holds it: axes that are never cut have length 1."""
+    return tuple(size if name else 1 for size, name in zip(leaf.shape, names))
+
+
+def _add(total: tuple[PyTree, PyTree], axes: PyTree, widths: dict[str, int], part: Slices) -> tuple[PyTree, PyTree]:
+    """Adds slices of one plan to the sums of weighted entries and of weights."""
+    place = {group: _places(indices, widths[group]) for group, indices in part.plan.items()}
+
+    def along(x, names, group) -> jax.Array:
+        return x.reshape([-1 if name == group else 1 for name in names])
+
+    def add(num, den, values, names):
+        weight = part.weights.reshape(-1, *(1,) * len(names))
+        if CLASSES in names:
+            rows = jax.vmap(lambda row: along(row, names, CLASSES))(part.classes)
+            weight = jnp.where(rows, weight, 0)
+        sums = jnp.sum(jnp.where(weight > 0, values, 0) * weight, axis=0)
+        held = weight.sum(0)
+        for axis, group in enumerate(names):
+            if group in place:
+                sums = jnp.take(sums, place[group], axis=axis, mode="fill", fill_value=0)
+                held = held * along(place[group] < part.plan[group].shape[0], names, group)
+        return num + sums, den + held
+
+    pairs = jax.tree.map(add, *total, part.params, axes)
+    return jax.tree.transpose(jax.tree.structure(total[0]), jax.tree.structure((0, 0)), pairs)
+
+
+def _places(indices: jax.Array, width: int) -> jax.Array:
+    """int32 [width]: where each global channel is in the slice, past its end for those that it lacks."""
+    missing = jnp.full(width, indices.shape[0], jnp.int32)
+    return missing.at[indices].set(jnp.arange(indices.shape[0], dtype=jnp.int32), unique_indices=True)

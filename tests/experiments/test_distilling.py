@@ -1,0 +1,65 @@
+"""Distillation on a base by its name, through configs, comparisons and a whole run."""
+
+import matplotlib.image
+import pytest
+
+from experiments.build import build
+from experiments.compare import comparison
+from experiments.configs import fashion_mnist_quarter, fashion_mnist_sliced
+from experiments.configs.base import base_config, method_config
+from experiments.train import train_and_evaluate
+
+TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4, "noise_dim": 4}
+
+
+def config_of(name: str, **options):
+    config = base_config()
+    config.method = method_config(name, **options)
+    config.partition.num_clients = 4
+    config.partition.options = {"alpha": 10.0}
+    config.dataset.subset = 400
+    config.model.update({"group": "conv4_quarter", "norm": "static_batch", "rates": "1,1/4"})
+    config.evaluate.mode = "trained"
+    return config
+
+
+def test_methods_are_compared_by_their_composed_names():
+    config = comparison(config_of("fedrolex+dfrd", alpha=0.0), ["heterofl", "fedrolex+dfrd", "fedftg"], 2)
+    methods = build(config).methods
+    assert [(name, method.name) for name, method in methods.items()] == [
+        (name, name) for name in ("fedrolex+dfrd", "heterofl", "fedftg")
+    ]
+    assert config.method.options.alpha == 0 and config.trials == 2
+
+
+def test_options_that_it_does_not_have():
+    with pytest.raises(ValueError, match=r"fedrolex\+dfrd has no option 'per_layer'; it has alpha, "):
+        method_config("fedrolex+dfrd", per_layer=True)
+    assert method_config("feddropout+dfrd", per_layer=True).options.per_layer
+    config = config_of("fedrolex+dfrd")
+    config.method.options.update({"selection": "all"})
+    with pytest.raises(ValueError, match="selection is 'all'"):
+        build(config)
+
+
+@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter])
+def test_the_configs_take_a_composed_name(file):
+    base = "fedavg" if file is fashion_mnist_quarter else "fedrolex"
+    config = file.get_config(f"method={base}+dfrd,runlocal")
+    assert config.method.name == f"{base}+dfrd" and config.method.options.iterations == 10 and config.rounds == 1
+    assert file.get_config().method.name == base
+
+
+@pytest.mark.slow
+def test_a_run_scores_the_global_model_and_shows_the_generators(tmp_path):
+    config = config_of("fedrolex+dfrd", **TINY)
+    config.rounds = 2
+    config.dataset.image_size = 32
+    config.training.steps = 2
+    config.checkpoint.every = 1
+    result = train_and_evaluate(config, tmp_path)
+    last = result.histories["fedrolex+dfrd"][-1]
+    assert 0 <= last["global_accuracy_head"] <= 1 and last["generator_loss"] > 0
+    pictures = sorted((tmp_path / "fedrolex+dfrd" / "images").iterdir())
+    assert [p.name for p in pictures] == ["00001.png", "00002.png"]
+    assert matplotlib.image.imread(pictures[0]).std() > 0

@@ -1,0 +1,145 @@
+"""The methods as their contract is tested: settings that end soon, and what each sends, by its paper's arithmetic."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.federations import CLASSES, FEATURE_DIM, NUM_CLASSES, RATES, SHAPE, TRAIN_COUNTS
+from tests.generators_tiny import LATENT_DIM, tiny_generator
+
+SAMPLES = TRAIN_COUNTS.sum(1)
+FLAT = int(np.prod(SHAPE))
+HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
+NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
+
+TINY_DISTILLATION = {"iterations": 2, "generator_steps": 1, "student_steps": 2, "batch_size": 6, "noise_dim": 4}
+
+SETTINGS = {  # many batches a round, so that order could tell
+    "fedtgp": {"server_batch_size": 3, "server_epochs": 10},
+    # Losses not so steep that prototypes grow large.
+    "fedktl": {"generator": tiny_generator(), "server_batch_size": 6, "server_epochs": 3, "scale": 2.0, "mu": 0.5},
+    "fedgh": {"server_batch_size": 3, "server_epochs": 10},
+    "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
+    "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
+    "fedapen": {"adapt_every": 4},  # no client has twenty samples
+    "dense": TINY_DISTILLATION,
+    "fedftg": TINY_DISTILLATION,
+    "dfrd": TINY_DISTILLATION,
+}
+
+
+class Sent(NamedTuple):
+    """Payload float32 elements of a round, of all clients."""
+
+    up: int
+    down: int
+
+
+def prototypes_up(arrived) -> int:
+    return FEATURE_DIM * sum(len(CLASSES[i]) for i in arrived)
+
+
+def fedproto_wire(participants, arrived, earlier) -> Sent:
+    existing = set().union(*(CLASSES[i] for i in earlier[-1])) if earlier else set()
+    return Sent(prototypes_up(arrived), FEATURE_DIM * len(existing) * len(participants))
+
+
+def fedtgp_wire(participants, arrived, earlier) -> Sent:
+    return Sent(prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants))
+
+
+def fedktl_wire(participants, arrived, earlier) -> Sent:
+    """Prototypes as long as there are classes; a pair for every class that ever came."""
+    paired = set().union(*(CLASSES[i] for ids in earlier for i in ids))
+    up = prototypes_up(arrived) * NUM_CLASSES // FEATURE_DIM
+    return Sent(up, (FLAT + LATENT_DIM) * len(paired) * len(participants))
+
+
+def fedssa_wire(participants, arrived, earlier) -> Sent:
+    """Whom the server has not heard from gets every row of the header."""
+    rows = lambda i: len(CLASSES[i])  # noqa: E731
+    heard = {i for ids in earlier for i in ids if rows(i)}
+    down = sum(rows(i) if i in heard else NUM_CLASSES for i in participants)
+    return Sent((FEATURE_DIM + 1) * sum(map(rows, arrived)), (FEATURE_DIM + 1) * down)
+
+
+def head_wire(participants, arrived, earlier) -> Sent:
+    return Sent(HEAD_SIZE * len(arrived), HEAD_SIZE * len(participants))
+
+
+def fedgh_wire(participants, arrived, earlier) -> Sent:
+    return Sent(prototypes_up(arrived), HEAD_SIZE * len(participants))
+
+
+def fd_wire(participants, arrived, earlier) -> Sent:
+    """Logits where FedProto has features."""
+    up, down = fedproto_wire(participants, arrived, earlier)
+    return Sent(up * NUM_CLASSES // FEATURE_DIM, down * NUM_CLASSES // FEATURE_DIM)
+
+
+def fedral_wire(participants, arrived, earlier) -> Sent:
+    """Two blocks; the first matrix is sent whole."""
+    blocks = FEATURE_DIM**2 // 2
+    return Sent(blocks * len(arrived), (blocks if earlier else FEATURE_DIM**2) * len(participants))
+
+
+def fedgen_wire(participants, arrived, earlier) -> Sent:
+    """The generator is sent once it has been trained."""
+    hidden, inputs = SETTINGS["fedgen"]["hidden_dim"], SETTINGS["fedgen"]["noise_dim"] + NUM_CLASSES
+    generator = (inputs * hidden + hidden) + 2 * hidden + (hidden * FEATURE_DIM + FEATURE_DIM)
+    return Sent(HEAD_SIZE * len(arrived), (HEAD_SIZE + generator * bool(earlier)) * len(participants))
+
+
+def auxiliary_wire(participants, arrived, earlier) -> Sent:
+    """The smallest model of the group, both ways."""
+    return Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants))
+
+
+def fedkd_wire(participants, arrived, earlier) -> Sent:
+    """Whole at threshold 1; but the change of a client without samples is zero and has no singular component."""
+    biases = FEATURE_DIM + NUM_CLASSES
+    up = sum(NARROW_SIZE if SAMPLES[i] else biases for i in arrived)
+    return Sent(up, NARROW_SIZE * len(participants))
+
+
+def slice_size(i: int, classes: int) -> int:
+    """Parameters of client i's slice with so many of the head's rows: at half width it has half of the channels."""
+    hidden, features = (int(RATES[i] * width) for width in (6, FEATURE_DIM))
+    return (FLAT + 1) * hidden + (hidden + 1) * features + (features + 1) * classes
+
+
+def sliced_wire(participants, arrived, earlier) -> Sent:
+    """Slices of the whole model; up without the head's rows of other classes."""
+    up = sum(slice_size(i, len(CLASSES[i])) for i in arrived)
+    return Sent(up, sum(slice_size(i, NUM_CLASSES) for i in participants))
+
+
+def alone_wire(participants, arrived, earlier) -> Sent:
+    """Without data, by themselves: all of a client's model up, nothing down."""
+    return Sent(sum(slice_size(i, NUM_CLASSES) for i in arrived), 0)
+
+
+# (participants, those that arrived, those that arrived in each earlier round) -> what the papers' arithmetic gives
+WIRE = {
+    "local": lambda participants, arrived, earlier: Sent(0, 0),
+    "fedavg": lambda participants, arrived, earlier: Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)),
+    "fedproto": fedproto_wire,
+    "fedtgp": fedtgp_wire,
+    "fedktl": fedktl_wire,
+    "fedssa": fedssa_wire,
+    "lg_fedavg": head_wire,
+    "fedgh": fedgh_wire,
+    "fd": fd_wire,
+    "fedral": fedral_wire,
+    "fedgen": fedgen_wire,
+    "fedclassavg": head_wire,
+    "fml": auxiliary_wire,
+    "fedkd": fedkd_wire,
+    "fedapen": auxiliary_wire,
+    "heterofl": sliced_wire,
+    "feddropout": sliced_wire,
+    "fedrolex": sliced_wire,
+    "dense": alone_wire,
+    "fedftg": alone_wire,
+    "dfrd": alone_wire,
+}

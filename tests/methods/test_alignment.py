@@ -1,0 +1,178 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.losses.mmd import BANDWIDTHS
+from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, align, choose_bandwidths, mean_latents
+from fedjax_ht.methods.prototypes import Uploads
+from tests.alignment_steps import as_reference, assert_close, draws
+from tests.generators_tiny import LATENT_DIM, tiny_generator
+from tests.reference import fedktl as reference
+
+C, K, M = 4, 3, 9
+F = FeatureTransformer(LATENT_DIM)
+GENERATOR = tiny_generator()
+LABELS = np.array([0, 1, 1, 2, 3, 0, 1, 3, 2])
+VALID = np.array([1, 1, 1, 1, 0, 1, 1, 0, 1], bool)  # seven; nobody uploads class 3, and a last batch holds one row
+PROTOTYPES = np.random.default_rng(0).normal(size=(M, K)).astype(np.float32)
+UPLOADS = Uploads(PROTOTYPES, LABELS, VALID)
+OLD = np.random.default_rng(1).normal(size=(C, LATENT_DIM)).astype(np.float32)
+SMALL = {"epochs": 3, "batch_size": 3}
+KEY = jax.random.key(7)
+
+
+@functools.cache
+def first() -> tuple:
+    """F's parameters and batch statistics, the latter not those of the start."""
+    variables = jax.jit(lambda key: F.init(key, jnp.zeros((2, K)), False, jnp.ones(2, bool)))(jax.random.key(3))
+    stats = {"mean": jnp.array([0.1, -0.2, 0.3]), "var": jnp.array([0.5, 1.5, 1.0])}
+    return variables["params"], {"norm": stats}
+
+
+@functools.cache
+def compiled(**options):
+    """(uploads, key, weights of the generator) -> what `align` returns from the first F on."""
+    recipe = Alignment(**(SMALL | options))
+
+    @jax.jit
+    def run(variables, model, uploads, key):
+        params, stats = model
+        uploads = jax.tree.map(jnp.asarray, uploads)
+        centroids = mean_latents(F, params, stats, uploads, jnp.asarray(OLD))
+        return align(
+            F, functools.partial(GENERATOR.sample_w, variables), recipe, params, stats, centroids, uploads, key
+        )
+
+    return lambda uploads, key=KEY, weights=GENERATOR.variables: run(weights, first(), uploads, key)
+
+
+def expect(options, valid=VALID):
+    """What the reference makes of the valid uploads."""
+    f, x, y = as_reference(*first()), np.float64(PROTOTYPES[valid]), LABELS[valid]
+    centroids = reference.mean_latents(f, x, y, np.float64(OLD))
+    weights = {name: options[name] for name in ("mmd_weight", "mse_weight") if name in options}
+    rate, released = options.get("learning_rate", 0.01), options.get("variant") == "released"
+    widths = options.get("bandwidths", BANDWIDTHS)
+    batches = draws(KEY, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables))
+    return reference.align(f, x, y, batches, centroids, rate, widths, **weights, released=released)
+
+
+NO_MSE, NO_MMD = {"mse_weight": 0.0, "bandwidths": (2.0, 30.0)}, {"mmd_weight": 0.0, "mse_weight": 5.0}
+CLIPPED = {"variant": "released", "mse_weight": 1e4, "learning_rate": 0.1}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"variant": "released"}, NO_MSE, NO_MMD, pytest.param(CLIPPED, marks=pytest.mark.slow)], ids=str
+)
+def test_training_equals_the_reference(options):
+    """Nine steps of the compiled loop, three of them with a single row, against as many in plain Python."""
+    got, start, want = compiled(**options)(UPLOADS), as_reference(*first()), expect(options)
+    idle = "b2" if options is NO_MMD else ""  # a shift of all latents costs nothing then, and Adam follows the rounding
+    assert_close(as_reference(*got[:2]), want, idle, rtol=1e-5, atol=1e-5)
+    for name in want.params.keys() - {idle}:
+        assert np.abs(want.params[name] - start.params[name]).max() > 0.02  # all of it was trained
+    spread = reference.class_spread(reference.transform(want, np.float64(PROTOTYPES[VALID])), LABELS[VALID])
+    np.testing.assert_allclose(got[2]["mse"], spread, rtol=1e-4)
+
+
+def same(a, b) -> bool:
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))
+
+
+def test_a_weight_of_zero_leaves_a_loss_out():
+    other_weights = tiny_generator(seed=6).variables
+    shuffled_labels = UPLOADS._replace(labels=LABELS[::-1])
+    for options, unread, read in [(NO_MSE, shuffled_labels, UPLOADS), (NO_MMD, UPLOADS, shuffled_labels)]:
+        start = compiled(**options)(UPLOADS)[:2]
+        weights = other_weights if options is NO_MMD else GENERATOR.variables
+        assert same(compiled(**options)(unread, weights=weights)[:2], start), options
+        weights = GENERATOR.variables if options is NO_MMD else other_weights
+        assert not same(compiled(**options)(read, weights=weights)[:2], start), options
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_rows_that_are_not_valid_change_nothing(variant):
+    garbage = np.where(VALID[:, None], PROTOTYPES, 1e3).astype(np.float32)
+    align_ = compiled(variant=variant)
+    assert same(align_(Uploads(garbage, np.where(VALID, LABELS, 0), VALID)), align_(UPLOADS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [3, 20])
+def test_nor_does_their_number(batch_size):
+    """Nor, for what is measured, whether a batch is larger than all uploads."""
+    few = jax.tree.map(lambda x: x[VALID], UPLOADS)
+    (*got, metrics), (*want, expected) = (compiled(batch_size=batch_size)(rows) for rows in (few, UPLOADS))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+    for name, value in metrics.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_a_single_prototype(variant):
+    """Batch norm then has one row; where there is none, nothing is trained."""
+    one = np.arange(M) == 5
+    got = compiled(variant=variant)(UPLOADS._replace(valid=one))
+    assert_close(as_reference(*got[:2]), expect({"variant": variant}, one), rtol=1e-5, atol=1e-5)
+    *nobody, metrics = compiled(variant=variant)(UPLOADS._replace(valid=np.zeros(M, bool)))
+    assert same(tuple(nobody), first())
+    for tree in (got, metrics):
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
+
+
+def test_draws_follow_the_key():
+    first_, again, other = (compiled()(UPLOADS, key) for key in (KEY, KEY, jax.random.key(8)))
+    assert same(first_, again) and not same(first_[0], other[0])
+
+
+def test_mean_latents():
+    got = jax.jit(functools.partial(mean_latents, F))(*first(), jax.tree.map(jnp.asarray, UPLOADS), OLD)
+    want = reference.mean_latents(as_reference(*first()), np.float64(PROTOTYPES[VALID]), LABELS[VALID], OLD)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(got[3], OLD[3])  # nobody has class 3
+
+
+def test_bandwidths():
+    sample_w = functools.partial(GENERATOR.sample_w, GENERATOR.variables)
+    np.testing.assert_array_equal(choose_bandwidths(Alignment(), None, KEY), [10, 15, 20, 50])
+    for size in (1, 7):  # of one latent there is no distance: two are drawn
+        w = np.float64(sample_w(KEY, max(size, 2)))
+        squares = [((a - b) ** 2).sum() for i, a in enumerate(w) for b in w[:i]]
+        options = Alignment(bandwidths="median", batch_size=size)
+        got = jax.jit(functools.partial(choose_bandwidths, options, sample_w))(KEY)
+        np.testing.assert_allclose(got, np.array([0.25, 0.5, 1, 2]) * np.median(squares) / 2, rtol=1e-5)
+
+
+def test_what_is_measured():
+    """Before and after, on the first uploads of a batch's number, F in evaluation mode."""
+    params, stats, metrics = compiled()(UPLOADS)
+    x, keys = np.float64(PROTOTYPES[:3]), jax.random.split(KEY, 4)[2:]
+    before, after = (np.float64(GENERATOR.sample_w(GENERATOR.variables, key, 3)) for key in keys)
+    start = reference.transform(as_reference(*first()), x)
+    np.testing.assert_allclose(metrics["mmd_before"], reference.mmd(start, before, BANDWIDTHS), rtol=1e-4, atol=1e-5)
+    got = reference.transform(as_reference(params, stats), x)
+    np.testing.assert_allclose(metrics["mmd"], reference.mmd(got, after, BANDWIDTHS), rtol=1e-4, atol=1e-5)
+    across = ((got[:, None] - after) ** 2).sum(-1)
+    for i, width in enumerate(BANDWIDTHS, 1):
+        np.testing.assert_allclose(metrics[f"kernel_{i}"], np.exp(-across / 2 / width).mean(), rtol=1e-4)
+    np.testing.assert_allclose(metrics["distance2_to_valid"], np.median(across), rtol=1e-4)
+    within = ((after[:, None] - after) ** 2).sum(-1)[np.triu_indices(3, 1)]
+    np.testing.assert_allclose(metrics["distance2_of_valid"], np.median(within), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "server_epochs is 0; it must be at least 1"),
+        ({"batch_size": -1}, "server_batch_size is -1; it must be at least 1"),
+        ({"bandwidths": ()}, r"bandwidths is \(\); it must be 'median' or positive numbers"),
+        ({"bandwidths": (1.0, 0.0)}, r"bandwidths is \(1.0, 0.0\); it must"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        Alignment(**options)

@@ -1,0 +1,276 @@
+"""DFRD, DENSE and FedFTG at the server: their losses, their loop, their generator's moving average."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods import dense, dfrd, fedftg
+from fedjax_ht.methods.dense import batch_norm_loss
+from fedjax_ht.methods.distillation import Distillation, Synthetic, draw, make_generator, moving_average
+from fedjax_ht.methods.ensemble import Opinions, Teachers
+from fedjax_ht.methods.fine_tuning import Server, Uplink
+from tests import tiny
+from tests.federations import NUM_CLASSES, TRAINING, sliced_federation
+from tests.reference import dfrd as reference
+
+FEDERATION = sliced_federation()
+MEMBERS = {"rate1.0": [4, 6, 7], "rate0.5": [0, 3]}  # of which 6 does not arrive, and 3 has no samples
+COUNTS = np.random.default_rng(0).integers(0, 9, (8, NUM_CLASSES)) * [1, 1, 1, 1, 0]
+TEACHERS, KEY = [4, 7, 0], jax.random.key(5)  # in the order of the sums
+T, LR, STUDENT_LR, DECAY = 2.0, 0.01, 0.5, 0.1
+SMALL = {
+    "iterations": 2,
+    "generator_steps": 2,
+    "student_steps": 2,
+    "batch_size": 6,
+    "noise_dim": 4,
+    "temperature": T,
+    "generator_lr": LR,
+    "student_lr": STUDENT_LR,
+    "weight_decay": DECAY,
+}
+
+
+@functools.cache
+def client_params(i: int):
+    """A client's uploaded model; weights large enough that clients differ. NaN of the one that does not arrive."""
+    bucket, rng = FEDERATION.buckets[FEDERATION.assignment[i]], np.random.default_rng(i)
+    shapes = jax.eval_shape(lambda key: init_variables(bucket, key)["params"], jax.random.key(0))
+    return jax.tree.map(lambda x: np.float32(0.6 * rng.normal(size=x.shape) + (np.nan if i == 6 else 0)), shapes)
+
+
+def received(counted: bool = True) -> dict[str, Received]:
+    """What the server holds after a round without data."""
+    messages = {}
+    for name, ids in MEMBERS.items():
+        params = jax.tree.map(lambda *xs: jnp.stack(xs), *map(client_params, ids))
+        counts = Metadata(jnp.asarray(COUNTS[ids], jnp.int32)) if counted else ()
+        info = tiny.infos(ids, [0 if i == 3 else 10 for i in ids])
+        messages[name] = Received(Uplink(params, counts, ()), info, jnp.array([i != 6 for i in ids]))
+    return messages
+
+
+def first_server(method) -> Server:
+    """With a moving average that differs from the generator."""
+    server = jax.jit(lambda key: method.init_server(FEDERATION, key))(jax.random.key(0))
+    # Small kernels would make images without contrast.
+    louder = jax.tree.map(lambda x: 4 * x if x.ndim == 4 else x, server.generator)
+    return server._replace(generator=louder, average=jax.tree.map(jnp.negative, louder) if server.average else ())
+
+
+def serve(method, server, round: int = 1):
+    ctx = Context(KEY, jnp.int32(round), None)
+    return jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, ctx))(
+        server, received(method.name != "dense")
+    )
+
+
+def softmax(x):
+    return jax.nn.softmax(x / T)
+
+
+def kl(p, q):
+    return jnp.sum(p * (jnp.log(p) - jnp.log(q)), -1)
+
+
+def cross_entropy(logits, labels):
+    return -jnp.log(jax.nn.softmax(logits))[..., jnp.arange(len(labels)), labels]
+
+
+def diversity(images, noise):
+    return jnp.exp(
+        -jnp.mean(((images[:, None] - images) ** 2).mean((2, 3, 4)) * ((noise[:, None] - noise) ** 2).mean(2))
+    )
+
+
+def dfrd_loss(each, tau, own, labels, images, noise, embedding):
+    u = jnp.einsum("nb,nbc->bc", tau, each)
+    chosen = (u.argmax(1) == labels) & (own.argmax(1) != labels)
+    apart = jnp.sum(chosen * kl(softmax(own), softmax(u))) / jnp.maximum(chosen.sum(), 1)
+    long = jnp.mean(jnp.maximum(jnp.linalg.norm(embedding, axis=1) - 0.5 * 2, 0))
+    return cross_entropy(u, labels).mean() - 3 * apart + 2 * diversity(images, noise * embedding) + 0.5 * long
+
+
+def dense_loss(each, tau, own, labels, images, noise, embedding):
+    u = each.mean(0)
+    chosen = (u.argmax(1) == labels) != (own.argmax(1) == labels)
+    apart = jnp.sum(chosen * kl(softmax(own), softmax(u))) / jnp.maximum(chosen.sum(), 1)
+    return cross_entropy(u, labels).mean() - 3 * apart
+
+
+def fedftg_loss(each, tau, own, labels, images, noise, embedding):
+    losses = cross_entropy(each, labels) - 3 * kl(softmax(own), softmax(each)) / NUM_CLASSES
+    return jnp.mean(jnp.sum(tau * losses, 0)) + 2 * diversity(images, noise)
+
+
+def ensemble_kl(each, tau, own):
+    return jnp.mean(kl(softmax(jnp.einsum("nb,nbc->bc", tau, each)), softmax(own)))
+
+
+def each_kl(each, tau, own):
+    return jnp.mean(jnp.sum(tau * kl(softmax(each), softmax(own)), 0)) / NUM_CLASSES
+
+
+CASES = {  # factory, options, the losses by hand, alpha
+    "dfrd": (
+        dfrd,
+        {"b_tran": 3.0, "b_div": 2.0, "b_ey": 0.5, "gamma": 0.5, "alpha": 0.7},
+        dfrd_loss,
+        ensemble_kl,
+        0.7,
+    ),
+    "dense": (dense, {"b_adv": 3.0, "reset_opt": False}, dense_loss, ensemble_kl, 0.0),
+    "fedftg": (fedftg, {"b_md": 3.0, "b_div": 2.0, "merge": "mul"}, fedftg_loss, each_kl, 0.0),
+}
+
+
+def by_hand(case, server, round):
+    """The same iterations, step by step and teacher by teacher, with Adam's and SGD's formulas."""
+    _, options, generator_loss, student_loss, alpha = CASES[case]
+    recipe = Distillation(**SMALL, merge=options.get("merge", "none" if case == "dense" else "mul"))
+    module, bucket = make_generator(FEDERATION, recipe), FEDERATION.global_model
+    counts = COUNTS[TEACHERS] if case != "dense" else np.ones((3, NUM_CLASSES))
+    tau, shares = map(jnp.float32, reference.label_weights(np.float64(counts)))
+    models = [client_params(i) for i in TEACHERS]
+    buckets = [FEDERATION.buckets[FEDERATION.assignment[i]] for i in TEACHERS]
+    apply = lambda bucket, params, x: bucket.module.apply({"params": params}, x)  # noqa: E731
+    everybody = lambda x: jnp.stack([apply(b, m, x) for b, m in zip(buckets, models)])  # noqa: E731
+
+    @jax.jit
+    def generator_gradient(params, model, noise, labels):
+        def loss(params):
+            images = module.apply({"params": params}, noise, labels, True).images
+            own = jax.lax.stop_gradient(apply(bucket, model, images))
+            embedding = params["embedding"][labels] if "embedding" in params else None
+            return generator_loss(everybody(images), tau[:, labels], own, labels, images, noise, embedding)
+
+        return jax.value_and_grad(loss)(params)
+
+    @jax.jit
+    def student_gradient(model, params, noise, labels):
+        images = module.apply({"params": params}, noise, labels, False).images
+        return jax.value_and_grad(
+            lambda model: student_loss(everybody(images), tau[:, labels], apply(bucket, model, images))
+        )(model)
+
+    tree = jax.tree.map
+    params, model, losses, teaching = server.generator["params"], server.model, [], []
+    first, second, step = tree(jnp.zeros_like, params), tree(jnp.zeros_like, params), 0
+    for iteration in range(2):
+        generator_key, student_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, 1), iteration))
+        if options.get("reset_opt", True):
+            first, second, step = tree(jnp.zeros_like, params), tree(jnp.zeros_like, params), 0
+        for number in range(2):
+            drawn = draw(jax.random.fold_in(generator_key, number), recipe, shares)
+            loss, g = generator_gradient(params, model, *drawn)
+            step += 1
+            first = tree(lambda m, g: 0.5 * m + 0.5 * g, first, g)
+            second = tree(lambda v, g: 0.999 * v + 0.001 * g * g, second, g)
+            change = lambda p, m, v, k=step: p - LR * (m / (1 - 0.5**k)) / (jnp.sqrt(v / (1 - 0.999**k)) + 1e-8)  # noqa: E731
+            params = tree(change, params, first, second)
+            losses.append(loss)
+        for number in range(2):
+            key, average_key = jax.random.split(jax.random.fold_in(student_key, number))
+            loss, g = student_gradient(model, params, *draw(key, recipe, shares))
+            if alpha and round:
+                more, extra = student_gradient(model, server.average["params"], *draw(average_key, recipe, shares))
+                loss, g = loss + alpha * more, tree(lambda a, b: a + alpha * b, g, extra)
+            model = tree(lambda p, g: p - STUDENT_LR * (g + DECAY * p), model, g)
+            teaching.append(loss)
+    return params, model, np.mean(losses), np.mean(teaching)
+
+
+OTHERS = (("dfrd", 0), ("dense", 1), ("fedftg", 1))
+
+
+@pytest.mark.parametrize(
+    ("case", "round"), [("dfrd", 1), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+)
+def test_a_round_at_the_server_equals_the_steps_by_hand(case, round):
+    """In round 0 the moving average does not teach; later it is that of the round before."""
+    factory, options, *_, alpha = CASES[case]
+    method = factory(TRAINING, **SMALL, **options)
+    server = first_server(method)
+    new, metrics = serve(method, server, round)
+    params, model, generator_loss, student_loss = by_hand(case, server, round)
+    np.testing.assert_allclose(metrics["generator_loss"], generator_loss, rtol=1e-4)
+    np.testing.assert_allclose(metrics["student_loss"], student_loss, rtol=1e-3)
+    # Where a gradient is next to nothing, Adam makes a whole step of its rounding error.
+    off = jax.tree.map(lambda a, b: np.mean(np.abs(a - b) > 0.02 * LR), new.generator["params"], params)
+    assert max(jax.tree.leaves(off)) < 1e-3
+    chex.assert_trees_all_close(new.model, model, rtol=0, atol=2e-4)
+    if alpha:
+        half = jax.tree.map(lambda a, g: 0.5 * a + 0.5 * g, server.average, new.generator)
+        chex.assert_trees_all_close(new.average, half, rtol=0, atol=1e-6)
+    else:
+        assert new.average == server.average == ()
+    moved = jax.tree.map(
+        lambda a, b: float(np.abs(a - b).max()), (server.generator["params"], server.model), (params, model)
+    )
+    assert min(jax.tree.leaves(moved)) > 0.02 * LR
+
+
+def test_the_moving_average_covers_everything():
+    generator = {"params": {"w": jnp.array([1.0, 2.0])}, "batch_stats": {"var": jnp.array([4.0])}}
+    average = {"params": {"w": jnp.array([3.0, 0.0])}, "batch_stats": {"var": jnp.array([2.0])}}
+    new = moving_average(average, generator, 0.9)
+    np.testing.assert_allclose(new["params"]["w"], [0.9 * 3 + 0.1 * 1, 0.1 * 2], rtol=1e-6)
+    np.testing.assert_allclose(new["batch_stats"]["var"], [2.2], rtol=1e-6)
+
+
+def test_draws_follow_the_label_shares():
+    recipe = Distillation(batch_size=4000, noise_dim=3)
+    noise, labels = jax.jit(functools.partial(draw, recipe=recipe))(KEY, label_shares=jnp.array([0.5, 0.0, 0.2, 0.3]))
+    np.testing.assert_allclose(np.bincount(labels, minlength=4) / 4000, [0.5, 0, 0.2, 0.3], atol=0.03)
+    assert noise.shape == (4000, 3)
+    np.testing.assert_allclose([noise.mean(), noise.std()], [0, 1], atol=0.03)
+
+
+def test_the_batch_norm_loss_is_a_mean_over_layers_and_present_clients():
+    rng = np.random.default_rng(0)
+    draw_moments = lambda clients: {"a": (rng.normal(size=(clients, 2, 3)),), "b": (rng.normal(size=(clients, 2, 5)),)}  # noqa: E731
+    seen, target = ({"x": draw_moments(2), "y": draw_moments(1)} for _ in range(2))
+    present = np.array([True, False, True])
+    teachers = Teachers({}, target, jnp.zeros((3, 4)), jnp.zeros(4), present)
+    batch = Synthetic((), jnp.zeros(2), (), Opinions((), (), seen), (), teachers)
+    want = np.mean(
+        [
+            [reference.moment_distance(seen[bucket][layer][0][i], target[bucket][layer][0][i]) for layer in "ab"]
+            for bucket, i in (("x", 0), ("y", 0))
+        ]
+    )
+    np.testing.assert_allclose(batch_norm_loss(batch), want, rtol=1e-5)
+
+
+BAD = {
+    "iterations is -1; it must be at least 0": {"iterations": -1},
+    "batch_size is 1; it must be at least 2": {"batch_size": 1},
+    "temperature is 0.0; it must be above 0": {"temperature": 0.0},
+    "decay is 1.5; it must be in": {"decay": 1.5},
+    "counts is 'some'; it must be one of seen_so_far, this_round, full, none": {"counts": "some"},
+    "merge is 'sum'; it must be one of mul": {"merge": "sum"},
+    "selection is 'all'; it must be one of diamond, triangle, nabla, xor": {"selection": "all"},
+    "diversity is 'none'; it must be one of squares, norms": {"diversity": "none"},
+    "base is 'fedsgd'; it must be one of none, fedavg, heterofl, feddropout, fedrolex": {"base": "fedsgd"},
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_options_are_one_line(message):
+    with pytest.raises(ValueError, match=message.split(";")[0]) as error:
+        dfrd(TRAINING, **BAD[message])
+    assert str(error.value).startswith(message)
+
+
+def test_bad_options_of_the_others():
+    with pytest.raises(ValueError, match="adversarial is 'other'; it must be 'dfrd' or 'own'"):
+        dense(TRAINING, adversarial="other")
+    with pytest.raises(ValueError, match="kl_reduce is 'max'; it must be 'mean_classes' or 'sum_classes'"):
+        fedftg(TRAINING, kl_reduce="max")

@@ -1,0 +1,300 @@
+"""The clients of FedKTL: their training against the reference, every option, every mistake."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.options import SimulationOptions
+from fedjax_ht.core.simulation import make_simulation
+from fedjax_ht.core.wire import gaussian_noise
+from fedjax_ht.methods import fedktl
+from fedjax_ht.methods.fedktl import Server, draw, first_projection
+from fedjax_ht.models import SplitModel
+from fedjax_ht.models.etf import simplex_etf
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.norm import Norm
+from tests import federations, tiny
+from tests.generators_tiny import LATENT_DIM, tiny_generator
+from tests.reference import fedktl as reference
+
+C, K, LR = 4, 3, 0.003
+GENERATOR = tiny_generator()
+TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+FEDERATION = tiny.linear_federation(C, K)
+BUCKET = FEDERATION.buckets[0]
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
+AVAILABLE = np.array([True, False, True, True])
+RNG = np.random.default_rng(2)
+IMAGES = RNG.random((C, 2, 2, 1)).astype(np.float32)
+VECTORS = RNG.normal(size=(C, LATENT_DIM)).astype(np.float32)
+SMALL = {"server_epochs": 3, "server_batch_size": 3}
+
+
+def method_of(**options):
+    return fedktl(TRAINING, **({"generator": GENERATOR} | SMALL | options))
+
+
+def server_of(available) -> Server:
+    """Pairs as they are; of classes without one, what must not be read."""
+    spoilt = lambda x: jnp.where(available.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.nan)  # noqa: E731
+    return Server({}, spoilt(VECTORS), spoilt(IMAGES), available)
+
+
+@functools.cache
+def compiled_client(**options):
+    """Client 0 before its training, and (which pairs there are) -> what its training returns."""
+    method, ctx = method_of(**options), tiny.context(0)
+    method.check(FEDERATION)
+    client = jax.jit(lambda: method.init_client(BUCKET, ctx))()
+
+    @jax.jit
+    def update(client, available):
+        downlink = method.broadcast(FEDERATION, BUCKET, server_of(available), ctx)
+        return method.client_update(BUCKET, client, downlink, tiny.client_data(LABELS, padding=2), ctx)
+
+    return client, lambda available: update(client, jnp.asarray(available))
+
+
+def local_batches(available, size):
+    """Of two steps: samples, and the pairs that the client draws for them."""
+    data = tiny.client_data(LABELS)
+    x, images = tiny.pixels(data), (np.float64(IMAGES) - np.asarray(data.mean)) / np.asarray(data.std)
+    loss_key = jax.random.split(tiny.context(0).key, 3)[2]
+    for number in (0, 1):
+        key = jax.random.split(jax.random.fold_in(loss_key, number), 3)[2]
+        index, mask = map(np.asarray, draw(jnp.asarray(available), size, key))
+        classes, rows = index[mask], slice(3 * number, 3 * number + 3)
+        yield x[rows], LABELS[rows], images.reshape(C, -1)[classes], classes, np.float64(VECTORS[classes])
+
+
+RELEASED = {"variant": "released", "mu": 2000.0}
+CLIENTS = {  # options; dimensions of the frame, None without one; pairs of a step; what the reference is told
+    "paper": ({}, C, 3, {}),
+    "released, clipped": (RELEASED, C, 3, {"mu": 2000.0}),
+    "images": ({"transfer": "images"}, C, 3, {"mixed": 3 / 7}),  # three images to seven samples
+    "head": ({"classifier": "head", "mu": 3.0}, None, 3, {"mu": 3.0}),
+    "larger K": ({"dim": 6.0, "all_pairs": True, "scale": 1.0, "margin": 0.0}, 6, 4, {"scale": 1.0, "margin": 0.0}),
+    "no regression": ({"mu": 0.0}, C, 3, {"mu": 0.0}),
+}
+
+
+def first_params(client) -> dict[str, np.ndarray]:
+    """Of a client and h', as the reference names them."""
+    projection = first_projection(K, LATENT_DIM).items()
+    return tiny.flat_params(client["params"]) | {f"projection_{n}": np.asarray(v, np.float64) for n, v in projection}
+
+
+@pytest.mark.parametrize("case", CLIENTS)
+def test_client_update_equals_the_reference(case):
+    """Two steps of ArcFace and the regression. Without pairs, or with mu 0, what is left is local training with the
+    fixed class vectors."""
+    options, dim, size, recipe = CLIENTS[case]
+    client, update = compiled_client(**options)
+    released = options.get("variant") == "released"
+    recipe = reference.Recipe(None if dim is None else np.float64(simplex_etf(C, dim)), **recipe)
+    start = first_params(client)
+    x = tiny.pixels(tiny.client_data(LABELS))
+    for available in (AVAILABLE, np.zeros(C, bool)):
+        batches = list(local_batches(available, size))
+        assert [len(batch[3]) for batch in batches] == [min(size, available.sum())] * 2
+        trained, uplink, metrics = update(available)
+        want, loss = reference.train_client(start, batches, LR, recipe, released)
+        for part, value in tiny.flat_params(trained["params"]).items():
+            np.testing.assert_allclose(value, want[part], rtol=1e-4, atol=1e-5, err_msg=part)
+            assert np.abs(want[part] - start[part]).max() > 1e-4
+        np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-4)
+        rows = reference.features if dim is None else reference.outputs
+        np.testing.assert_array_equal(uplink.prototypes.mask, [True, False, True, True])
+        for c, mean in reference.prototypes(want, x, LABELS, rows, released).items():
+            np.testing.assert_allclose(uplink.prototypes.values[c], mean, rtol=1e-4, atol=1e-5)
+        assert uplink.counts == ()
+
+
+def test_released_clips_the_model_and_the_projection_apart():
+    """The reference's gradients there are longer than 100 in both."""
+    start = first_params(compiled_client(**RELEASED)[0])
+    recipe = reference.Recipe(np.float64(simplex_etf(C, C)), mu=2000.0)
+    gradients = reference.client_gradients(start, next(iter(local_batches(AVAILABLE, 3))), recipe)
+    for part in ("projection", "base"):
+        assert sum((g**2).sum() for name, g in gradients.items() if name.startswith(part)) > 100**2
+
+
+class Normed(nn.Module):
+    """A linear layer and batch norm."""
+
+    @nn.compact
+    def __call__(self, x, train, mask):
+        return Norm(name="norm")(tiny.Flat(K, name="flat")(x), train, mask)
+
+
+@pytest.mark.slow
+def test_pairs_move_the_batch_statistics_of_the_extractor():
+    """They pass in training mode; padding between them, and mu 0, do not."""
+    bucket = make_federation(
+        {"own": SplitModel(Normed(), Linear(C), stateful=True)}, (2, 2, 1), C, num_clients=1
+    ).buckets[0]
+    ctx, data = tiny.context(0), tiny.client_data(LABELS[:3])
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def variance(mu, available):
+        method = method_of(mu=mu)
+        downlink = method.broadcast(None, bucket, server_of(available), ctx)
+        client = method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)[0]
+        return client["stats"]["base"]["norm"]["var"]
+
+    alone = variance(0.0, jnp.asarray(AVAILABLE))
+    np.testing.assert_allclose(variance(50.0, jnp.zeros(C, bool)), alone, rtol=1e-6)
+    assert np.abs(variance(50.0, jnp.asarray(AVAILABLE)) - alone).max() > 1e-2
+
+
+def test_a_client_without_samples_stays_and_sends_nothing():
+    method, ctx = method_of(), tiny.context(0)
+    client, _ = compiled_client()
+    data = tiny.client_data(LABELS, indices=[], padding=9)
+
+    @jax.jit
+    def update(client):
+        downlink = method.broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), ctx)
+        return method.client_update(BUCKET, client, downlink, data, ctx)
+
+    after, uplink, metrics = update(client)
+    jax.tree.map(np.testing.assert_array_equal, after, client)
+    assert not uplink.prototypes.mask.any() and metrics["loss"] == 0
+    assert np.isfinite(uplink.prototypes.values).all()
+
+
+def test_pairs_are_drawn_without_replacement_and_all_in_turn():
+    available = jnp.array([True, False, True, True, False])
+    counts = np.zeros(5)
+    for seed in range(60):
+        index, mask = draw(available, 2, jax.random.key(seed))
+        assert mask.all() and len(set(index.tolist())) == 2
+        counts[index] += 1
+    assert counts[[1, 4]].sum() == 0 and (counts[[0, 2, 3]] > 25).all()
+    assert draw(available, 5, jax.random.key(0))[1].sum() == 3
+    assert not draw(jnp.zeros(5, bool), 2, jax.random.key(0))[1].any()
+
+
+def test_prediction_is_by_the_largest_cosine():
+    x, ctx = RNG.normal(size=(5, 2, 2, 1)).astype(np.float32), tiny.context(0)
+    for options, rule in (({"dim": 6}, "etf"), ({"classifier": "head"}, "head")):
+        method = method_of(**options)
+        client = jax.jit(lambda method=method: method.init_client(BUCKET, ctx))()
+        want = reference.outputs(tiny.flat_params(client["params"]), x.reshape(5, -1))
+        if rule == "etf":
+            assert want.shape == (5, 6)
+            want = np.cos(reference.angles(want, simplex_etf(C, 6)))
+        scores = method.predict(BUCKET, client, None, x, jnp.ones(5, bool))
+        assert method.rules == (rule,) == tuple(scores)
+        np.testing.assert_allclose(scores[rule], want, rtol=1e-4, atol=1e-5)
+
+
+def case(width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: tuple = (), **options):
+    """Options, and what they send: numbers of a prototype and of a pair, classes in a downlink (nobody has class 4)."""
+    name = ",".join(f"{k}={v}" for k, v in options.items()) or ("noise" if noise else "default")
+    return pytest.param(options, noise, width, pair, classes, id=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "noise", "width", "pair", "classes"),
+    [
+        case(),
+        case(variant="released"),
+        case(mse_weight=0.0),
+        case(mmd_weight=0.0),
+        case(mu=0.0),
+        case(width=8, classifier="head"),
+        case(pair=16, transfer="images"),
+        case(width=0, classes=5, source="labels"),
+        case(scale=1.0, margin=0.0),
+        case(width=7, all_pairs=True, dim=7),
+        case(bandwidths="median"),
+        case(antialias=False, server_batch_size=1),
+        case(noise=(gaussian_noise(0.05, 0.2, "vectors"), gaussian_noise(0.2, 0.2, "images"))),
+    ],
+)
+def test_every_option_runs(options, noise, width, pair, classes):
+    """Two rounds of a federation, then every client predicts."""
+    federation = federations.mixed_federation()
+    method = fedktl(federations.TRAINING, **({"generator": GENERATOR} | SMALL | options))
+    data = federations.federation_data(federation)
+    settings = SimulationOptions(lanes=1, downlink=noise)
+    simulation = make_simulation(method, federation, data, federations.TRAINING, settings)
+    state, first = simulation.run_round(simulation.init())
+    state, second = simulation.run_round(state)
+    up = width * sum(map(len, federations.CLASSES))
+    assert first.uplink.payload_elements == second.uplink.payload_elements == up
+    assert first.downlink.payload_elements == 0
+    assert second.downlink.payload_elements == federations.NUM_CLIENTS * classes * pair
+    assert not first.not_finite and not second.not_finite
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((state.server, state.clients, second)))
+    assert len(simulation.evaluate(state).accuracy["test"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
+        ({"classifier": "mlp"}, "classifier is 'mlp'; it must be 'etf' or 'head'"),
+        ({"transfer": "latents"}, "transfer is 'latents'; it must be 'pairs' or 'images'"),
+        ({"source": "noise"}, "source is 'noise'; it must be 'prototypes' or 'labels'"),
+        ({"server_epochs": 0}, "server_epochs is 0; it must be at least 1"),
+        ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be 'median' or positive numbers"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        method_of(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dim": 3}, "dim is 3; an ETF of 4 classes needs at least 4"),
+        (
+            {"source": "labels", "generator": GENERATOR._replace(num_labels=3)},
+            "generator 'tiny' knows 3 classes; source='labels' needs a conditional one with at least 4",
+        ),
+        (
+            {"source": "labels", "generator": GENERATOR._replace(conditional=None)},
+            "needs a conditional one with at least 4",
+        ),
+    ],
+    ids=["small dim", "few labels", "unconditional"],
+)
+def test_what_does_not_fit_the_federation_is_named(options, message):
+    method_of().check(FEDERATION)
+    with pytest.raises(ValueError, match=message):
+        method_of(**options).check(FEDERATION)
+
+
+class Whole(nn.Module):
+    """Not a SplitModel: its head is its own affair."""
+
+    def setup(self):
+        self.base, self.head = tiny.Flat(K), Linear(C)
+
+    def features(self, x, train, mask):
+        return self.base(x)
+
+    def classify(self, features):
+        return self.head(features)
+
+    def __call__(self, x):
+        return self.head(self.base(x))
+
+
+def test_a_model_of_ones_own_keeps_its_head():
+    federation = make_federation({"whole": Whole()}, (2, 2, 1), C, num_clients=2)
+    method_of().check(federation)
+    with pytest.raises(ValueError, match="dim is 9; models that are not a SplitModel keep their 4 outputs"):
+        method_of(dim=9).check(federation)

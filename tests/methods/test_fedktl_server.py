@@ -1,0 +1,215 @@
+"""The server of FedKTL: its step against the reference, what it keeps and what it publishes."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.wire import wire_elements
+from fedjax_ht.generators.images import fit
+from fedjax_ht.losses.mmd import BANDWIDTHS
+from fedjax_ht.methods import fedktl
+from fedjax_ht.models import mlp
+from tests import tiny, wire_table
+from tests.alignment_steps import as_reference, assert_close, draws
+from tests.generators_tiny import LATENT_DIM, SIDE, tiny_generator
+from tests.reference import fedktl as reference
+
+C, K = 4, 3
+GENERATOR = tiny_generator()
+FEDERATION = tiny.linear_federation(C, K)
+BUCKET = FEDERATION.buckets[0]
+SMALL = {"generator": GENERATOR, "server_epochs": 3, "server_batch_size": 3}
+
+
+def method_of(**options):
+    return fedktl(LocalTraining(optax.sgd(0.01)), **(SMALL | options))
+
+
+UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [0, 2]}, C, seed=4)  # nobody has class 3
+
+
+def receive(uploads, order=tiny.OTHER_ORDER, width=C):
+    return tiny.receive_prototypes(uploads, order, C, width)
+
+
+def server_step(method):
+    """The server before its first round, and (server, received, seed) -> (server, metrics)."""
+    start = jax.jit(lambda: method.init_server(FEDERATION, jax.random.key(1)))()
+
+    def step(server, received, key, frozen):
+        return method.server_update(FEDERATION, server, received, tiny.context()._replace(key=key, frozen=frozen))
+
+    step = step if method.host_server else jax.jit(step)
+    return start, lambda server, received, seed=2: step(server, received, jax.random.key(seed), method.frozen)
+
+
+@functools.cache
+def compiled_server(**options):
+    return server_step(method_of(**options))
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_server_update_equals_the_reference(variant):
+    start, serve = compiled_server(variant=variant)
+    server, metrics = serve(start, receive(UPLOADS))
+    rows = [(i, c) for i in range(3) for c in sorted(UPLOADS[i])]
+    x, labels = np.float64([UPLOADS[i][c] for i, c in rows]), np.array([c for _, c in rows])
+    # Ids from 0 to 5 and padding have rows, in this order.
+    valid = np.array([c in UPLOADS.get(i, {}) for i in range(7) for c in range(C)])
+    align_key = jax.random.split(jax.random.key(2))[1]
+    batches = draws(align_key, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables))
+    f, old = as_reference(*start.transformer.values()), np.float64(start.centroids)
+    centroids = reference.mean_latents(f, x, labels, old)
+    want = reference.align(f, x, labels, batches, centroids, 0.01, BANDWIDTHS, released=variant == "released")
+    assert_close(as_reference(*server.transformer.values()), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(server.centroids, reference.mean_latents(want, x, labels, old), rtol=1e-4, atol=2e-5)
+    np.testing.assert_array_equal(server.centroids[3], start.centroids[3])
+    np.testing.assert_array_equal(server.available, [True, True, True, False])
+    images = fit(GENERATOR.synthesize(GENERATOR.variables, server.centroids[:3]), (2, 2, 1))
+    np.testing.assert_allclose(server.images[:3], images, atol=1e-6)
+    assert (server.images[3] == 0).all()  # the image of a random latent is shown to nobody
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_order_of_clients_and_their_buckets_change_nothing():
+    start, serve = compiled_server()
+    want = serve(start, receive(UPLOADS))
+    for order in ([[0, 2, 4, 4], [1, 3, 4]], [[1, 9, 0, 7], [5, 2, 3]]):
+        jax.tree.map(np.testing.assert_array_equal, serve(start, receive(UPLOADS, order)), want)
+
+
+def test_a_class_that_nobody_sends_keeps_its_pair():
+    start, serve = compiled_server()
+    first, _ = serve(start, receive(UPLOADS))
+    second, _ = serve(first, receive({0: UPLOADS[0], 3: {3: UPLOADS[1][1]}}))
+    np.testing.assert_array_equal(second.available, [True] * C)
+    for part in ("centroids", "images"):
+        np.testing.assert_array_equal(getattr(second, part)[1], getattr(first, part)[1])
+        for c in (0, 2, 3):
+            assert np.abs(getattr(second, part)[c] - getattr(first, part)[c]).max() > 1e-3
+
+
+def test_clients_without_samples_change_nothing():
+    start, serve = compiled_server()
+    server, metrics = serve(start, receive({0: {}, 1: {}}))
+    jax.tree.map(np.testing.assert_array_equal, server, start)
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_the_server_is_a_function_of_its_key():
+    start, serve = compiled_server()
+    first, again, other = (serve(start, receive(UPLOADS), seed=seed)[0] for seed in (2, 2, 3))
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert np.abs(first.centroids - other.centroids).max() > 1e-4
+
+
+def test_a_generator_on_the_host():
+    def synthesize(variables, w):
+        assert type(w) is type(variables["image"]) is np.ndarray
+        return 1 / (1 + np.exp(-w @ variables["image"])).reshape(-1, SIDE, SIDE, 3)
+
+    on_host = GENERATOR._replace(synthesize=synthesize, host=True)
+    assert method_of(generator=on_host).host_server and not method_of().host_server
+    start, compiled = compiled_server()
+    _, serve = server_step(method_of(generator=on_host, antialias=False))
+    (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # noqa: E731
+    jax.tree.map(close, (got._replace(images=()), metrics), (want._replace(images=()), expected))
+    close(
+        got.images[:3],
+        fit(synthesize(jax.device_get(GENERATOR.variables), np.asarray(want.centroids)), (2, 2, 1), False)[:3],
+    )
+    assert np.abs(got.images[:3] - want.images[:3]).max() > 1e-3  # these were shrunk with antialiasing
+
+
+def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state():
+    start, _ = compiled_server()
+    weights = f"tensor<{LATENT_DIM}x{SIDE * SIDE * 3}xf32>"
+
+    def as_constant(generator) -> bool:
+        """Whether the image matrix is one, in the program of a server's step."""
+        method = method_of(generator=generator)
+        ctx = tiny.context()
+        step = lambda frozen: method.server_update(FEDERATION, start, receive(UPLOADS), ctx._replace(frozen=frozen))  # noqa: E731
+        program = jax.jit(step).lower(generator.variables).as_text()
+        assert weights in program
+        return re.search(rf"stablehlo.constant.*{weights}", program) is not None
+
+    assert not as_constant(GENERATOR)
+    closure = lambda _, w: GENERATOR.synthesize(GENERATOR.variables, w)  # noqa: E731
+    assert as_constant(GENERATOR._replace(synthesize=closure))  # what was absent is found where it is
+    assert method_of().frozen is GENERATOR.variables
+    assert all(leaf.size != LATENT_DIM * SIDE * SIDE * 3 for leaf in jax.tree.leaves(start))
+
+
+def test_the_server_starts_with_nothing_to_show():
+    start, _ = compiled_server()
+    assert not start.available.any() and (start.images == 0).all()
+    shapes = jax.tree.map(jnp.shape, start.transformer["params"])
+    assert shapes == {
+        "fc1": (C, C),
+        "fc2": {"kernel": (C, LATENT_DIM), "bias": (LATENT_DIM,)},
+        "norm": {"scale": (C,), "bias": (C,)},
+    }
+    assert np.abs(start.transformer["params"]["fc1"]).max() <= C**-0.5
+    method = method_of()
+    down = method.broadcast(FEDERATION, BUCKET, start, None)
+    assert int(wire_elements(down).payload_elements) == 0
+    np.testing.assert_array_equal(method.pictures(FEDERATION, start), start.images)
+
+
+def test_a_conditional_generator_s_own_classes():
+    """No F: the same random classes in every round, other latents of them."""
+    start, serve = compiled_server(source="labels")
+    nothing = {name: received._replace(uplink=()) for name, received in receive(UPLOADS).items()}
+    assert start.transformer == {} and not start.available.any()
+    classes = jax.random.permutation(jax.random.key(0), 7)[:C]
+    for seed in (2, 3):
+        server, metrics = serve(start, nothing, seed)
+        assert server.available.all() and metrics == {}
+        key = jax.random.split(jax.random.key(seed))[0]
+        want = GENERATOR.conditional(GENERATOR.variables, key, classes)
+        np.testing.assert_allclose(server.centroids, want, rtol=1e-5, atol=1e-6)
+
+
+def table_method(**options):
+    """With latents of 512 numbers, and black images."""
+    return fedktl(
+        wire_table.TRAINING,
+        GENERATOR._replace(
+            latent_dim=512,
+            sample_w=lambda _, key, n: jax.random.normal(key, (n, 512)),
+            synthesize=lambda _, w: jnp.zeros((len(w), 2, 2, 3)),
+        ),
+        **options,
+    )
+
+
+def test_pairs_of_the_papers_table():
+    """FedKTL's Table 5: of 100 classes 32x32x3 images and latents of 512 numbers, to 20 clients: 7.17M."""
+    federation = make_federation({"mlp": mlp(100, (4,))}, (32, 32, 3), 100, num_clients=20)
+    for options, numbers in [({}, 7_168_000), ({"transfer": "images"}, 6_144_000)]:
+        method = table_method(**options)
+        server = method.init_server(federation, jax.random.key(0))
+        for available, sent in ((0, 0), (100, numbers), (37, numbers * 37 // 100)):
+            server = server._replace(available=jnp.arange(100) < available)
+            cost = wire_elements(method.broadcast(federation, federation.buckets[0], server, None))
+            assert 20 * int(cost.payload_elements) == sent
+
+
+@pytest.mark.slow
+def test_prototypes_of_the_papers_table():
+    """100 numbers for each class of a client, where the others' prototypes have 512: 0.09M."""
+    first, second = wire_table.reports(table_method(server_epochs=1))
+    s = wire_table.sum_of_classes()
+    assert first.uplink.payload_elements == second.uplink.payload_elements == 100 * s
+    assert first.uplink.metadata_elements == s  # the classes
+    assert first.downlink.payload_elements == 0
+    assert second.downlink.payload_elements == 20 * 100 * (2 * 2 * 1 + 512)
