@@ -14,7 +14,9 @@ def full_float32():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """Two simulations that lower to the same program compile it once: most of the suite's time is compilation."""
+    """Most of the suite's time is compilation, so XLA optimises little here, and two simulations that lower to the same
+    program compile it once. What runs in processes of its own, such as whole experiments, is compiled in full."""
+    jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
