@@ -1,7 +1,10 @@
 """Session-wide settings of the tests."""
 
+import re
+
 import jax
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from fedjax_ht.methods import METHODS
 
@@ -28,19 +31,33 @@ def newest_group():
     return {"name": None}
 
 
+def group_of(nodeid: str) -> str:
+    """Tests that share compiled functions: those of a file, or those of one method in a file."""
+    file, _, test = nodeid.partition("::")
+    parameters = re.split(r"[\[\]-]", test)[1:]
+    return f"{file}:{next((p for p in parameters if p in METHODS), '')}"
+
+
 @pytest.fixture(autouse=True)
 def programs_of_one_group(request, newest_group):
     """Compiled programs of earlier groups leave memory: thousands of them exhaust a process's memory maps."""
-    name = request.node.get_closest_marker("xdist_group").args[0]
+    name = group_of(request.node.nodeid)
     if newest_group["name"] not in (None, name):
         jax.clear_caches()
     newest_group["name"] = name
 
 
 def pytest_collection_modifyitems(items):
-    """One process runs a file, so that its compiled functions are shared; tests of every method go by method."""
-    for item in items:
-        parameters = item.callspec.params if hasattr(item, "callspec") else {}
-        name = parameters.get("name")
-        method = name if isinstance(name, str) and name in METHODS else ""
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.name}:{method}"))
+    items.sort(key=lambda item: group_of(item.nodeid))  # stable
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """One process runs a group. (`--dist loadgroup` would do, but does not see groups under pytest 9.2.)"""
+
+    def _split_scope(self, nodeid):
+        return group_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return GroupScheduling(config, log)
