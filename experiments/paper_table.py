@@ -1,16 +1,18 @@
 """Many runs in one table, beside published numbers.
 
-    python -m experiments.paper_table --runs=FOLDER --published=CSV --out=STEM
+    python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head]
 
-Every run below --runs that has a config.json and a method's metrics.jsonl counts; runs of one dataset and method that
-differ in their seed are pooled. Writes STEM.csv, the evaluations of every run, and STEM_table.md. The published CSV has
-the columns dataset, method, accuracy (in %, empty where a paper says that it did not converge) and source.
+Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
+differ in their seed alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
+most of them, as "fedktl mu=0.0". Writes STEM.csv, the evaluations of every run, and STEM_table.md. The published CSV
+has the columns dataset, method (with what sets it apart), accuracy (in %, empty where a paper says that it did not
+converge) and source.
 """
 
 import csv
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,36 +20,67 @@ import numpy as np
 from absl import app, flags
 
 from experiments.cli import fail, parse_flags
-from experiments.table import human_bytes, percent
-from fedjax_ht.core.history import Row, best, by_trial, evaluated, wire_bytes
+from experiments.table import human_bytes, percent, rounds_of
+from fedjax_ht.core.history import Row, by_trial, evaluated, wire_bytes
 from fedjax_ht.io.files import atomic_open
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
-_PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers.")
+_PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers, if there are any.")
 _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
+_SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
 
-COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head", "loss")
+COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
+COLUMNS += ("global_accuracy_head", "loss")
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
+SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "global_accuracy_head": "global model"}
+SAME_RESULT = ("seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
 
 
 class Run(NamedTuple):
-    """One trial of one method: its rows."""
+    """One trial of one method: its rows, and the fields of its config that may change them."""
 
     dataset: str
     method: str
     seed: int
     history: list[Row]
+    settings: dict[str, str]
 
 
-def find_runs(folder: Path) -> Iterator[Run]:
-    """Every trial below a folder, in order of their paths."""
+def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """("training.epochs", "1") for every field of a nested config."""
+    for key, value in config.items():
+        path = prefix + key
+        if path in SAME_RESULT:
+            continue
+        if isinstance(value, Mapping):
+            yield from leaves(value, path + ".")
+        else:
+            yield path, value if isinstance(value, str) else json.dumps(value)
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """Every trial below a folder, in order of their paths, its method named with what sets it apart."""
+    found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         config = json.loads((path.parent.parent / "config.json").read_text())
         with path.open() as file:
             history = [json.loads(line) for line in file]
         for trial in by_trial(history):
             seed = config["seed"] + trial[0]["trial"]
-            yield Run(config["dataset"]["name"], path.parent.name, seed, trial)
+            found.append(Run(config["dataset"]["name"], path.parent.name, seed, trial, dict(leaves(config))))
+    return [run._replace(method=" ".join([run.method, *apart(run, found)])) for run in found]
+
+
+def apart(run: Run, runs: Sequence[Run]) -> list[str]:
+    """The settings, as "mu=0.0", that most of the runs of this dataset and method do not share with this one."""
+    alike = [r.settings for r in runs if (r.dataset, r.method) == (run.dataset, run.method)]
+    found = []
+    for key, value in run.settings.items():
+        counts = Counter(settings.get(key, value) for settings in alike).most_common(2)
+        usual = len(counts) == 1 or counts[0][1] > counts[1][1]
+        if not usual or value != counts[0][0]:
+            found.append(f"{key.rpartition('.')[2]}={value}")
+    return found
 
 
 def write_evaluations(runs: Sequence[Run], path: Path) -> None:
@@ -63,33 +96,37 @@ def write_evaluations(runs: Sequence[Run], path: Path) -> None:
                 writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in cells])
 
 
-def read_published(path: Path) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """(dataset, method) -> the CSV's rows, one a source."""
+def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str]]]:
+    """(dataset, method) -> the CSV's rows, one a source; nothing for no path."""
     found = defaultdict(list)
-    with path.open(newline="") as file:
+    if path is None:
+        return found
+    with open(path, newline="") as file:
         for row in csv.DictReader(file):
             found[row["dataset"], row["method"]].append(row)
     return found
 
 
-def line(runs: Sequence[Run], published: Sequence[dict[str, str]]) -> list[str]:
-    """The cells of one method on one dataset."""
-    trials = [best(run.history) for run in runs]
-    tops, by_val = [b.on_test for b in trials], [b.on_val for b in trials if b.on_val is not None]
-    heads = [
-        max((row["accuracy_head"] for row in evaluated(r.history) if "accuracy_head" in row), default=0) for r in runs
-    ]
+def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
+    """Of each run that has this score, the evaluation where it (or another, `by`) is best."""
+    rows = [[row for row in evaluated(run.history) if score in row and (by or score) in row] for run in runs]
+    return [max(found, key=lambda row: row[by or score]) for found in rows if found]
+
+
+def line(runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str]) -> list[str]:
+    """The cells of one method on one dataset; `others` are scores shown beside."""
+    best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
     spent = [row for run in runs for row in run.history if row["round"] > 0]
-    ours = 100 * float(np.mean([row["accuracy"] for row in tops]))
     numbers = [row["accuracy"] or "no convergence" for row in published]
     known = [float(row["accuracy"]) for row in published if row["accuracy"]]
-    head = 100 * float(np.mean(heads))
+    ours = 100 * float(np.mean([row[score] for row in best]))
     return [
         runs[0].method,
-        percent(tops, "accuracy"),
-        percent(by_val, "accuracy") if by_val else "-",
-        f"{head:.2f}" if head and abs(head - ours) > 1e-6 else "",
-        ", ".join(str(row["round"]) for row in tops),
+        percent(best, score),
+        percent(by_val, score) if by_val else "-",
+        percent([evaluated(run.history)[-1] for run in runs], score),
+        *(percent(tops(runs, other), other) if tops(runs, other) else "-" for other in others),
+        rounds_of(best),
         str(len(runs)),
         ", ".join(dict.fromkeys(numbers)) or "-",
         f"{ours - known[0]:+.2f}" if known else "",
@@ -97,36 +134,43 @@ def line(runs: Sequence[Run], published: Sequence[dict[str, str]]) -> list[str]:
     ]
 
 
-def markdown(runs: Sequence[Run], published: dict[tuple[str, str], list[dict[str, str]]]) -> str:
-    """A table a dataset, methods by falling accuracy."""
+def markdown(runs: Sequence[Run], published: dict[tuple[str, str], list[dict[str, str]]], score: str) -> str:
+    """A table a dataset, methods by falling score."""
     parts = []
-    head = ("method", "ours %", "by validation %", "own head %", "best round", "seeds", "paper %", "difference")
-    head += ("bytes a round",)
     for dataset in dict.fromkeys(run.dataset for run in runs):
         grouped = defaultdict(list)
         for run in runs:
-            if run.dataset == dataset:
+            if run.dataset == dataset and tops([run], score):
                 grouped[run.method].append(run)
-        lines = [line(group, published.get((dataset, method), [])) for method, group in grouped.items()]
+        others = [key for key in SHOWN if key != score and differs(key, score, runs)]
+        head = ("method", "ours %", "by validation %", "last round %", *(f"{SHOWN[key]} %" for key in others))
+        head += ("best round", "seeds", "paper %", "difference", "bytes a round")
+        lines = [line(group, published.get((dataset, name), []), score, others) for name, group in grouped.items()]
         lines.sort(key=lambda cells: -float(cells[1].split()[0]))
         table = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
         parts.append("\n".join([f"## {dataset}", "", *table]))
     return "\n\n".join(parts)
 
 
+def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
+    """Whether any evaluation has another number there."""
+    rows = (row for run in runs for row in evaluated(run.history))
+    return any(key in row and row[key] != row.get(score) for row in rows)
+
+
 def main(_) -> None:
-    for name, value in (("runs", _RUNS.value), ("published", _PUBLISHED.value), ("out", _OUT.value)):
+    for name, value in (("runs", _RUNS.value), ("out", _OUT.value)):
         if not value:
             fail(ValueError(f"no --{name}; see --help"))
     try:
-        runs, published = list(find_runs(Path(_RUNS.value))), read_published(Path(_PUBLISHED.value))
+        runs, published = find_runs(Path(_RUNS.value)), read_published(_PUBLISHED.value)
     except FileNotFoundError as error:
         fail(error)
-    if not runs:
-        fail(ValueError(f"no run below {_RUNS.value}"))
+    if not any(tops([run], _SCORE.value) for run in runs):
+        fail(ValueError(f"no run with a {_SCORE.value} below {_RUNS.value}"))
     out = Path(_OUT.value)
     write_evaluations(runs, out.with_suffix(".csv"))
-    text = markdown(runs, published)
+    text = markdown(runs, published, _SCORE.value)
     with atomic_open(out.with_name(out.name + "_table.md")) as file:
         file.write(text + "\n")
     print(text)
