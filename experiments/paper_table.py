@@ -113,6 +113,11 @@ def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
     return [max(found, key=lambda row: row[by or score]) for found in rows if found]
 
 
+def shown(rows: Sequence[Row], score: str) -> str:
+    """`percent`, or a dash where no run has this score."""
+    return percent(rows, score) if rows else "-"
+
+
 def line(runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str]) -> list[str]:
     """The cells of one method on one dataset; `others` are scores shown beside."""
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
@@ -123,9 +128,9 @@ def line(runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, o
     return [
         runs[0].method,
         percent(best, score),
-        percent(by_val, score) if by_val else "-",
+        shown(by_val, score),
         percent([evaluated(run.history)[-1] for run in runs], score),
-        *(percent(tops(runs, other), other) if tops(runs, other) else "-" for other in others),
+        *(shown(tops(runs, other), other) for other in others),
         rounds_of(best),
         str(len(runs)),
         ", ".join(dict.fromkeys(numbers)) or "-",
