@@ -1,0 +1,82 @@
+import pytest
+
+from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, make_partition
+from tests.data.toy_dataset import make_dataset
+
+
+@pytest.mark.parametrize(
+    "kind, options, message",
+    [
+        (
+            "dirichelt",
+            {},
+            "unknown partition 'dirichelt'; the partitions are pathological, practical, dirichlet, iid, dfrd",
+        ),
+        (
+            "practical",
+            {"beta": 1},
+            "'practical' has no option 'beta'; it has alpha, min_samples, max_tries, sets, train_",
+        ),
+        ("given", {"alpha": 1}, "'given' has no option 'alpha'; it has none"),
+        ("dfrd", {"val_share": 0.1}, "has no option 'val_share'; it has alpha, min_samples, max_tries$"),
+        ("practical", {"alpha": 0}, "alpha is 0; it must be a number above 0"),
+        ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
+        ("dirichlet", {"alpha": "0.1"}, "alpha is '0.1'; it must be a number"),
+        ("dirichlet", {"min_samples": None}, "min_samples is None; it must be an integer of at least 1"),
+        ("practical", {"max_tries": 0}, "max_tries is 0"),
+        ("pathological", {"classes_per_client": 11}, "classes_per_client is 11; it must be at most the 10 classes"),
+        ("pathological", {"classes_per_client": 0}, "classes_per_client is 0; it must be an integer of at least 1"),
+        ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10 classes"),
+        ("class_shares", {"classes_per_client": 5, "val_size": -1}, "val_size is -1"),
+        ("iid", {"val_share": 1.0}, "val_share is 1.0; it must be at least 0 and below 1"),
+        ("iid", {"val_share": -0.1}, "val_share is -0.1"),
+        ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
+        ("iid", {"train_share": 0.0}, "train_share is 0.0; it must be above 0"),
+        ("iid", {"sets": "official", "train_share": 0.8}, "set val_share only"),
+        ("iid", {"sets": "both"}, "sets is 'both'; it must be 'merged' or 'official'"),
+        ("iid", {"stratified": "no"}, "stratified is 'no'; it must be False or True"),
+        ("few_shot", {"shots": 0}, "shots is 0"),
+    ],
+)
+def test_check_names_the_bad_setting(kind, options, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_partition(kind, 4, 10, **options)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=message):
+        make_partition(kind, make_dataset([20] * 10), 4, **options)
+
+
+@pytest.mark.parametrize("num_clients", [0, -1, 2.0])
+def test_check_number_of_clients(num_clients):
+    with pytest.raises(ValueError, match=f"num_clients is {num_clients}; it must be an integer of at least 1"):
+        check_partition("iid", num_clients, 10)
+
+
+def test_check_accepts_defaults():
+    for kind in (*PLANS, *PARTITIONS):
+        check_partition(kind, 20, 10)
+    check_partition("pathological", 20, None, classes_per_client=500)  # the number of classes is not known yet
+    check_partition("iid", 20, 10, sets="official", val_share=0.9)
+    check_partition("iid", 20, 10, train_share=0.9, val_share=0.1)
+
+
+@pytest.mark.parametrize(
+    "kind, num_clients, options, message",
+    [
+        ("iid", 2, {"sets": "official"}, "toy has no official train set"),
+        ("dfrd", 2, {}, "toy has no official train set"),
+        ("class_shares", 2, {}, "toy has no official train set"),
+        ("given", 2, {}, "toy came without a split into clients; choose one of pathological"),
+        ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots for 3 clients are 12"),
+        ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share it"),
+        ("iid", 21, {}, "leaves client 0 of 21 without training samples; take fewer clients"),
+    ],
+)
+def test_data_that_does_not_fit(kind, num_clients, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_partition(kind, make_dataset([10, 10]), num_clients, **options)
+
+
+def test_validation_larger_than_training_set():
+    with pytest.raises(ValueError, match="val_size is 10000; it must be below the 80 training samples of toy"):
+        make_partition("class_shares", make_dataset([60, 60], test_share=1 / 3), 2)
