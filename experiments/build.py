@@ -202,6 +202,7 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         shared_init=config.shared_init,
         evaluate=config.evaluate.mode,
         eval_batch_size=config.evaluate.batch_size,
+        global_statistics=config.evaluate.global_statistics,
         lanes=config.lanes or "auto",
         devices=config.devices or None,
         client_store=config.client_store,

@@ -3,7 +3,7 @@
     python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head]
 
 Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
-differ in their seed alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
+differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
 most of them, as "fedktl mu=0.0". Writes STEM.csv, the evaluations of every run, and STEM_table.md. The published CSV
 has the columns dataset, method (with what sets it apart), accuracy (in %, empty where a paper says that it did not
 converge) and source.
@@ -33,7 +33,8 @@ COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "ac
 COLUMNS += ("global_accuracy_head", "loss")
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
 SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "global_accuracy_head": "global model"}
-SAME_RESULT = ("seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
+SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices")
+SAME_RESULT += ("client_store",)
 
 
 class Run(NamedTuple):

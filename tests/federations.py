@@ -27,6 +27,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.norm import Norm
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
 
 SHAPE, NUM_CLASSES, FEATURE_DIM, BATCH_SIZE = (4, 4, 1), 5, 8, 4
@@ -122,6 +123,26 @@ def sliced_federation(reverse: bool = False) -> Federation:
         return federation
     buckets = tuple(dataclasses.replace(b, name=f"{i}_{b.name}") for i, b in enumerate(federation.buckets[::-1]))
     return dataclasses.replace(federation, buckets=buckets, assignment=tuple(1 - i for i in federation.assignment))
+
+
+class Normed(nn.Module):
+    """A sliceable layer and batch norm."""
+
+    rate: float = 1.0
+
+    @nn.compact
+    def __call__(self, x, train=False, mask=None):
+        x = nn.Dense(sliced_width(4, self.rate), name="fc")(x.reshape(len(x), -1))
+        return Norm("static_batch", name="norm")(x, train, mask)
+
+    @nn.nowrap
+    def channels(self, per_layer=False):
+        return Channels({"fc": 4}, {"fc": (None, "fc"), "norm": ("fc", "fc")}, "fc")
+
+
+def normed_federation(shape: tuple[int, int, int] = SHAPE) -> Federation:
+    """Slices of half and whole width of a model with batch norm."""
+    return make_sliced_federation(lambda rate: sliced_model(Normed(rate), NUM_CLASSES), RATES, shape, NUM_CLASSES)
 
 
 def federation_for(name: str, reverse: bool = False) -> Federation:

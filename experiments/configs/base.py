@@ -67,6 +67,7 @@ def base_config() -> ConfigDict:
     config.downlink = ()
 
     config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 64, "patience": 0})  # patience 0: never
+    config.evaluate.global_statistics = "batch"  # or training: of static_batch norms of a model on the server
     config.evaluate.sample = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
     config.lanes = 0  # clients side by side on a device; 0 chooses by backend
     config.devices = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8

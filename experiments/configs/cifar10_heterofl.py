@@ -5,8 +5,9 @@
 
 Two classes a client, a tenth of the clients a round, rates 1 to 1/16 in turn, masked cross-entropy, batch 10, momentum
 0.9, gradients clipped at norm 1. HeteroFL: five local epochs at 0.1 (the authors divide it by ten after 300 and 500 of
-800 rounds; it stays here). FedRolex: one epoch at 0.0002. Clients keep their rates; the authors' network lacks the last
-of our four poolings. Accuracy and time of the whole run have not been recorded yet.
+800 rounds; it stays here), and the whole model is scored by statistics of all training data. FedRolex: one epoch at
+0.0002, and the statistics of the batch. Clients keep their rates; the authors' network lacks the last of our four
+poolings. Accuracy and time of the whole run have not been recorded yet.
 
 Needs CIFAR-10 (python or binary version) in `data/`.
 """
@@ -34,6 +35,7 @@ def get_config(argument=None):
     config.participation = 0.1
     config.evaluate.every = 10
     config.evaluate.batch_size = 250
+    config.evaluate.global_statistics = "training"
     config = apply_argument(config, argument, rounds=1)
     if "masked_loss" in config.method.options:
         config.method.options.masked_loss = True
@@ -41,4 +43,5 @@ def get_config(argument=None):
         config.update_from_flattened_dict(
             {"training.epochs": 1, "training.learning_rate": 2e-4, "training.weight_decay": 1e-3}
         )
+        config.evaluate.global_statistics = "batch"
     return config

@@ -27,9 +27,10 @@ class Best(NamedTuple):
 def evaluation_row(evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None = None) -> Row:
     """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
 
-    Keys: accuracy, accuracy_weighted, accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
-    accuracy_<rule> for every rule, global_accuracy_<rule> (with a global model), clients (accuracy per client), and,
-    where only some were evaluated, client_ids.
+    Keys: accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by training samples, DFRD's L.acc),
+    accuracy_std, accuracy_worst10, val_accuracy (with a validation set), accuracy_<rule> for every rule,
+    global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client), and, where only some were
+    evaluated, client_ids.
     """
     row: Row = {}
     for split, by_rule in evaluation.accuracy.items():
@@ -37,6 +38,8 @@ def evaluation_row(evaluation: Evaluation, rules: Sequence[str], only: np.ndarra
         summary = summarise(by_rule[rules[0]], evaluation.counts[split])
         row |= {f"{prefix}accuracy": summary.mean, f"{prefix}accuracy_weighted": summary.weighted}
         if split == "test":
+            weights = np.where(evaluation.counts[split] > 0, evaluation.counts["train"], 0)
+            row["accuracy_train_weighted"] = summarise(by_rule[rules[0]], weights).weighted
             row |= {"accuracy_std": summary.std, "accuracy_worst10": summary.worst}
             row |= {f"accuracy_{rule}": summarise(by_rule[rule], evaluation.counts[split]).mean for rule in rules}
             own = by_rule[rules[0]] if only is None else by_rule[rules[0]][only]

@@ -104,11 +104,6 @@ def nothing_to_receive(bucket, client, downlink, data, ctx):
     return client
 
 
-def no_global_model(federation, server, x, mask):
-    """The default `global_predict`: the method has no model on the server."""
-    return None
-
-
 def always_fits(federation):
     """The default `check`: the method runs on any federation."""
 
@@ -127,7 +122,8 @@ class Method(NamedTuple):
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict forgets its order when
         it passes through jit.)
       receive: (bucket, client, downlink, data, ctx) -> Client.
-      global_predict: (federation, server, x, mask) -> {rule: scores} or None.
+      global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored on everybody's test
+        samples; or None.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the method cannot run.
       host_server: True if server_update calls host code; it is then not jitted.
       recipients: who is sent, and counted for, a downlink.
@@ -146,7 +142,7 @@ class Method(NamedTuple):
     predict: Callable
     receive: Callable = nothing_to_receive
     rules: tuple[str, ...] = ("head",)
-    global_predict: Callable = no_global_model
+    global_params: Callable | None = None
     check: Callable = always_fits
     host_server: bool = False
     recipients: Literal["participants", "all"] = "participants"

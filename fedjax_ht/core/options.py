@@ -20,6 +20,8 @@ class SimulationOptions:
       shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
       eval_batch_size: samples that one forward pass of evaluation takes.
+      global_statistics: what "static_batch" norms of the server's model go by in its evaluation: "batch", the
+        samples of the pass, or "training", all clients' training samples (see `core.statistics`).
       lanes: clients side by side on a device, see `executor.choose_lanes`.
       devices: how many to shard the clients over; None takes all that there are.
       client_store: "device" or "host", where the states of clients at rest live.
@@ -35,6 +37,7 @@ class SimulationOptions:
     shared_init: bool = False
     evaluate: Literal["received", "trained"] = "received"
     eval_batch_size: int = 64
+    global_statistics: Literal["batch", "training"] = "batch"
     lanes: Lanes = "auto"
     devices: int | None = None
     client_store: Literal["device", "host"] = "device"
@@ -50,6 +53,8 @@ class SimulationOptions:
             raise ValueError(f"drop_rate is {self.drop_rate}; it must be at least 0 and below 1")
         if self.evaluate not in ("received", "trained"):
             raise ValueError(f"evaluate is {self.evaluate!r}; it must be 'received' or 'trained'")
+        if self.global_statistics not in ("batch", "training"):
+            raise ValueError(f"global_statistics is {self.global_statistics!r}; it must be 'batch' or 'training'")
         if self.client_store not in STORES:
             raise ValueError(f"client_store is {self.client_store!r}; it must be one of {', '.join(STORES)}")
         if self.lanes != "auto" and (not isinstance(self.lanes, int) or self.lanes < 1):

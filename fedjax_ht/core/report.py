@@ -37,8 +37,8 @@ class Evaluation(NamedTuple):
 
     Attributes:
       accuracy: split -> rule -> float64 [num_clients], NaN where a client has no sample.
-      counts: split -> int64 [num_clients], samples.
-      global_accuracy: rule -> accuracy of the server's model on all clients' test samples; empty without such a model.
+      counts: split, and "train" -> int64 [num_clients], samples; of a split, 0 for who was not evaluated.
+      global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty without a model.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]
@@ -77,11 +77,11 @@ def round_report(
 
 
 def evaluation(
-    num_clients: int, scored: list[tuple[np.ndarray, dict[str, Scores]]], pooled: Scores | None
+    train_counts: np.ndarray, scored: list[tuple[np.ndarray, dict[str, Scores]]], pooled: Scores | None
 ) -> Evaluation:
-    """Joins blocks of (client ids [m], {split: Scores [m]})."""
+    """Joins blocks of (client ids [m], {split: Scores [m]}); train_counts int [num_clients]."""
     accuracy: dict[str, dict[str, np.ndarray]] = {}
-    counts: dict[str, np.ndarray] = {}
+    num_clients, counts = len(train_counts), {"train": np.asarray(train_counts, np.int64)}
     for ids, splits in scored:
         for split, scores in splits.items():
             counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = scores.count

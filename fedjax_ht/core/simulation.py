@@ -12,7 +12,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, fetch, scatter, server_copy, spread
-from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received, no_global_model
+from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
 from fedjax_ht.core.options import SimulationOptions, choose_participants
 from fedjax_ht.core.report import Evaluation, RoundReport, evaluation, round_report
 from fedjax_ht.core.roster import (
@@ -156,7 +156,7 @@ def _bind(
     first_server = per_trial.first_server(method, federation, trials)
     serve, frozen = per_trial.serve(method, federation, trials), collect(mesh, method.frozen)
     charge_all = per_trial.charge_all(method, federation, channel, trials)
-    score_global = per_trial.score_global(method, federation, options.eval_batch_size, trials)
+    score_global = per_trial.score_global(method, federation, options, trials)
 
     def infos(last_round: np.ndarray) -> ClientInfo:
         ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
@@ -237,14 +237,14 @@ def _bind(
                 scores = evaluators[name](states, scatter(mesh, plan), shared, bucket_data[name], number)
                 scored.append((roster, flat, scores))
         pooled = None
-        if method.global_predict is not no_global_model:
-            pooled = score_global((state.server, collect(mesh, data.pooled_test)), server_copy(images))
+        if method.global_params is not None and federation.global_model is not None:
+            pooled = score_global((state.server, collect(mesh, data.pooled)), server_copy(images))
         scores, pooled = fetch(([s for _, _, s in scored], pooled))
         evaluations = []
         for t in range(count):
             mine = [rows_of_trial(roster, flat, t, s) for (roster, flat, _), s in zip(scored, scores)]
             own = jax.tree.map(lambda x, t=t: x[t], pooled) if trials else pooled
-            evaluations.append(evaluation(n, mine, own))
+            evaluations.append(evaluation(train_counts[t], mine, own))
         return unlist(evaluations)
 
     def read_clients(state: SimulationState, name: str, rows: np.ndarray) -> PyTree:

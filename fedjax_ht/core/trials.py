@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, features, logits
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
+from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.round import Channel, downlink_costs, score, server_round
+from fedjax_ht.core.statistics import collect_statistics
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool = False) -> Callable:
@@ -75,12 +77,19 @@ def charge_all(method: Method, federation: Federation, channel: Channel, trials:
     return over_trials(one, trials)
 
 
-def score_global(method: Method, federation: Federation, batch_size: int, trials: int | None) -> Callable:
-    """((server, test split), data) -> Scores of the server's model."""
+def score_global(method: Method, federation: Federation, options: SimulationOptions, trials: int | None) -> Callable:
+    """((server, {"train", "test"} -> Split), data) -> Scores of the server's model by its head."""
+    bucket, batch_size = federation.global_model, options.eval_batch_size
 
     def one(own, data):
-        server, split = own
-        predict = lambda x, mask: method.global_predict(federation, server, x, mask)  # noqa: E731
-        return score(predict, data, split, batch_size)
+        server, splits = own
+        params, stats = method.global_params(server), {}
+        if options.global_statistics == "training":
+            stats = collect_statistics(bucket, params, data, splits["train"], batch_size)
+
+        def predict(x, mask):
+            return {"head": logits(bucket, params, features(bucket, params, stats, x, mask, train=False)[0])}
+
+        return score(predict, data, splits["test"], batch_size)
 
     return over_trials(one, trials)

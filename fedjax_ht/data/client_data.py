@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
@@ -15,14 +16,15 @@ class FederationData(NamedTuple):
 
     Attributes:
       buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max], [n]); the images and
-        labels are the same arrays in every bucket.
+        labels are the same arrays in every bucket. Validation and test sets are in a fixed mixed order, as models
+        that normalise by batch see their batches: partitions list them class by class.
       counts: split name -> int64 [num_clients].
-      pooled_test: every client's test samples as one split, for a model that only the server holds.
+      pooled: "train" and "test" -> every client's samples as one split, for a model that only the server holds.
     """
 
     buckets: dict[str, Data]
     counts: dict[str, np.ndarray]
-    pooled_test: Split
+    pooled: dict[str, Split]
 
 
 def make_federation_data(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
@@ -44,15 +46,16 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
     buckets = {}
     for bucket in federation.buckets:
         clients = [partition[i] for i in federation.members(bucket)]
-        splits = {name: stack([getattr(c, name) for c in clients]) for name in ("train", "val", "test")}
-        buckets[bucket.name] = Data(*shared, splits)
+        evaluated = {name: stack([mixed(getattr(c, name)) for c in clients]) for name in ("val", "test")}
+        buckets[bucket.name] = Data(*shared, {"train": stack([c.train for c in clients])} | evaluated)
     counts = {name: np.array([len(getattr(c, name)) for c in partition]) for name in ("train", "val", "test")}
-    pooled = stack([np.concatenate([c.test for c in partition])])
-    return FederationData(buckets, counts, Split(pooled.indices[0], pooled.count[0]))
+    pooled = {name: mixed(np.concatenate([getattr(c, name) for c in partition])) for name in ("train", "test")}
+    pooled = {name: jax.tree.map(lambda x: x[0], stack([indices])) for name, indices in pooled.items()}
+    return FederationData(buckets, counts, pooled)
 
 
 def join_trials(trials: Sequence[FederationData]) -> FederationData:
-    """Several splits of the same images as one: splits [trials * n, max], counts [trials, num_clients], and pooled test
+    """Several splits of the same images as one: splits [trials * n, max], counts [trials, num_clients], and pooled
     sets [trials, max]."""
 
     def join(splits: Sequence[Split], axis) -> Split:
@@ -68,7 +71,13 @@ def join_trials(trials: Sequence[FederationData]) -> FederationData:
         for name, bucket in first.buckets.items()
     }
     counts = {name: np.stack([t.counts[name] for t in trials]) for name in first.counts}
-    return FederationData(buckets, counts, join([t.pooled_test for t in trials], np.stack))
+    pooled = {name: join([t.pooled[name] for t in trials], np.stack) for name in first.pooled}
+    return FederationData(buckets, counts, pooled)
+
+
+def mixed(indices: np.ndarray) -> np.ndarray:
+    """The same indices in an order of their own, always the same."""
+    return np.random.default_rng(0).permutation(indices)
 
 
 def stack(indices: list[np.ndarray]) -> Split:

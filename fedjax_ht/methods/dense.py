@@ -14,7 +14,9 @@ Settled here:
 * b_bn is 0, as in the code behind DFRD's comparison. Norms keep no running statistics there: with b_bn above 0 clients
   upload mean_i and var_i of their trained model on up to 256 of their own samples, before the scaler. Released are
   averages over local steps behind it, which the server compares with values before it.
-* The generator is not conditional, but knows the label through the loss; merge="mul" gives it DFRD's.
+* The generator is not conditional, while labels are drawn anew in every step, so that CE(u, y) only asks for images
+  that the ensemble is unsure of; in DENSE's own code noise is trained together with a fixed label. merge="mul" gives it
+  DFRD's embedding of the label. State which one a comparison used.
 """
 
 from typing import Literal

@@ -142,7 +142,7 @@ def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
     return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
-def moving_average(average: PyTree, generator: PyTree, decay: float) -> PyTree:
+def moving_average(average: PyTree, generator: PyTree, decay: jax.Array | float) -> PyTree:
     """decay * average + (1 - decay) * generator, of weights and running statistics alike (DFRD Eq. 6)."""
     return jax.tree.map(lambda a, g: decay * a + (1 - decay) * g, average, generator)
 

@@ -17,6 +17,7 @@ from jax import lax
 
 from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.statistics import norm_moments
 
 
 class Teachers(NamedTuple):
@@ -68,14 +69,6 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
 def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
     """Leaves with a leading axis [P], zero where `present` bool [P] is False: what is absent may be anything."""
     return jax.tree.map(lambda x: jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, 0), tree)
-
-
-def norm_moments(bucket: Bucket, params: PyTree, x: jax.Array, mask: jax.Array) -> tuple[jax.Array, PyTree]:
-    """Features in evaluation mode, float [B, K], and mean and variance of every batch-normalised layer's input:
-    a pytree of float [2, channels], empty where the model has no static batch norm."""
-    apply = bucket.module.apply
-    out, state = apply({"params": params}, x, False, mask, method="features", mutable=["intermediates"])
-    return out, state.get("intermediates", {})
 
 
 def ask(

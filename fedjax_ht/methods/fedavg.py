@@ -66,11 +66,6 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
         new = weighted_mean(uplink.params, weights.astype(jnp.float32))
         return select(weights.any(), new, server), {}  # clients without samples alone say nothing
 
-    def global_predict(federation, server, x, mask):
-        if federation.global_model is None:
-            return None
-        return {"head": head_scores(federation.buckets[0], {"params": server, "stats": {}}, x, mask)}
-
     return Method(
         name="fedavg",
         check=check,
@@ -81,5 +76,5 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        global_predict=global_predict,
+        global_params=lambda server: server,
     )

@@ -11,7 +11,10 @@ that clients regress them to.
 
 Settled here:
 * variant="released" is HtFLlib: features are made unit vectors before and after averaging; L_MSE is against a
-  trainable table, over the batch, so that classes of many clients weigh more; four gradients are clipped at 100.
+  trainable table, over the batch, so that classes of many clients weigh more; the server's gradients are clipped, too.
+* Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The paper is silent, its
+  numbers come from code that clips; without it ArcFace's first steps (|z| is small, gradients above 1,000) blow up the
+  features of some clients, and the regression then diverges.
 * A step takes a mini-batch of pairs, as released: an unbiased estimate of the paper's sum over all (all_pairs=True).
   L_MSE is a mean over the H numbers of a latent.
 * A pair exists from a class's first upload on. The released code sends images of random latents before.
@@ -49,7 +52,7 @@ from fedjax_ht.generators.images import synthesise
 from fedjax_ht.losses import arcface, cosines, cross_entropy, masked_mean
 from fedjax_ht.losses.mmd import BANDWIDTHS
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.alignment import CLIP_NORM, Alignment, FeatureTransformer, align, mean_latents
+from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, align, mean_latents
 from fedjax_ht.methods.prototypes import COLLECT_BATCH, Variant, check_variant
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
@@ -123,6 +126,7 @@ def fedktl(
     bandwidths: tuple[float, ...] | Literal["median"] = BANDWIDTHS,
     scale: float = 64.0,
     margin: float = 0.5,
+    clip_norm: float = 100.0,
     all_pairs: bool = False,
     antialias: bool = True,
     classifier: Literal["etf", "head"] = "etf",
@@ -140,6 +144,7 @@ def fedktl(
     server_epochs, server_lr, server_batch_size: E_S, eta_S, B_S of the alignment.
     bandwidths: of the MMD's kernels, see `methods.alignment`.
     scale, margin: s and m of ArcFace; 1 and 0 are Table 17's variant.
+    clip_norm: of the clients' gradients; 0 clips none.
     all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
     antialias: when images are shrunk to the clients' size.
     classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of its features.
@@ -154,13 +159,15 @@ def fedktl(
     ):
         if value not in known:
             raise ValueError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
+    if clip_norm < 0:
+        raise ValueError(f"clip_norm is {clip_norm}; it must be at least 0")
     if not isinstance(generator, Generator):
         generator = open_generator(generator)
     latent_dim, etf = generator.latent_dim, classifier == "etf"
     options = Alignment(server_epochs, server_batch_size, server_lr, mmd_weight, mse_weight, bandwidths, variant)
     transformer = FeatureTransformer(latent_dim)
-    if variant == "released":
-        each = optax.chain(optax.clip_by_global_norm(CLIP_NORM), training.optimizer)
+    if clip_norm:
+        each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
         parts = {"model": each, "projection": each}
         training = dataclasses.replace(training, optimizer=optax.multi_transform(parts, {name: name for name in parts}))
 

@@ -19,6 +19,7 @@ from fedjax_ht.core.federation import Bucket, Federation, init_variables
 from fedjax_ht.core.local_training import LocalTraining, label_counts, take_batch
 from fedjax_ht.core.method import Data, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.distillation import (
     Counts,
@@ -30,7 +31,7 @@ from fedjax_ht.methods.distillation import (
     make_generator,
     moving_average,
 )
-from fedjax_ht.methods.ensemble import Teachers, keep_present, label_weights, norm_moments
+from fedjax_ht.methods.ensemble import Teachers, keep_present, label_weights
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedgen import count_labels
@@ -38,7 +39,7 @@ from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.local import local
 from fedjax_ht.methods.partial_training import uploaded_params
-from fedjax_ht.methods.supervised import head_scores, train_model
+from fedjax_ht.methods.supervised import train_model
 from fedjax_ht.models.conditional import num_doublings
 
 MOMENT_SAMPLES = 256  # of a client, for the moments that it uploads
@@ -159,7 +160,7 @@ def count(
 
 
 def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
-    """Moments of norms' inputs on some of a client's training samples, see `ensemble.norm_moments`."""
+    """Moments of norms' inputs on some of a client's training samples, see `core.statistics`."""
     indices, number = data.splits["train"]
     batch = take_batch(data, indices, number, jnp.int32(0), MOMENT_SAMPLES)
     return norm_moments(bucket, params, batch.x, batch.mask)[1]
@@ -261,12 +262,10 @@ def fine_tuning(
             ctx.round,
             jax.random.fold_in(ctx.key, 1),
         )
-        average = moving_average(server.average, learner.generator, recipe.decay) if recipe.alpha else ()
+        decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)  # it begins with the first trained generator
+        average = moving_average(server.average, learner.generator, decay) if recipe.alpha else ()
         new = Server(learner.model, () if feedback else model, learner.generator, average)
         return select(teachers.present.any(), new, server), metrics | losses
-
-    def global_predict(federation, server, x, mask):
-        return {"head": head_scores(federation.global_model, {"params": server.model, "stats": {}}, x, mask)}
 
     return below._replace(
         name=name,
@@ -278,6 +277,6 @@ def fine_tuning(
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: below.predict(bucket, client.model, downlink, x, mask),
-        global_predict=global_predict,
+        global_params=lambda server: server.model,
         pictures=functools.partial(pictures, recipe),
     )

@@ -12,9 +12,9 @@ HeteroFL, Federated Dropout and FedRolex differ in the plan alone. What is settl
 * masked_loss sets the logits of classes that the client lacks to 0 before the loss, as HeteroFL and FedRolex do by
   default; to 0, not to minus infinity, so that they still count in the softmax's sum. DFRD's authors leave it off.
 * A client holds the slice that it trained last. "Trained" evaluation scores that, "received" the slice of the coming
-  round; `global_predict` scores the whole model.
-* Norms go by the statistics of the batch, in evaluation too. HeteroFL collects statistics of the whole model over all
-  training data after each round; that is not here.
+  round; of `global_params` evaluation scores the whole model.
+* Norms go by the statistics of the batch, in evaluation too. HeteroFL scores the whole model by statistics of all
+  training data; `SimulationOptions.global_statistics` does.
 """
 
 from typing import NamedTuple
@@ -145,9 +145,6 @@ def partial_training(
         widths = federation.global_model.module.base.channels(per_layer).widths
         return scatter_mean(server, axes_of(federation, server), widths, slices), {}
 
-    def global_predict(federation, server, x, mask):
-        return {"head": head_scores(federation.global_model, {"params": server, "stats": {}}, x, mask)}
-
     return Method(
         name=name,
         check=check,
@@ -158,5 +155,5 @@ def partial_training(
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        global_predict=global_predict,
+        global_params=lambda server: server,
     )

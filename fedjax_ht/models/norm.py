@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
 """batch: batch statistics in training, running ones in evaluation; the running ones are the client's own state.
-static_batch: batch statistics always, none kept (HeteroFL, DFRD).
+static_batch: batch statistics, none kept (HeteroFL, DFRD); in evaluation given ones, where there are ("batch_stats").
 group: over groups of 16 channels of one sample (fewer where 16 does not divide the channels).
 layer: over all channels of one sample.
 none: not at all, without parameters.
@@ -43,6 +43,8 @@ class Norm(nn.Module):
         elif self.kind == "static_batch":
             mean, var, _ = batch_moments(x, mask)
             self.sow("intermediates", "moments", jnp.stack([mean, var]))
+            if not train and self.has_variable("batch_stats", "mean"):
+                mean, var = self.get_variable("batch_stats", "mean"), self.get_variable("batch_stats", "var")
         elif self.kind in ("group", "layer"):
             size = channels if self.kind == "layer" else math.gcd(channels, 16)
             mean, var = sample_moments(x, size)

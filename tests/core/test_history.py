@@ -18,7 +18,7 @@ def scripted(*accuracies, trials=None):
 
     def evaluate(state, only=None):
         clients = np.arange(3) if only is None else only
-        count = {"test": np.isin(np.arange(3), clients) * 4}
+        count = {"test": np.isin(np.arange(3), clients) * 4, "train": np.full(3, 2)}
         score = lambda script: np.where(count["test"] > 0, script[state.round], np.nan)  # noqa: E731
         return listed([Evaluation({"test": {"head": score(script)}}, count, {}) for script in accuracies])
 
@@ -82,8 +82,11 @@ def test_validation_chooses_where_there_is_one():
 
 
 def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
-    accuracy = {"test": {"head": np.array([0.5, np.nan]), "prototype": np.array([0.25, np.nan])}}
-    row = evaluation_row(Evaluation(accuracy, {"test": np.array([4, 0])}, {"head": 0.75}), ("prototype", "head"))
-    assert row["accuracy"] == 0.25 and row["accuracy_head"] == pytest.approx(0.5)
-    assert row["clients"] == [0.25, None]
+    accuracy = {"test": {"head": np.array([0.5, 0.5, np.nan]), "prototype": np.array([0.25, 0.75, np.nan])}}
+    counts = {"test": np.array([4, 12, 0]), "train": np.array([3, 1, 9])}
+    row = evaluation_row(Evaluation(accuracy, counts, {"head": 0.75}), ("prototype", "head"))
+    assert row["accuracy"] == 0.5 and row["accuracy_head"] == pytest.approx(0.5)
+    assert row["accuracy_weighted"] == pytest.approx((4 * 0.25 + 12 * 0.75) / 16)
+    assert row["accuracy_train_weighted"] == pytest.approx((3 * 0.25 + 1 * 0.75) / 4)
+    assert row["clients"] == [0.25, 0.75, None]
     assert row["global_accuracy_head"] == 0.75

@@ -58,14 +58,15 @@ def test_evaluation_joins_blocks_and_buckets():
         (np.array([4]), {"test": Scores({"head": np.array([5])}, np.array([5]))}),
         (np.array([2, 1]), {"test": Scores({"head": np.array([0, 1])}, np.array([2, 2]))}),
     ]
-    scored = evaluation(5, blocks, None)
+    scored = evaluation(np.arange(5), blocks, None)
     np.testing.assert_array_equal(scored.accuracy["test"]["head"], [0.75, 0.5, 0.0, np.nan, 1.0])
     np.testing.assert_array_equal(scored.counts["test"], [4, 2, 2, 0, 5])
+    np.testing.assert_array_equal(scored.counts["train"], np.arange(5))
     assert scored.counts["test"].dtype == np.int64 and scored.global_accuracy == {}
 
 
 def test_evaluation_of_the_server():
     one = (np.array([0]), {"test": Scores({"head": np.array([1])}, np.array([1]))})
     pooled = Scores({"a": np.int32(3), "b": np.int32(0)}, np.int32(12))
-    assert evaluation(1, [one], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
-    assert evaluation(1, [one], Scores({"a": np.int32(0)}, np.int32(0))).global_accuracy == {"a": 0.0}
+    assert evaluation(np.array([7]), [one], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
+    assert evaluation(np.array([7]), [one], Scores({"a": np.int32(0)}, np.int32(0))).global_accuracy == {"a": 0.0}

@@ -32,7 +32,6 @@ from tests.federations import (
     mixed_federation,
     play,
     samples,
-    to_device,
     to_host,
 )
 
@@ -194,23 +193,6 @@ def test_validation_samples_are_scored_where_there_are_any():
     np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
     np.testing.assert_array_equal(scored.counts["val"], TRAIN_COUNTS.sum(1))
     assert set(scored.accuracy) == {"test", "val"}
-
-
-def test_global_model_is_scored_on_all_test_samples():
-    def global_predict(federation, server, x, mask):
-        return {"global": capped_scores(x, server.level)}
-
-    sim = simulation((("global_predict", global_predict),), eval_batch_size=5)
-    state, _ = play(sim, sim.init(), [0])
-    scored = sim.evaluate(to_device(state))
-    pooled = np.concatenate([client.test for client in samples()[1]])
-    assert scored.global_accuracy == {"global": pytest.approx(capped_accuracy(2, pooled))}
-    assert 0 < scored.global_accuracy["global"] < 1
-
-
-def test_a_server_may_have_no_model_to_score():
-    sim = simulation((("global_predict", lambda federation, server, x, mask: None),))
-    assert sim.evaluate(sim.init()).global_accuracy == {}
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -11,7 +11,8 @@ from experiments.paper_table import find_runs, markdown, read_published, tops, w
 def write_run(folder, method, seed, accuracies, options=(), **more):
     """A run of one trial with its evaluations; `more` are other scores by name."""
     (folder / method).mkdir(parents=True)
-    config = {"seed": seed, "dataset": {"name": "digits", "data_dir": str(folder)}, "checkpoint": {"every": seed}}
+    config = {"seed": seed, "dataset": {"name": "digits", "data_dir": str(folder)}}
+    config |= {"checkpoint": {"every": seed}, "partition": {"seed": seed}}
     config["method"] = {"name": method, "options": dict(options)}
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / method / "metrics.jsonl").open("w") as file:

@@ -17,10 +17,10 @@ from fedjax_ht.methods.distillation import Distillation, Synthetic, draw, make_g
 from fedjax_ht.methods.ensemble import Opinions, Teachers
 from fedjax_ht.methods.fine_tuning import Server, Uplink
 from tests import tiny
-from tests.federations import NUM_CLASSES, TRAINING, sliced_federation
+from tests.federations import NUM_CLASSES, TRAINING, normed_federation, sliced_federation
 from tests.reference import dfrd as reference
 
-FEDERATION = sliced_federation()
+FEDERATIONS = {"plain": sliced_federation(), "normed": normed_federation((16, 16, 1))}  # here G normalises, too
 MEMBERS = {"rate1.0": [4, 6, 7], "rate0.5": [0, 3]}  # of which 6 does not arrive, and 3 has no samples
 COUNTS = np.random.default_rng(0).integers(0, 9, (8, NUM_CLASSES)) * [1, 1, 1, 1, 0]
 TEACHERS, KEY = [4, 7, 0], jax.random.key(5)  # in the order of the sums
@@ -38,38 +38,43 @@ SMALL = {
 }
 
 
+def bucket_of(kind: str, i: int):
+    federation = FEDERATIONS[kind]
+    return federation.buckets[federation.assignment[i]]
+
+
 @functools.cache
-def client_params(i: int):
+def client_params(kind: str, i: int):
     """A client's uploaded model; weights large enough that clients differ. NaN of the one that does not arrive."""
-    bucket, rng = FEDERATION.buckets[FEDERATION.assignment[i]], np.random.default_rng(i)
+    bucket, rng = bucket_of(kind, i), np.random.default_rng(i)
     shapes = jax.eval_shape(lambda key: init_variables(bucket, key)["params"], jax.random.key(0))
     return jax.tree.map(lambda x: np.float32(0.6 * rng.normal(size=x.shape) + (np.nan if i == 6 else 0)), shapes)
 
 
-def received(counted: bool = True) -> dict[str, Received]:
+def received(kind: str, counted: bool = True) -> dict[str, Received]:
     """What the server holds after a round without data."""
     messages = {}
     for name, ids in MEMBERS.items():
-        params = jax.tree.map(lambda *xs: jnp.stack(xs), *map(client_params, ids))
+        params = jax.tree.map(lambda *xs: jnp.stack(xs), *(client_params(kind, i) for i in ids))
         counts = Metadata(jnp.asarray(COUNTS[ids], jnp.int32)) if counted else ()
         info = tiny.infos(ids, [0 if i == 3 else 10 for i in ids])
         messages[name] = Received(Uplink(params, counts, ()), info, jnp.array([i != 6 for i in ids]))
     return messages
 
 
-def first_server(method) -> Server:
+def first_server(kind: str, method) -> Server:
     """With a moving average that differs from the generator."""
-    server = jax.jit(lambda key: method.init_server(FEDERATION, key))(jax.random.key(0))
+    server = jax.jit(lambda key: method.init_server(FEDERATIONS[kind], key))(jax.random.key(0))
     # Small kernels would make images without contrast.
     louder = jax.tree.map(lambda x: 4 * x if x.ndim == 4 else x, server.generator)
-    return server._replace(generator=louder, average=jax.tree.map(jnp.negative, louder) if server.average else ())
+    average = {"params": jax.tree.map(jnp.negative, louder["params"]), "batch_stats": louder["batch_stats"]}
+    return server._replace(generator=louder, average=average if server.average else ())
 
 
-def serve(method, server, round: int = 1):
+def serve(kind: str, method, server, round: int = 1):
     ctx = Context(KEY, jnp.int32(round), None)
-    return jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, ctx))(
-        server, received(method.name != "dense")
-    )
+    step = jax.jit(lambda server, got: method.server_update(FEDERATIONS[kind], server, got, ctx))
+    return step(server, received(kind, method.name != "dense"))
 
 
 def softmax(x):
@@ -131,37 +136,42 @@ CASES = {  # factory, options, the losses by hand, alpha
 }
 
 
-def by_hand(case, server, round):
+def by_hand(kind, case, server, round):
     """The same iterations, step by step and teacher by teacher, with Adam's and SGD's formulas."""
     _, options, generator_loss, student_loss, alpha = CASES[case]
     recipe = Distillation(**SMALL, merge=options.get("merge", "none" if case == "dense" else "mul"))
-    module, bucket = make_generator(FEDERATION, recipe), FEDERATION.global_model
+    module, bucket = make_generator(FEDERATIONS[kind], recipe), FEDERATIONS[kind].global_model
     counts = COUNTS[TEACHERS] if case != "dense" else np.ones((3, NUM_CLASSES))
     tau, shares = map(jnp.float32, reference.label_weights(np.float64(counts)))
-    models = [client_params(i) for i in TEACHERS]
-    buckets = [FEDERATION.buckets[FEDERATION.assignment[i]] for i in TEACHERS]
+    models, buckets = ([of(kind, i) for i in TEACHERS] for of in (client_params, bucket_of))
     apply = lambda bucket, params, x: bucket.module.apply({"params": params}, x)  # noqa: E731
     everybody = lambda x: jnp.stack([apply(b, m, x) for b, m in zip(buckets, models)])  # noqa: E731
 
     @jax.jit
-    def generator_gradient(params, model, noise, labels):
+    def generator_gradient(params, stats, model, noise, labels):
+        """While G is trained it normalises by batch, and keeps running statistics."""
+
         def loss(params):
-            images = module.apply({"params": params}, noise, labels, True).images
+            variables = {"params": params, "batch_stats": stats}
+            made, new = module.apply(variables, noise, labels, True, mutable=["batch_stats"])
+            images = made.images
             own = jax.lax.stop_gradient(apply(bucket, model, images))
             embedding = params["embedding"][labels] if "embedding" in params else None
-            return generator_loss(everybody(images), tau[:, labels], own, labels, images, noise, embedding)
+            value = generator_loss(everybody(images), tau[:, labels], own, labels, images, noise, embedding)
+            return value, new.get("batch_stats", {})
 
-        return jax.value_and_grad(loss)(params)
+        return jax.value_and_grad(loss, has_aux=True)(params)
 
     @jax.jit
-    def student_gradient(model, params, noise, labels):
-        images = module.apply({"params": params}, noise, labels, False).images
+    def student_gradient(model, generator, noise, labels):
+        images = module.apply(generator, noise, labels, False).images
         return jax.value_and_grad(
             lambda model: student_loss(everybody(images), tau[:, labels], apply(bucket, model, images))
         )(model)
 
     tree = jax.tree.map
-    params, model, losses, teaching = server.generator["params"], server.model, [], []
+    params, stats = server.generator["params"], server.generator["batch_stats"]
+    model, losses, teaching = server.model, [], []
     first, second, step = tree(jnp.zeros_like, params), tree(jnp.zeros_like, params), 0
     for iteration in range(2):
         generator_key, student_key = jax.random.split(jax.random.fold_in(jax.random.fold_in(KEY, 1), iteration))
@@ -169,7 +179,7 @@ def by_hand(case, server, round):
             first, second, step = tree(jnp.zeros_like, params), tree(jnp.zeros_like, params), 0
         for number in range(2):
             drawn = draw(jax.random.fold_in(generator_key, number), recipe, shares)
-            loss, g = generator_gradient(params, model, *drawn)
+            (loss, stats), g = generator_gradient(params, stats, model, *drawn)
             step += 1
             first = tree(lambda m, g: 0.5 * m + 0.5 * g, first, g)
             second = tree(lambda v, g: 0.999 * v + 0.001 * g * g, second, g)
@@ -178,43 +188,45 @@ def by_hand(case, server, round):
             losses.append(loss)
         for number in range(2):
             key, average_key = jax.random.split(jax.random.fold_in(student_key, number))
-            loss, g = student_gradient(model, params, *draw(key, recipe, shares))
+            generator = {"params": params, "batch_stats": stats}
+            loss, g = student_gradient(model, generator, *draw(key, recipe, shares))
             if alpha and round:
-                more, extra = student_gradient(model, server.average["params"], *draw(average_key, recipe, shares))
+                more, extra = student_gradient(model, server.average, *draw(average_key, recipe, shares))
                 loss, g = loss + alpha * more, tree(lambda a, b: a + alpha * b, g, extra)
             model = tree(lambda p, g: p - STUDENT_LR * (g + DECAY * p), model, g)
             teaching.append(loss)
-    return params, model, np.mean(losses), np.mean(teaching)
+    return generator, model, np.mean(losses), np.mean(teaching)
 
 
-OTHERS = (("dfrd", 0), ("dense", 1), ("fedftg", 1))
+OTHERS = (("plain", "dfrd", 0), ("plain", "dense", 1), ("plain", "fedftg", 1), ("normed", "fedftg", 1))
 
 
 @pytest.mark.parametrize(
-    ("case", "round"), [("dfrd", 1), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)]
+    ("kind", "case", "round"),
+    [("normed", "dfrd", 1), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
-def test_a_round_at_the_server_equals_the_steps_by_hand(case, round):
+def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
     """In round 0 the moving average does not teach; later it is that of the round before."""
     factory, options, *_, alpha = CASES[case]
     method = factory(TRAINING, **SMALL, **options)
-    server = first_server(method)
-    new, metrics = serve(method, server, round)
-    params, model, generator_loss, student_loss = by_hand(case, server, round)
+    server = first_server(kind, method)
+    new, metrics = serve(kind, method, server, round)
+    generator, model, generator_loss, student_loss = by_hand(kind, case, server, round)
     np.testing.assert_allclose(metrics["generator_loss"], generator_loss, rtol=1e-4)
     np.testing.assert_allclose(metrics["student_loss"], student_loss, rtol=1e-3)
-    # Where a gradient is next to nothing, Adam makes a whole step of its rounding error.
-    off = jax.tree.map(lambda a, b: np.mean(np.abs(a - b) > 0.02 * LR), new.generator["params"], params)
-    assert max(jax.tree.leaves(off)) < 1e-3
-    chex.assert_trees_all_close(new.model, model, rtol=0, atol=2e-4)
+    # Where a gradient is next to nothing, as often ahead of a norm, Adam makes a whole step of its rounding error.
+    off = jax.tree.map(lambda a, b: np.mean(np.abs(a - b) > 0.02 * LR), new.generator, generator)
+    assert max(jax.tree.leaves(off)) < (0.05 if kind == "normed" else 1e-3)
+    chex.assert_trees_all_close(new.model, model, rtol=0, atol=5e-4)
     if alpha:
-        half = jax.tree.map(lambda a, g: 0.5 * a + 0.5 * g, server.average, new.generator)
-        chex.assert_trees_all_close(new.average, half, rtol=0, atol=1e-6)
+        kept = 0.5 if round else 0.0  # the average begins with round 0's generator
+        expected = jax.tree.map(lambda a, g: kept * a + (1 - kept) * g, server.average, new.generator)
+        chex.assert_trees_all_close(new.average, expected, rtol=0, atol=1e-6)
     else:
         assert new.average == server.average == ()
-    moved = jax.tree.map(
-        lambda a, b: float(np.abs(a - b).max()), (server.generator["params"], server.model), (params, model)
-    )
-    assert min(jax.tree.leaves(moved)) > 0.02 * LR
+    moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), (server.generator, server.model), (generator, model))
+    if kind == "plain":  # a bias ahead of a norm has no gradient
+        assert min(jax.tree.leaves(moved)) > 0.02 * LR
 
 
 def test_the_moving_average_covers_everything():

@@ -74,10 +74,12 @@ def local_batches(available, size):
         yield x[rows], LABELS[rows], images.reshape(C, -1)[classes], classes, np.float64(VECTORS[classes])
 
 
-RELEASED = {"variant": "released", "mu": 2000.0}
+STEEP = {"mu": 2000.0}
 CLIENTS = {  # options; dimensions of the frame, None without one; pairs of a step; what the reference is told
     "paper": ({}, C, 3, {}),
-    "released, clipped": (RELEASED, C, 3, {"mu": 2000.0}),
+    "released": ({"variant": "released", **STEEP}, C, 3, STEEP),
+    "clipped": (STEEP, C, 3, STEEP),
+    "not clipped": ({"mu": 400.0, "clip_norm": 0.0}, C, 3, {"mu": 400.0}),
     "images": ({"transfer": "images"}, C, 3, {"mixed": 3 / 7}),  # three images to seven samples
     "head": ({"classifier": "head", "mu": 3.0}, None, 3, {"mu": 3.0}),
     "larger K": ({"dim": 6.0, "all_pairs": True, "scale": 1.0, "margin": 0.0}, 6, 4, {"scale": 1.0, "margin": 0.0}),
@@ -105,7 +107,7 @@ def test_client_update_equals_the_reference(case):
         batches = list(local_batches(available, size))
         assert [len(batch[3]) for batch in batches] == [min(size, available.sum())] * 2
         trained, uplink, metrics = update(available)
-        want, loss = reference.train_client(start, batches, LR, recipe, released)
+        want, loss = reference.train_client(start, batches, LR, recipe, options.get("clip_norm", True))
         for part, value in tiny.flat_params(trained["params"]).items():
             np.testing.assert_allclose(value, want[part], rtol=1e-4, atol=1e-5, err_msg=part)
             assert np.abs(want[part] - start[part]).max() > 1e-4
@@ -117,10 +119,11 @@ def test_client_update_equals_the_reference(case):
         assert uplink.counts == ()
 
 
-def test_released_clips_the_model_and_the_projection_apart():
-    """The reference's gradients there are longer than 100 in both."""
-    start = first_params(compiled_client(**RELEASED)[0])
-    recipe = reference.Recipe(np.float64(simplex_etf(C, C)), mu=2000.0)
+@pytest.mark.parametrize("mu", [400.0, 2000.0])
+def test_the_model_and_the_projection_are_clipped_apart(mu):
+    """The reference's gradients are longer than 100 in both."""
+    start = first_params(compiled_client(mu=mu)[0])
+    recipe = reference.Recipe(np.float64(simplex_etf(C, C)), mu=mu)
     gradients = reference.client_gradients(start, next(iter(local_batches(AVAILABLE, 3))), recipe)
     for part in ("projection", "base"):
         assert sum((g**2).sum() for name, g in gradients.items() if name.startswith(part)) > 100**2
@@ -246,6 +249,7 @@ def test_every_option_runs(options, noise, width, pair, classes):
         ({"classifier": "mlp"}, "classifier is 'mlp'; it must be 'etf' or 'head'"),
         ({"transfer": "latents"}, "transfer is 'latents'; it must be 'pairs' or 'images'"),
         ({"source": "noise"}, "source is 'noise'; it must be 'prototypes' or 'labels'"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be at least 0"),
         ({"server_epochs": 0}, "server_epochs is 0; it must be at least 1"),
         ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be 'median' or positive numbers"),
     ],

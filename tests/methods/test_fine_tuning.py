@@ -2,7 +2,6 @@
 
 import inspect
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +17,7 @@ from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.methods import METHODS, dfrd, method_factory
 from fedjax_ht.methods.distillation import Distillation, make_generator
 from fedjax_ht.methods.fine_tuning import BASES, Server, count, make_base, pictures
-from fedjax_ht.models.norm import Norm
-from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
+from fedjax_ht.models.sliced import sliced_model
 from tests import tiny
 from tests.federations import (
     NUM_CLASSES,
@@ -29,6 +27,7 @@ from tests.federations import (
     federation_data,
     identical,
     mixed_federation,
+    normed_federation,
     sliced_federation,
     to_host,
 )
@@ -160,25 +159,9 @@ def test_names_that_are_no_composition():
             method_factory(name)
 
 
-class Normed(nn.Module):
-    """A sliceable layer and batch norm."""
-
-    rate: float = 1.0
-
-    @nn.compact
-    def __call__(self, x, train=False, mask=None):
-        x = nn.Dense(sliced_width(4, self.rate), name="fc")(x.reshape(len(x), -1))
-        return Norm("static_batch", name="norm")(x, train, mask)
-
-    @nn.nowrap
-    def channels(self, per_layer=False):
-        return Channels({"fc": 4}, {"fc": (None, "fc"), "norm": ("fc", "fc")}, "fc")
-
-
 @pytest.mark.slow
 def test_clients_upload_the_moments_that_dense_compares():
-    rates = [1.0, 0.5] * 4
-    federation = make_sliced_federation(lambda rate: sliced_model(Normed(rate), NUM_CLASSES), rates, SHAPE, NUM_CLASSES)
+    federation = normed_federation()
     losses = []
     for b_bn in (0.0, 5.0):
         method = method_factory("heterofl+dense")(TRAINING, **TINY, b_bn=b_bn)
@@ -186,7 +169,7 @@ def test_clients_upload_the_moments_that_dense_compares():
         _, report = sim.run_round(sim.init())
         losses.append((report.server_metrics["generator_loss"], report.uplink.payload_elements))
     assert losses[1][0] > losses[0][0] + 0.1
-    assert losses[1][1] - losses[0][1] == 4 * (2 * 4) + 4 * (2 * 2)
+    assert losses[1][1] - losses[0][1] == 3 * (2 * 4) + 5 * (2 * 2)
 
 
 @pytest.mark.slow

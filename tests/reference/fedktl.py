@@ -224,8 +224,8 @@ def client_gradients(params: dict, batch, recipe: Recipe) -> dict:
     }
 
 
-def train_client(params: dict, batches, rate: float, recipe: Recipe, released: bool = False) -> tuple[dict, float]:
-    """One SGD step for each (x, y, images, classes, vectors); released clips the model and h', each on its own.
+def train_client(params: dict, batches, rate: float, recipe: Recipe, clip: bool = True) -> tuple[dict, float]:
+    """One SGD step for each (x, y, images, classes, vectors), clipping the model and h', each on its own.
 
     Returns:
       The parameters, and the mean of the losses before each step.
@@ -234,7 +234,7 @@ def train_client(params: dict, batches, rate: float, recipe: Recipe, released: b
     for batch in batches:
         losses.append(client_loss(params, *batch, recipe))
         gradients = client_gradients(params, batch, recipe)
-        if released:
+        if clip:
             of_projection = {name: g for name, g in gradients.items() if name.startswith("projection")}
             of_model = {name: g for name, g in gradients.items() if name not in of_projection}
             gradients = clipped(of_model) | clipped(of_projection)
