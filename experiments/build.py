@@ -1,6 +1,7 @@
 """From a config to the objects of the library, every mistake found before anything is compiled."""
 
 import inspect
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.wire import TRANSFORMS, Transform
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.dataset import Dataset, Partition, subset
-from fedjax_ht.data.partition import check_partition, make_partition
+from fedjax_ht.data.partition import check_partition, make_partition, partition_options
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
@@ -50,6 +51,8 @@ def build(config: ConfigDict) -> Experiment:
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
         raise ValueError(f"unknown dataset {config.dataset.name!r}; there are {', '.join(dataset_names())}")
+    known = partition_options(partition.kind)
+    refuse_unknown(f"partition {partition.kind!r}", partition.options, known, f"partition={partition.kind}")
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
     if config.dataset.subset:
@@ -235,7 +238,14 @@ def method_options(config: ConfigDict) -> dict[str, dict]:
 def make_method(name: str, options: dict, training: LocalTraining) -> Method:
     """A method by name; its options are those of its factory."""
     factory = method_factory(name)
-    known = list(inspect.signature(factory).parameters)[1:]
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"{name} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
+    refuse_unknown(name, options, list(inspect.signature(factory).parameters)[1:], f"method={name}")
     return factory(training, **options)
+
+
+def refuse_unknown(owner: str, options: Iterable[str], known: Iterable[str], argument: str) -> None:
+    """ValueError where an option is none of its owner's."""
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(
+            f"{owner} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}. "
+            f"--config=FILE.py:{argument} starts from its own options"
+        )

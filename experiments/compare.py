@@ -19,7 +19,7 @@ from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.configs.base import method_config
 from experiments.main import chosen_workdir, configured, execute, report
-from experiments.table import human_bytes, human_flops
+from experiments.table import GLOBAL, human_bytes, human_flops, server_tops
 from experiments.train import is_primary
 from fedjax_ht.core.history import Row, best, by_trial, evaluated, wire_bytes
 from fedjax_ht.io.files import atomic_open
@@ -29,7 +29,8 @@ _TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; b
 _TARGET = flags.DEFINE_float("target", None, "An accuracy in (0, 1]; by default the lowest best accuracy.")
 
 EXPLANATION = """\
-Accuracies are those of the best round on the test sets, mean and standard deviation over trials. Bytes are those of all
+Accuracies are those of the best round on the test sets, mean and standard deviation over trials; of a model that the
+server has, on all test samples and in its own best round. Bytes are those of all
 clients, up and down, and FLOPs those of all clients' training, through the first evaluation at or above the target, as
 means over the trials that got there. Seconds are of all trials together: the median round, and the whole run with
 evaluation and compilation."""
@@ -50,6 +51,7 @@ class Line(NamedTuple):
       accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of the population) over
         trials.
       best_rounds: of each trial.
+      server_accuracy: mean over trials of the best of the server's own model; NaN without one.
       reached: how many trials reached the target.
       cost: their mean cost of getting there; None without any.
       seconds_per_round, seconds: of all trials together, the median round and the whole run.
@@ -58,6 +60,7 @@ class Line(NamedTuple):
     accuracy: float
     accuracy_std: float
     best_rounds: list[int]
+    server_accuracy: float
     reached: int
     cost: Cost | None
     seconds_per_round: float
@@ -103,11 +106,13 @@ def summarise(history: Sequence[Row], target: float) -> Line:
     trials = by_trial(history)
     tops = [best(trial).on_test for trial in trials]
     scores = [row["accuracy"] for row in tops]
+    servers = server_tops(history)
     costs = [cost for trial in trials if (cost := cost_to_reach(trial, target)) is not None]
     return Line(
         float(np.mean(scores)),
         float(np.std(scores)),
         [row["round"] for row in tops],
+        float(np.mean([row[GLOBAL] for row in servers])) if servers else math.nan,
         len(costs),
         Cost(*map(float, np.mean(costs, axis=0))) if costs else None,
         float(np.median([row["seconds_round"] for row in trials[0] if row["round"] > 0])),
@@ -118,8 +123,10 @@ def summarise(history: Sequence[Row], target: float) -> Line:
 def markdown(lines: Mapping[str, Line], target: float, chosen: bool) -> str:
     """The table, with the target and what the columns mean; `chosen` tells whether the user chose the target."""
     aim = f"{100 * target:.2f} %"
-    columns = ("method", "accuracy %", "best round", f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}")
-    columns += ("s/round", "seconds")
+    with_server = not all(math.isnan(line.server_accuracy) for line in lines.values())
+    server = ["server's model %"] if with_server else []
+    columns = ["method", "accuracy %", *server, "best round"]
+    columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), "s/round", "seconds"]
     rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, line in lines.items():
         trials = len(line.best_rounds)
@@ -128,6 +135,7 @@ def markdown(lines: Mapping[str, Line], target: float, chosen: bool) -> str:
         cells = [
             name,
             f"{100 * line.accuracy:.2f}" + (f" ± {100 * line.accuracy_std:.2f}" if trials > 1 else ""),
+            *([f"{100 * line.server_accuracy:.2f}".replace("nan", "-")] if with_server else []),
             ", ".join(map(str, line.best_rounds)),
             *([f"{cost.rounds:.4g}{some}", human_bytes(cost.bytes), human_flops(cost.flops)] if cost else never),
             f"{line.seconds_per_round:.2f}",
@@ -159,7 +167,7 @@ def main(_) -> None:
             raise ValueError(f"--target is {target}; it must be above 0 and at most 1")
     except ValueError as error:
         fail(error)
-    workdir = chosen_workdir(f"{name}-compare-seed{config.seed}")
+    workdir = chosen_workdir(f"{name}-compare", config)
     found = execute(config, workdir).histories
     if not is_primary():
         return

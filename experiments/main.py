@@ -57,15 +57,21 @@ class Progress:
 
 
 def configured() -> tuple[ConfigDict, str]:
-    """The config that the command line names, and its file's stem."""
+    """The config that the command line names, and a name for it: "quickstart", or with the config's own arguments
+    "quickstart-fedproto-runlocal"."""
     if _CONFIG.value is None:
         fail(ValueError("no --config; for example --config=experiments/configs/quickstart.py"))
-    return _CONFIG.value, Path(flags.FLAGS["config"].config_filename).stem
+    file, _, argument = flags.FLAGS["config"].config_filename.partition(":")
+    if not Path(file).exists():
+        fail(FileNotFoundError(f"no config file {file}"))
+    parts = (part.rpartition("=")[2] for part in argument.split(","))
+    return _CONFIG.value, "-".join([Path(file).stem, *filter(None, parts)])
 
 
-def chosen_workdir(run_name: str) -> Path:
-    """What --workdir says, else a folder by this name."""
-    return Path(_WORKDIR.value or f"checkpoints/runs/{run_name}")
+def chosen_workdir(name: str, config: ConfigDict) -> Path:
+    """What --workdir says, else a folder by this name and the config's seeds."""
+    trials = f"-trials{config.trials}" if config.trials > 1 else ""
+    return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
 
 
 def execute(config: ConfigDict, workdir: Path) -> Result:
@@ -90,7 +96,7 @@ def report(summary: str, files: Sequence[Path]) -> None:
 
 def main(_) -> None:
     config, name = configured()
-    result = execute(config, chosen_workdir(f"{name}-seed{config.seed}"))
+    result = execute(config, chosen_workdir(name, config))
     report(result.summary, result.files)
 
 

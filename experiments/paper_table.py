@@ -21,7 +21,7 @@ from absl import app, flags
 
 from experiments.cli import fail, parse_flags
 from experiments.table import human_bytes, percent, rounds_of
-from fedjax_ht.core.history import Row, by_trial, evaluated, wire_bytes
+from fedjax_ht.core.history import Row, best_by, by_trial, evaluated, wire_bytes
 from fedjax_ht.io.files import atomic_open
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
@@ -30,7 +30,7 @@ _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
 _SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
 
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
-COLUMNS += ("global_accuracy_head", "loss")
+COLUMNS += ("accuracy_global", "global_accuracy_head", "accuracy_train_weighted", "loss")
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
 SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "global_accuracy_head": "global model"}
 SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices")
@@ -110,8 +110,8 @@ def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str
 
 def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
     """Of each run that has this score, the evaluation where it (or another, `by`) is best."""
-    rows = [[row for row in evaluated(run.history) if score in row and (by or score) in row] for run in runs]
-    return [max(found, key=lambda row: row[by or score]) for found in rows if found]
+    rows = (best_by([row for row in run.history if score in row], by or score) for run in runs)
+    return [row for row in rows if row is not None]
 
 
 def shown(rows: Sequence[Row], score: str) -> str:

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.core.history import Row, best, by_trial, wire_bytes
+from fedjax_ht.core.history import Row, best, best_by, by_trial, wire_bytes
 
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
+GLOBAL = "global_accuracy_head"  # of a model that the server has
 
 
 def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
@@ -16,12 +17,15 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
 
     Several trials: means over them, with the standard deviation (of the population) behind the accuracies, and the best
     round of each. Where clients hold validation sets, a second column of accuracy gives the test accuracy of the round
-    that is best on validation. Uplink, downlink and FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per
-    round over all clients together; seconds are the median round, of all trials together.
+    that is best on validation; where a server has a model, one more gives that model's on all test samples, in its own
+    best round. Uplink, downlink and FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all
+    clients together; seconds are the median round, of all trials together.
     """
     found = {name: [best(trial) for trial in by_trial(history)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)
-    columns = [*COLUMNS[:2], *(["by validation %"] if with_val else []), *COLUMNS[2:]]
+    servers = {name: server_tops(history) for name, history in histories.items()}
+    columns = [*COLUMNS[:2], *(["by validation %"] if with_val else [])]
+    columns += [*(["server's model %"] if any(servers.values()) else []), *COLUMNS[2:]]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, trials in found.items():
         rounds = [row for row in histories[name] if row["round"] > 0]
@@ -32,7 +36,8 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
         cells = [
             name,
             percent(tops, "accuracy"),
-            *([f"{percent(by_val, 'accuracy')} (round {rounds_of(by_val)})"] if by_val else []),
+            *([f"{percent(by_val, 'accuracy')} (round {rounds_of(by_val)})" if by_val else "-"] if with_val else []),
+            *([percent(servers[name], GLOBAL) if servers[name] else "-"] if any(servers.values()) else []),
             percent(tops, "accuracy_std", spread=False),
             percent(tops, "accuracy_weighted"),
             rounds_of(tops),
@@ -45,6 +50,11 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def server_tops(history: Sequence[Row]) -> list[Row]:
+    """Each trial's evaluation in which the server's model is best; [] without one."""
+    return [row for trial in by_trial(history) if (row := best_by(trial, GLOBAL)) is not None]
 
 
 def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:

@@ -2,26 +2,46 @@
 
 --config=experiments/configs/quickstart.py:runlocal              a one-minute check of the same experiment
 --config=experiments/configs/quickstart.py:method=fedproto       the same experiment with another method
---config=experiments/configs/quickstart.py:method=local,runlocal both
+--config=experiments/configs/quickstart.py:partition=pathological  another split, with its default options
+--config=experiments/configs/quickstart.py:method=local,runlocal   several of them
+
+A method or a split that is named so starts from its own defaults, not from those of the config; any of its options can
+be overridden: --config.method.options.tau=50, --config.partition.options.classes_per_client=3.
 """
 
 import inspect
+from collections.abc import Iterable
 
 from ml_collections import ConfigDict, config_dict
 
+from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
 
 
 def method_config(name: str, **options) -> ConfigDict:
-    """A method with all the options its factory has, so that any can be overridden: --config.method.options.tau=50."""
-    factory = method_factory(name)
-    config = ConfigDict({"name": name, "options": {}})
-    for parameter in list(inspect.signature(factory).parameters.values())[1:]:  # the first is local training
-        value = options.pop(parameter.name, parameter.default)
-        config.options[parameter.name] = config_dict.placeholder(float) if value is None else value
-    if options:
-        raise ValueError(f"{name} has no option {next(iter(options))!r}; it has {', '.join(config.options) or 'none'}")
+    """A method with all the options its factory has, so that any can be overridden."""
+    parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]  # the first is local training
+    return ConfigDict({"name": name, "options": all_options(name, parameters, options)})
+
+
+def partition_config(kind: str, num_clients: int = 20, **options) -> ConfigDict:
+    """A split among clients with all the options its kind has, so that any can be overridden."""
+    config = ConfigDict({"kind": kind, "num_clients": num_clients, "seed": 1})
+    config.per_trial = False  # True: each trial has a split of its own, by seed + trial
+    config.options = all_options(f"partition {kind!r}", partition_options(kind).values(), options)
     return config
+
+
+def all_options(owner: str, parameters: Iterable[inspect.Parameter], given: dict) -> ConfigDict:
+    """Each parameter's given value or default; None as a number that may be set."""
+    options = ConfigDict()
+    for parameter in parameters:
+        value = given.pop(parameter.name, parameter.default)
+        number = int if "int" in str(parameter.annotation) else float
+        options[parameter.name] = config_dict.placeholder(number) if value is None else value
+    if given:
+        raise ValueError(f"{owner} has no option {next(iter(given))!r}; it has {', '.join(options) or 'none'}")
+    return options
 
 
 def base_config() -> ConfigDict:
@@ -37,9 +57,7 @@ def base_config() -> ConfigDict:
     config.dataset.subset = 0  # this many random images, the same for every seed; 0: all
     config.dataset.seen_before = False  # True lets a method's pre-trained part have been trained on this dataset
 
-    config.partition = ConfigDict({"kind": "practical", "num_clients": 20, "seed": 1, "options": ConfigDict()})
-    config.partition.options = {"alpha": 0.1}
-    config.partition.per_trial = False  # True: each trial has a split of its own, by partition.seed + trial
+    config.partition = partition_config("practical")
     config.model = ConfigDict({"group": "cnn5", "feature_dim": 0})  # 0: the group's own
     config.model.shared = ""  # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
     config.model.norm = "batch"  # group, layer, static_batch, none: of models that normalise by batch
@@ -84,6 +102,8 @@ def apply_argument(config: ConfigDict, argument: str | None, **run_locally) -> C
             config.update_from_flattened_dict(run_locally or {"rounds": 2})
         elif part.startswith("method="):
             config.method = method_config(part.removeprefix("method="))
+        elif part.startswith("partition="):
+            config.partition = partition_config(part.removeprefix("partition="), config.partition.num_clients)
         else:
-            raise ValueError(f"unknown config argument {part!r}; there are runlocal and method=NAME")
+            raise ValueError(f"unknown config argument {part!r}; there are runlocal, method=NAME and partition=KIND")
     return config

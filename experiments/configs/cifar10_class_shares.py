@@ -11,7 +11,7 @@ training left them, as the authors of FedSSA do.
 Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
@@ -22,9 +22,7 @@ def setting(dataset, fedral_blocks, argument):
     config = base_config()
     config.method = method_config("fedssa")
     config.dataset.name = dataset
-    config.partition.kind = "class_shares"
-    config.partition.num_clients = 100
-    config.partition.options = {"classes_per_client": 2, "val_size": 10_000}
+    config.partition = partition_config("class_shares", num_clients=100, classes_per_client=2, val_size=10_000)
     config.training.augmentation = ("flip", "random_erasing", "padded_crop")
     config.participation = 0.1
     config.rounds = 300

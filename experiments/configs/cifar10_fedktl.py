@@ -9,7 +9,7 @@ The small form of FedKTL's Table 1 for a machine without a GPU: the paper has al
 `data/`.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
@@ -17,8 +17,7 @@ def get_config(argument=None):
     config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
     config.dataset.name = "cifar10"
     config.dataset.subset = 10_000
-    config.partition.kind = "practical"
-    config.partition.options = {"alpha": 0.1}
+    config.partition = partition_config("practical", alpha=0.1)
     config.rounds = 100
     config.evaluate.every = 5
     return apply_argument(config, argument, rounds=1)

@@ -12,7 +12,7 @@ poolings. Accuracy and time of the whole run have not been recorded yet.
 Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
@@ -20,9 +20,7 @@ def get_config(argument=None):
     config.method = method_config("heterofl")
     config.rounds = 800
     config.dataset.name = "cifar10"
-    config.partition.kind = "pathological"
-    config.partition.num_clients = 100
-    config.partition.options = {"classes_per_client": 2, "sets": "official"}
+    config.partition = partition_config("pathological", num_clients=100, classes_per_client=2, sets="official")
     config.model.group = "conv4"
     config.model.norm = "static_batch"
     config.model.rates = "1,1/2,1/4,1/8,1/16"

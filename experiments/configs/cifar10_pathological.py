@@ -6,14 +6,13 @@ The whole run has not been recorded yet; FedProto's first round, compilation inc
 Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.
 """
 
-from experiments.configs.base import apply_argument, base_config
+from experiments.configs.base import apply_argument, base_config, partition_config
 
 
 def get_config(argument=None):
     config = base_config()
     config.dataset.name = "cifar10"
-    config.partition.kind = "pathological"
-    config.partition.options = {"classes_per_client": 2}
+    config.partition = partition_config("pathological", classes_per_client=2)
     config.rounds = 100
     config.evaluate.every = 5
     return apply_argument(config, argument, rounds=1)

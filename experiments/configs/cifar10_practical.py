@@ -6,14 +6,13 @@ Accuracy and time of the whole run have not been recorded yet.
 Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.
 """
 
-from experiments.configs.base import apply_argument, base_config
+from experiments.configs.base import apply_argument, base_config, partition_config
 
 
 def get_config(argument=None):
     config = base_config()
     config.dataset.name = "cifar10"
-    config.partition.kind = "practical"
-    config.partition.options = {"alpha": 0.1}
+    config.partition = partition_config("practical", alpha=0.1)
     config.rounds = 100
     config.evaluate.every = 5
     return apply_argument(config, argument, rounds=1)

@@ -6,14 +6,13 @@ The whole run has not been recorded yet; its first round, compilation included, 
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
-from experiments.configs.base import apply_argument, base_config
+from experiments.configs.base import apply_argument, base_config, partition_config
 
 
 def get_config(argument=None):
     config = base_config()
     config.dataset.name = "fashion_mnist"
-    config.partition.kind = "practical"
-    config.partition.options = {"alpha": 0.1}
+    config.partition = partition_config("practical", alpha=0.1)
     config.rounds = 100
     config.evaluate.every = 5
     return apply_argument(config, argument, rounds=1)

@@ -19,7 +19,7 @@ which is why every fifth round is evaluated here and not each. Accuracies have n
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
@@ -28,9 +28,7 @@ def get_config(argument=None):
     config.rounds = 100
     config.dataset.name = "fashion_mnist"
     config.dataset.image_size = 32
-    config.partition.kind = "dfrd"
-    config.partition.num_clients = 10
-    config.partition.options = {"alpha": 0.1}
+    config.partition = partition_config("dfrd", num_clients=10, alpha=0.1)
     config.model.group = "conv4"
     config.model.norm = "static_batch"
     config.model.rates = "rho=10"

@@ -7,16 +7,14 @@ The paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the 4-
 client by itself. Results: experiments/results/fedktl.md.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
     config.dataset.name = "cifar10"
-    config.partition.kind = "few_shot"
-    config.partition.num_clients = 1
-    config.partition.options = {"shots": 23}
+    config.partition = partition_config("few_shot", num_clients=1, shots=23)
     config.model.group = "cnn4"
     config.rounds = 200
     config.evaluate.every = 5

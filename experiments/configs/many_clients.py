@@ -11,16 +11,14 @@ heads have risen from 11 to 22 %; nearest prototypes, the reported rule, stay at
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedproto")
     config.dataset.name = "fashion_mnist"
-    config.partition.kind = "class_shares"
-    config.partition.num_clients = 10_000
-    config.partition.options = {"classes_per_client": 2, "val_size": 0}
+    config.partition = partition_config("class_shares", num_clients=10_000, classes_per_client=2, val_size=0)
     config.model.group = "cnn5"
     config.training.learning_rate = 0.05
     config.training.epochs = 10

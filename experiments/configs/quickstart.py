@@ -9,7 +9,7 @@ Best of 40 rounds, mean over clients, seeds 0, 1, 2 on one split, 2 CPU cores, 1
 (80.57 ± 1.04), local 79.06, 79.99, 78.94 % (79.33 ± 0.47).
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
@@ -17,8 +17,7 @@ def get_config(argument=None):
     config.method = method_config("fedtgp", variant="released", weight=3.0, tau=3.0)
     config.compare = ("local",)
     config.dataset.name = "fashion_mnist_10k"
-    config.partition.kind = "practical"
-    config.partition.options = {"alpha": 1.0}
+    config.partition = partition_config("practical", alpha=1.0)
     config.model.group = "cnn5"
     config.training.learning_rate = 0.05
     config.rounds = 40

@@ -5,7 +5,7 @@
 The images that the server sends, one a class, are in fedktl/images below the run's folder.
 """
 
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 
 def get_config(argument=None):
@@ -13,8 +13,7 @@ def get_config(argument=None):
     config.method = method_config("fedktl", generator="checkpoints/natural_32.npz")
     config.compare = ("local",)
     config.dataset.name = "fashion_mnist_10k"
-    config.partition.kind = "practical"
-    config.partition.options = {"alpha": 1.0}
+    config.partition = partition_config("practical", alpha=1.0)
     config.training.learning_rate = 0.05
     config.rounds = 20
     config.evaluate.every = 2

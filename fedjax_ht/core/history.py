@@ -82,13 +82,12 @@ def evaluated(history: Sequence[Row]) -> list[Row]:
 def best(history: Sequence[Row]) -> Best:
     """Of one trial: the best row by test accuracy (as the papers choose), the best by validation accuracy, if it has
     any, and the last."""
-    rows = evaluated(history)
-    has_val = any("val_accuracy" in row for row in rows)
-    return Best(
-        max(rows, key=lambda row: row["accuracy"]),
-        max(rows, key=lambda row: row["val_accuracy"]) if has_val else None,
-        rows[-1],
-    )
+    return Best(best_by(history, "accuracy"), best_by(history, "val_accuracy"), evaluated(history)[-1])
+
+
+def best_by(history: Sequence[Row], score: str) -> Row | None:
+    """Of one trial, the evaluation with the highest `score`; None if none has it."""
+    return max((row for row in evaluated(history) if score in row), key=lambda row: row[score], default=None)
 
 
 def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:

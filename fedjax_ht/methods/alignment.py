@@ -72,7 +72,8 @@ class Alignment:
         for name in ("epochs", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"server_{name} is {getattr(self, name)}; it must be at least 1")
-        if self.bandwidths != "median" and not (self.bandwidths and min(self.bandwidths) > 0):
+        positive = lambda a: isinstance(a, int | float) and a > 0  # noqa: E731
+        if self.bandwidths != "median" and not (self.bandwidths and all(map(positive, self.bandwidths))):
             raise ValueError(f"bandwidths is {self.bandwidths!r}; it must be 'median' or positive numbers")
 
 

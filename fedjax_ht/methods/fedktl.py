@@ -163,6 +163,8 @@ def fedktl(
         raise ValueError(f"clip_norm is {clip_norm}; it must be at least 0")
     if not isinstance(generator, Generator):
         generator = open_generator(generator)
+    if tuple(bandwidths) == ("median",):  # as a command line gives it
+        bandwidths = "median"
     latent_dim, etf = generator.latent_dim, classifier == "etf"
     options = Alignment(server_epochs, server_batch_size, server_lr, mmd_weight, mse_weight, bandwidths, variant)
     transformer = FeatureTransformer(latent_dim)

@@ -11,16 +11,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 CONFIG = """
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedtgp", server_epochs=2)
     config.compare = ("local",)
     config.dataset.name = "npz:{data}"
-    config.partition.kind = "dirichlet"
-    config.partition.num_clients = 4
-    config.partition.options = {{"alpha": 1.0, "min_samples": 8}}
+    config.partition = partition_config("dirichlet", num_clients=4, alpha=1.0, min_samples=8)
     config.model.group = "mlp2"
     config.rounds = 3
     config.checkpoint.every = 1

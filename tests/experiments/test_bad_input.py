@@ -6,8 +6,9 @@ import pytest
 
 from experiments import main  # noqa: F401  (its flags)
 from experiments.build import build, check_pretraining, evaluated_clients, width_rates
-from experiments.configs.base import apply_argument, base_config, method_config
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
 from fedjax_ht.methods import local
 
 
@@ -115,10 +116,32 @@ def test_a_missing_field_is_named():
 def test_config_arguments():
     assert apply_argument(base_config(), "runlocal", rounds=2).rounds == 2
     assert apply_argument(base_config(), "method=fedproto,runlocal").method.name == "fedproto"
+    config = apply_argument(base_config(), "partition=pathological")
+    assert config.partition.options.classes_per_client == 2 and "alpha" not in config.partition.options
     with pytest.raises(ValueError, match="unknown config argument 'fast'"):
         apply_argument(base_config(), "fast")
     with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
         method_config("fedproto", tau=1.0)
+    with pytest.raises(ValueError, match="partition 'iid' has no option 'alpha'"):
+        partition_config("iid", alpha=1.0)
+
+
+def test_options_without_a_value_may_be_given_one():
+    """None is a number of the parameter's type."""
+    config = method_config("fedktl")
+    config.options.dim = 12
+    with pytest.raises(TypeError):
+        config.options.dim = 1.5
+    partition = partition_config("practical")
+    assert partition.options.train_share is None
+    partition.options.train_share = 0.5
+
+
+@pytest.mark.parametrize("kind", [*PLANS, *PARTITIONS])
+def test_every_split_has_its_options(kind):
+    options = partition_config(kind).options
+    assert set(options) == set(partition_options(kind))
+    check_partition(kind, 20, 10, **options)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +150,10 @@ def test_config_arguments():
         (["--config.rounds=-1"], "rounds is -1"),
         (["--config.round=5"], "round"),
         (["--config.rounds=many"], "rounds"),
+        (["--config.partition.options.shots=5"], "unknown config field shots"),
+        (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own options"),
+        (["--config=experiments/configs/quickstart.py:partition=moon"], "error: unknown partition 'moon'; the"),
+        (["--config=no/such/file.py"], "no config file no/such/file.py"),
         (["--confg=x"], "confg"),
         (["stray"], "stray"),
     ],

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from experiments import plots
+from experiments import plots, table
 from experiments.compare import comparison, cost_to_reach, lowest_best, markdown, summarise, write_csv
 from experiments.configs.base import base_config, method_config
 from experiments.table import human_flops
@@ -63,6 +63,23 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
     rows = list(csv.DictReader(write_csv(lines, 0.8, tmp_path / "x.csv").open()))
     assert [row["bytes_to_target"] for row in rows] == ["304.0", "", "304.0"]
     assert rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
+
+
+def test_a_model_on_the_server_has_a_column_of_its_own():
+    """Its best round need not be the clients'; who has none shows a dash."""
+    rows = history([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])
+    for row, score in zip(rows, (0.1, 0.2, 0.3, 0.4, 0.7, 0.6)):
+        row["global_accuracy_head"] = score
+    histories = {"with": rows, "without": history([0.1, 0.3, 0.3])}
+    lines = {name: summarise(h, 0.2) for name, h in histories.items()}
+    text = markdown(lines, 0.2, chosen=True)
+    assert "| method | accuracy % | server's model % | best round |" in text
+    assert "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
+    for row in (row for h in histories.values() for row in h if "accuracy" in row):
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
+    text = table.markdown(histories)
+    assert "| accuracy % | server's model % | ± clients |" in text
+    assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text and "| without | 30.00 | - | 0.00 |" in text
 
 
 def test_the_picture_places_accuracies_by_bytes():

@@ -73,15 +73,26 @@ def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1,
     return partition
 
 
+def partition_options(kind: str) -> dict[str, inspect.Parameter]:
+    """The options that `make_partition` takes for this kind, with their defaults and types.
+
+    Raises:
+      ValueError: there is no such kind.
+    """
+    if kind in PLANS:
+        return _options(PLANS[kind]) | _options(split_plan)
+    if kind in PARTITIONS:
+        return _options(PARTITIONS[kind])
+    raise ValueError(f"unknown partition {kind!r}; the partitions are {', '.join([*PLANS, *PARTITIONS])}")
+
+
 def check_partition(kind: str, num_clients: int, num_classes: int | None, **options) -> None:
     """Checks settings before any data is read; `num_classes` None leaves out what depends on it.
 
     Raises:
       ValueError: unknown kind or option, or a value outside its range.
     """
-    if kind not in PLANS and kind not in PARTITIONS:
-        raise ValueError(f"unknown partition {kind!r}; the partitions are {', '.join([*PLANS, *PARTITIONS])}")
-    defaults = _options(PLANS[kind]) | _options(split_plan) if kind in PLANS else _options(PARTITIONS[kind])
+    defaults = {name: parameter.default for name, parameter in partition_options(kind).items()}
     for name in options:
         if name not in defaults:
             raise ValueError(f"partition {kind!r} has no option {name!r}; it has {', '.join(defaults) or 'none'}")
@@ -118,10 +129,9 @@ def _check_shares(sets: str, train_share: float | None, val_share: float) -> Non
         )
 
 
-def _options(function: Callable) -> dict[str, object]:
-    """The keyword-only parameters and their defaults."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+def _options(function: Callable) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters."""
+    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 
 def _whole(least: int):
