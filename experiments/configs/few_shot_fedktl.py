@@ -4,7 +4,7 @@
 
 The paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the 4-layer CNN; the default here is CIFAR-10,
 `--config.dataset.name=cifar100` the paper's data. With one client aggregation is the identity; :method=local is the
-client by itself. Results: experiments/results/fedktl.md.
+client by itself. Results: experiments/results/fedktl.md. Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
 from experiments.configs.base import apply_argument, base_config, method_config, partition_config
@@ -12,7 +12,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
-    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
+    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz", mse_weight=10.0)
     config.dataset.name = "cifar10"
     config.partition = partition_config("few_shot", num_clients=1, shots=23)
     config.model.group = "cnn4"

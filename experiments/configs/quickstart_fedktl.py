@@ -2,7 +2,9 @@
 
     python -m experiments.main --config=experiments/configs/quickstart_fedktl.py
 
-The images that the server sends, one a class, are in fedktl/images below the run's folder.
+The images that the server sends, one a class, are in fedktl/images below the run's folder. The learning rate is the
+paper's 0.01: with the 0.05 of quickstart.py ArcFace learns nothing (40 % after 20 rounds). mse_weight is 10 because w is
+scaled to suit the MMD's kernels, which makes the paper's 1 a tenth of what it was.
 """
 
 from experiments.configs.base import apply_argument, base_config, method_config, partition_config
@@ -10,11 +12,10 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
-    config.method = method_config("fedktl", generator="checkpoints/natural_32.npz")
+    config.method = method_config("fedktl", generator="checkpoints/natural_32.npz", mse_weight=10.0)
     config.compare = ("local",)
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0)
-    config.training.learning_rate = 0.05
-    config.rounds = 20
+    config.rounds = 30
     config.evaluate.every = 2
     return apply_argument(config, argument, rounds=2)
