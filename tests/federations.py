@@ -55,10 +55,17 @@ SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}  # me
 
 
 ALWAYS_THOROUGH = ("local", "fedavg", "fedproto", "fedtgp")
-thoroughly = pytest.mark.parametrize(
-    "name", [n if n in ALWAYS_THOROUGH else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
-)
-"""Every method, most of them behind the marker: for checks that compile a federation several times."""
+COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense")
+
+
+def by_name(always) -> pytest.MarkDecorator:
+    """A test of every method and of some compositions; all but `always` behind the marker."""
+    mark = lambda name: name if name in always else pytest.param(name, marks=pytest.mark.slow)  # noqa: E731
+    return pytest.mark.parametrize("name", list(map(mark, (*METHODS, *COMPOSED))))
+
+
+every_method = by_name(METHODS)
+thoroughly = by_name(ALWAYS_THOROUGH)  # for checks that compile a federation several times
 
 
 @functools.cache
@@ -149,7 +156,7 @@ def federation_for(name: str, reverse: bool = False) -> Federation:
     """What a method of this name runs on."""
     if name in ONE_ARCHITECTURE:
         return uniform_federation()
-    return sliced_federation(reverse) if name in SLICES else mixed_federation(reverse)
+    return sliced_federation(reverse) if name.split("+")[-1] in SLICES else mixed_federation(reverse)
 
 
 def federation_data(federation: Federation, padding: int = 0) -> FederationData:

@@ -119,6 +119,12 @@ def alone_wire(participants, arrived, earlier) -> Sent:
     return Sent(sum(slice_size(i, NUM_CLASSES) for i in arrived), 0)
 
 
+def composed_wire(participants, arrived, earlier) -> Sent:
+    """Slices with all rows of the head both ways: the server goes on to use the uploaded models."""
+    size = lambda ids: sum(slice_size(i, NUM_CLASSES) for i in ids)  # noqa: E731
+    return Sent(size(arrived), size(participants))
+
+
 # (participants, those that arrived, those that arrived in each earlier round) -> what the papers' arithmetic gives
 WIRE = {
     "local": lambda participants, arrived, earlier: Sent(0, 0),
@@ -137,6 +143,9 @@ WIRE = {
     "fedkd": fedkd_wire,
     "fedapen": auxiliary_wire,
     "heterofl": sliced_wire,
+    "fedrolex+dfrd": composed_wire,
+    "feddropout+fedftg": composed_wire,
+    "heterofl+dense": composed_wire,
     "feddropout": sliced_wire,
     "fedrolex": sliced_wire,
     "dense": alone_wire,

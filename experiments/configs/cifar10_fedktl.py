@@ -6,8 +6,8 @@
 
 The small form of FedKTL's Table 1 for a machine without a GPU: the paper has all 60,000 images, eight large models and
 1,000 rounds. mse_weight is 10 because the shipped generators' w is scaled to suit the MMD's kernels, which makes the
-paper's 1 a tenth of what it was. Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or binary version) in
-`data/`.
+paper's 1 a tenth of what it was. Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or
+binary version) in `data/`.
 """
 
 from experiments.configs.base import apply_argument, base_config, method_config, partition_config

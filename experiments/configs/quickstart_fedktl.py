@@ -3,7 +3,7 @@
     python -m experiments.main --config=experiments/configs/quickstart_fedktl.py
 
 The images that the server sends, one a class, are in fedktl/images below the run's folder. The learning rate is the
-paper's 0.01: with the 0.05 of quickstart.py ArcFace learns nothing (40 % after 20 rounds). mse_weight is 10 because w is
+paper's 0.01: with the 0.05 of quickstart.py ArcFace hardly learns (40 % after 20 rounds). mse_weight is 10 because w is
 scaled to suit the MMD's kernels, which makes the paper's 1 a tenth of what it was.
 """
 

@@ -14,7 +14,7 @@ import pytest
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.options import SimulationOptions, choose_participants
 from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation
-from fedjax_ht.methods import METHODS
+from fedjax_ht.methods import method_factory
 from tests.federations import (
     NUM_CLIENTS,
     ONE_ARCHITECTURE,
@@ -22,6 +22,7 @@ from tests.federations import (
     TRAINING,
     changed,
     each_client,
+    every_method,
     federation_data,
     federation_for,
     identical,
@@ -34,8 +35,6 @@ from tests.method_wires import SAMPLES, SETTINGS, WIRE, Sent
 
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)  # 5 clients a round, 1 of them dropped
 BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
-
-every_method = pytest.mark.parametrize("name", METHODS)
 
 
 def breakable(method: Method) -> Method:
@@ -57,7 +56,7 @@ def breakable(method: Method) -> Method:
 
 
 def method_of(name: str) -> Method:
-    return METHODS[name](TRAINING, **SETTINGS.get(name, {}))
+    return method_factory(name)(TRAINING, **SETTINGS.get(name.split("+")[-1], {}))
 
 
 @functools.cache

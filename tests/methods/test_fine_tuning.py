@@ -52,20 +52,22 @@ def states(method, federation, rounds=2):
     return passed
 
 
-@pytest.mark.parametrize(
-    "base", ["fedrolex", *(pytest.param(b, marks=pytest.mark.slow) for b in ("fedavg", "heterofl", "feddropout"))]
-)
-def test_without_iterations_it_is_the_base(base):
+OTHERS = ("fedavg+dfrd", "heterofl+dfrd", "feddropout+dfrd", "fedrolex+dense", "fedrolex+fedftg")
+
+
+@pytest.mark.parametrize("name", ["fedrolex+dfrd", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
+def test_without_iterations_it_is_the_base(name):
     """Bit by bit: the same clients train on the same batches, and the same model comes of them."""
+    base = name.partition("+")[0]
     federation = whole_federation() if base == "fedavg" else sliced_federation()
     plain = states(METHODS[base](TRAINING), federation)
-    tuned = states(method_factory(f"{base}+dfrd")(TRAINING, **TINY | {"iterations": 0}), federation)
+    tuned = states(method_factory(name)(TRAINING, **TINY | {"iterations": 0}), federation)
     for a, b in zip(plain, tuned):
         assert identical(a.server, b.server.model)
         for name, clients in a.clients.items():
             assert identical(clients, b.clients[name].model)
         first = jax.tree.map(np.asarray, b.server.generator)
-        assert identical(b.server.average, first)  # which nobody has trained
+        assert b.server.average == () or identical(b.server.average, first)  # which nobody has trained
 
 
 def test_the_distilled_model_feeds_back():
