@@ -260,6 +260,8 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
 
     measure = jax.jit(lambda f: discrepancy(f, prototypes[:100], jax.random.key(9)))
     before = float(measure(f))
+    off = render_all(generator, transform(f, prototypes)[:100])
+    assert laplacian_variance(off).mean() < 0.6 * laplacian_variance(images["valid"]).mean()  # an untrained F blurs
     f, _ = align((f, centroids))
     assert float(measure(f)) < 0.2 * before
     moved = transform(f, prototypes)

@@ -199,6 +199,9 @@ def test_prediction_is_by_the_largest_cosine():
         np.testing.assert_allclose(scores[rule], want, rtol=1e-4, atol=1e-5)
 
 
+NOISE = ((0.05, "prototypes"), (0.05, "vectors"), (0.2, "images"))  # of NC and NG
+
+
 def case(width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: tuple = (), **options):
     """Options, and what they send: numbers of a prototype and of a pair, classes in a downlink (nobody has class 4)."""
     name = ",".join(f"{k}={v}" for k, v in options.items()) or ("noise" if noise else "default")
@@ -221,7 +224,7 @@ def case(width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: t
         case(width=7, all_pairs=True, dim=7),
         case(bandwidths="median"),
         case(antialias=False, server_batch_size=1),
-        case(noise=(gaussian_noise(0.05, 0.2, "vectors"), gaussian_noise(0.2, 0.2, "images"))),
+        case(noise=tuple(gaussian_noise(s, 0.2, f) for s, f in NOISE)),  # up; down
     ],
 )
 def test_every_option_runs(options, noise, width, pair, classes):
@@ -229,7 +232,7 @@ def test_every_option_runs(options, noise, width, pair, classes):
     federation = federations.mixed_federation()
     method = fedktl(federations.TRAINING, **({"generator": GENERATOR} | SMALL | options))
     data = federations.federation_data(federation)
-    settings = SimulationOptions(lanes=1, downlink=noise)
+    settings = SimulationOptions(lanes=1, uplink=noise[:1], downlink=noise[1:])
     simulation = make_simulation(method, federation, data, federations.TRAINING, settings)
     state, first = simulation.run_round(simulation.init())
     state, second = simulation.run_round(state)
