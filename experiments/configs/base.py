@@ -76,7 +76,7 @@ def base_config() -> ConfigDict:
     config.training.steps = 0  # above 0: this many steps instead of epochs
     config.training.shuffle = True
     config.training.drop_remainder = True
-    config.training.augmentation = ()  # flip, padded_crop, random_erasing
+    config.training.augmentation = ()  # flip, padded_crop, resized_crop, random_erasing
 
     config.participation = 1.0
     config.drop_rate = 0.0

@@ -43,6 +43,9 @@ def test_the_written_method_runs_from_its_config(tmp_path):
     assert config.method.options.weight == 0.5
     assert first["accuracy"] == 0  # there is no direction before the first round
     assert last["accuracy"] == last["accuracy_cosine"] != last["accuracy_head"]
+    described = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+    one_of_many = ("accuracy_", "uplink_", "downlink_", "classes")
+    assert {key for key in last if not key.startswith(one_of_many)} <= described | {"clients"}
     assert last["uplink_payload_elements"] % 32 == 0 < last["classes"] <= 10 and last["flops"] > 0
 
 
