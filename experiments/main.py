@@ -67,7 +67,7 @@ def configured() -> tuple[ConfigDict, str]:
 
 
 def run_name(config: str) -> str:
-    """ "configs/quickstart.py" -> "quickstart"; with arguments, ":method=fedproto,runlocal" -> "...-fedproto-runlocal"."""
+    """Of a config as it is named: quickstart.py -> quickstart, quickstart.py:method=fedproto -> quickstart-fedproto."""
     file, _, argument = config.partition(":")
     return "-".join([Path(file).stem, *(part.rpartition("=")[2] for part in argument.split(",") if part)])
 
