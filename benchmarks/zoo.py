@@ -198,7 +198,7 @@ def row_of(name: str) -> Row:
 
 HEAD = (
     "model", "PyTorch, before and after", "one client at a time", f"{LANES} lanes", "a device per core",
-    "best / PyTorch", "compile s", "peak MB: ours, PyTorch", "GFLOP", "GFLOP/s (share)", "MB", "GB/s (share)",
+    "best / PyTorch", "compile s", "peak MB: ours, PyTorch", "GFLOP", "GFLOP/s (share)", "MB", "GB/s",
 )  # fmt: skip
 
 
@@ -236,7 +236,8 @@ def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
         f"PyTorch {loops[0]['version']}, {loops[0]['threads']} threads." if loops else "PyTorch is not installed.",
         f"The device's peak, from {peak['whence']}: {number(peak['flops'] / 1e9)} GFLOP/s, "
         f"{number(peak['bytes'] / 1e9)} GB/s. The ratio is to the faster of PyTorch's two; GFLOP and MB are of one "
-        "step, rates and shares the best variant's.",
+        "step, rates and shares the best variant's. A CPU's caches serve most of what is read, beyond its memory's "
+        "peak.",
         "",
         table(HEAD, [cells(row_of(name), m, peak) for name, m in measured.items()]),
     ]
