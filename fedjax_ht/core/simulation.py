@@ -157,6 +157,7 @@ def _bind(
     serve, frozen = per_trial.serve(method, federation, trials), collect(mesh, method.frozen)
     charge_all = per_trial.charge_all(method, federation, channel, trials)
     score_global = per_trial.score_global(method, federation, options, trials)
+    pooled_sets = collect(mesh, data.pooled)
 
     def infos(last_round: np.ndarray) -> ClientInfo:
         ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
@@ -238,7 +239,7 @@ def _bind(
                 scored.append((roster, flat, scores))
         pooled = None
         if method.global_params is not None and federation.global_model is not None:
-            pooled = score_global((state.server, collect(mesh, data.pooled)), server_copy(images))
+            pooled = score_global((state.server, pooled_sets), server_copy(images))
         scores, pooled = fetch(([s for _, _, s in scored], pooled))
         evaluations = []
         for t in range(count):
