@@ -136,13 +136,20 @@ def split_bubbles(counts: np.ndarray, class_names: Sequence[str]) -> plt.Figure:
     return figure
 
 
-def image_grid(images: np.ndarray, columns: int = 10) -> plt.Figure:
-    """Images float [n, H, W, 1 or 3] in [0, 1], in rows, enlarged without smoothing, their index (the class) above."""
-    rows = -(-len(images) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(columns * 0.9, rows * 1.1), layout="constrained", squeeze=False)
-    for cell in axes.flat:
-        cell.axis("off")
-    for index, (cell, image) in enumerate(zip(axes.flat, images)):
-        cell.imshow(np.squeeze(image, -1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
-        cell.set_title(str(index), fontsize=7, pad=2)
+def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> plt.Figure:
+    """Titled blocks of images float [n, H, W, 1 or 3] in [0, 1], enlarged without smoothing, the first of each class
+    with its name above: image i is of class i mod the number of classes."""
+    columns = min(len(class_names), 10)
+    rows = {title: -(-len(images) // columns) for title, images in blocks.items()}
+    figure = plt.figure(figsize=(columns * 0.9, sum(rows.values()) * 0.95 + len(blocks) * 0.35), layout="constrained")
+    parts = figure.subfigures(len(blocks), squeeze=False, height_ratios=[n + 0.3 for n in rows.values()])[:, 0]
+    for part, (title, images) in zip(parts, blocks.items()):
+        part.suptitle(title, fontsize=9)
+        axes = part.subplots(rows[title], columns, squeeze=False)
+        for cell in axes.flat:
+            cell.axis("off")
+        for index, (cell, image) in enumerate(zip(axes.flat, images)):
+            cell.imshow(np.squeeze(image, -1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
+            if index < len(class_names):
+                cell.set_title(class_names[index], fontsize=7, pad=2)
     return figure

@@ -164,8 +164,8 @@ def show_server(
     if method.pictures is None:
         return
     first = jax.tree.map(lambda x: x[0], state.server) if simulation.trials else state.server
-    images = np.asarray(method.pictures(experiment.federation, first))
-    plots.save(plots.image_grid(images), workdir / "images" / f"{state.round:05d}.png")
+    blocks = jax.tree.map(np.asarray, method.pictures(experiment.federation, first))
+    plots.save(plots.image_grid(blocks, experiment.dataset.class_names), workdir / "images" / f"{state.round:05d}.png")
 
 
 def remember_config(config: ConfigDict, workdir: Path) -> None:

@@ -130,7 +130,8 @@ class Method(NamedTuple):
       frozen: arrays that server_update reads and nothing changes, such as a pre-trained model's weights. They are an
         argument of the compiled server step, not a constant in it, and are in no checkpoint.
       pretrained_on: names of the datasets that `frozen` has seen; a run on one of them must be asked for.
-      pictures: (federation, server) -> float [n, H, W, C] in [0, 1], what the server shows of its state, or None.
+      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
+        i being of class i mod num_classes; or None.
     """
 
     name: str

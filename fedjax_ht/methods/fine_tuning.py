@@ -43,7 +43,7 @@ from fedjax_ht.methods.supervised import train_model
 from fedjax_ht.models.conditional import num_doublings
 
 MOMENT_SAMPLES = 256  # of a client, for the moments that it uploads
-PICTURES = 40  # of each generator, at least one a class
+PICTURES = 40  # of each generator at most, but one a class
 
 
 class Base(NamedTuple):
@@ -184,15 +184,15 @@ def gather_teachers(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def pictures(recipe: Distillation, federation: Federation, server: Server) -> jax.Array:
-    """Images of the generator, and then of its moving average, class by class, and again: float [n, H, W, channels]
-    in [0, 1], of which -1 is black."""
+def pictures(recipe: Distillation, federation: Federation, server: Server) -> dict[str, jax.Array]:
+    """Images of the generator and of its moving average, if there is one, class by class, and again: float
+    [n, H, W, channels] in [0, 1], of which -1 is black."""
     rows = max(1, PICTURES // federation.num_classes)
     labels = jnp.tile(jnp.arange(federation.num_classes), rows)
     noise = jax.random.normal(jax.random.key(0), (len(labels), recipe.noise_dim))
     render = lambda variables: make_generator(federation, recipe).apply(variables, noise, labels, False)  # noqa: E731
-    made = [render(variables).images for variables in (server.generator, server.average) if variables]
-    return (jnp.concatenate(made) + 1) / 2
+    shown = {"generator": server.generator} | ({"moving average": server.average} if server.average else {})
+    return {title: (render(variables).images + 1) / 2 for title, variables in shown.items()}
 
 
 def fine_tuning(

@@ -162,7 +162,8 @@ def test_the_server_starts_with_nothing_to_show():
     method = method_of()
     down = method.broadcast(FEDERATION, BUCKET, start, None)
     assert int(wire_elements(down).payload_elements) == 0
-    np.testing.assert_array_equal(method.pictures(FEDERATION, start), start.images)
+    (shown,) = method.pictures(FEDERATION, start).values()
+    np.testing.assert_array_equal(shown, start.images)
 
 
 def test_a_conditional_generator_s_own_classes():
