@@ -7,6 +7,7 @@ time does not depend on them. The bound is the sum over all convolutions of the 
 the gradients that the step takes of it.
 """
 
+import inspect
 import itertools
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from benchmarks.report import machine, number, publish, table
 from experiments.cli import parse_flags
 from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.dfrd import objective
+from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.distillation import Distillation, Learner, distil, init_generator, make_generator
 from fedjax_ht.methods.ensemble import Teachers, ask, label_weights
 from fedjax_ht.metrics.flops import program_flops
@@ -133,8 +134,10 @@ def main(_) -> None:
     generator = jax.jit(lambda key: init_generator(make_generator(federation, RECIPE), key))(jax.random.key(3))
     recipe, rounds = Distillation(iterations=_ITERATIONS.value, alpha=0.5), 10 / _ITERATIONS.value
 
+    losses = inspect.unwrap(dfrd)(recipe)
+
     def step(teachers, learner, average, round, key):
-        return distil(recipe, objective(recipe), federation, federation.buckets, teachers, learner, average, round, key)
+        return distil(recipe, losses, federation, federation.buckets, teachers, learner, average, round, key)
 
     args = teachers, Learner(model, generator), generator, jnp.int32(1), jax.random.key(4)
     flops = rounds * float(program_flops(jax.make_jaxpr(step)(*args)))

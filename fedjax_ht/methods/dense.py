@@ -24,14 +24,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
 from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance, transferability
 from fedjax_ht.losses.adversarial import Selection, check_selection
 from fedjax_ht.methods.dfrd import student_loss
-from fedjax_ht.methods.distillation import Counts, Distillation, Objective, Synthetic
-from fedjax_ht.methods.fine_tuning import Base, fine_tuning
-from fedjax_ht.models.conditional import Merge
+from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.fine_tuning import distilling
 
 Adversarial = Literal["dfrd", "own"]
 
@@ -46,10 +43,22 @@ def batch_norm_loss(batch: Synthetic) -> jax.Array:
     return masked_mean(jnp.concatenate(distances), batch.teachers.present)
 
 
-def objective(
-    recipe: Distillation, b_adv: float, b_bn: float, adversarial: Adversarial, selection: Selection
+@distilling(merge="none", counts="none")
+def dense(
+    recipe: Distillation,
+    b_adv: float = 1.0,
+    b_bn: float = 0.0,
+    adversarial: Adversarial = "dfrd",
+    selection: Selection = "xor",
 ) -> Objective:
-    """DENSE's losses; arguments as of `dense`."""
+    """Args:
+    recipe: counts="none" is the plain mean and uniform labels; others weigh as DFRD does.
+    b_adv, b_bn: weights of the generator's terms.
+    adversarial, selection: see the module's text.
+    """
+    check_selection(selection)
+    if adversarial not in ("dfrd", "own"):
+        raise ValueError(f"adversarial is {adversarial!r}; it must be 'dfrd' or 'own'")
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, mask = batch.opinions.ensemble, batch.everyone
@@ -61,55 +70,3 @@ def objective(
         return value + b_bn * batch_norm_loss(batch) if b_bn else value
 
     return Objective(generator_loss, lambda batch: student_loss(batch, recipe.temperature), with_moments=b_bn > 0)
-
-
-def dense(
-    training: LocalTraining,
-    base: str | Base = "none",
-    iterations: int = 10,
-    generator_steps: int = 2,
-    student_steps: int = 5,
-    batch_size: int = 64,
-    noise_dim: int = 100,
-    merge: Merge = "none",
-    temperature: float = 10.0,
-    generator_lr: float = 2e-4,
-    student_lr: float = 0.01,
-    weight_decay: float = 1e-4,
-    reset_opt: bool = True,
-    b_adv: float = 1.0,
-    b_bn: float = 0.0,
-    adversarial: Adversarial = "dfrd",
-    selection: Selection = "xor",
-    counts: Counts = "none",
-    feedback: bool = True,
-    low_memory: bool = False,
-) -> Method:
-    """Args:
-    training: local training.
-    base: "none" for data-free, or what is fine-tuned, see `fine_tuning.BASES`.
-    iterations, ..., reset_opt, feedback, low_memory: see `distillation.Distillation`.
-    b_adv, b_bn: weights of the generator's terms.
-    adversarial, selection: see the module's text.
-    counts: "none" is the plain mean and uniform labels; others weigh as DFRD does.
-    """
-    check_selection(selection)
-    if adversarial not in ("dfrd", "own"):
-        raise ValueError(f"adversarial is {adversarial!r}; it must be 'dfrd' or 'own'")
-    recipe = Distillation(
-        iterations,
-        generator_steps,
-        student_steps,
-        batch_size,
-        noise_dim,
-        merge,
-        temperature,
-        generator_lr,
-        student_lr,
-        weight_decay,
-        reset_opt,
-        counts=counts,
-        feedback=feedback,
-        low_memory=low_memory,
-    )
-    return fine_tuning("dense", training, base, recipe, objective(recipe, b_adv, b_bn, adversarial, selection))

@@ -19,14 +19,12 @@ Both KL are at temperature T, not scaled by its square. Settled here:
 
 import jax
 
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
 from fedjax_ht.losses import cross_entropy, embedding_excess, image_diversity, kl_divergence, transferability
 from fedjax_ht.losses.adversarial import Selection, check_selection
 from fedjax_ht.losses.generator import DiversityForm, check_form
-from fedjax_ht.methods.distillation import Counts, Distillation, Objective, Synthetic
-from fedjax_ht.methods.fine_tuning import Base, fine_tuning
-from fedjax_ht.models.conditional import EMBEDDED, Merge
+from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.fine_tuning import distilling
+from fedjax_ht.models.conditional import EMBEDDED
 
 
 def student_loss(batch: Synthetic, temperature: float) -> jax.Array:
@@ -34,7 +32,8 @@ def student_loss(batch: Synthetic, temperature: float) -> jax.Array:
     return kl_divergence(batch.opinions.ensemble / temperature, batch.student / temperature, batch.everyone)
 
 
-def objective(
+@distilling(alpha=0.5)
+def dfrd(
     recipe: Distillation,
     b_tran: float = 1.0,
     b_div: float = 1.0,
@@ -43,7 +42,15 @@ def objective(
     selection: Selection = "diamond",
     diversity: DiversityForm = "squares",
 ) -> Objective:
-    """DFRD's losses; arguments as of `dfrd`."""
+    """Args:
+    recipe: of its fields merge is varied in Table 4; alpha=0 is ablation "-EMA" of Table 5.
+    b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
+    gamma: how long an embedding may be, in sqrt(d).
+    selection: rows of Table 3.
+    diversity: see `losses.image_diversity`.
+    """
+    check_selection(selection)
+    check_form(diversity)
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
@@ -53,63 +60,3 @@ def objective(
         return value + b_ey * embedding_excess(made.embedding, mask, gamma) if recipe.merge in EMBEDDED else value
 
     return Objective(generator_loss, lambda batch: student_loss(batch, recipe.temperature))
-
-
-def dfrd(
-    training: LocalTraining,
-    base: str | Base = "none",
-    iterations: int = 10,
-    generator_steps: int = 2,
-    student_steps: int = 5,
-    batch_size: int = 64,
-    noise_dim: int = 100,
-    merge: Merge = "mul",
-    temperature: float = 10.0,
-    generator_lr: float = 2e-4,
-    student_lr: float = 0.01,
-    weight_decay: float = 1e-4,
-    reset_opt: bool = True,
-    b_tran: float = 1.0,
-    b_div: float = 1.0,
-    b_ey: float = 0.25,
-    gamma: float = 1.0,
-    alpha: float = 0.5,
-    decay: float = 0.5,
-    selection: Selection = "diamond",
-    diversity: DiversityForm = "squares",
-    counts: Counts = "seen_so_far",
-    feedback: bool = True,
-    low_memory: bool = False,
-) -> Method:
-    """Args:
-    training: local training.
-    base: "none" for data-free, or what is fine-tuned, see `fine_tuning.BASES`.
-    iterations, ..., reset_opt, counts, feedback, low_memory: see `distillation.Distillation`.
-    b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
-    gamma: how long an embedding may be, in sqrt(d).
-    alpha, decay: of the moving average; alpha 0 is ablation "-EMA" of Table 5.
-    merge, selection: rows of Tables 4 and 3.
-    diversity: see `losses.image_diversity`.
-    """
-    check_selection(selection)
-    check_form(diversity)
-    recipe = Distillation(
-        iterations,
-        generator_steps,
-        student_steps,
-        batch_size,
-        noise_dim,
-        merge,
-        temperature,
-        generator_lr,
-        student_lr,
-        weight_decay,
-        reset_opt,
-        alpha,
-        decay,
-        counts,
-        feedback,
-        low_memory,
-    )
-    losses = objective(recipe, b_tran, b_div, b_ey, gamma, selection, diversity)
-    return fine_tuning("dfrd", training, base, recipe, losses)

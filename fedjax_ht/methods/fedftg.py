@@ -18,21 +18,31 @@ from typing import Literal
 import jax
 from jax import lax
 
-from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
 from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
 from fedjax_ht.losses.generator import DiversityForm, check_form
-from fedjax_ht.methods.distillation import Counts, Distillation, Objective, Synthetic
-from fedjax_ht.methods.fine_tuning import Base, fine_tuning
-from fedjax_ht.models.conditional import Merge
+from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.fine_tuning import distilling
 
 Reduction = Literal["mean_classes", "sum_classes"]
 
 
-def objective(
-    recipe: Distillation, b_md: float, b_div: float, kl_reduce: Reduction, diversity: DiversityForm
+@distilling(merge="cat")
+def fedftg(
+    recipe: Distillation,
+    b_md: float = 1.0,
+    b_div: float = 1.0,
+    kl_reduce: Reduction = "mean_classes",
+    diversity: DiversityForm = "squares",
 ) -> Objective:
-    """FedFTG's losses; arguments as of `fedftg`."""
+    """Args:
+    recipe: how the server trains.
+    b_md, b_div: weights of the generator's terms.
+    kl_reduce: see the module's text.
+    diversity: see `losses.image_diversity`.
+    """
+    check_form(diversity)
+    if kl_reduce not in ("mean_classes", "sum_classes"):
+        raise ValueError(f"kl_reduce is {kl_reduce!r}; it must be 'mean_classes' or 'sum_classes'")
 
     def divergence(given: jax.Array, logits: jax.Array, batch: Synthetic) -> jax.Array:
         given, logits = given / recipe.temperature, logits / recipe.temperature
@@ -46,55 +56,3 @@ def objective(
         return value + b_div * image_diversity(batch.generated.images, batch.noise, batch.everyone, diversity)
 
     return Objective(generator_loss, lambda batch: divergence(batch.opinions.logits, batch.student, batch))
-
-
-def fedftg(
-    training: LocalTraining,
-    base: str | Base = "none",
-    iterations: int = 10,
-    generator_steps: int = 2,
-    student_steps: int = 5,
-    batch_size: int = 64,
-    noise_dim: int = 100,
-    merge: Merge = "cat",
-    temperature: float = 10.0,
-    generator_lr: float = 2e-4,
-    student_lr: float = 0.01,
-    weight_decay: float = 1e-4,
-    reset_opt: bool = True,
-    b_md: float = 1.0,
-    b_div: float = 1.0,
-    kl_reduce: Reduction = "mean_classes",
-    diversity: DiversityForm = "squares",
-    counts: Counts = "seen_so_far",
-    feedback: bool = True,
-    low_memory: bool = False,
-) -> Method:
-    """Args:
-    training: local training.
-    base: "none" for data-free, or what is fine-tuned, see `fine_tuning.BASES`.
-    iterations, ..., reset_opt, counts, feedback, low_memory: see `distillation.Distillation`.
-    b_md, b_div: weights of the generator's terms.
-    kl_reduce: see the module's text.
-    diversity: see `losses.image_diversity`.
-    """
-    check_form(diversity)
-    if kl_reduce not in ("mean_classes", "sum_classes"):
-        raise ValueError(f"kl_reduce is {kl_reduce!r}; it must be 'mean_classes' or 'sum_classes'")
-    recipe = Distillation(
-        iterations,
-        generator_steps,
-        student_steps,
-        batch_size,
-        noise_dim,
-        merge,
-        temperature,
-        generator_lr,
-        student_lr,
-        weight_decay,
-        reset_opt,
-        counts=counts,
-        feedback=feedback,
-        low_memory=low_memory,
-    )
-    return fine_tuning("fedftg", training, base, recipe, objective(recipe, b_md, b_div, kl_reduce, diversity))

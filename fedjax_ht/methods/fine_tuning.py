@@ -7,6 +7,7 @@
 A config's method "fedrolex+dfrd" is the factory of DFRD on the base "fedrolex", with the options of both.
 """
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
@@ -128,7 +129,8 @@ def make_base(name: str, training: LocalTraining, **options) -> Base:
 def parameters(factory: Callable) -> dict[str, inspect.Parameter]:
     """A factory's options, without local training and what composition sets."""
     fixed = ("training", "base", "whole_head")
-    return {name: p for name, p in inspect.signature(factory).parameters.items() if name not in fixed}
+    found = inspect.signature(factory).parameters
+    return {name: p.replace(kind=p.KEYWORD_ONLY) for name, p in found.items() if name not in fixed}
 
 
 def composed(base: str, factory: Callable[..., Method]) -> Callable[..., Method]:
@@ -280,3 +282,29 @@ def fine_tuning(
         global_params=lambda server: server.model,
         pictures=functools.partial(pictures, recipe),
     )
+
+
+def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
+    """Turns (recipe, its own options) -> Objective into the factory of a method of that name.
+
+    The factory takes local training, `base`, the fields of `Distillation` with these defaults, and the function's own
+    options. `base` is "none" for data-free, or what is fine-tuned: a name in `BASES`, or what `make_base` returned.
+    """
+    usual = Distillation(**defaults)
+
+    def decorate(objective: Callable[..., Objective]) -> Callable[..., Method]:
+        @functools.wraps(objective)
+        def make(training: LocalTraining, base: str | Base = "none", **options) -> Method:
+            recipe = dataclasses.replace(usual, **{name: options.pop(name) for name in fields if name in options})
+            return fine_tuning(objective.__name__, training, base, recipe, objective(recipe, **options))
+
+        fields = {
+            name: p.replace(kind=p.KEYWORD_ONLY, default=getattr(usual, name))
+            for name, p in inspect.signature(Distillation).parameters.items()
+        }
+        first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:2]
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in list(inspect.signature(objective).parameters.values())[1:]]
+        make.__signature__ = inspect.Signature([*first, *fields.values(), *own])
+        return make
+
+    return decorate
