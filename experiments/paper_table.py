@@ -1,6 +1,7 @@
-"""Many runs in one table, beside published numbers.
+r"""Many runs in one table, beside published numbers.
 
-    python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head]
+    python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head] \
+        [--rounds=25]
 
 Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
 differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
@@ -28,6 +29,8 @@ _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers, if there are any.")
 _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
 _SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
+
+_ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
 
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
 COLUMNS += ("accuracy_global", "global_accuracy_head", "accuracy_train_weighted", "loss")
@@ -59,13 +62,13 @@ def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def find_runs(folder: Path) -> list[Run]:
-    """Every trial below a folder, in order of their paths, its method named with what sets it apart."""
+def find_runs(folder: Path, rounds: int | None = None) -> list[Run]:
+    """Every trial below a folder, up to a round, in order of their paths, its method named with what sets it apart."""
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         config = json.loads((path.parent.parent / "config.json").read_text())
         with path.open() as file:
-            history = [json.loads(line) for line in file]
+            history = [row for row in map(json.loads, file) if rounds is None or row["round"] <= rounds]
         for trial in by_trial(history):
             seed = config["seed"] + trial[0]["trial"]
             found.append(Run(config["dataset"]["name"], path.parent.name, seed, trial, dict(leaves(config))))
@@ -169,7 +172,7 @@ def main(_) -> None:
         if not value:
             fail(ValueError(f"no --{name}; see --help"))
     try:
-        runs, published = find_runs(Path(_RUNS.value)), read_published(_PUBLISHED.value)
+        runs, published = find_runs(Path(_RUNS.value), _ROUNDS.value), read_published(_PUBLISHED.value)
     except FileNotFoundError as error:
         fail(error)
     if not any(tops([run], _SCORE.value) for run in runs):

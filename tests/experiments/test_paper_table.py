@@ -69,3 +69,8 @@ def test_every_evaluation_is_a_row(runs, tmp_path):
     assert (rows[4]["method"], rows[4]["seed"], rows[4]["accuracy"], rows[4]["uplink_bytes"]) == (
         *("fedktl", "1", "0.7", "1024"),
     )
+
+
+def test_rounds_after_a_number_do_not_count(runs, tmp_path):
+    assert [len(run.history) for run in find_runs(tmp_path, 1)] == [2] * 4
+    assert cells(markdown(find_runs(tmp_path, 1), {}, "accuracy"), "fedktl")[1] == "65.00 ± 5.00"
