@@ -5,7 +5,7 @@ import pytest
 
 from experiments.build import build
 from experiments.compare import comparison
-from experiments.configs import fashion_mnist_quarter, fashion_mnist_sliced
+from experiments.configs import cifar10_sliced, fashion_mnist_quarter, fashion_mnist_sliced
 from experiments.configs.base import base_config, method_config
 from experiments.train import train_and_evaluate
 
@@ -42,7 +42,7 @@ def test_options_that_it_does_not_have():
         build(config)
 
 
-@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter])
+@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter, cifar10_sliced])
 def test_the_configs_take_a_composed_name(file):
     base = "fedavg" if file is fashion_mnist_quarter else "fedrolex"
     config = file.get_config(f"method={base}+dfrd,runlocal")
