@@ -12,9 +12,9 @@ Distillation is DFRD's, DENSE's or FedFTG's: ten times two steps of a generator 
 By themselves, :method=dfrd, they are data-free. fashion_mnist_quarter.py, next to this file, has whole models of a
 quarter of the width, for a CPU.
 
-On 2 cores of an AMD EPYC that ran other work as well a round took 10 s (the first, compilation included, 100 s), with
-`model.rates=rho=5` 38 s, fedavg with the quarter network 21 s; scoring the whole model on the 10,000 test images 45 s,
-which is why every fifth round is evaluated here and not each. Accuracies have not been recorded yet.
+On one core of an AMD EPYC a round took 5 s, with distillation 53 to 80 s, scoring the whole model on the 10,000 test
+images 25 s, which is why every fifth round is evaluated here and not each. Results and what they say:
+experiments/results/dfrd.md.
 
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
