@@ -127,8 +127,8 @@ def make_base(name: str, training: LocalTraining, **options) -> Base:
 
 
 def parameters(factory: Callable) -> dict[str, inspect.Parameter]:
-    """A factory's options, without local training and what composition sets."""
-    fixed = ("training", "base", "whole_head")
+    """The options of a factory or an objective, without what it is applied to and what composition sets."""
+    fixed = ("training", "base", "whole_head", "recipe")
     found = inspect.signature(factory).parameters
     return {name: p.replace(kind=p.KEYWORD_ONLY) for name, p in found.items() if name not in fixed}
 
@@ -298,13 +298,9 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
             recipe = dataclasses.replace(usual, **{name: options.pop(name) for name in fields if name in options})
             return fine_tuning(objective.__name__, training, base, recipe, objective(recipe, **options))
 
-        fields = {
-            name: p.replace(kind=p.KEYWORD_ONLY, default=getattr(usual, name))
-            for name, p in inspect.signature(Distillation).parameters.items()
-        }
+        fields = {name: p.replace(default=getattr(usual, name)) for name, p in parameters(Distillation).items()}
         first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:2]
-        own = [p.replace(kind=p.KEYWORD_ONLY) for p in list(inspect.signature(objective).parameters.values())[1:]]
-        make.__signature__ = inspect.Signature([*first, *fields.values(), *own])
+        make.__signature__ = inspect.Signature([*first, *fields.values(), *parameters(objective).values()])
         return make
 
     return decorate
