@@ -25,10 +25,7 @@ from absl import app, flags
 from benchmarks.report import machine, publish
 from experiments.cli import parse_flags
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.history import evaluation_row
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
@@ -36,6 +33,9 @@ from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.methods import fedproto
 from fedjax_ht.models import model_group
+from fedjax_ht.simulation.history import evaluation_row
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

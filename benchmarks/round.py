@@ -20,16 +20,16 @@ from absl import app, flags
 from benchmarks.report import machine, publish
 from experiments.train import use_all_cores
 from fedjax_ht.core.federation import Federation, make_federation
-from fedjax_ht.core.history import evaluation_row
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.methods import fedtgp
 from fedjax_ht.models import model_group
+from fedjax_ht.simulation.history import evaluation_row
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 
 _DATA = flags.DEFINE_string("data", "synthetic", "A dataset with a split of its own, or 'synthetic'.")
 _SHAPE = flags.DEFINE_list("shape", ["28", "28", "1"], "Image shape of the synthetic data.")

@@ -28,13 +28,13 @@ from benchmarks.report import in_a_process, machine, number, peak_memory, publis
 from experiments.cli import parse_flags
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits, make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods import local
 from fedjax_ht.models import model_group
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 
 
 class Row(NamedTuple):

@@ -14,7 +14,6 @@ from fedjax_ht.core.federation import Federation, make_federation, make_sliced_f
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.wire import TRANSFORMS, Transform
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.dataset import Dataset, Partition, subset
@@ -22,6 +21,7 @@ from fedjax_ht.data.partition import check_partition, make_partition, partition_
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
+from fedjax_ht.simulation.options import SimulationOptions
 
 OPTIMIZERS = ("sgd", "adam")
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")

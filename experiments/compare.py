@@ -21,8 +21,8 @@ from experiments.configs.base import method_config
 from experiments.main import chosen_workdir, configured, execute, report
 from experiments.table import GLOBAL, human_bytes, human_flops, server_tops
 from experiments.train import is_primary
-from fedjax_ht.core.history import Row, best, by_trial, evaluated, wire_bytes
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
 
 _METHODS = flags.DEFINE_list("methods", None, "Methods to compare, such as local,fedtgp; by default the config's.")
 _TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; by default the config's.")

@@ -16,9 +16,9 @@ from experiments.build import Experiment, build
 from experiments.cli import fail, parse_flags
 from experiments.train import enable_compilation_cache, simulate
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.")
 _CLIENT = flags.DEFINE_integer("client", None, "A client's id.")

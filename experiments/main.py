@@ -19,7 +19,7 @@ from experiments.train import (
     join_processes,
     train_and_evaluate,
 )
-from fedjax_ht.core.history import wire_bytes
+from fedjax_ht.simulation.history import wire_bytes
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file in experiments/configs.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the first process of several.")

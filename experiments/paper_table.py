@@ -22,8 +22,8 @@ from absl import app, flags
 
 from experiments.cli import fail, parse_flags
 from experiments.table import human_bytes, percent, rounds_of
-from fedjax_ht.core.history import Row, best_by, by_trial, evaluated, wire_bytes
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.simulation.history import Row, best_by, by_trial, evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers, if there are any.")

@@ -9,10 +9,10 @@ import numpy as np
 matplotlib.use("Agg")  # files only; a notebook shows them as images
 from matplotlib import pyplot as plt
 
-from fedjax_ht.core.history import Row, best, by_trial, evaluated, wire_bytes
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
 
 DPI = 120
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.core.history import Row, best, best_by, by_trial, wire_bytes
+from fedjax_ht.simulation.history import Row, best, best_by, by_trial, wire_bytes
 
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")

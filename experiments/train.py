@@ -14,12 +14,12 @@ from ml_collections import ConfigDict
 
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
-from fedjax_ht.core.history import Row, run
-from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation, make_trials
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
+from fedjax_ht.simulation.history import Row, run
+from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation, make_trials
 
 # Fields that change nothing about the numbers of a round: a run may go on with others.
 FREE_FIELDS = (
@@ -44,7 +44,7 @@ class Interrupted(Exception):
 
 
 class Result(NamedTuple):
-    """histories: method -> rows, see `fedjax_ht.core.history`. summary: the table, as text. files: what was written."""
+    """histories: method -> rows, see `simulation.history`. summary: the table, as text. files: what was written."""
 
     histories: dict[str, list[Row]]
     summary: str

@@ -15,13 +15,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.core import simulation as simulation_module
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.method import Split
-from fedjax_ht.core.report import RoundReport
-from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods import METHODS
@@ -29,6 +26,9 @@ from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
+from fedjax_ht.simulation import simulation as simulation_module
+from fedjax_ht.simulation.report import RoundReport
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 SHAPE, NUM_CLASSES, FEATURE_DIM, BATCH_SIZE = (4, 4, 1), 5, 8, 4
 TRAIN_COUNTS = np.array(  # client, class -> training samples

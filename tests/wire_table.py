@@ -9,12 +9,12 @@ import optax
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.report import RoundReport
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
+from fedjax_ht.simulation.report import RoundReport
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.tiny import Flat
 
 CLASSES, CLIENTS, WIDTH = 100, 20, 512

@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.simulation import Simulation, SimulationState
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 SEGMENT_BYTES = 64 << 20  # more is cut into several segments, so that host memory needs no second copy of all states
 

@@ -10,7 +10,7 @@ from experiments import plots, table
 from experiments.compare import comparison, cost_to_reach, lowest_best, markdown, summarise, write_csv
 from experiments.configs.base import base_config, method_config
 from experiments.table import human_flops
-from fedjax_ht.core.history import wire_bytes
+from fedjax_ht.simulation.history import wire_bytes
 
 
 def history(*trials, payload=100, flops=1e9):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.options import SimulationOptions, choose_participants
-from fedjax_ht.core.simulation import Simulation, SimulationState, make_simulation
 from fedjax_ht.methods import method_factory
+from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
 from tests.federations import (
     NUM_CLIENTS,
     ONE_ARCHITECTURE,

@@ -7,11 +7,11 @@ import optax
 import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.methods import fedkd
 from fedjax_ht.methods.low_rank import compress, decompress
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import TRAINING as FEDERATION_TRAINING
 from tests.federations import federation_data, mixed_federation, play, to_host

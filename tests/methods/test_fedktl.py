@@ -11,8 +11,6 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.methods import fedktl
 from fedjax_ht.methods.fedktl import Server, draw, first_projection
@@ -20,6 +18,8 @@ from fedjax_ht.models import SplitModel
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 from tests import federations, tiny
 from tests.generators_tiny import LATENT_DIM, tiny_generator
 from tests.reference import fedktl as reference

@@ -9,8 +9,6 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
@@ -18,6 +16,8 @@ from fedjax_ht.methods import fedssa, local
 from fedjax_ht.methods.fedssa import Server, head_of, rows_of, stabilisation
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.heads import DenseHead
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny, wire_table
 from tests.federations import to_device, to_host
 from tests.reference import averaging, linear_client

@@ -12,12 +12,12 @@ from experiments.configs.base import method_config
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import Context
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.methods import METHODS, dfrd, method_factory
 from fedjax_ht.methods.distillation import Distillation, make_generator
 from fedjax_ht.methods.fine_tuning import BASES, Server, count, make_base, pictures
 from fedjax_ht.models.sliced import sliced_model
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import (
     NUM_CLASSES,

@@ -13,9 +13,7 @@ from flax.traverse_util import flatten_dict
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Received
-from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.round import server_round
-from fedjax_ht.core.simulation import make_simulation
 from fedjax_ht.core.wire import Masked, wire_elements
 from fedjax_ht.methods import METHODS, fedavg, feddropout, fedrolex, heterofl
 from fedjax_ht.methods.fedssa import rows_of
@@ -23,6 +21,8 @@ from fedjax_ht.methods.partial_training import slice_plan, uploaded_params
 from fedjax_ht.methods.slicing import extract
 from fedjax_ht.models import sliced_network
 from fedjax_ht.models.sliced import RATES, PreActResNet, parameter_axes, sliced_model
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import SlicedDense, federation_data, sliced_federation
 from tests.models.test_sliced import PARAMETERS

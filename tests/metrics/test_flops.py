@@ -10,11 +10,11 @@ from jax import lax
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import ClientInfo, Context, Data, Split
-from fedjax_ht.core.simulation import make_simulation, make_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import bucket_flops, program_flops
 from fedjax_ht.models import model_group
 from fedjax_ht.ops.conv import conv2d
+from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import FEATURE_DIM, NUM_CLASSES, SHAPE, TRAINING, federation_data, mixed_federation
 
 SQUARE = jnp.ones((4, 4))

@@ -7,15 +7,18 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core import trials as per_trial
 from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, fetch, scatter, server_copy, spread
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
-from fedjax_ht.core.options import SimulationOptions, choose_participants
-from fedjax_ht.core.report import Evaluation, RoundReport, evaluation, round_report
-from fedjax_ht.core.roster import (
+from fedjax_ht.core.round import Channel, Servers, bucket_evaluation, bucket_round, first_states, on_mesh
+from fedjax_ht.data.client_data import FederationData, join_trials
+from fedjax_ht.metrics.flops import bucket_flops
+from fedjax_ht.simulation import trials as per_trial
+from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
+from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
     blocks,
@@ -26,10 +29,7 @@ from fedjax_ht.core.roster import (
     rows_of_trial,
     schedule,
 )
-from fedjax_ht.core.round import Channel, Servers, bucket_evaluation, bucket_round, first_states, on_mesh
-from fedjax_ht.core.store import STORES
-from fedjax_ht.data.client_data import FederationData, join_trials
-from fedjax_ht.metrics.flops import bucket_flops
+from fedjax_ht.simulation.store import STORES
 
 
 class SimulationState(NamedTuple):

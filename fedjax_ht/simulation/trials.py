@@ -13,9 +13,9 @@ from jax import lax
 from fedjax_ht.core.federation import Federation, features, logits
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
-from fedjax_ht.core.options import SimulationOptions
 from fedjax_ht.core.round import Channel, downlink_costs, score, server_round
 from fedjax_ht.core.statistics import collect_statistics
+from fedjax_ht.simulation.options import SimulationOptions
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool = False) -> Callable:

@@ -1,6 +1,6 @@
 """A short run on a given number of devices, as a program of its own: the number of CPU devices is fixed at start-up.
 
-python -m tests.core.device_run DEVICES [PROCESS PROCESSES PORT]: prints one JSON object, {case: metrics}.
+python -m tests.simulation.device_run DEVICES [PROCESS PROCESSES PORT]: prints one JSON object, {case: metrics}.
 """
 
 import json
@@ -9,9 +9,9 @@ import sys
 import jax
 import numpy as np
 
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation, make_trials
 from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import TRAINING, federation_data, mixed_federation, uniform_federation
 
 CASES = {  # name: method, options, trials

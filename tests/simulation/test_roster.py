@@ -6,7 +6,9 @@ import pytest
 from fedjax_ht.core.executor import longest_first, wasted_lane_steps
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import ClientInfo
-from fedjax_ht.core.roster import (
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.simulation.roster import (
     PADDING,
     Roster,
     blocks,
@@ -17,8 +19,6 @@ from fedjax_ht.core.roster import (
     rows_of_trial,
     schedule,
 )
-from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.partition import make_partition
 
 MEMBERS = np.array([1, 4, 6])
 STEPS = np.array([[5, 9, 1], [2, 0, 7]])  # two trials

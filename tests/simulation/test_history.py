@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.core.history import best, by_trial, evaluated, evaluation_row, out_of_patience, run
-from fedjax_ht.core.report import Evaluation, RoundReport
-from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.history import best, by_trial, evaluated, evaluation_row, out_of_patience, run
+from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 LOCAL = METHODS["local"](None)
 

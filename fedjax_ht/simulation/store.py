@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fedjax_ht.core.mesh import SHARDED, fetch, scatter
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.roster import PADDING, Roster
+from fedjax_ht.simulation.roster import PADDING, Roster
 
 Make = Callable[[np.ndarray], PyTree]  # rows int [devices * k], padding included -> their first states, sharded
 

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.simulation import make_simulation, make_trials
 from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import (
     NUM_CLIENTS,
     TRAINING,

@@ -10,13 +10,13 @@ import pytest
 
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Context, Method
-from fedjax_ht.core.options import SimulationOptions
-from fedjax_ht.core.roster import make_roster
 from fedjax_ht.core.round import all_finite, gather_received
-from fedjax_ht.core.simulation import Simulation, make_simulation
-from fedjax_ht.core.store import host_store
 from fedjax_ht.core.wire import Masked, Metadata, gaussian_noise
 from fedjax_ht.methods import fedavg
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.roster import make_roster
+from fedjax_ht.simulation.simulation import Simulation, make_simulation
+from fedjax_ht.simulation.store import host_store
 from tests.federations import (
     ASSIGNMENT,
     NUM_CLASSES,

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.core.report import evaluation, round_report
 from fedjax_ht.core.round import ClientResult, Scores
 from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.report import evaluation, round_report
 
 
 def result(arrived, finite, loss, up, down) -> ClientResult:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fedjax_ht.core.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
 
 @pytest.mark.parametrize(

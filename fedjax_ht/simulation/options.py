@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_ht.core import wire
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.store import STORES
+from fedjax_ht.simulation.store import STORES
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import pytest
 
 
 def start(*arguments: int) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.core.device_run", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.simulation.device_run", *map(str, arguments)]
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.report import Evaluation, RoundReport
-from fedjax_ht.core.simulation import Simulation, SimulationState
 from fedjax_ht.metrics.accuracy import summarise
+from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 Row = dict[str, Any]
 """JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" counts from 0. Seconds are

@@ -1,0 +1,48 @@
+"""The packages import each other one way, as docs/architecture.md draws them."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+LIBRARY = Path(__file__).parents[2] / "fedjax_ht"
+BELOW = {
+    "core": "",
+    "ops": "",
+    "data": "core",
+    "metrics": "core",
+    "losses": "ops",
+    "models": "ops",
+    "simulation": "core data metrics",
+    "io": "core data simulation",
+    "generators": "core data io ops",
+    "methods": "core data generators losses models ops",
+}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports, anywhere in it."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    assert not any(node.level for node in froms), f"{path}: a relative import"
+    return {node.module for node in froms} | {
+        alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names
+    }
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")))
+def test_one_way(package):
+    allowed = {f"fedjax_ht.{below}" for below in (package, *BELOW[package].split())}
+    for path in (LIBRARY / package).rglob("*.py"):
+        own = {name for name in imports(path) if name.split(".")[0] == "fedjax_ht"}
+        assert {".".join(name.split(".")[:2]) for name in own} <= allowed, path
+
+
+def test_library_stands_alone():
+    for path in LIBRARY.rglob("*.py"):
+        assert not {"experiments", "benchmarks", "tests"} & {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_order_has_no_circle():
+    order = list(BELOW)
+    assert all(order.index(below) < order.index(package) for package in BELOW for below in BELOW[package].split())
