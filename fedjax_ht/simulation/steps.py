@@ -1,0 +1,213 @@
+"""What moves the state of a run: its beginning, a round, and an evaluation, which leaves it as it is."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, spread
+from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.round import ClientResult, Scores, Servers
+from fedjax_ht.simulation.options import choose_participants
+from fedjax_ht.simulation.program import Clients, Program
+from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
+from fedjax_ht.simulation.roster import (
+    PADDING,
+    Roster,
+    blocks,
+    idle_lane_steps,
+    lay_out,
+    positions,
+    rows_of_trial,
+    schedule,
+)
+
+
+class SimulationState(NamedTuple):
+    """Everything a run needs to go on.
+
+    Attributes:
+      round: rounds done.
+      server: the method's server state; with trials, stacked over them.
+      clients: bucket name -> stored states. On one device they are stacked over the bucket's rows: its clients by
+        ascending id, trial after trial.
+      last_round: int32 [num_clients] or [trials, num_clients], the last round in which the server reached each; -1 for
+        never.
+      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never.
+    """
+
+    round: int
+    server: PyTree
+    clients: dict[str, PyTree]
+    last_round: np.ndarray
+    changed: dict[str, np.ndarray]
+
+
+class Now(NamedTuple):
+    """What a round or an evaluation starts from.
+
+    Attributes:
+      info: of every client, NumPy with leading axes [trials or 1, num_clients].
+      round: int32 scalar, on all devices.
+      servers: likewise.
+    """
+
+    info: ClientInfo
+    round: jax.Array
+    servers: Servers
+
+
+class Trained(NamedTuple):
+    """A bucket's part of a round.
+
+    Attributes:
+      stored: its states at rest.
+      changed: see `SimulationState`.
+      received: what the server gets, on its device.
+      rows: int32 [trials, m], each trial's rows in that; () without trials.
+      flat: the layout of who took part.
+      result: their results by that layout, without the uplinks.
+      idle: see `roster.idle_lane_steps`.
+    """
+
+    stored: PyTree
+    changed: np.ndarray
+    received: Received
+    rows: np.ndarray | tuple
+    flat: np.ndarray
+    result: ClientResult
+    idle: np.ndarray
+
+
+def first_state(program: Program) -> SimulationState:
+    """Before the first round."""
+    own_seeds = np.array([o.seed for o in program.options], np.uint32)
+
+    def first_states(clients: Clients, flat: np.ndarray) -> PyTree:
+        roster = clients.roster
+        trial, client = roster.client(np.where(flat == PADDING, 0, flat))
+        # With shared_init the bucket's first client stands for all of them.
+        source = np.full_like(client, roster.members[0]) if program.options[0].shared_init else client
+        return clients.first_states(scatter(program.mesh, (own_seeds[trial], source.astype(np.int32))))
+
+    stored = {
+        name: program.store.init(clients.roster, functools.partial(first_states, clients))
+        for name, clients in program.clients.items()
+    }
+    changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
+    last_round = np.full(program.train_counts.shape if program.trials else program.federation.num_clients, -1, np.int32)
+    server = collect(program.mesh, program.server.first(program.server.seeds, ()))
+    return SimulationState(0, server, stored, last_round, changed)
+
+
+def run_round(program: Program, state: SimulationState) -> tuple[SimulationState, RoundReport | list[RoundReport]]:
+    """One round of all trials; the old state's buffers are donated."""
+    mesh, server, n = program.mesh, program.server, program.federation.num_clients
+    chosen = [choose_participants(o, n, state.round) for o in program.options]
+    now = _now(program, state)
+    trained = {name: _train(program, name, state, now, chosen) for name in program.clients}
+
+    everyone, number = None, collect(mesh, np.int32(state.round))
+    if program.method.recipients == "all":
+        infos = collect(mesh, now.info if program.trials else jax.tree.map(lambda x: x[0], now.info))
+        everyone = server.charge_all((state.server, server.seeds, infos), number)
+    rows = collect(mesh, {name: part.rows for name, part in trained.items()} if program.trials else {})
+    received = {name: part.received for name, part in trained.items()}
+    new, metrics = server.serve((state.server, server.seeds, rows), (received, number, server.frozen))
+
+    last_round = state.last_round.copy()
+    for reached, (ids, _) in zip(last_round.reshape(-1, n), chosen):
+        reached[ids if everyone is None else slice(None)] = state.round
+    stored = {name: part.stored for name, part in trained.items()}
+    changed = {name: part.changed for name, part in trained.items()}
+    state = SimulationState(state.round + 1, new, stored, last_round, changed)
+    return state, _unlisted(program, _reports(program, trained, (metrics, everyone)))
+
+
+def _train(
+    program: Program, name: str, state: SimulationState, now: Now, chosen: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> Trained:
+    """A bucket's participants train; `chosen` are each trial's ids and which of them are dropped."""
+    roster, data = program.clients[name].roster, program.clients[name].data
+    mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
+    lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
+    flat = lay_out(roster, np.concatenate(mine), roster.capacity)
+    states, slots = program.store.load(state.clients[name], roster, flat)
+    plan = schedule(roster, flat, slots, now.info, lost)
+    states, out = program.clients[name].train(states, scatter(program.mesh, plan), now.servers, data, now.round)
+    stored = program.store.save(state.clients[name], states, roster, flat)
+    changed = state.changed[name].copy()
+    changed[np.concatenate(mine)] = state.round + 1
+    received = collect(program.mesh, Received(out.uplink, plan.rows.info, out.arrived))
+    rows = ()
+    if program.trials:
+        size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
+        rows = np.stack([positions(flat, of_trial, size) for of_trial in mine])
+    return Trained(stored, changed, received, rows, flat, out._replace(uplink=()), idle_lane_steps(roster, flat))
+
+
+def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -> list[RoundReport]:
+    """One a trial; `of_server` are its metrics, and what a downlink to everyone costs or None."""
+    # The one transfer of a round.
+    results, of_server = fetch(({name: part.result for name, part in trained.items()}, of_server))
+    waiting, spent = sum(part.idle for part in trained.values())
+    reports = []
+    for t in range(len(program.options)):
+        mine = [
+            rows_of_trial(program.clients[name].roster, part.flat, t, results[name]) for name, part in trained.items()
+        ]
+        wasted = float(waiting / spent) if spent else 0.0
+        reports.append(round_report(mine, *_of_trial(program, of_server, t), wasted))
+    return reports
+
+
+def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> Evaluation | list[Evaluation]:
+    """Scores all clients, or those of the ids `only`, and the server's model if it has one."""
+    # After k rounds the newest downlink is the one that round k (counted from 0) starts with.
+    now = _now(program, state)
+    ids = np.arange(program.federation.num_clients) if only is None else np.asarray(only)
+    scored = [part for name in program.clients for part in _scored(program, name, state, now, ids)]
+    pooled = None
+    if program.method.global_params is not None and program.federation.global_model is not None:
+        pooled = program.server.score_global((state.server, program.server.pooled), server_copy(program.images))
+    scores, pooled = fetch(([s for _, _, s in scored], pooled))
+    evaluations = []
+    for t, train_counts in enumerate(program.train_counts):
+        mine = [rows_of_trial(roster, flat, t, s) for (roster, flat, _), s in zip(scored, scores)]
+        evaluations.append(evaluation(train_counts, mine, _of_trial(program, pooled, t)))
+    return _unlisted(program, evaluations)
+
+
+def _scored(
+    program: Program, name: str, state: SimulationState, now: Now, ids: np.ndarray
+) -> list[tuple[Roster, np.ndarray, dict[str, Scores]]]:
+    """A bucket's clients among `ids`, as many at a time as a device has room for: layouts, and scores by them."""
+    clients, scored = program.clients[name], []
+    roster = clients.roster
+    rows = np.concatenate([roster.rows(t, ids) for t in range(len(program.options))])
+    for flat in blocks(roster, rows, program.store.block(roster)):
+        states, slots = program.store.load(state.clients[name], roster, flat)
+        plan = scatter(program.mesh, schedule(roster, flat, slots, now.info, rows[:0]))
+        scored.append((roster, flat, clients.evaluate(states, plan, now.servers, clients.data, now.round)))
+    return scored
+
+
+def _now(program: Program, state: SimulationState) -> Now:
+    count, n = program.train_counts.shape
+    ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
+    last_round = state.last_round.reshape(count, n).astype(np.int32)
+    extra = jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), program.extra)
+    info = ClientInfo(ids, program.train_counts.astype(np.int32), last_round, extra)
+    servers = Servers(spread(program.mesh, state.server), program.seeds)
+    return Now(info, spread(program.mesh, np.int32(state.round)), servers)
+
+
+def _of_trial(program: Program, tree: PyTree, trial: int) -> PyTree:
+    return jax.tree.map(lambda x: x[trial], tree) if program.trials else tree
+
+
+def _unlisted(program: Program, of_each: Sequence[Any]) -> Any:
+    """A list with trials, else its one entry."""
+    return list(of_each) if program.trials else of_each[0]
