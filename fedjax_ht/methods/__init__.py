@@ -3,6 +3,8 @@
 from collections.abc import Callable
 
 from fedjax_ht.core.method import Method
+from fedjax_ht.methods.bases import BASES
+from fedjax_ht.methods.composition import composed
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.fd import fd
@@ -20,7 +22,6 @@ from fedjax_ht.methods.fedral import fedral
 from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.fedssa import fedssa
 from fedjax_ht.methods.fedtgp import fedtgp
-from fedjax_ht.methods.fine_tuning import BASES, composed
 from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.lg_fedavg import lg_fedavg

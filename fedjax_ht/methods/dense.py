@@ -5,7 +5,7 @@
                  L_adv = -KL(f || u) over samples of which just one of u and f is right
                  L_bn  = mean over clients and layers of |mean - mean_i| + |var - var_i| of batch norms' inputs
              f:  KL(u || f) at temperature T
-    clients, averaging:  those of the base, see `methods.fine_tuning`
+    clients, averaging:  those of the base, see `methods.bases`
 
 Settled here:
 * adversarial="own" is DENSE's own L_adv: -KL(u || f) where they predict different classes, without temperature, through
@@ -26,9 +26,9 @@ import jax.numpy as jnp
 
 from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance, transferability
 from fedjax_ht.losses.adversarial import Selection, check_selection
+from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.dfrd import student_loss
 from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
-from fedjax_ht.methods.fine_tuning import distilling
 
 Adversarial = Literal["dfrd", "own"]
 

@@ -5,7 +5,7 @@
                  + b_div exp(-mean_{jk} d(s_j, s_k) d(h_j, h_k)) + b_ey max(|E(y)| - gamma sqrt(d), 0)
              f:  KL(u || f) on images of G + alpha KL(u || f) on images of its moving average w~, as of the last round
              w~ <- lambda w~ + (1 - lambda) w, once a round
-    clients, averaging:  those of the base, see `methods.fine_tuning`
+    clients, averaging:  those of the base, see `methods.bases`
 
 Both KL are at temperature T, not scaled by its square. Settled here:
 * The mean squared differences of L_div and the term L_ey are the released code's; the printed L_div, norms of whole
@@ -22,8 +22,8 @@ import jax
 from fedjax_ht.losses import cross_entropy, embedding_excess, image_diversity, kl_divergence, transferability
 from fedjax_ht.losses.adversarial import Selection, check_selection
 from fedjax_ht.losses.generator import DiversityForm, check_form
+from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
-from fedjax_ht.methods.fine_tuning import distilling
 from fedjax_ht.models.conditional import EMBEDDED
 
 

@@ -4,7 +4,7 @@
              G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(p || q_i) / C)
                  + b_div exp(-mean_{jk} d(s_j, s_k) d(z_j, z_k))
              f:  sum_i mean tau_{i,y} KL(q_i || p) / C
-    clients, averaging:  those of the base, see `methods.fine_tuning`
+    clients, averaging:  those of the base, see `methods.bases`
 
 Every teacher is followed by itself, not their ensemble, and all samples count. Settled here:
 * The divergences are means over the C classes, as released with DFRD, so that they are C times weaker than DFRD's and
@@ -20,8 +20,8 @@ from jax import lax
 
 from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
 from fedjax_ht.losses.generator import DiversityForm, check_form
+from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
-from fedjax_ht.methods.fine_tuning import distilling
 
 Reduction = Literal["mean_classes", "sum_classes"]
 

@@ -1,27 +1,22 @@
-"""Methods that distil the clients' models on the server: by themselves, or on top of one that averages them.
+"""The round of a method that distils its clients' models on the server: that of its base, then `distillation.distil`.
 
-    base "none" (data-free): every client trains a model of its own and uploads it, nothing comes down; the server's
-                             model is only ever distilled
-    another base:            its round; the uploaded models teach the averaged one, which goes on as the base's own
-
-A config's method "fedrolex+dfrd" is the factory of DFRD on the base "fedrolex", with the options of both.
+A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases` and `composition`.
 """
 
-import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, Federation, init_variables
+from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts, take_batch
 from fedjax_ht.core.method import Data, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.bases import Base, make_base
 from fedjax_ht.methods.distillation import (
     Counts,
     Distillation,
@@ -33,30 +28,11 @@ from fedjax_ht.methods.distillation import (
     moving_average,
 )
 from fedjax_ht.methods.ensemble import Teachers, keep_present, label_weights
-from fedjax_ht.methods.fedavg import fedavg
-from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedgen import count_labels
-from fedjax_ht.methods.fedrolex import fedrolex
-from fedjax_ht.methods.heterofl import heterofl
-from fedjax_ht.methods.local import local
-from fedjax_ht.methods.partial_training import uploaded_params
-from fedjax_ht.methods.supervised import train_model
 from fedjax_ht.models.conditional import num_doublings
 
 MOMENT_SAMPLES = 256  # of a client, for the moments that it uploads
 PICTURES = 40  # of each generator at most, but one a class
-
-
-class Base(NamedTuple):
-    """What is distilled on top of.
-
-    Attributes:
-      method: its server state is the global model's parameters {"base", "head"}.
-      uploaded: (uplinks with a leading axis) -> the uploaded models' parameters, likewise.
-    """
-
-    method: Method
-    uploaded: Callable[[PyTree], PyTree]
 
 
 class Client(NamedTuple):
@@ -88,62 +64,6 @@ class Server(NamedTuple):
     averaged: PyTree
     generator: PyTree
     average: PyTree
-
-
-def alone(training: LocalTraining) -> Method:
-    """Clients train by themselves and upload all of their models; the server's own model is left as it is."""
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(training, bucket, client, data, ctx)
-        return client, client["params"], {"loss": result.loss}
-
-    def init_server(federation, key):
-        return init_variables(federation.global_model, key)["params"]
-
-    return local(training)._replace(name="none", init_server=init_server, client_update=client_update)
-
-
-BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
-    "none": (alone, lambda uplink: uplink),
-    "fedavg": (fedavg, lambda uplink: uplink.params),
-    # A teacher's head has to be whole; averaged are the rows that the base's label_split says.
-    "heterofl": (functools.partial(heterofl, whole_head=True), uploaded_params),
-    "feddropout": (functools.partial(feddropout, whole_head=True), uploaded_params),
-    "fedrolex": (functools.partial(fedrolex, whole_head=True), uploaded_params),
-}
-"""Name -> (factory, `Base.uploaded`)."""
-
-
-def make_base(name: str, training: LocalTraining, **options) -> Base:
-    """A base by name.
-
-    Raises:
-      ValueError: there is no such base.
-    """
-    if name not in BASES:
-        raise ValueError(f"base is {name!r}; it must be one of {', '.join(BASES)}")
-    factory, uploaded = BASES[name]
-    return Base(factory(training, **options), uploaded)
-
-
-def parameters(factory: Callable) -> dict[str, inspect.Parameter]:
-    """The options of a factory or an objective, without what it is applied to and what composition sets."""
-    fixed = ("training", "base", "whole_head", "recipe")
-    found = inspect.signature(factory).parameters
-    return {name: p.replace(kind=p.KEYWORD_ONLY) for name, p in found.items() if name not in fixed}
-
-
-def composed(base: str, factory: Callable[..., Method]) -> Callable[..., Method]:
-    """The factory of a distilling method on a base: (training, its options, the base's options) -> Method."""
-    own, inherited = parameters(factory), parameters(BASES[base][0])
-
-    def make(training: LocalTraining, **options) -> Method:
-        of_base = {name: options.pop(name) for name in inherited if name in options}
-        return factory(training, make_base(base, training, **of_base), **options)
-
-    first = inspect.Parameter("training", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    make.__signature__ = inspect.Signature([first, *own.values(), *inherited.values()])
-    return make
 
 
 def count(
@@ -282,25 +202,3 @@ def fine_tuning(
         global_params=lambda server: server.model,
         pictures=functools.partial(pictures, recipe),
     )
-
-
-def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
-    """Turns (recipe, its own options) -> Objective into the factory of a method of that name.
-
-    The factory takes local training, `base`, the fields of `Distillation` with these defaults, and the function's own
-    options. `base` is "none" for data-free, or what is fine-tuned: a name in `BASES`, or what `make_base` returned.
-    """
-    usual = Distillation(**defaults)
-
-    def decorate(objective: Callable[..., Objective]) -> Callable[..., Method]:
-        @functools.wraps(objective)
-        def make(training: LocalTraining, base: str | Base = "none", **options) -> Method:
-            recipe = dataclasses.replace(usual, **{name: options.pop(name) for name in fields if name in options})
-            return fine_tuning(objective.__name__, training, base, recipe, objective(recipe, **options))
-
-        fields = {name: p.replace(default=getattr(usual, name)) for name, p in parameters(Distillation).items()}
-        first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:2]
-        make.__signature__ = inspect.Signature([*first, *fields.values(), *parameters(objective).values()])
-        return make
-
-    return decorate

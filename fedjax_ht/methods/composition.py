@@ -1,0 +1,54 @@
+"""Factories of distilling methods: made of two losses, and composed with a base by a name such as "fedrolex+dfrd"."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.bases import BASES, Base, make_base
+from fedjax_ht.methods.distillation import Distillation, Objective
+from fedjax_ht.methods.fine_tuning import fine_tuning
+
+
+def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
+    """Turns (recipe, its own options) -> Objective into the factory of a method of that name.
+
+    The factory takes local training, `base`, the fields of `Distillation` with these defaults, and the function's own
+    options. `base` is "none" for data-free, or what is fine-tuned: a name in `BASES`, or what `make_base` returned.
+    """
+    usual = Distillation(**defaults)
+
+    def decorate(objective: Callable[..., Objective]) -> Callable[..., Method]:
+        @functools.wraps(objective)
+        def make(training: LocalTraining, base: str | Base = "none", **options) -> Method:
+            recipe = dataclasses.replace(usual, **{name: options.pop(name) for name in fields if name in options})
+            return fine_tuning(objective.__name__, training, base, recipe, objective(recipe, **options))
+
+        fields = {name: p.replace(default=getattr(usual, name)) for name, p in parameters(Distillation).items()}
+        first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:2]
+        make.__signature__ = inspect.Signature([*first, *fields.values(), *parameters(objective).values()])
+        return make
+
+    return decorate
+
+
+def composed(base: str, factory: Callable[..., Method]) -> Callable[..., Method]:
+    """The factory of a distilling method on a base: (training, its options, the base's options) -> Method."""
+    own, inherited = parameters(factory), parameters(BASES[base][0])
+
+    def make(training: LocalTraining, **options) -> Method:
+        of_base = {name: options.pop(name) for name in inherited if name in options}
+        return factory(training, make_base(base, training, **of_base), **options)
+
+    first = inspect.Parameter("training", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    make.__signature__ = inspect.Signature([first, *own.values(), *inherited.values()])
+    return make
+
+
+def parameters(factory: Callable) -> dict[str, inspect.Parameter]:
+    """The options of a factory or an objective, without what it is applied to and what composition sets."""
+    fixed = ("training", "base", "whole_head", "recipe")
+    found = inspect.signature(factory).parameters
+    return {name: p.replace(kind=p.KEYWORD_ONLY) for name, p in found.items() if name not in fixed}
