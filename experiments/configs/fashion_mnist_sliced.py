@@ -12,7 +12,7 @@ Distillation is DFRD's, DENSE's or FedFTG's: ten times two steps of a generator 
 By themselves, :method=dfrd, they are data-free. fashion_mnist_quarter.py, next to this file, has whole models of a
 quarter of the width, for a CPU.
 
-On one core of an AMD EPYC a round took 5 s, with distillation 53 to 80 s, scoring the whole model on the 10,000 test
+On one core of an AMD EPYC a round took 5 s, with distillation 45 to 86 s, scoring the whole model on the 10,000 test
 images 25 s, which is why every fifth round is evaluated here and not each. Results and what they say:
 experiments/results/dfrd.md.
 
