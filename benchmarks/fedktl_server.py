@@ -18,6 +18,7 @@ from benchmarks.report import machine, number, publish, table
 from experiments.cli import parse_flags
 from fedjax_ht.generators import Card, Generator, embedded
 from fedjax_ht.generators.images import synthesise
+from fedjax_ht.generators.units import in_units, into
 from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, Uploads, align
 
 CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512
@@ -46,25 +47,25 @@ def timed(run: Callable, *args) -> tuple[float, float]:
 def main(_) -> None:
     key = jax.random.key(0)
     variables = embedded.init_variables(key, latent_dim=LATENT)
-    generator = Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables)
+    generator = in_units(Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables))
     transformer, sent = FeatureTransformer(LATENT), uploads()
-    first = transformer.init(key, sent.prototypes, False, sent.valid)
+    first = transformer.init(key, sent.prototypes, sent.valid)["params"]
     centroids = jnp.zeros((CLASSES, LATENT))
     rows = []
     for variant in ("paper", "released"):
 
         @jax.jit
-        def aligned(variables, state, sent, key, variant=variant):
-            sample_w = lambda key, n: generator.sample_w(variables, key, n)  # noqa: E731
-            params, stats = state["params"], state["batch_stats"]
-            return align(transformer, sample_w, Alignment(variant=variant), params, stats, centroids, sent, key)
+        def aligned(weights, params, sent, key, variant=variant):
+            sample_w = lambda key, n: generator.sample_w(weights, key, n)  # noqa: E731
+            transform = lambda p, rows, mask: into(weights.ball, transformer.apply({"params": p}, rows, mask))  # noqa: E731
+            return align(transform, sample_w, Alignment(variant=variant), params, centroids, sent, key)
 
-        rows.append([f"alignment, {variant}", *map(number, timed(aligned, variables, first, sent, key))])
+        rows.append([f"alignment, {variant}", *map(number, timed(aligned, generator.variables, first, sent, key))])
         print(*rows[-1], flush=True)
     for shape in ((32, 32, 3), (28, 28, 1)):
-        images = jax.jit(lambda variables, w, shape=shape: synthesise(generator, variables, w, shape, True))
-        w = generator.sample_w(variables, key, CLASSES)
-        rows.append([f"{CLASSES} images, {shape}", *map(number, timed(images, variables, w))])
+        images = jax.jit(lambda weights, w, shape=shape: synthesise(generator, weights, w, shape, True))
+        w = generator.sample_w(generator.variables, key, CLASSES)
+        rows.append([f"{CLASSES} images, {shape}", *map(number, timed(images, generator.variables, w))])
         print(*rows[-1], flush=True)
     head = ("what", "first call (s)", "later calls (s)")
     publish(f"FedKTL's server, {sent.valid.sum()} prototypes. {machine()}\n\n{table(head, rows)}")

@@ -31,7 +31,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.methods import fedproto
+from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions

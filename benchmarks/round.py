@@ -25,7 +25,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
-from fedjax_ht.methods import fedtgp
+from fedjax_ht.methods.fedtgp import fedtgp
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions

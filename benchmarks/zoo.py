@@ -31,7 +31,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods import local
+from fedjax_ht.methods.local import local
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

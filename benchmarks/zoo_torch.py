@@ -17,7 +17,7 @@ from torch import nn
 
 from benchmarks.torch_loop import cnn, random_batches, train_in_turn
 from fedjax_ht.models.cnn import ConvFeatures
-from fedjax_ht.models.vit import ViT
+from fedjax_ht.models.vits import ViT
 
 FEATURES = 512
 

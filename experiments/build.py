@@ -16,7 +16,8 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import TRANSFORMS, Transform
 from fedjax_ht.data.augment import compose
-from fedjax_ht.data.dataset import Dataset, Partition, subset
+from fedjax_ht.data.dataset import Dataset, Partition, of_classes, subset
+from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import check_partition, make_partition, partition_options
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
@@ -55,6 +56,9 @@ def build(config: ConfigDict) -> Experiment:
     refuse_unknown(f"partition {partition.kind!r}", partition.options, known, f"partition={partition.kind}")
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
+    dataset = normalised(dataset, config.dataset.normalisation)
+    if config.dataset.classes:
+        dataset = of_classes(dataset, config.dataset.classes)
     if config.dataset.subset:
         dataset = subset(dataset, config.dataset.subset, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
@@ -158,6 +162,8 @@ def check_numbers(config: ConfigDict) -> None:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
     if config.training.learning_rate <= 0:
         raise ValueError(f"training.learning_rate is {config.training.learning_rate}; it must be above 0")
+    if not 0 <= config.training.beta1 < 1:
+        raise ValueError(f"training.beta1 is {config.training.beta1}; it must be at least 0 and below 1")
     if config.precision not in PRECISIONS:
         raise ValueError(f"precision is {config.precision!r}; it must be one of {', '.join(PRECISIONS)}")
     sample, clients = config.evaluate.sample, config.partition.num_clients
@@ -184,7 +190,7 @@ def local_training(config: ConfigDict) -> LocalTraining:
     if config.optimizer == "sgd":
         steps.append(optax.sgd(config.learning_rate, momentum=config.momentum or None))
     else:
-        steps.append(optax.adam(config.learning_rate))
+        steps.append(optax.adam(config.learning_rate, b1=config.beta1))
     return LocalTraining(
         optimizer=optax.chain(*steps),
         batch_size=config.batch_size,
@@ -204,6 +210,7 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         drop_rate=config.drop_rate,
         shared_init=config.shared_init,
         evaluate=config.evaluate.mode,
+        evaluate_train=config.evaluate.train,
         eval_batch_size=config.evaluate.batch_size,
         global_statistics=config.evaluate.global_statistics,
         lanes=config.lanes or "auto",

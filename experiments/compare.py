@@ -19,7 +19,7 @@ from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.configs.base import method_config
 from experiments.main import chosen_workdir, configured, execute, report
-from experiments.table import GLOBAL, human_bytes, human_flops, server_tops
+from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
@@ -33,15 +33,24 @@ Accuracies are those of the best round on the test sets, mean and standard devia
 server has, on all test samples and in its own best round. Bytes are those of all
 clients, up and down, and FLOPs those of all clients' training, through the first evaluation at or above the target, as
 means over the trials that got there. Seconds are of all trials together: the median round, and the whole run with
-evaluation and compilation."""
+evaluation and compilation. One client's cost is counted as FedSSA and FedRAL do: the rounds to the target times what
+one participant uploads (numbers of payload, one way) and computes in a round."""
 
 
 class Cost(NamedTuple):
-    """What it took: rounds, and what all clients together sent and received, and computed in training."""
+    """What it took.
+
+    Attributes:
+      rounds: until the target.
+      bytes, flops: what all clients together sent and received, and computed in training.
+      client_elements, client_flops: of one client that takes part in every round: the numbers it uploads, and computes.
+    """
 
     rounds: float
     bytes: float
     flops: float
+    client_elements: float
+    client_flops: float
 
 
 class Line(NamedTuple):
@@ -51,6 +60,7 @@ class Line(NamedTuple):
       accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of the population) over
         trials.
       best_rounds: of each trial.
+      participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN without any.
       server_accuracy: mean over trials of the best of the server's own model; NaN without one.
       reached: how many trials reached the target.
       cost: their mean cost of getting there; None without any.
@@ -60,6 +70,7 @@ class Line(NamedTuple):
     accuracy: float
     accuracy_std: float
     best_rounds: list[int]
+    participants_accuracy: float
     server_accuracy: float
     reached: int
     cost: Cost | None
@@ -93,7 +104,10 @@ def cost_to_reach(trial: Sequence[Row], target: float) -> Cost | None:
         return None
     spent = [row for row in trial if 0 < row["round"] <= reached]
     # A run begun before FLOPs were counted has rows without.
-    return Cost(reached, sum(map(wire_bytes, spent)), math.fsum(row.get("flops", math.nan) for row in spent))
+    flops = [row.get("flops", math.nan) for row in spent]
+    uploaded = [row["uplink_payload_elements"] / max(1, row["arrived"]) for row in spent]
+    computed = [f / max(1, row["participants"]) for f, row in zip(flops, spent)]
+    return Cost(reached, sum(map(wire_bytes, spent)), *map(math.fsum, (flops, uploaded, computed)))
 
 
 def lowest_best(histories: Mapping[str, Sequence[Row]]) -> float:
@@ -106,12 +120,13 @@ def summarise(history: Sequence[Row], target: float) -> Line:
     trials = by_trial(history)
     tops = [best(trial).on_test for trial in trials]
     scores = [row["accuracy"] for row in tops]
-    servers = server_tops(history)
+    servers, drawn = tops_of(history, GLOBAL), tops_of(history, PARTICIPANTS)
     costs = [cost for trial in trials if (cost := cost_to_reach(trial, target)) is not None]
     return Line(
         float(np.mean(scores)),
         float(np.std(scores)),
         [row["round"] for row in tops],
+        float(np.mean([row[PARTICIPANTS] for row in drawn])) if drawn else math.nan,
         float(np.mean([row[GLOBAL] for row in servers])) if servers else math.nan,
         len(costs),
         Cost(*map(float, np.mean(costs, axis=0))) if costs else None,
@@ -125,25 +140,34 @@ def markdown(lines: Mapping[str, Line], target: float, chosen: bool) -> str:
     aim = f"{100 * target:.2f} %"
     with_server = not all(math.isnan(line.server_accuracy) for line in lines.values())
     server = ["server's model %"] if with_server else []
-    columns = ["method", "accuracy %", *server, "best round"]
-    columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), "s/round", "seconds"]
+    with_drawn = not all(math.isnan(line.participants_accuracy) for line in lines.values())
+    columns = ["method", "accuracy %", *(["participants %"] if with_drawn else []), *server, "best round"]
+    columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), "one client's uplink", "its FLOPs"]
+    columns += ["s/round", "seconds"]
     rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, line in lines.items():
         trials = len(line.best_rounds)
         some = f" ({line.reached} of {trials} trials)" if line.reached < trials else ""
-        cost, never = line.cost, ["not reached"] * 3
+        cost, never = line.cost, ["not reached"] * 5
         cells = [
             name,
             f"{100 * line.accuracy:.2f}" + (f" ± {100 * line.accuracy_std:.2f}" if trials > 1 else ""),
+            *([f"{100 * line.participants_accuracy:.2f}".replace("nan", "-")] if with_drawn else []),
             *([f"{100 * line.server_accuracy:.2f}".replace("nan", "-")] if with_server else []),
             ", ".join(map(str, line.best_rounds)),
-            *([f"{cost.rounds:.4g}{some}", human_bytes(cost.bytes), human_flops(cost.flops)] if cost else never),
+            *(shown(cost, some) if cost else never),
             f"{line.seconds_per_round:.2f}",
             f"{line.seconds:.0f}",
         ]
         rows.append("| " + " | ".join(cells) + " |")
     origin = "as asked" if chosen else "the lowest best accuracy of all trials, which all reach"
-    return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", EXPLANATION])
+    return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", EXPLANATION, *(["", NOTE] if with_drawn else [])])
+
+
+def shown(cost: Cost, some: str) -> list[str]:
+    """The cells of a cost; `some` says how many trials it is of."""
+    totals = [f"{cost.rounds:.4g}{some}", human_bytes(cost.bytes), human_flops(cost.flops)]
+    return [*totals, f"{cost.client_elements:.4g}", human_flops(cost.client_flops)]
 
 
 def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:

@@ -1,15 +1,13 @@
 """Images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an .npz of JPEG files."""
 
-import io
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.data.sources.npz import read_jpegs
 from fedjax_ht.generators.embedded import SIZE
 
 
@@ -61,14 +59,11 @@ def _read_jpegs(path: Path) -> Pictures:
     if not path.is_file():
         raise FileNotFoundError(f"no images at {path}")
     with np.load(path, allow_pickle=False) as file:
-        missing = {"jpeg", "offset", "label", "wnid"} - set(file.files)
-        if missing:
-            raise ValueError(f"{path}: no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels")
-        jpeg, offset, labels, names = (file[key] for key in ("jpeg", "offset", "label", "wnid"))
-    images = [
-        np.asarray(Image.open(io.BytesIO(jpeg[start:end].tobytes())).convert("RGB"))
-        for start, end in itertools.pairwise(offset)
-    ]
-    if any(image.shape != (SIZE, SIZE, 3) for image in images):
+        try:
+            images = read_jpegs(file)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        labels, names = file["label"], file["wnid"]
+    if images.shape[1:] != (SIZE, SIZE, 3):
         raise ValueError(f"{path}: images must be {SIZE}x{SIZE}")
-    return Pictures(np.stack(images), labels.astype(np.int32), tuple(map(str, names)))
+    return Pictures(images, labels.astype(np.int32), tuple(map(str, names)))

@@ -1,17 +1,20 @@
 r"""Many runs in one table, beside published numbers.
 
     python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head] \
-        [--rounds=25]
+        [--published_score=accuracy_participants] [--rounds=25]
 
 Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
 differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
-most of them, as "fedktl mu=0.0". Writes STEM.csv, the evaluations of every run, and STEM_table.md. The published CSV
-has the columns dataset, method (with what sets it apart), accuracy (in %, empty where a paper says that it did not
-converge) and source.
+most of them, as "fedktl mu=0.0". What it trained by (optimizer, learning rate, epochs) is held against all runs of the
+dataset, as "fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
+evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
+apart), accuracy (in %, empty where a paper says that it did not converge) and source.
+--published_score says which of our scores these numbers are of, if it is not --score.
 """
 
 import csv
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +24,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.cli import fail, parse_flags
-from experiments.table import human_bytes, percent, rounds_of
+from experiments.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best_by, by_trial, evaluated, wire_bytes
 
@@ -29,13 +32,17 @@ _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers, if there are any.")
 _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
 _SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
-
+_AS = flags.DEFINE_string("published_score", None, "The score that the published numbers are of; by default --score.")
 _ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
 
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
-COLUMNS += ("accuracy_global", "global_accuracy_head", "accuracy_train_weighted", "loss")
+COLUMNS += ("accuracy_own_prototype", "accuracy_global", "global_accuracy_head", "accuracy_train_weighted")
+COLUMNS += ("accuracy_participants", "best_participants", "loss")
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
-SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "global_accuracy_head": "global model"}
+SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "accuracy_own_prototype": "own classes' prototypes"}
+SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
+SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
+SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}  # DFRD's L.acc beside its G.acc
 SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices")
 SAME_RESULT += ("client_store",)
 
@@ -76,11 +83,14 @@ def find_runs(folder: Path, rounds: int | None = None) -> list[Run]:
 
 
 def apart(run: Run, runs: Sequence[Run]) -> list[str]:
-    """The settings, as "mu=0.0", that most of the runs of this dataset and method do not share with this one."""
-    alike = [r.settings for r in runs if (r.dataset, r.method) == (run.dataset, run.method)]
+    """The settings, as "mu=0.0", that most of the runs of this dataset and method do not share with this one; those of
+    local training, as "optimizer=adam", that most of the runs of this dataset do not."""
+    beside = [r for r in runs if r.dataset == run.dataset]
+    alike = [r for r in beside if r.method == run.method]
     found = []
     for key, value in run.settings.items():
-        counts = Counter(settings.get(key, value) for settings in alike).most_common(2)
+        others = beside if key.startswith("training.") else alike
+        counts = Counter(r.settings.get(key, value) for r in others).most_common(2)
         usual = len(counts) == 1 or counts[0][1] > counts[1][1]
         if not usual or value != counts[0][0]:
             found.append(f"{key.rpartition('.')[2]}={value}")
@@ -88,13 +98,16 @@ def apart(run: Run, runs: Sequence[Run]) -> list[str]:
 
 
 def write_evaluations(runs: Sequence[Run], path: Path) -> None:
-    """One row an evaluation; bytes are those of the round before it."""
+    """One row an evaluation; bytes are those of the round before it, "best_participants" is the highest accuracy of a
+    round's participants so far."""
     with atomic_open(path) as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for run in runs:
             for row in evaluated(run.history):
                 values = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
+                drawn = [r[PARTICIPANTS] for r in run.history if PARTICIPANTS in r and r["round"] <= row["round"]]
+                values |= {"best_participants": max(drawn)} if drawn else {}
                 values |= {f"{way}_bytes": wire_bytes(row, way) for way in ("uplink", "downlink")}
                 cells = (values.get(column, "") for column in COLUMNS)
                 writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in cells])
@@ -122,13 +135,16 @@ def shown(rows: Sequence[Row], score: str) -> str:
     return percent(rows, score) if rows else "-"
 
 
-def line(runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str]) -> list[str]:
-    """The cells of one method on one dataset; `others` are scores shown beside."""
+def line(
+    runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str], theirs: str
+) -> list[str]:
+    """The cells of one method on one dataset; `others` are scores shown beside, `theirs` the one that was published."""
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
     spent = [row for run in runs for row in run.history if row["round"] > 0]
     numbers = [row["accuracy"] or "no convergence" for row in published]
     known = [float(row["accuracy"]) for row in published if row["accuracy"]]
-    ours = 100 * float(np.mean([row[score] for row in best]))
+    same = tops(runs, theirs)
+    ours = 100 * float(np.mean([row[theirs] for row in same])) if same else math.nan
     return [
         runs[0].method,
         percent(best, score),
@@ -138,32 +154,39 @@ def line(runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, o
         rounds_of(best),
         str(len(runs)),
         ", ".join(dict.fromkeys(numbers)) or "-",
-        f"{ours - known[0]:+.2f}" if known else "",
+        f"{ours - known[0]:+.2f}" if known and same else "",
         human_bytes(np.mean([wire_bytes(row) for row in spent])) if spent else "-",
     ]
 
 
-def markdown(runs: Sequence[Run], published: dict[tuple[str, str], list[dict[str, str]]], score: str) -> str:
-    """A table a dataset, methods by falling score."""
+def markdown(
+    runs: Sequence[Run], published: dict[tuple[str, str], list[dict[str, str]]], score: str, theirs: str | None = None
+) -> str:
+    """A table a dataset, methods by falling score; `theirs` is the score that was published, the same unless given."""
+    theirs = theirs or score
     parts = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
         grouped = defaultdict(list)
         for run in runs:
             if run.dataset == dataset and tops([run], score):
                 grouped[run.method].append(run)
-        others = [key for key in SHOWN if key != score and differs(key, score, runs)]
-        head = ("method", "ours %", "by validation %", "last round %", *(f"{SHOWN[key]} %" for key in others))
-        head += ("best round", "seeds", "paper %", "difference", "bytes a round")
-        lines = [line(group, published.get((dataset, name), []), score, others) for name, group in grouped.items()]
+        titles = SHOWN | (SHOWN_BESIDE_GLOBAL if score == "global_accuracy_head" else {})
+        others = [key for key in titles if key != score and differs(key, score, runs)]
+        head = ("method", "ours %", "by validation %", "last round %", *(f"{titles[key]} %" for key in others))
+        of = titles.get(theirs, theirs) if theirs != score else ""
+        head += ("best round", "seeds", "paper %", f"{of} - paper" if of else "difference", "bytes a round")
+        lines = [
+            line(group, published.get((dataset, name), []), score, others, theirs) for name, group in grouped.items()
+        ]
         lines.sort(key=lambda cells: -float(cells[1].split()[0]))
         table = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
         parts.append("\n".join([f"## {dataset}", "", *table]))
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *([NOTE] if differs(PARTICIPANTS, score, runs) else [])])
 
 
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
     """Whether any evaluation has another number there."""
-    rows = (row for run in runs for row in evaluated(run.history))
+    rows = (row for run in runs for row in run.history)
     return any(key in row and row[key] != row.get(score) for row in rows)
 
 
@@ -179,7 +202,7 @@ def main(_) -> None:
         fail(ValueError(f"no run with a {_SCORE.value} below {_RUNS.value}"))
     out = Path(_OUT.value)
     write_evaluations(runs, out.with_suffix(".csv"))
-    text = markdown(runs, published, _SCORE.value)
+    text = markdown(runs, published, _SCORE.value, _AS.value)
     with atomic_open(out.with_name(out.name + "_table.md")) as file:
         file.write(text + "\n")
     print(text)

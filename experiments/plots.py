@@ -20,10 +20,11 @@ DPI = 120
 def write_plots(
     histories: Mapping[str, Sequence[Row]], dataset: Dataset, partition: Partition, workdir: Path | str
 ) -> list[Path]:
-    """Writes accuracy.png, clients.png and split.png below `workdir`/plots; returns their paths."""
+    """Writes accuracy.png, clients.png, spread.png and split.png below `workdir`/plots; returns their paths."""
     figures = {
         "accuracy.png": accuracy_curves(histories),
         "clients.png": client_accuracy(histories),
+        "spread.png": client_spread(histories),
         "split.png": split_bubbles(
             class_counts(dataset.labels, partition, num_classes=dataset.num_classes), dataset.class_names
         ),
@@ -108,6 +109,21 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
     axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
+    return figure
+
+
+def client_spread(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
+    """How accuracy is spread over clients at the method's best round (mean over trials): a box from the lower to the
+    upper quartile with the median, whiskers to the furthest client within 1.5 box heights, the others as dots, and the
+    mean as a triangle."""
+    figure, axes = plt.subplots(figsize=(max(4.0, 1.1 * len(histories) + 1.5), 4), layout="constrained")
+    values = [mean_of_clients(history) for history in histories.values()]
+    boxes = [accuracy[~np.isnan(accuracy)] for accuracy in values]
+    axes.boxplot(boxes, tick_labels=list(histories), showmeans=True, flierprops={"markersize": 3})
+    if len(histories) > 4:
+        axes.tick_params(axis="x", rotation=45)
+    axes.set(ylabel="test accuracy of a client at the best round (%)")
+    axes.grid(alpha=0.3, axis="y")
     return figure
 
 

@@ -10,6 +10,10 @@ from fedjax_ht.simulation.history import Row, best, best_by, by_trial, wire_byte
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
 GLOBAL = "global_accuracy_head"  # of a model that the server has
+PARTICIPANTS = "accuracy_participants"
+NOTE = """\
+"participants": the mean over one round's participants, freshly trained, in the round where it is highest. FedSSA and
+FedRAL report this score; as a maximum over rounds and over who was drawn it is biased upwards (docs/results.md)."""
 
 
 def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
@@ -17,14 +21,17 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
 
     Several trials: means over them, with the standard deviation (of the population) behind the accuracies, and the best
     round of each. Where clients hold validation sets, a second column of accuracy gives the test accuracy of the round
-    that is best on validation; where a server has a model, one more gives that model's on all test samples, in its own
-    best round. Uplink, downlink and FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all
-    clients together; seconds are the median round, of all trials together.
+    that is best on validation; then the participants' accuracy in the round where it is highest, see NOTE; where a
+    server has a model, one more gives that model's on all test samples, in its own best round. Uplink, downlink and
+    FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all clients together; seconds are the
+    median round, of all trials together.
     """
     found = {name: [best(trial) for trial in by_trial(history)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)
-    servers = {name: server_tops(history) for name, history in histories.items()}
+    servers = {name: tops_of(history, GLOBAL) for name, history in histories.items()}
+    drawn = {name: tops_of(history, PARTICIPANTS) for name, history in histories.items()}
     columns = [*COLUMNS[:2], *(["by validation %"] if with_val else [])]
+    columns += ["participants %"] if any(drawn.values()) else []
     columns += [*(["server's model %"] if any(servers.values()) else []), *COLUMNS[2:]]
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, trials in found.items():
@@ -37,6 +44,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             name,
             percent(tops, "accuracy"),
             *([f"{percent(by_val, 'accuracy')} (round {rounds_of(by_val)})" if by_val else "-"] if with_val else []),
+            *([percent(drawn[name], PARTICIPANTS) if drawn[name] else "-"] if any(drawn.values()) else []),
             *([percent(servers[name], GLOBAL) if servers[name] else "-"] if any(servers.values()) else []),
             percent(tops, "accuracy_std", spread=False),
             percent(tops, "accuracy_weighted"),
@@ -49,12 +57,12 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             f"{np.median([r['seconds_round'] for r in rounds]):.2f}" if rounds else "-",
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", NOTE] if any(drawn.values()) else [])])
 
 
-def server_tops(history: Sequence[Row]) -> list[Row]:
-    """Each trial's evaluation in which the server's model is best; [] without one."""
-    return [row for trial in by_trial(history) if (row := best_by(trial, GLOBAL)) is not None]
+def tops_of(history: Sequence[Row], score: str) -> list[Row]:
+    """Each trial's row in which a score is highest; [] where none has it."""
+    return [row for trial in by_trial(history) if (row := best_by(trial, score)) is not None]
 
 
 def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:

@@ -127,9 +127,18 @@ def run_method(
             show_server(name, experiment, simulation, state, workdir)
         saved = state.round
 
+    told: set[str] = set()
+
+    def tell(row: Row) -> None:
+        line = experiment.methods[name].warn and experiment.methods[name].warn(row)
+        if line and line not in told and is_primary():
+            told.add(line)
+            warn(f"{name}, round {row['round']}: {line}")
+
     def after_round(state, history) -> bool:
         if is_primary():
             write_history(history, workdir)
+        tell(history[-1])
         stop = agreed(bool(caught))
         if state.round % config.checkpoint.every == 0 or stop:
             save(state, history)

@@ -9,7 +9,28 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.generators import open_generator
-from fedjax_ht.methods import METHODS, fedavg, fedproto, fedtgp, local
+from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.dense import dense
+from fedjax_ht.methods.dfrd import dfrd
+from fedjax_ht.methods.fd import fd
+from fedjax_ht.methods.fedapen import fedapen
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.fedclassavg import fedclassavg
+from fedjax_ht.methods.feddropout import feddropout
+from fedjax_ht.methods.fedftg import fedftg
+from fedjax_ht.methods.fedgen import fedgen
+from fedjax_ht.methods.fedgh import fedgh
+from fedjax_ht.methods.fedkd import fedkd
+from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.methods.fedral import fedral
+from fedjax_ht.methods.fedrolex import fedrolex
+from fedjax_ht.methods.fedssa import fedssa
+from fedjax_ht.methods.fedtgp import fedtgp
+from fedjax_ht.methods.fml import fml
+from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.methods.lg_fedavg import lg_fedavg
+from fedjax_ht.methods.local import local
 from fedjax_ht.models import SplitModel, model_group, sliced_network
 from fedjax_ht.simulation.history import best, by_trial, run
 from fedjax_ht.simulation.options import SimulationOptions
@@ -35,9 +56,26 @@ __all__ = [
     "SplitModel",
     "best",
     "by_trial",
+    "dense",
+    "dfrd",
+    "fd",
+    "fedapen",
     "fedavg",
+    "fedclassavg",
+    "feddropout",
+    "fedftg",
+    "fedgen",
+    "fedgh",
+    "fedkd",
+    "fedktl",
     "fedproto",
+    "fedral",
+    "fedrolex",
+    "fedssa",
     "fedtgp",
+    "fml",
+    "heterofl",
+    "lg_fedavg",
     "load_dataset",
     "local",
     "make_federation",
@@ -46,6 +84,7 @@ __all__ = [
     "make_simulation",
     "make_sliced_federation",
     "make_trials",
+    "method_factory",
     "model_group",
     "open_generator",
     "run",

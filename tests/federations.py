@@ -55,7 +55,7 @@ SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}  # me
 
 
 ALWAYS_THOROUGH = ("local", "fedavg", "fedproto", "fedtgp")
-COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense")
+COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+dfrd")
 
 
 def by_name(always) -> pytest.MarkDecorator:

@@ -25,7 +25,13 @@ SETTINGS = {  # many batches a round, so that order could tell
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
     "dfrd": TINY_DISTILLATION,
+    "heterofl+dfrd": TINY_DISTILLATION | {"images": "real"},  # a control that sees the clients' data
 }
+
+
+def settings(name: str) -> dict:
+    """Of a method or a composition, else of the method that it puts on a base."""
+    return SETTINGS.get(name, SETTINGS.get(name.split("+")[-1], {}))
 
 
 class Sent(NamedTuple):
@@ -144,6 +150,7 @@ WIRE = {
     "fedapen": auxiliary_wire,
     "heterofl": sliced_wire,
     "fedrolex+dfrd": composed_wire,
+    "heterofl+dfrd": composed_wire,
     "feddropout+fedftg": composed_wire,
     "heterofl+dense": composed_wire,
     "feddropout": sliced_wire,

@@ -10,7 +10,7 @@ be overridden: --config.method.options.tau=50, --config.partition.options.classe
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ml_collections import ConfigDict, config_dict
 
@@ -54,7 +54,9 @@ def base_config() -> ConfigDict:
     config.compare = ()  # further methods, with their default options, on the same split
 
     config.dataset = ConfigDict({"name": "fashion_mnist_10k", "data_dir": "data", "image_size": 0})  # 0: as published
+    config.dataset.classes = ()  # names of the classes to keep; none: all
     config.dataset.subset = 0  # this many random images, the same for every seed; 0: all
+    config.dataset.normalisation = "half"  # pixels to [-1, 1]; or dataset: by the set's moments (data/moments.py)
     config.dataset.seen_before = False  # True lets a method's pre-trained part have been trained on this dataset
 
     config.partition = partition_config("practical")
@@ -68,7 +70,8 @@ def base_config() -> ConfigDict:
     config.training = ConfigDict()
     config.training.optimizer = "sgd"  # sgd or adam, made new every round
     config.training.learning_rate = 0.01
-    config.training.momentum = 0.0
+    config.training.momentum = 0.0  # of sgd
+    config.training.beta1 = 0.9  # of adam: how much of its mean gradient stays; the mean square keeps 0.999
     config.training.weight_decay = 0.0
     config.training.clip_norm = 0.0  # 0: no clipping
     config.training.batch_size = 10
@@ -76,16 +79,17 @@ def base_config() -> ConfigDict:
     config.training.steps = 0  # above 0: this many steps instead of epochs
     config.training.shuffle = True
     config.training.drop_remainder = True
-    config.training.augmentation = ()  # flip, padded_crop, resized_crop, random_erasing
+    config.training.augmentation = ()  # flip, padded_crop, mean_padded_crop, resized_crop, random_erasing
 
     config.participation = 1.0
     config.drop_rate = 0.0
     config.shared_init = False
-    config.uplink = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),)
+    config.uplink = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
     config.downlink = ()
 
     config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 64, "patience": 0})  # patience 0: never
     config.evaluate.global_statistics = "batch"  # or training: of static_batch norms of a model on the server
+    config.evaluate.train = False  # also on training samples: train_accuracy
     config.evaluate.sample = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
     config.lanes = 0  # clients side by side on a device; 0 chooses by backend
     config.devices = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8
@@ -95,15 +99,32 @@ def base_config() -> ConfigDict:
     return config
 
 
-def apply_argument(config: ConfigDict, argument: str | None, **run_locally) -> ConfigDict:
-    """Applies a config's string argument; `run_locally` holds the fields that make it a one-minute check."""
+def apply_argument(
+    config: ConfigDict,
+    argument: str | None,
+    own: Mapping[str, Callable[[ConfigDict, str], None]] | None = None,
+    **run_locally,
+) -> ConfigDict:
+    """Applies a config's string argument.
+
+    Args:
+      config: what the config file describes.
+      argument: what stands behind the colon, parts with commas between them.
+      own: further arguments of this config, name -> (config, value) -> None; `clients=50` is `own["clients"]`.
+      **run_locally: the fields that make it a one-minute check.
+    """
+    own = own or {}
     for part in filter(None, (argument or "").split(",")):
+        name, _, value = part.partition("=")
         if part == "runlocal":
             config.update_from_flattened_dict(run_locally or {"rounds": 2})
         elif part.startswith("method="):
             config.method = method_config(part.removeprefix("method="))
         elif part.startswith("partition="):
             config.partition = partition_config(part.removeprefix("partition="), config.partition.num_clients)
+        elif name in own:
+            own[name](config, value)
         else:
-            raise ValueError(f"unknown config argument {part!r}; there are runlocal, method=NAME and partition=KIND")
+            there = ["runlocal", "method=NAME", "partition=KIND", *(f"{name}=VALUE" for name in own)]
+            raise ValueError(f"unknown config argument {part!r}; there are {', '.join(there)}")
     return config

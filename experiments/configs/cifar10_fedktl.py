@@ -5,8 +5,7 @@
     python -m experiments.main --config=experiments/configs/cifar10_fedktl.py --config.method.options.mu=0   (ablations)
 
 The small form of FedKTL's Table 1 for a machine without a GPU: the paper has all 60,000 images, eight large models and
-1,000 rounds. mse_weight is 10 because the shipped generators' w is scaled to suit the MMD's kernels, which makes the
-paper's 1 a tenth of what it was. Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or
+1,000 rounds. Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or
 binary version) in `data/`.
 """
 
@@ -15,7 +14,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
-    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz", mse_weight=10.0)
+    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
     config.dataset.name = "cifar10"
     config.dataset.subset = 10_000
     config.partition = partition_config("practical", alpha=0.1)

@@ -7,7 +7,8 @@ r"""FedRolex (or :method=heterofl, feddropout) in DFRD's setting on Fashion-MNIS
     python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py:method=fedavg --config.model.rates=1
 
 DFRD (NeurIPS 2023): Dirichlet(omega = 0.1), rho = 10, so that nobody holds more than half the channels; all clients in
-every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the column global_accuracy_head, its L.acc is `accuracy`.
+every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the column global_accuracy_head, its L.acc is
+accuracy_train_weighted: the clients' own models as training left them, weighed by their training samples.
 Distillation is DFRD's, DENSE's or FedFTG's: ten times two steps of a generator and five of the model, in every round.
 By themselves, :method=dfrd, they are data-free. fashion_mnist_quarter.py, next to this file, has whole models of a
 quarter of the width, for a CPU.

@@ -2,8 +2,12 @@
 
     python -m experiments.main --config=experiments/configs/few_shot_fedktl.py --config.partition.options.shots=9
 
-The paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the 4-layer CNN; the default here is CIFAR-10,
-`--config.dataset.name=cifar100` the paper's data. With one client aggregation is the identity; :method=local is the
+The paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the 4-layer CNN, and test on as many more as
+make it 3:1; the default here is CIFAR-10, tested on all the rest. The paper's smallest cell, with 100 test images:
+
+    ... --config.dataset.name=cifar100 --config.partition.options.shots=2 --config.partition.options.test_shots=1
+
+and 9 with 3, 23 with 7. With one client aggregation is the identity; :method=local is the
 client by itself. Results: experiments/results/fedktl.md. Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
@@ -12,7 +16,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
-    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz", mse_weight=10.0)
+    config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
     config.dataset.name = "cifar10"
     config.partition = partition_config("few_shot", num_clients=1, shots=23)
     config.model.group = "cnn4"

@@ -14,7 +14,8 @@ from jax import lax
 
 from fedjax_ht.core.method import Data, PyTree, Split
 
-Augment = Callable[[jax.Array, jax.Array], jax.Array]  # (key, images [B, H, W, C]) -> images
+Augment = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""(key, normalised images float [B, H, W, C], black: what a black pixel is among them, float [C]) -> images."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,7 +26,9 @@ class LocalTraining:
       optimizer: made new each round, so that no optimiser state lives between rounds.
       batch_size: samples a step.
       epochs: passes over the client's training samples.
-      steps: if set, this number of steps instead of `epochs`.
+      steps: if set, this number of steps instead of `epochs`. In stored order they go on where those of the round
+        before ended, as in DFRD's released code: round t begins with batch t * steps, modulo the client's batches.
+        Nothing is kept of a client for it, so that one that was not there leaves out what it would have seen.
       shuffle: a new order every epoch; False visits samples in stored order (released code of HtFLlib).
       drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch at all;
         False trains on it, masked.
@@ -142,6 +145,8 @@ def train(
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
+    black = -data.mean / data.std
+    start, steps = _first_batch(training, data, per_epoch), num_steps(training, source.count)
 
     def loss_of(params, stats, batch, key):
         out = loss_fn(params, stats, batch, key)
@@ -151,7 +156,7 @@ def train(
         params, opt_state, stats, total, sums = state
         batch = take_batch(data, order, source.count, number % per_epoch * training.batch_size, training.batch_size)
         if training.augment is not None:
-            batch = batch._replace(x=training.augment(jax.random.fold_in(augment_key, number), batch.x))
+            batch = batch._replace(x=training.augment(jax.random.fold_in(augment_key, number), batch.x, black))
         gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, jax.random.fold_in(loss_key, number))
         updates, opt_state = training.optimizer.update(gradients, opt_state, params)
         if sums is not None:
@@ -161,13 +166,12 @@ def train(
     def epoch(number, state):
         order = _order(training, shuffle_key, number, source)
         first = number * per_epoch
-        last = jnp.minimum(first + per_epoch, steps)
-        return lax.fori_loop(first, last, lambda i, s: step(order, i, s), state)
+        last = jnp.minimum(first + per_epoch, start + steps)
+        return lax.fori_loop(jnp.maximum(first, start), last, lambda i, s: step(order, i, s), state)
 
-    steps = num_steps(training, source.count)
     sums = _zero_sums(loss_fn, params, stats, data, source, training.batch_size, num_classes)
     state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
-    epochs = (steps + per_epoch - 1) // per_epoch
+    epochs = (start + steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
     return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
 
@@ -179,14 +183,25 @@ def label_counts(
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     steps, shuffle_key = num_steps(training, source.count), jax.random.split(key, 3)[0]
+    start = _first_batch(training, data, per_epoch)
 
     def epoch(number, counts):
         order = _order(training, shuffle_key, number, source)
-        samples = jnp.minimum(steps - number * per_epoch, per_epoch) * training.batch_size
-        seen = jnp.arange(order.shape[0]) < jnp.minimum(samples, source.count)
+        first = jnp.maximum(start - number * per_epoch, 0) * training.batch_size
+        last = jnp.minimum(start + steps - number * per_epoch, per_epoch) * training.batch_size
+        position = jnp.arange(order.shape[0])
+        seen = (position >= first) & (position < jnp.minimum(last, source.count))
         return counts.at[data.labels[order]].add(seen)
 
-    return lax.fori_loop(0, (steps + per_epoch - 1) // per_epoch, epoch, jnp.zeros(num_classes, jnp.int32))
+    epochs = (start + steps + per_epoch - 1) // per_epoch
+    return lax.fori_loop(0, epochs, epoch, jnp.zeros(num_classes, jnp.int32))
+
+
+def _first_batch(training: LocalTraining, data: Data, per_epoch: jax.Array) -> jax.Array | int:
+    """Which of an epoch's batches a round begins with."""
+    if training.shuffle or training.steps is None or isinstance(data.round, tuple):
+        return 0
+    return data.round * training.steps % per_epoch
 
 
 def _order(training: LocalTraining, key: jax.Array, epoch: jax.Array, source: Split) -> jax.Array:

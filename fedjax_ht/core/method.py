@@ -52,6 +52,7 @@ class Context(NamedTuple):
       frozen: `Method.frozen`, for server_update; () elsewhere.
       shared_key: folded from (seed, round) alone, the same for the server and all clients: what broadcast drew for a
         client, server_update draws again from this key and the client's id. None for init_client.
+      data: of `Method.sees_data`, for server_update: all clients' training samples as the split "train"; else None.
     """
 
     key: jax.Array
@@ -59,6 +60,7 @@ class Context(NamedTuple):
     info: ClientInfo | None
     frozen: PyTree = ()
     shared_key: jax.Array | None = None
+    data: "Data | None" = None
 
 
 class Split(NamedTuple):
@@ -76,6 +78,8 @@ class Data(NamedTuple):
       labels: int32 [N].
       mean, std: float32 [C], of pixels in [0, 1].
       splits: {"train" | "val" | "test" | ...: Split}.
+      round: int32 scalar in client_update, the round, by which training in stored order knows where it goes on (see
+        `LocalTraining.steps`); () elsewhere.
     """
 
     images: jax.Array
@@ -83,6 +87,7 @@ class Data(NamedTuple):
     mean: jax.Array
     std: jax.Array
     splits: dict[str, Split]
+    round: "jax.Array | tuple" = ()
 
 
 class Received(NamedTuple):
@@ -129,9 +134,13 @@ class Method(NamedTuple):
       recipients: who is sent, and counted for, a downlink.
       frozen: arrays that server_update reads and nothing changes, such as a pre-trained model's weights. They are an
         argument of the compiled server step, not a constant in it, and are in no checkpoint.
+      sees_data: True for a control whose server_update reads the clients' training samples, `Context.data`: no real
+        server could run it.
       pretrained_on: names of the datasets that `frozen` has seen; a run on one of them must be asked for.
       pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
         i being of class i mod num_classes; or None.
+      warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is
+        wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
     """
 
     name: str
@@ -148,5 +157,7 @@ class Method(NamedTuple):
     host_server: bool = False
     recipients: Literal["participants", "all"] = "participants"
     frozen: PyTree = ()
+    sees_data: bool = False
     pretrained_on: tuple[str, ...] = ()
     pictures: Callable | None = None
+    warn: Callable[[dict[str, Any]], str | None] | None = None

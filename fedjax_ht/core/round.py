@@ -122,7 +122,7 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
         downlink = send(method, federation, bucket, channel, server, root, round, row.info)
         received = receive(method, bucket, client, downlink, own, root, round, row.info)
         ctx = client_context(Purpose.TRAIN, root, round, row.info)
-        trained, uplink, metrics = method.client_update(bucket, received, downlink, own, ctx)
+        trained, uplink, metrics = method.client_update(bucket, received, downlink, own._replace(round=round), ctx)
         uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, row.info.id), uplink)
         finite = all_finite((trained, uplink))
         # A client whose result is not finite keeps its old state and does not arrive.
@@ -159,12 +159,12 @@ def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel
 
 
 def server_round(method: Method, federation: Federation) -> Callable:
-    """(server, {bucket: Received}, root, round, Method.frozen) -> (server, metrics); nothing changes if nobody
-    arrives."""
+    """(server, {bucket: Received}, root, round, Method.frozen, Context.data) -> (server, metrics); nothing changes if
+    nobody arrives."""
 
-    def run(server, received: dict[str, Received], root, round, frozen=()):
+    def run(server, received: dict[str, Received], root, round, frozen=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)
-        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, frozen, shared)
+        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, frozen, shared, data)
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics

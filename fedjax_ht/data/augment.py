@@ -13,9 +13,15 @@ def flip(key: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(mirrored, x[:, :, ::-1], x)
 
 
-def padded_crop(key: jax.Array, x: jax.Array, pad: int = 4) -> jax.Array:
-    """Pads each side with zeros (of normalised pixels) and crops back to size at a random place."""
-    padded = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+def padded_crop(key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4) -> jax.Array:
+    """Pads each side with black, a number or one for each channel, and crops back to size at a random place.
+
+    HeteroFL's and DFRD's released crops pad before they normalise, so that of normalised pixels black is -mean / std
+    and not 0. FedSSA's crops what is normalised, and pads 0, the mean colour ("mean_padded_crop").
+    """
+    batch, height, width, channels = x.shape
+    border = jnp.broadcast_to(jnp.asarray(black, x.dtype), (batch, height + 2 * pad, width + 2 * pad, channels))
+    padded = border.at[:, pad : pad + height, pad : pad + width].set(x)
     corners = jax.random.randint(key, (x.shape[0], 2), 0, 2 * pad + 1)
     crop = lambda image, at: lax.dynamic_slice(image, (at[0], at[1], 0), x.shape[1:])  # noqa: E731
     return jax.vmap(crop)(padded, corners)
@@ -28,7 +34,8 @@ def random_erasing(
     scale: tuple[float, float] = (0.04, 0.2),
     ratio: tuple[float, float] = (0.5, 2.0),
 ) -> jax.Array:
-    """Sets a random rectangle to zero: share of the image from `scale`, height over width log-uniform in `ratio`."""
+    """Sets a random rectangle to zero, of normalised pixels the mean colour: share of the image from `scale`, height
+    over width log-uniform in `ratio`."""
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
@@ -132,12 +139,13 @@ def _blend(x: jax.Array, other: jax.Array, factor: jax.Array) -> jax.Array:
 
 
 AUGMENTATIONS: dict[str, Augment] = {
-    "flip": flip,
+    "flip": lambda key, x, black: flip(key, x),
     "padded_crop": padded_crop,
-    "random_erasing": random_erasing,
-    "resized_crop": resized_crop,
+    "mean_padded_crop": lambda key, x, black: padded_crop(key, x),
+    "random_erasing": lambda key, x, black: random_erasing(key, x),
+    "resized_crop": lambda key, x, black: resized_crop(key, x),
 }
-"""Those that a config may name: they take normalised pixels."""
+"""Those that a config may name: they take normalised pixels, and what black is among them."""
 
 
 def compose(names: tuple[str, ...]) -> Augment | None:
@@ -152,9 +160,9 @@ def compose(names: tuple[str, ...]) -> Augment | None:
     if not names:
         return None
 
-    def augment(key: jax.Array, x: jax.Array) -> jax.Array:
+    def augment(key: jax.Array, x: jax.Array, black: jax.Array) -> jax.Array:
         for i, name in enumerate(names):
-            x = AUGMENTATIONS[name](jax.random.fold_in(key, i), x)
+            x = AUGMENTATIONS[name](jax.random.fold_in(key, i), x, black)
         return x
 
     return augment

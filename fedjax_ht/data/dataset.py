@@ -1,7 +1,7 @@
 """The data of one federation before it is split: images, labels and how to normalise them."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +83,34 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     if dataset.clients is not None:
         raise ValueError(f"subset is {count}, but the clients of {dataset.name} come with their samples; set it to 0")
     kept = np.sort(np.random.default_rng(seed).permutation(len(dataset.labels))[:count])
+    return _selected(dataset, kept, dataset.labels, dataset.class_names)
+
+
+def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
+    """The samples of some classes, in the order they had; labels are positions in `names`.
+
+    Raises:
+      ValueError: there is no such class, one is named twice, or the data came split over clients already.
+    """
+    unknown = [name for name in names if name not in dataset.class_names]
+    if unknown or len(set(names)) < len(names):
+        raise ValueError(
+            f"classes has {repr(unknown[0]) if unknown else 'a name twice'}; {dataset.name} has "
+            f"{', '.join(dataset.class_names[:10])}{', ...' if dataset.num_classes > 10 else ''}"
+        )
+    if dataset.clients is not None:
+        raise ValueError(f"classes is given, but the clients of {dataset.name} come with their samples; leave it empty")
+    label = np.full(dataset.num_classes, -1)
+    label[[dataset.class_names.index(name) for name in names]] = np.arange(len(names))
+    labels = label[dataset.labels]
+    return _selected(dataset, np.flatnonzero(labels >= 0), labels, tuple(names))
+
+
+def _selected(dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> Dataset:
+    """The samples at indices `kept`, ascending; the publisher's sets shrink with them."""
     position = np.full(len(dataset.labels), -1)
-    position[kept] = np.arange(count)
+    position[kept] = np.arange(len(kept))
     official = {name: position[index][position[index] >= 0] for name, index in dataset.official.items()}
-    return dataclasses.replace(dataset, images=dataset.images[kept], labels=dataset.labels[kept], official=official)
+    return dataclasses.replace(
+        dataset, images=dataset.images[kept], labels=labels[kept], class_names=class_names, official=official
+    )

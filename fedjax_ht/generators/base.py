@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
 
 class Generator(NamedTuple):
-    """A frozen generator G = G_s after G_m (FedKTL, section 3.4): noise -> valid latent w -> image.
+    """A frozen generator G = G_s after G_m (FedKTL): noise -> valid latent w -> image.
 
     A user's own decoder is two functions: Generator(Card("mine"), 128, lambda _, key, n: ..., lambda _, w: ...).
 

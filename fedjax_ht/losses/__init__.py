@@ -7,17 +7,17 @@ from fedjax_ht.losses.adversarial import (
     weighted_cross_entropy,
     weighted_kl,
 )
-from fedjax_ht.losses.arcface import arcface, cosines
+from fedjax_ht.losses.arcface import arcface_loss, cosines
 from fedjax_ht.losses.classification import cross_entropy, masked_mean
 from fedjax_ht.losses.contrastive import adaptive_margin, margin_contrastive, supervised_contrastive
 from fedjax_ht.losses.distillation import kl_divergence
 from fedjax_ht.losses.generator import diversity_loss, embedding_excess, image_diversity
-from fedjax_ht.losses.mmd import kernel_means, mmd
+from fedjax_ht.losses.mmd import kernel_means, mmd_loss
 from fedjax_ht.losses.prototype import class_prototype_distance, sample_prototype_mse
 
 __all__ = [
     "adaptive_margin",
-    "arcface",
+    "arcface_loss",
     "class_prototype_distance",
     "cosines",
     "cross_entropy",
@@ -29,7 +29,7 @@ __all__ = [
     "kl_divergence",
     "margin_contrastive",
     "masked_mean",
-    "mmd",
+    "mmd_loss",
     "moment_distance",
     "sample_prototype_mse",
     "supervised_contrastive",

@@ -16,10 +16,10 @@ def cosines(rows: jax.Array, vectors: jax.Array) -> jax.Array:
     return rows * jax.lax.rsqrt(jnp.maximum(squared, 1e-12)) @ vectors
 
 
-def arcface(
+def arcface_loss(
     cosine: jax.Array, labels: jax.Array, mask: jax.Array, scale: float = 64.0, margin: float = 0.5
 ) -> jax.Array:
-    """Cross-entropy over scale * cos(theta_c), the true class's angle widened by the margin (FedKTL Eq. 2; Deng et
+    """Cross-entropy over scale * cos(theta_c), the true class's angle widened by the margin (FedKTL Eq. 1; Deng et
     al., CVPR 2019). Where theta + margin passes pi nothing falls back, as in FedKTL's code.
 
     Args:

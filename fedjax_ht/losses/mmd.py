@@ -21,8 +21,8 @@ def kernel_means(x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: jax
     return jnp.einsum("j,ajk,k->a", weights, kernels, weights)
 
 
-def mmd(x: jax.Array, y: jax.Array, mask: jax.Array, bandwidths: jax.Array = BANDWIDTHS) -> jax.Array:
-    """Squared maximum mean discrepancy, the biased estimate with its diagonal, summed over kernels (FedKTL Eq. 6).
+def mmd_loss(x: jax.Array, y: jax.Array, mask: jax.Array, bandwidths: jax.Array = BANDWIDTHS) -> jax.Array:
+    """Squared maximum mean discrepancy, the biased estimate with its diagonal, summed over kernels (FedKTL Eq. 3).
 
     Args:
       x, y: float [B, H], two samples of one size.

@@ -1,4 +1,5 @@
-"""FedKTL's server: a feature transformer F that turns prototypes into valid latents of a generator (section 3.4).
+"""FedKTL's server: a feature transformer F that turns prototypes into valid latents of a generator (FedKTL,
+Eqs. 2 and 3).
 
 L = w_MMD * L_MMD(F(P), valid latents) + w_MSE * L_MSE(F(P), their class means)
 """
@@ -14,9 +15,9 @@ import optax
 
 from fedjax_ht.core.local_training import Batch, class_means, class_sums
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.server_training import compact, train_with_stats
-from fedjax_ht.losses import kernel_means, masked_mean, mmd
-from fedjax_ht.losses.mmd import BANDWIDTHS
+from fedjax_ht.core.server_training import compact, train_on_rows
+from fedjax_ht.generators.units import Ball
+from fedjax_ht.losses import kernel_means, masked_mean, mmd_loss
 from fedjax_ht.methods.prototypes import Uploads, Variant
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.norm import Norm
@@ -26,27 +27,25 @@ CLIP_NORM = 100.0  # of the released code
 MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)  # bandwidths of "median", in halves of the median squared distance
 
 SampleW = Callable[[jax.Array, int], jax.Array]  # (key, n) -> valid latents [n, H]
+Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]  # F: (params, prototypes [M, K], mask [M]) -> [M, H]
 
 
 class FeatureTransformer(nn.Module):
     """Linear-BatchNorm-ReLU-Linear, as wide as its input: prototypes float [M, K] -> latents [M, H].
 
-    The first layer has no bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that.
+    The norm takes the statistics of the rows it is given, by `mask` bool [M], and keeps none: running ones lag behind
+    a first layer that moves at every step, and prototypes spread so little that the lag is many deviations. The first
+    layer has no bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that.
     """
 
     latent_dim: int
 
     @nn.compact
-    def __call__(self, prototypes: jax.Array, train: bool, mask: jax.Array) -> jax.Array:
+    def __call__(self, prototypes: jax.Array, mask: jax.Array) -> jax.Array:
         width = prototypes.shape[-1]
-        x = Norm(name="norm")(prototypes @ self.param("fc1", uniform_fan_in, (width, width), width), train, mask)
+        x = prototypes @ self.param("fc1", uniform_fan_in, (width, width), width)
+        x = Norm("static_batch", name="norm")(x, True, mask)
         return Linear(self.latent_dim, name="fc2")(nn.relu(x))
-
-    def run(self, params: PyTree, stats: PyTree, prototypes, train: bool, mask) -> tuple[jax.Array, PyTree]:
-        """Latents, and the new batch statistics."""
-        variables = {"params": params, "batch_stats": stats}
-        out, new = self.apply(variables, prototypes, train, mask, mutable=["batch_stats"])
-        return out, new["batch_stats"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +64,7 @@ class Alignment:
     learning_rate: float = 0.01
     mmd_weight: float = 1.0
     mse_weight: float = 1.0
-    bandwidths: tuple[float, ...] | Literal["median"] = BANDWIDTHS
+    bandwidths: tuple[float, ...] | Literal["median"] = "median"
     variant: Variant = "paper"
 
     def __post_init__(self):
@@ -77,15 +76,15 @@ class Alignment:
             raise ValueError(f"bandwidths is {self.bandwidths!r}; it must be 'median' or positive numbers")
 
 
-def mean_latents(transformer, params, stats, uploads: Uploads, old: jax.Array) -> jax.Array:
-    """Mean of F(P), F in evaluation mode, of every class; classes without upload keep `old`. float [C, H]."""
-    latents, _ = transformer.run(params, stats, uploads.prototypes, False, uploads.valid)
+def mean_latents(transform: Transform, params: PyTree, uploads: Uploads, old: jax.Array) -> jax.Array:
+    """Mean of F(P) of every class; classes without upload keep `old`. float [C, H]."""
+    latents = transform(params, uploads.prototypes, uploads.valid)
     sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), len(old))
     return jnp.where(sums.counts[:, None] > 0, class_means(sums), old)
 
 
 def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.Array:
-    """L_MSE of the paper: mean square between a class's latents and their mean, averaged by class."""
+    """L_MSE (FedKTL Eq. 2): mean square between a class's latents and their mean, averaged by class."""
     sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), num_classes)
     squares = jnp.mean((latents - class_means(sums)[uploads.labels]) ** 2, -1)
     by_class = class_sums(squares[:, None], Batch(latents, uploads.labels, uploads.valid), num_classes)
@@ -106,15 +105,14 @@ def median_distance2(rows: jax.Array) -> jax.Array:
 
 
 def align(
-    transformer: FeatureTransformer,
+    transform: Transform,
     sample_w: SampleW,
     options: Alignment,
     params: PyTree,
-    stats: PyTree,
     centroids: jax.Array,
     uploads: Uploads,
     key: jax.Array,
-) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+) -> tuple[PyTree, dict[str, jax.Array]]:
     """One round's training of F, as one compiled loop.
 
     The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both sides, at every step;
@@ -122,7 +120,7 @@ def align(
     the means.
 
     Args:
-      transformer, params, stats: F, with its batch statistics.
+      transform, params: F, and what of it is trained.
       sample_w: draws valid latents, anew at every step.
       options: see `Alignment`.
       centroids: float [C, H], `mean_latents` of the uploads.
@@ -130,24 +128,23 @@ def align(
       key: folds into shuffles and draws.
 
     Returns:
-      params, stats, and what `diagnose` says before and after.
+      params, and what `diagnose` says before and after.
     """
     train_key, width_key, before_key, after_key = jax.random.split(key, 4)
     bandwidths = choose_bandwidths(options, sample_w, width_key)
 
-    def of_all(params, stats, batch, mask, key):
-        latents, stats = transformer.run(params["transformer"], stats, uploads.prototypes, True, uploads.valid)
-        apart = class_spread(latents, uploads, len(centroids))
-        return combine(latents[batch], apart, mask, key), stats
+    def of_all(params, batch, mask, key):
+        latents = transform(params["transformer"], uploads.prototypes, uploads.valid)
+        return combine(latents[batch], class_spread(latents, uploads, len(centroids)), mask, key)
 
-    def of_batch(params, stats, batch, mask, key):
-        latents, stats = transformer.run(params["transformer"], stats, uploads.prototypes[batch], True, mask)
+    def of_batch(params, batch, mask, key):
+        latents = transform(params["transformer"], uploads.prototypes[batch], mask)
         squares = jnp.mean((latents - params["centroids"][uploads.labels[batch]]) ** 2, -1)
-        return combine(latents, masked_mean(squares, mask), mask, key), stats
+        return combine(latents, masked_mean(squares, mask), mask, key)
 
     def combine(latents, apart, mask, key):
         valid_latents = sample_w(key, options.batch_size)
-        return options.mmd_weight * mmd(latents, valid_latents, mask, bandwidths) + options.mse_weight * apart
+        return options.mmd_weight * mmd_loss(latents, valid_latents, mask, bandwidths) + options.mse_weight * apart
 
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
     if options.variant == "released":
@@ -155,20 +152,18 @@ def align(
         trained, loss = trained | {"centroids": centroids}, of_batch
         optimizer = optax.multi_transform({name: each for name in trained}, {name: name for name in trained})
     rows, size = jnp.arange(len(uploads.valid)), options.batch_size
-    before = diagnose(transformer, params, stats, sample_w, bandwidths, uploads, size, before_key, len(centroids))
-    trained, stats, _ = train_with_stats(
-        optimizer, loss, trained, stats, rows, uploads.valid, train_key, options.epochs, size
-    )
+    before = diagnose(transform, params, sample_w, bandwidths, uploads, size, before_key, len(centroids))
+    trained, _ = train_on_rows(optimizer, loss, trained, rows, uploads.valid, train_key, options.epochs, size)
     params = trained["transformer"]
-    after = diagnose(transformer, params, stats, sample_w, bandwidths, uploads, size, after_key, len(centroids))
-    return params, stats, {"mmd_before": before["mmd"]} | after
+    after = diagnose(transform, params, sample_w, bandwidths, uploads, size, after_key, len(centroids))
+    return params, {"mmd_before": before["mmd"]} | after
 
 
-def diagnose(transformer, params, stats, sample_w, bandwidths, uploads, batch_size, key, num_classes) -> dict:
-    """Where F stands, in evaluation mode, on the first `batch_size` uploads: both losses unweighted, the mean of each
+def diagnose(transform, params, sample_w, bandwidths, uploads, batch_size, key, num_classes) -> dict:
+    """Where F stands, on the first `batch_size` uploads: both losses unweighted, the mean of each
     kernel between F(P) and valid latents ("kernel_1", ...; all near 0: the alignment has no gradient), and medians of
     the squared distances between those and among valid latents."""
-    latents, _ = transformer.run(params, stats, uploads.prototypes, False, uploads.valid)
+    latents = transform(params, uploads.prototypes, uploads.valid)
     split = compact(uploads.valid)
     position = jnp.arange(batch_size)  # past the end some upload is read, and masked
     some, mask = latents[split.indices[jnp.minimum(position, len(latents) - 1)]], position < split.count
@@ -176,9 +171,26 @@ def diagnose(transformer, params, stats, sample_w, bandwidths, uploads, batch_si
     kernels = kernel_means(some, w, mask / jnp.maximum(mask.sum(), 1), bandwidths)
     across = jnp.where(mask[:, None], squared_distance(some, w), jnp.nan)
     return {
-        "mmd": mmd(some, w, mask, bandwidths),
+        "mmd": mmd_loss(some, w, mask, bandwidths),
         "mse": class_spread(latents, uploads, num_classes),
         **{f"kernel_{i}": mean for i, mean in enumerate(kernels, 1)},
         "distance2_to_valid": jnp.nan_to_num(jnp.nanmedian(across)),
         "distance2_of_valid": median_distance2(w),
     }
+
+
+def off_manifold(latents: jax.Array, valid: jax.Array, sent: jax.Array, available: jax.Array, ball: Ball) -> dict:
+    """How far latents are from those that the generator knows, in radii of the ball that holds the valid ones.
+
+    Args:
+      latents: float [M, H], F(P) before anything moves them into the ball; valid: bool [M].
+      sent: float [C, H], what clients get; available: bool [C].
+      ball: of the generator.
+
+    Returns:
+      "off_manifold", the share of F(P) outside the ball; "reach", the largest distance from its centre of what is
+      sent. 0 where there is nothing.
+    """
+    distance = lambda rows: jnp.linalg.norm(rows - ball.centre, axis=-1) / ball.radius  # noqa: E731
+    outside = jnp.sum((distance(latents) > 1) & valid) / jnp.maximum(valid.sum(), 1)
+    return {"off_manifold": outside, "reach": jnp.max(jnp.where(available, distance(sent), 0))}

@@ -11,12 +11,14 @@ Settled here:
 * adversarial="own" is DENSE's own L_adv: -KL(u || f) where they predict different classes, without temperature, through
   both networks. Its one-shot round, its pool of images and its generator are not here; DFRD's own description of L_adv
   (selection="nabla") selects where u and f predict differently.
+* KL at temperature T are not scaled by T^2; temperature_squared=True does.
 * b_bn is 0, as in the code behind DFRD's comparison. Norms keep no running statistics there: with b_bn above 0 clients
   upload mean_i and var_i of their trained model on up to 256 of their own samples, before the scaler. Released are
   averages over local steps behind it, which the server compares with values before it.
-* The generator is not conditional, while labels are drawn anew in every step, so that CE(u, y) only asks for images
-  that the ensemble is unsure of; in DENSE's own code noise is trained together with a fixed label. merge="mul" gives it
-  DFRD's embedding of the label. State which one a comparison used.
+* The generator is not conditional (merge="none"), as DENSE's own is not; of the two released configs of DFRD's
+  comparison one says so, too, the other says "mul", DFRD's embedding of the label. Labels are drawn anew in every step,
+  so that without them CE(u, y) only asks for images that the ensemble is unsure of; in DENSE's own code noise is
+  trained together with a fixed label. State which one a comparison used.
 """
 
 from typing import Literal
@@ -66,7 +68,8 @@ def dense(
             apart = disagreement(u, batch.student, mask)
         else:
             apart = transferability(u, batch.student, batch.labels, mask, selection, recipe.temperature)
+            apart *= recipe.kl_scale
         value = cross_entropy(u, batch.labels, mask) + b_adv * apart
         return value + b_bn * batch_norm_loss(batch) if b_bn else value
 
-    return Objective(generator_loss, lambda batch: student_loss(batch, recipe.temperature), with_moments=b_bn > 0)
+    return Objective(generator_loss, lambda batch: student_loss(batch, recipe), with_moments=b_bn > 0)

@@ -7,7 +7,8 @@
              w~ <- lambda w~ + (1 - lambda) w, once a round
     clients, averaging:  those of the base, see `methods.bases`
 
-Both KL are at temperature T, not scaled by its square. Settled here:
+Both KL are at temperature T. Settled here:
+* They are not scaled by T^2, as released; temperature_squared=True does. At T = 10 that is a hundred times more.
 * The mean squared differences of L_div and the term L_ey are the released code's; the printed L_div, norms of whole
   images, is 0 in float32 (diversity="norms" is it, safely). b_ey=0 leaves L_ey out, as printed.
 * Labels count as "seen so far", as released, but without its 1 for classes that a client has never seen; the paper
@@ -27,9 +28,10 @@ from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
 from fedjax_ht.models.conditional import EMBEDDED
 
 
-def student_loss(batch: Synthetic, temperature: float) -> jax.Array:
-    """KL of the ensemble's prediction to the student's."""
-    return kl_divergence(batch.opinions.ensemble / temperature, batch.student / temperature, batch.everyone)
+def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
+    """KL of the ensemble's prediction to the student's (Eq. 7)."""
+    given, own = batch.opinions.ensemble / recipe.temperature, batch.student / recipe.temperature
+    return recipe.kl_scale * kl_divergence(given, own, batch.everyone)
 
 
 @distilling(alpha=0.5)
@@ -55,8 +57,9 @@ def dfrd(
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
         value = cross_entropy(u, batch.labels, mask)
-        value += b_tran * transferability(u, batch.student, batch.labels, mask, selection, recipe.temperature)
+        apart = transferability(u, batch.student, batch.labels, mask, selection, recipe.temperature)
+        value += b_tran * recipe.kl_scale * apart
         value += b_div * image_diversity(made.images, made.merged, mask, diversity)
         return value + b_ey * embedding_excess(made.embedding, mask, gamma) if recipe.merge in EMBEDDED else value
 
-    return Objective(generator_loss, lambda batch: student_loss(batch, recipe.temperature))
+    return Objective(generator_loss, lambda batch: student_loss(batch, recipe))

@@ -6,6 +6,9 @@
 
 p, the teachers and their weights are those of `methods.ensemble`. G normalises by batch while it is trained, and by its
 running statistics while it teaches. DFRD, DENSE and FedFTG differ in the two losses and in their numbers.
+
+Controls teach on other images, see `methods.image_source`. They have no generator step; with alpha, the second term is
+on further images of the same kind, so that the model takes as many steps on as many images.
 """
 
 import dataclasses
@@ -18,8 +21,9 @@ import optax
 from jax import lax
 
 from fedjax_ht.core.federation import Bucket, Federation, features, logits
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.method import Data, PyTree
 from fedjax_ht.methods.ensemble import Opinions, Teachers, ask
+from fedjax_ht.methods.image_source import Images, draw_real, make_pool
 from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge, check_merge
 
 Counts = Literal["seen_so_far", "this_round", "full", "none"]
@@ -42,13 +46,16 @@ class Distillation:
       batch_size: images a step.
       noise_dim: d.
       merge: of noise and label, see `models.conditional`.
-      temperature: T_kd; losses are not scaled by its square.
+      temperature: T_kd, of every KL that a method takes at a temperature.
+      temperature_squared: multiply these KL by T_kd^2, which keeps the size of their gradients whatever T_kd is; as
+        released they are not.
       generator_lr: of Adam(0.5, 0.999).
       student_lr, weight_decay: of SGD.
       reset_opt: Adam starts anew in each of the A iterations, as released; else once a round.
       alpha: weight of the student's loss on images of the moving average; with 0 there is none.
       decay: lambda, the share that the moving average keeps in a round.
       counts: see `Counts`.
+      images: what the student is taught on, see `methods.image_source`.
       feedback: clients go on from the distilled model; else, as released for one width, from the one averaged.
       low_memory: see `ensemble.ask`.
     """
@@ -60,6 +67,7 @@ class Distillation:
     noise_dim: int = 100
     merge: Merge = "mul"
     temperature: float = 10.0
+    temperature_squared: bool = False
     generator_lr: float = 2e-4
     student_lr: float = 0.01
     weight_decay: float = 1e-4
@@ -67,21 +75,29 @@ class Distillation:
     alpha: float = 0.0
     decay: float = 0.5
     counts: Counts = "seen_so_far"
+    images: Images = "generator"
     feedback: bool = True
     low_memory: bool = False
 
     def __post_init__(self):
-        least = {"iterations": 0, "generator_steps": 0, "student_steps": 0, "batch_size": 2, "noise_dim": 1}
+        least = {"iterations": 0, "generator_steps": 1, "student_steps": 0, "batch_size": 2, "noise_dim": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {bound}")
+                hint = "; images='untrained' never trains it" if name == "generator_steps" else ""
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {bound}{hint}")
         if self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be in [0, 1]")
-        if self.counts not in get_args(Counts):
-            raise ValueError(f"counts is {self.counts!r}; it must be one of {', '.join(get_args(Counts))}")
+        for name, kinds in (("counts", Counts), ("images", Images)):
+            if getattr(self, name) not in get_args(kinds):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kinds))}")
         check_merge(self.merge)
+
+    @property
+    def kl_scale(self) -> float:
+        """What every KL at `temperature` is multiplied by."""
+        return self.temperature**2 if self.temperature_squared else 1.0
 
 
 class Synthetic(NamedTuple):
@@ -124,7 +140,8 @@ class Objective(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What the server trains: the global model's parameters, and the generator's {"params", "batch_stats"}."""
+    """What the server trains: the global model's parameters, and the generator's {"params", "batch_stats"}; () without
+    a generator."""
 
     model: PyTree
     generator: PyTree
@@ -170,6 +187,7 @@ def distil(
     average: PyTree,
     round: jax.Array,
     key: jax.Array,
+    data: Data | None = None,
 ) -> tuple[Learner, dict[str, jax.Array]]:
     """All of a round's iterations, as one loop.
 
@@ -182,17 +200,22 @@ def distil(
       average: the generator's moving average up to the last round; () without.
       round: int32 scalar, from 0; the moving average teaches from round 1 on.
       key: of all draws.
+      data: all clients' training samples, split "train"; only of `recipe.images` "real".
 
     Returns:
-      The learner, and the mean losses of the steps, "generator_loss" and "student_loss".
+      The learner, and the mean losses of the steps, "student_loss" and, where it is trained, "generator_loss".
     """
-    module, bucket = make_generator(federation, recipe), federation.global_model
+    module, bucket, shares = make_generator(federation, recipe), federation.global_model, teachers.label_shares
+    trained = recipe.images == "generator"
+    if recipe.images == "real":
+        pool = make_pool(data, federation.num_classes)
+        shares = jnp.where(pool.count > 0, shares, 0)  # counts="none" draws classes that nobody has
     adam = optax.adam(recipe.generator_lr, b1=0.5, b2=0.999)
     sgd = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.sgd(recipe.student_lr))
 
     def generator_step(number, carry, model, key):
         generator, state, total = carry
-        noise, labels = draw(jax.random.fold_in(key, number), recipe, teachers.label_shares)
+        noise, labels = draw(jax.random.fold_in(key, number), recipe, shares)
 
         def loss(params):
             variables = generator | {"params": params}
@@ -206,10 +229,18 @@ def distil(
         params = optax.apply_updates(generator["params"], updates)
         return {"params": params, "batch_stats": changed.get("batch_stats", {})}, state, total + value
 
+    def show(generator, noise, labels, key) -> Generated:
+        if recipe.images == "real":
+            return Generated(draw_real(jax.random.fold_in(key, 1), data, pool, labels), noise, ())
+        if recipe.images == "noise":
+            shape = (recipe.batch_size, *bucket.input_shape)
+            return Generated(jax.random.normal(jax.random.fold_in(key, 1), shape), noise, ())
+        return module.apply(generator, noise, labels, False)
+
     def taught(model, generator, key):
-        """The student's loss on images of a generator."""
-        noise, labels = draw(key, recipe, teachers.label_shares)
-        made = jax.tree.map(lax.stop_gradient, module.apply(generator, noise, labels, False))
+        """The student's loss on images of a generator, or of a control."""
+        noise, labels = draw(key, recipe, shares)
+        made = jax.tree.map(lax.stop_gradient, show(generator, noise, labels, key))
         opinions = jax.tree.map(lax.stop_gradient, ask(buckets, teachers, made.images, labels, False))
         own = student_logits(bucket, model, made.images, train=True)
         return objective.student(Synthetic(noise, labels, made, opinions, own, teachers))
@@ -221,7 +252,7 @@ def distil(
         def loss(model):
             value = taught(model, generator, key)
             if recipe.alpha:
-                value += recipe.alpha * (round > 0) * taught(model, average, average_key)
+                value += recipe.alpha * (round > 0) * taught(model, average if trained else generator, average_key)
             return value
 
         value, gradients = jax.value_and_grad(loss)(model)
@@ -231,14 +262,15 @@ def distil(
     def iteration(number, carry):
         (model, generator), adam_state, sgd_state, generator_total, student_total = carry
         generator_key, student_key = jax.random.split(jax.random.fold_in(key, number))
-        if recipe.reset_opt:
+        if trained and recipe.reset_opt:
             adam_state = adam.init(generator["params"])
-        generator, adam_state, generator_total = lax.fori_loop(
-            0,
-            recipe.generator_steps,
-            lambda i, carry: generator_step(i, carry, model, generator_key),
-            (generator, adam_state, generator_total),
-        )
+        if trained:
+            generator, adam_state, generator_total = lax.fori_loop(
+                0,
+                recipe.generator_steps,
+                lambda i, carry: generator_step(i, carry, model, generator_key),
+                (generator, adam_state, generator_total),
+            )
         model, sgd_state, student_total = lax.fori_loop(
             0,
             recipe.student_steps,
@@ -247,9 +279,10 @@ def distil(
         )
         return Learner(model, generator), adam_state, sgd_state, generator_total, student_total
 
-    start = (learner, adam.init(learner.generator["params"]), sgd.init(learner.model), jnp.float32(0), jnp.float32(0))
+    adam_state = adam.init(learner.generator["params"]) if trained else ()
+    start = (learner, adam_state, sgd.init(learner.model), jnp.float32(0), jnp.float32(0))
     learner, _, _, generator_total, student_total = lax.fori_loop(0, recipe.iterations, iteration, start)
-    return learner, {
-        "generator_loss": generator_total / max(recipe.iterations * recipe.generator_steps, 1),
-        "student_loss": student_total / max(recipe.iterations * recipe.student_steps, 1),
-    }
+    losses = {"student_loss": student_total / max(recipe.iterations * recipe.student_steps, 1)}
+    if trained:
+        losses["generator_loss"] = generator_total / max(recipe.iterations * recipe.generator_steps, 1)
+    return learner, losses

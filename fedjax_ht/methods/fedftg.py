@@ -9,6 +9,7 @@
 Every teacher is followed by itself, not their ensemble, and all samples count. Settled here:
 * The divergences are means over the C classes, as released with DFRD, so that they are C times weaker than DFRD's and
   DENSE's sums; kl_reduce="sum_classes" sums them.
+* They are not scaled by T^2, as released; temperature_squared=True does.
 * In L_md the generator is led through the teachers and p is given, as released with DFRD; FedFTG's own code leads it
   through the student, with L1 distances of logits.
 """
@@ -46,7 +47,7 @@ def fedftg(
 
     def divergence(given: jax.Array, logits: jax.Array, batch: Synthetic) -> jax.Array:
         given, logits = given / recipe.temperature, logits / recipe.temperature
-        value = weighted_kl(given, logits, batch.opinions.weights, batch.everyone)
+        value = recipe.kl_scale * weighted_kl(given, logits, batch.opinions.weights, batch.everyone)
         return value / given.shape[-1] if kl_reduce == "mean_classes" else value
 
     def generator_loss(batch: Synthetic) -> jax.Array:

@@ -26,14 +26,14 @@ from jax import lax
 
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.fedavg import weighted_mean
 from fedjax_ht.methods.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.prototypes import Variant, check_variant
-from fedjax_ht.methods.supervised import head_scores, init_model
+from fedjax_ht.methods.supervised import count_labels, head_scores, init_model
 from fedjax_ht.models.generator import FeatureGenerator
 
 
@@ -89,13 +89,6 @@ class Uplink(NamedTuple):
 
     head: PyTree
     label_counts: Metadata
-
-
-def count_labels(data: Data, num_classes: int) -> jax.Array:
-    """Training samples by class, int32 [C]."""
-    indices, count = data.splits["train"]
-    real = jnp.arange(indices.shape[0]) < count
-    return jnp.zeros(num_classes, jnp.int32).at[data.labels[indices]].add(real)
 
 
 def fedgen(

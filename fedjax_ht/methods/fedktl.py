@@ -10,6 +10,14 @@ that clients regress them to.
     predict: the class of the largest cosine
 
 Settled here:
+* Latents are in units of the generator's own spread (`generators.units`), on both sides and on the wire, so that
+  lambda, mu, kernels and F's steps mean the same for every generator; they are multiplied back to make images.
+* F's batch norm takes the statistics of the prototypes at hand, also when it makes Qbar. Running ones, as released, lag
+  behind by many deviations: with one client Qbar then left the valid latents by orders of magnitude.
+* F's range is the ball about W's mean that holds a thousand valid latents: what F puts outside is moved to its surface.
+  The paper has no such bound (bounded=False): far away all kernels vanish, nothing pulls back, and Adam goes on.
+* The paper names no widths of the RBF kernels. They follow the median distance of valid latents (`bandwidths`). The
+  released code's 10, 15, 20 and 50 are far below it (about 720), see almost nothing, and align nothing here.
 * variant="released" is HtFLlib: features are made unit vectors before and after averaging; L_MSE is against a
   trainable table, over the batch, so that classes of many clients weigh more; the server's gradients are clipped, too.
 * Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The paper is silent, its
@@ -20,7 +28,7 @@ Settled here:
 * A pair exists from a class's first upload on. The released code sends images of random latents before.
 * V and the first h' come from fixed seeds, known to all: they are not sent, and not counted.
 * With dim = C, h is the model's own head, whatever its form; with another K, one linear layer in its place.
-* The arccos is clamped. F keeps running statistics, and is in evaluation mode when it makes Qbar.
+* The arccos is clamped.
 * Images are fitted to the clients' on the server, with antialiasing (antialias=False: the authors' torchvision had
   none), and are their luminance for clients with grey images.
 """
@@ -49,32 +57,35 @@ from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.generators import Generator, open_generator
 from fedjax_ht.generators.images import synthesise
-from fedjax_ht.losses import arcface, cosines, cross_entropy, masked_mean
-from fedjax_ht.losses.mmd import BANDWIDTHS
+from fedjax_ht.generators.units import in_units, into
+from fedjax_ht.losses import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, align, mean_latents
+from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, align, mean_latents, off_manifold
+from fedjax_ht.methods.pair_sources import FIXED, SOURCES, Source, latents_of, noise_images
 from fedjax_ht.methods.prototypes import COLLECT_BATCH, Variant, check_variant
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
 
+WARN_REACH = 3  # radii of the ball that holds the valid latents
+
 Transfer = Literal["pairs", "images"]
-Source = Literal["prototypes", "labels"]
 
 
 class Pairs(NamedTuple):
-    """images: Masked float32 [C, H, W, channels] in [0, 1]. vectors: Masked float32 [C, latent_dim], or ()."""
+    """images: Masked float32 [C, H, W, channels] in [-1, 1], a generator's range, in which the paper's noise is meant.
+    vectors: Masked float32 [C, latent_dim] in units, or ()."""
 
     images: Masked
     vectors: Masked | tuple
 
 
 class Server(NamedTuple):
-    """F with its batch statistics, and what was made of the newest prototypes.
+    """F, and what was made of the newest prototypes.
 
     Attributes:
-      transformer: {"params", "stats"} of F; {} where it is not used.
-      centroids: float32 [C, latent_dim], Qbar.
+      transformer: parameters of F; {} where it is not used.
+      centroids: float32 [C, latent_dim], Qbar, in units.
       images: float32 [C, H, W, channels] in [0, 1].
       available: bool [C], the classes that have had a prototype.
     """
@@ -112,6 +123,17 @@ def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, ja
     return shuffled(key, some)[:size], jnp.arange(size) < some.count
 
 
+def warn(metrics: dict) -> str | None:
+    """Says how far the latents sent are from valid ones, by powers of ten, so that it is not said anew every round."""
+    passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if (metrics.get("reach") or 0.0) > bound]
+    if not passed:
+        return None
+    return (
+        f"latents sent to the clients are more than {passed[-1]} times as far from the mean of the generator's as any "
+        "valid one (metric reach); bounded=True moves them back, and a lower server_lr may help"
+    )
+
+
 def fedktl(
     training: LocalTraining,
     generator: str | Path | Generator = "checkpoints/fashion_mnist_32.npz",
@@ -123,7 +145,8 @@ def fedktl(
     server_epochs: int = 100,
     server_lr: float = 0.01,
     server_batch_size: int = 100,
-    bandwidths: tuple[float, ...] | Literal["median"] = BANDWIDTHS,
+    bandwidths: tuple[float | str, ...] = ("median",),
+    bounded: bool = True,
     scale: float = 64.0,
     margin: float = 0.5,
     clip_norm: float = 100.0,
@@ -142,28 +165,31 @@ def fedktl(
     mmd_weight: of L_MMD; 0 is ablation "-L_MMD".
     dim: K, dimensions of the ETF; None takes the number of classes.
     server_epochs, server_lr, server_batch_size: E_S, eta_S, B_S of the alignment.
-    bandwidths: of the MMD's kernels, see `methods.alignment`.
+    bandwidths: of the MMD's kernels, or ("median",), see `methods.alignment`.
+    bounded: F's range is the ball that holds the valid latents.
     scale, margin: s and m of ArcFace; 1 and 0 are Table 17's variant.
     clip_norm: of the clients' gradients; 0 clips none.
     all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
     antialias: when images are shrunk to the clients' size.
     classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of its features.
     transfer: "images" is ablation "-Qbar": no regression; the images join the local samples, with their classes.
-    source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a conditional generator.
+    source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a conditional generator. "valid"
+      and "noise" are controls with fixed pairs, see `methods.pair_sources`.
     """
     check_variant(variant)
     for name, value, known in (
         ("classifier", classifier, ("etf", "head")),
         ("transfer", transfer, ("pairs", "images")),
-        ("source", source, ("prototypes", "labels")),
+        ("source", source, SOURCES),
     ):
         if value not in known:
-            raise ValueError(f"{name} is {value!r}; it must be {known[0]!r} or {known[1]!r}")
+            raise ValueError(f"{name} is {value!r}; it must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
     if clip_norm < 0:
         raise ValueError(f"clip_norm is {clip_norm}; it must be at least 0")
     if not isinstance(generator, Generator):
         generator = open_generator(generator)
-    if tuple(bandwidths) == ("median",):  # as a command line gives it
+    generator = in_units(generator)
+    if tuple(bandwidths) == ("median",):  # in a tuple, so that a command line can give numbers instead
         bandwidths = "median"
     latent_dim, etf = generator.latent_dim, classifier == "etf"
     options = Alignment(server_epochs, server_batch_size, server_lr, mmd_weight, mse_weight, bandwidths, variant)
@@ -204,7 +230,7 @@ def fedktl(
         return cosines(outputs, vectors) if etf else logits(bucket, params, found)
 
     def classification(values, labels, mask):
-        return arcface(values, labels, mask, scale, margin) if etf else cross_entropy(values, labels, mask)
+        return arcface_loss(values, labels, mask, scale, margin) if etf else cross_entropy(values, labels, mask)
 
     def init_client(bucket, ctx):
         return init_variables(own(bucket), ctx.key)
@@ -212,17 +238,16 @@ def fedktl(
     def init_server(federation, key):
         first, second = jax.random.split(key)
         classes, width = federation.num_classes, dim_of(federation)
-        state: PyTree = {}
+        params: PyTree = {}
         if source == "prototypes":
-            variables = transformer.init(first, jnp.zeros((2, width)), False, jnp.ones(2, bool))
-            state = {"params": variables["params"], "stats": variables["batch_stats"]}
+            params = transformer.init(first, jnp.zeros((2, width)), jnp.ones(2, bool))["params"]
         centroids = jax.random.normal(second, (classes, latent_dim))
         images = jnp.zeros((classes, *federation.buckets[0].input_shape))
-        return Server(state, centroids, images, jnp.zeros(classes, bool))
+        return Server(params, centroids, images, jnp.zeros(classes, bool))
 
     def broadcast(federation, bucket, server, ctx):
         vectors = Masked(server.centroids, server.available) if transfer == "pairs" else ()
-        return Pairs(Masked(server.images, server.available), vectors)
+        return Pairs(Masked(2 * server.images - 1, server.available), vectors)
 
     def client_update(bucket, client, downlink, data, ctx):
         bucket, images, vectors = own(bucket), downlink.images, downlink.vectors
@@ -238,7 +263,8 @@ def fedktl(
             if mu == 0 and transfer == "pairs":
                 return Loss(value, stats)
             index, mask = draw(images.mask, size, draw_key)
-            x = (jnp.where(mask[:, None, None, None], images.values[index], 0) - data.mean) / data.std
+            pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
+            x = (pixels - data.mean) / data.std
             found, outputs, stats = representation(bucket, params["model"], stats, x, mask, train=True, key=pair_key)
             if transfer == "images":
                 # One pass over the images is `extra` times as long as one over the client's own samples.
@@ -254,7 +280,7 @@ def fedktl(
         return client, uplink(bucket, client, data), {"loss": result.loss}
 
     def uplink(bucket, client, data):
-        if source == "labels":
+        if source != "prototypes":
             return ()
 
         def extract(x, mask):
@@ -269,25 +295,35 @@ def fedktl(
     def latents(server, received, key, frozen):
         """The server without its images."""
         draw_key, align_key = jax.random.split(key)
-        if source == "labels":
-            classes = jax.random.permutation(jax.random.key(0), generator.num_labels)[: len(server.centroids)]
-            centroids = generator.conditional(frozen, draw_key, classes)
+        if source != "prototypes":
+            centroids = latents_of(source, generator, frozen, draw_key, len(server.centroids))
+            centroids = jnp.where(kept(server)[:, None], server.centroids, centroids)
             return server._replace(centroids=centroids, available=jnp.ones_like(server.available)), {}
         uploads = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
-        state, sample_w = server.transformer, lambda key, n: generator.sample_w(frozen, key, n)
-        centroids = mean_latents(transformer, state["params"], state["stats"], uploads, server.centroids)
-        params, stats, metrics = align(
-            transformer, sample_w, options, state["params"], state["stats"], centroids, uploads, align_key
-        )
-        centroids = mean_latents(transformer, params, stats, uploads, server.centroids)
-        state = {"params": params, "stats": stats}
+        sample_w = lambda key, n: generator.sample_w(frozen, key, n)  # noqa: E731
+        free = lambda params, rows, mask: transformer.apply({"params": params}, rows, mask)  # noqa: E731
+        held = lambda params, rows, mask: into(frozen.ball, free(params, rows, mask))  # noqa: E731
+        transform = held if bounded else free
+        centroids = mean_latents(transform, server.transformer, uploads, server.centroids)
+        params, metrics = align(transform, sample_w, options, server.transformer, centroids, uploads, align_key)
+        centroids = mean_latents(transform, params, uploads, server.centroids)
         available = server.available.at[uploads.labels].max(uploads.valid)
-        return Server(state, centroids, server.images, available), metrics
+        raw = free(params, uploads.prototypes, uploads.valid)
+        metrics |= off_manifold(raw, uploads.valid, centroids, available, frozen.ball)
+        return Server(params, centroids, server.images, available), metrics
+
+    def kept(server):
+        """Pairs that stay for good, bool [C]."""
+        return server.available & (source in FIXED)
 
     def server_update(federation, server, received, ctx):
-        server, metrics = latents(server, received, ctx.key, ctx.frozen)
-        images = synthesise(generator, ctx.frozen, server.centroids, server.images.shape[1:], antialias)
-        return server._replace(images=jnp.where(server.available[:, None, None, None], images, server.images)), metrics
+        new, metrics = latents(server, received, ctx.key, ctx.frozen)
+        if source == "noise":
+            images = noise_images(ctx.key, server.images.shape)
+        else:
+            images = synthesise(generator, ctx.frozen, new.centroids, server.images.shape[1:], antialias)
+        changed = new.available & ~kept(server)
+        return new._replace(images=jnp.where(changed[:, None, None, None], images, server.images)), metrics
 
     def predict(bucket, client, downlink, x, mask):
         bucket = own(bucket)
@@ -308,4 +344,5 @@ def fedktl(
         frozen=generator.variables,
         pretrained_on=generator.card.trained_on,
         pictures=lambda federation, server: {"sent to the clients": server.images},
+        warn=warn,
     )

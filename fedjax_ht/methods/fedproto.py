@@ -10,7 +10,8 @@ Settled here:
   over the features seen while training, in training mode.
 * The mean over uploaders is uniform, as in all released code. weighting="samples" is the paper's n_i^c weighting,
   normalised (Eq. 6 has a further 1/|N_c| that would shrink the prototypes), its counts sent as metadata.
-* Inference looks at every class that has a prototype; the authors' own code looks at the client's own classes only.
+* Inference looks at every class that has a prototype, as HtFLlib's does. The authors' own code looks at the client's
+  own classes only: the second rule, "own_prototype"; the third is the client's own head.
 """
 
 from typing import Literal, NamedTuple
@@ -23,7 +24,7 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.supervised import init_model, train_model
+from fedjax_ht.methods.supervised import train_model
 
 
 class Server(NamedTuple):
@@ -73,7 +74,8 @@ def fedproto(
         name="fedproto",
         check=lambda federation: federation.feature_dim and None,
         init_server=init_server,
-        init_client=init_model,
+        init_client=prototypes.init_client,
+        receive=prototypes.receive,
         broadcast=lambda federation, bucket, server, ctx: Masked(server.prototypes, server.available),
         client_update=client_update,
         server_update=server_update,

@@ -1,24 +1,30 @@
 """FedSSA (Yi et al., IJCAI 2024): clients share the rows of their headers that belong to the classes they have seen.
 
-    client:  theta_k^s <- theta^s + mu_t theta_k^s for every own class s (Eq. 5), then local epochs of cross-entropy;
-             mu_t = mu_0 cos(pi t / (2 T_stable)) while t <= T_stable, then 0 (Eq. 4); upload the own classes' rows
-    server:  theta^s <- mean of the uploaded theta_k^s, class by class (Eq. 3)
+    client:  theta_k^s <- theta^s + mu_t theta_k^s for every own class s (Eq. 4), other classes' rows stay (Eq. 5);
+             mu_t = mu_0 cos(pi t / (2 T_stable)) while t <= T_stable, then 0 (Eq. 4);
+             local epochs of cross-entropy; upload the own classes' rows
+    server:  theta^s <- mean of theta_k^s over the clients that hold class s, its newest row of each (Eq. 3)
     predict: the client's model after its local training
 
 Settled here:
 * A row of the header is a class's weights and its bias, so that it costs K + 1 elements; the paper counts K.
 * The header is the last linear layer, as released and as the paper counts it; its section 3.2 speaks of two layers.
-* t counts from 1, as in the paper; the released code counts from 0. The fused row is no convex mix: Eq. 5 as it stands.
-* The mean is over the owners of a class among this round's uploaders; a class that nobody uploaded keeps its row. The
-  released code averages over all owners, with rows of clients that never took part: not reproduced.
-* Rows of classes that a client has not seen are never overwritten. They keep their history, training included.
+* Eq. 3 averages over all clients that hold a class. The server keeps the newest row of each (owners="stored"), as
+  released; but clients that never took part have no row, where the released code counts their initial ones.
+  owners="uploaded" averages over this round's uploaders alone and stores nothing: with ten participants that is two
+  clients a class. A class without a row keeps the server's. Stored rows are N C (K + 1) numbers on the server.
+* t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own rounds: with one
+  client in ten taking part, global rounds would be over before most clients have any history (clock="round" is that).
+* The fused row is no convex mix: Eq. 4 as it stands. A row may grow by the product of all 1 + mu_t; settings in which
+  that passes MOST_GROWTH are refused where it is reached for certain, and rows longer than LONG_ROW are warned of.
 * Clients are scored as their training left them: that is `SimulationOptions(evaluate="trained")`.
 * The server knows a client's classes from its last upload, and sends the whole header to one it has not heard from.
 * hide_classes: clients upload the whole header with zeros in the rows of other classes, and the server ignores rows of
   zeros (section 4.3); it then sends everybody the whole header. Noise on such an uplink would make owners of all.
 """
 
-from typing import NamedTuple
+import math
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +36,28 @@ from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.heads import init_head, take_head
 from fedjax_ht.methods.prototypes import mean_by_class
-from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
+
+Decay = Literal["cosine", "linear", "step"]
+Clock = Literal["client", "round"]
+Owners = Literal["stored", "uploaded"]
+
+MOST_GROWTH = 1000.0  # product of all 1 + mu_t
+LONG_ROW = 100.0  # length of a row of the header; the first ones are about 0.6 long
 
 
 class Server(NamedTuple):
-    """rows float32 [C, K + 1], the global header; wanted bool [num_clients, C], the classes to send to each client, all
-    of them until it has uploaded, or () where classes are hidden."""
+    """What the server keeps.
+
+    Attributes:
+      rows: float32 [C, K + 1], the global header.
+      held: bool [num_clients, C], the classes that each client last uploaded.
+      newest: float32 [num_clients, C, K + 1], the rows that it did; () with owners="uploaded".
+    """
 
     rows: jax.Array
-    wanted: jax.Array | tuple
+    held: jax.Array
+    newest: jax.Array | tuple
 
 
 def rows_of(head: PyTree) -> jax.Array:
@@ -51,16 +70,19 @@ def head_of(rows: jax.Array) -> PyTree:
     return {"kernel": rows[:, :-1].T, "bias": rows[:, -1]}
 
 
-def seen_classes(data: Data, num_classes: int) -> jax.Array:
-    """bool [num_classes]: which classes the client has training samples of."""
-    indices, count = data.splits["train"]
-    real = jnp.arange(indices.shape[0]) < count
-    return jnp.zeros(num_classes, bool).at[data.labels[indices]].max(real)
+def stabilisation(t: jax.Array, mu: float, stable_rounds: int, decay: Decay = "cosine") -> jax.Array:
+    """mu_t, the weight of a client's own history in its fused header (Eq. 4); 0 from t = stable_rounds on.
+
+    "linear" (mu_0 (1 - t / T)) and "step" (mu_0 up to T) are other ways down than the paper's.
+    """
+    share = t / stable_rounds
+    kept = {"cosine": jnp.cos(jnp.pi / 2 * share), "linear": 1 - share, "step": jnp.ones_like(share)}[decay]
+    return jnp.where(t < stable_rounds, mu * kept, 0.0)
 
 
-def stabilisation(t: jax.Array, mu: float, stable_rounds: int) -> jax.Array:
-    """mu_t, the weight of a client's own history in its fused header (Eq. 4); 0 from t = stable_rounds on."""
-    return jnp.where(t < stable_rounds, mu * jnp.cos(jnp.pi * t / (2 * stable_rounds)), 0.0)
+def most_growth(mu: float, stable_rounds: int, decay: Decay = "cosine") -> float:
+    """By how much fusing alone can lengthen a row: the product of 1 + mu_t, t = 1, 2, ..., of a constant history."""
+    return float(jnp.exp(jnp.sum(jnp.log1p(stabilisation(jnp.arange(1, stable_rounds + 1), mu, stable_rounds, decay)))))
 
 
 def check_linear_heads(federation: Federation) -> None:
@@ -74,56 +96,104 @@ def check_linear_heads(federation: Federation) -> None:
         )
 
 
-def fedssa(training: LocalTraining, mu: float = 0.5, stable_rounds: int = 2, hide_classes: bool = False) -> Method:
-    """Args:
-    training: local training.
-    mu: mu_0 in [0, 1].
-    stable_rounds: T_stable, the round from which on global rows replace a client's own.
-    hide_classes: see the module's text.
-    """
+def check_options(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owners: Owners) -> None:
+    """ValueError for an option out of range, and where mu compounds too far."""
     if not 0 <= mu <= 1:
         raise ValueError(f"mu is {mu}; it must be at least 0 and at most 1")
     if stable_rounds < 1:
         raise ValueError(f"stable_rounds is {stable_rounds}; it must be at least 1")
+    for name, value, known in (("decay", decay, Decay), ("clock", clock, Clock), ("owners", owners, Owners)):
+        if value not in get_args(known):
+            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
+    # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses in few of them.
+    growth = most_growth(mu, stable_rounds, decay)
+    if growth > MOST_GROWTH and (clock == "client" or owners == "uploaded"):
+        raise ValueError(
+            f"stable_rounds is {stable_rounds} with mu {mu}: fusing alone would lengthen rows {growth:.0f} times; "
+            "take fewer rounds, a smaller mu, or clock='round' with owners='stored'"
+        )
+
+
+def long_rows(metrics: dict[str, float]) -> str | None:
+    """A `Method.warn`: rows that have grown beyond what training does."""
+    if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
+        return None
+    return "rows of the header have grown beyond all measure, mu compounds; lower mu or stable_rounds"
+
+
+def fedssa(
+    training: LocalTraining,
+    mu: float = 0.5,
+    stable_rounds: int = 5,
+    decay: Decay = "cosine",
+    clock: Clock = "client",
+    owners: Owners = "stored",
+    semantic: bool = True,
+    hide_classes: bool = False,
+) -> Method:
+    """Args:
+    training: local training.
+    mu: mu_0 in [0, 1]; 0 is the ablation without stabilisation.
+    stable_rounds: T_stable, the round from which on global rows replace a client's own.
+    decay: of mu_t, see `stabilisation`.
+    clock: what t counts, a client's own rounds or all.
+    owners: whose rows are averaged, see the module's text.
+    semantic: False is the ablation without semantic aggregation: every client counts as an owner of every class.
+    hide_classes: see the module's text.
+    """
+    check_options(mu, stable_rounds, decay, clock, owners)
+
+    def classes(data: Data, num_classes: int) -> jax.Array:
+        return own_classes(data, num_classes) if semantic else jnp.ones(num_classes, bool)
 
     def init_server(federation, key):
-        wanted = () if hide_classes else jnp.ones((federation.num_clients, federation.num_classes), bool)
-        return Server(rows_of(init_head(federation, key)), wanted)
+        rows, n = rows_of(init_head(federation, key)), federation.num_clients
+        newest = jnp.zeros((n, *rows.shape)) if owners == "stored" else ()
+        return Server(rows, jnp.zeros((n, federation.num_classes), bool), newest)
+
+    def init_client(bucket, ctx):
+        return init_model(bucket, ctx) | {"rounds": jnp.int32(0)}  # in which it has trained
 
     def broadcast(federation, bucket, server, ctx):
-        return server.rows if hide_classes else Masked(server.rows, server.wanted[ctx.info.id])
+        held = server.held[ctx.info.id]
+        return server.rows if hide_classes else Masked(server.rows, held | ~held.any())
 
     def receive(bucket, client, downlink, data, ctx):
-        rows, own = rows_of(client["params"]["head"]), seen_classes(data, bucket.num_classes)
+        rows, own = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
         values, sent = (downlink, True) if hide_classes else downlink
-        fused = values + stabilisation(ctx.round + 1, mu, stable_rounds) * rows
+        t = (client["rounds"] if clock == "client" else ctx.round) + 1
+        fused = values + stabilisation(t, mu, stable_rounds, decay) * rows
         return take_head(client, head_of(jnp.where((own & sent)[:, None], fused, rows)))
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        rows, own = rows_of(client["params"]["head"]), seen_classes(data, bucket.num_classes)
+        rows, own = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
         uplink = jnp.where(own[:, None], rows, 0) if hide_classes else Masked(rows, own)
-        return client, uplink, {"loss": result.loss}
+        return client | {"rounds": client["rounds"] + 1}, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         uplink, info, arrived = gather_received(received)
         values, sent = (uplink, (uplink != 0).any(-1)) if hide_classes else uplink
-        present = sent & arrived[:, None]  # [P, C]
+        values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]  # [P, C, K + 1], [P, C]
+        heard = jnp.where(present.any(1), info.id, federation.num_clients)  # without samples there is nothing to tell
+        held, newest = server.held.at[heard].set(present, mode="drop"), ()
+        if owners == "stored":
+            newest = server.newest.at[heard].set(values, mode="drop")
+            values, present = newest, held
         owned = present.any(0)
         rows = jnp.where(owned[:, None], mean_by_class(values, present), server.rows)
-        if hide_classes:
-            return Server(rows, ()), {"classes": owned.sum()}
-        heard = jnp.where(present.any(1), info.id, federation.num_clients)  # without samples there is nothing to tell
-        return Server(rows, server.wanted.at[heard].set(present, mode="drop")), {"classes": owned.sum()}
+        longest = jnp.sqrt(jnp.max(jnp.sum(rows**2, -1)))
+        return Server(rows, held, newest), {"classes": owned.sum(), "longest_row": longest}
 
     return Method(
         name="fedssa",
         check=check_linear_heads,
         init_server=init_server,
-        init_client=init_model,
+        init_client=init_client,
         broadcast=broadcast,
         receive=receive,
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        warn=long_rows,
     )

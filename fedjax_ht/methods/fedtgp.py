@@ -4,7 +4,7 @@
     server:  Phat_c = F(e_c), F = Linear-ReLU-Linear on a table of embeddings e; S epochs over the uploaded prototypes P
              of cross-entropy over -||P - Phat_c||, the true class pushed delta further (Eq. 10);
              delta = min(largest distance between class centres, tau) (Eq. 9)
-    predict: the class of the nearest global prototype
+    predict: the class of the nearest global prototype; second rule, "own_prototype": among the client's own classes
 
 Settled here:
 * variant="released" is HtFLlib: delta is the largest nearest-neighbour distance, R the mean square between each sample
@@ -27,7 +27,7 @@ from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.supervised import init_model, train_model
+from fedjax_ht.methods.supervised import train_model
 from fedjax_ht.models.layers import uniform_fan_in
 
 
@@ -124,7 +124,8 @@ def fedtgp(
         name="fedtgp",
         check=lambda federation: federation.feature_dim and None,
         init_server=init_server,
-        init_client=init_model,
+        init_client=prototypes.init_client,
+        receive=prototypes.receive,
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,

@@ -28,7 +28,8 @@ from fedjax_ht.methods.distillation import (
     moving_average,
 )
 from fedjax_ht.methods.ensemble import Teachers, keep_present, label_weights
-from fedjax_ht.methods.fedgen import count_labels
+from fedjax_ht.methods.image_source import WITH_GENERATOR, settle
+from fedjax_ht.methods.supervised import count_labels
 from fedjax_ht.models.conditional import num_doublings
 
 MOMENT_SAMPLES = 256  # of a client, for the moments that it uploads
@@ -56,7 +57,7 @@ class Server(NamedTuple):
     Attributes:
       model: the global model's parameters, distilled.
       averaged: those that clients go on from; () where that is `model`.
-      generator: {"params", "batch_stats"}.
+      generator: {"params", "batch_stats"}; () without.
       average: its moving average; () without.
     """
 
@@ -131,6 +132,7 @@ def fine_tuning(
     """
     below, uploaded = make_base(base, training) if isinstance(base, str) else base
     feedback = recipe.feedback or below.name == "none"  # there nothing is averaged
+    averaging = recipe.images == "generator" and recipe.alpha != 0  # of what is never trained there is no average
     name = name if below.name == "none" else f"{below.name}+{name}"
 
     def check(federation: Federation) -> None:
@@ -146,8 +148,12 @@ def fine_tuning(
 
     def init_server(federation, key):
         model, generator_key = below.init_server(federation, key), jax.random.fold_in(key, 1)
-        generator = init_generator(make_generator(federation, recipe), generator_key)
-        return Server(model, () if feedback else model, generator, generator if recipe.alpha else ())
+        module, generator = make_generator(federation, recipe), ()
+        if recipe.images in WITH_GENERATOR:
+            generator = init_generator(module, generator_key)
+        if recipe.images == "untrained":
+            generator = settle(module, generator, recipe.batch_size, jax.random.fold_in(key, 2))
+        return Server(model, () if feedback else model, generator, generator if averaging else ())
 
     def init_client(bucket, ctx):
         seen = jnp.zeros(bucket.num_classes, jnp.int32) if recipe.counts == "seen_so_far" else ()
@@ -183,9 +189,10 @@ def fine_tuning(
             server.average,
             ctx.round,
             jax.random.fold_in(ctx.key, 1),
+            ctx.data,
         )
         decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)  # it begins with the first trained generator
-        average = moving_average(server.average, learner.generator, decay) if recipe.alpha else ()
+        average = moving_average(server.average, learner.generator, decay) if averaging else ()
         new = Server(learner.model, () if feedback else model, learner.generator, average)
         return select(teachers.present.any(), new, server), metrics | losses
 
@@ -200,5 +207,6 @@ def fine_tuning(
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: below.predict(bucket, client.model, downlink, x, mask),
         global_params=lambda server: server.model,
-        pictures=functools.partial(pictures, recipe),
+        pictures=functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None,
+        sees_data=recipe.images == "real",
     )

@@ -27,10 +27,10 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods.fedssa import head_of, rows_of, seen_classes
+from fedjax_ht.methods.fedssa import head_of, rows_of
 from fedjax_ht.methods.heads import Weighting, check_weighting
 from fedjax_ht.methods.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
-from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
 
 
@@ -118,7 +118,7 @@ def partial_training(
         return extract(server, axes_of(federation, server), plan)
 
     def client_update(bucket, client, downlink, data, ctx):
-        classes = seen_classes(data, bucket.num_classes)
+        classes = own_classes(data, bucket.num_classes)
         client, result = train_model(training, bucket, client, data, ctx, classes=classes if masked_loss else None)
         sent = classes if label_split and not whole_head else jnp.ones_like(classes)
         uplink = Uplink(

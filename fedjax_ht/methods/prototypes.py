@@ -10,15 +10,15 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.local_training import Batch, ClassSums, class_means, sum_by_class
-from fedjax_ht.core.method import Data, PyTree, Received
+from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
-from fedjax_ht.methods.supervised import Regulariser, head_scores, own_features
+from fedjax_ht.methods.supervised import Regulariser, head_scores, init_model, own_classes, own_features
 from fedjax_ht.ops import pairwise_distance
 
 COLLECT_BATCH = 64  # samples a forward pass of the collection takes; the result does not depend on it
 
-RULES = ("prototype", "head")  # of `scores`, the reported one first
+RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
 
 Variant = Literal["paper", "released"]
 
@@ -97,8 +97,21 @@ def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array 
     return total / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
 
 
+def init_client(bucket: Bucket, ctx: Context) -> PyTree:
+    """A model, and "classes" bool [C], those that "own_prototype" chooses among: all, until the first receipt."""
+    return init_model(bucket, ctx) | {"classes": jnp.ones(bucket.num_classes, bool)}
+
+
+def receive(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
+    """The client looks up its own classes; without training samples it keeps all."""
+    own = own_classes(data, bucket.num_classes)
+    return client | {"classes": own | ~own.any()}
+
+
 def scores(bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-    """By rule: minus the distance to each global prototype, -inf for classes without one; and the own head's logits."""
+    """By rule: minus the distance to each global prototype, -inf for classes without one; the same among the client's
+    own classes; and the own head's logits."""
     distance = pairwise_distance(own_features(bucket, client, x, mask), prototypes.values)
     nearest = jnp.where(prototypes.mask, -distance, -jnp.inf)
-    return {"prototype": nearest, "head": head_scores(bucket, client, x, mask)}
+    among_own = jnp.where(client["classes"], nearest, -jnp.inf)
+    return {"prototype": nearest, "own_prototype": among_own, "head": head_scores(bucket, client, x, mask)}

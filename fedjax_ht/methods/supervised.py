@@ -18,6 +18,18 @@ def init_model(bucket: Bucket, ctx: Context) -> PyTree:
     return init_variables(bucket, ctx.key)
 
 
+def count_labels(data: Data, num_classes: int) -> jax.Array:
+    """Training samples by class, int32 [C]."""
+    indices, count = data.splits["train"]
+    real = jnp.arange(indices.shape[0]) < count
+    return jnp.zeros(num_classes, jnp.int32).at[data.labels[indices]].add(real)
+
+
+def own_classes(data: Data, num_classes: int) -> jax.Array:
+    """bool [num_classes]: which classes the client has training samples of."""
+    return count_labels(data, num_classes) > 0
+
+
 def train_model(
     training: LocalTraining,
     bucket: Bucket,
@@ -50,7 +62,7 @@ def train_model(
         return Loss(value, stats, representations if gather_features else None)
 
     result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
-    return {"params": result.params, "stats": result.stats}, result
+    return client | {"params": result.params, "stats": result.stats}, result
 
 
 def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,16 +1,16 @@
 """Flax modules, each a feature extractor and a head, and the groups that the papers deal out to clients."""
 
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
-from fedjax_ht.models.googlenet import googlenet
 from fedjax_ht.models.heads import htc4_heads, vit_head
+from fedjax_ht.models.inception import googlenet
 from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.registry import GROUPS, SLICED, model_group, sliced_network
-from fedjax_ht.models.resnet import resnet
+from fedjax_ht.models.resnets import resnet
 from fedjax_ht.models.sliced import width_budgets
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.torchvision import variables_from_torchvision
-from fedjax_ht.models.vit import vit
+from fedjax_ht.models.vits import vit
 
 __all__ = [
     "GROUPS",

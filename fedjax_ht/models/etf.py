@@ -4,7 +4,7 @@ import numpy as np
 
 
 def simplex_etf(num_classes: int, dim: int) -> np.ndarray:
-    """sqrt(C / (C - 1)) U (I - 1 1^T / C) with orthonormal columns U; float32 [dim, C] (FedKTL Eq. 1).
+    """sqrt(C / (C - 1)) U (I - 1 1^T / C) with orthonormal columns U; float32 [dim, C] (FedKTL, not numbered).
 
     Columns have length 1, any two of them the cosine -1 / (C - 1). U is always the same, drawn from a fixed seed: the
     clients need not be sent it.

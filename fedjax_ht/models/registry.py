@@ -8,14 +8,15 @@ from typing import NamedTuple
 import flax.linen as nn
 
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
-from fedjax_ht.models.googlenet import googlenet
 from fedjax_ht.models.heads import htc4_heads
+from fedjax_ht.models.inception import googlenet
+from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.models.resnet import RESNET_STAGES, resnet
+from fedjax_ht.models.resnets import RESNET_STAGES, resnet
 from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
 from fedjax_ht.models.split import SplitModel
-from fedjax_ht.models.vit import VITS, vit
+from fedjax_ht.models.vits import VITS, vit
 
 
 class Task(NamedTuple):
@@ -46,6 +47,11 @@ def _dealt(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
     return {name: _architecture(name, task) for name in names}
 
 
+def _dealt_linear(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
+    """One linear head for all, transformers too, so that methods that exchange heads take the group."""
+    return {name: module.clone(head=Linear(task.num_classes)) for name, module in _dealt(names, task).items()}
+
+
 def _dealt_with_heads(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
     """Client i takes architecture i mod X and head i mod 4: the combinations repeat after lcm(X, 4) clients."""
     heads = htc4_heads(task.num_classes, task.output_relu)
@@ -74,8 +80,9 @@ _DEALT = {
     "htfe9": _RESNETS,
     "htm10": (*_HTFE8, "vit_b16", "vit_b32"),
     "fedral5": _RESNETS[4:],  # Tiny-ImageNet
-    "fedral11": (*_RESNETS, "cnn", "vit_b16"),  # CIFAR-100, "high heterogeneity"; the paper does not say which ViT
 } | {name: (name,) for name in (*_RESNETS, "googlenet", "mobilenet_v2", *VITS)}
+# CIFAR-100, "high heterogeneity". The paper does not say which ViT; its Table 6 has methods that exchange heads.
+_DEALT_LINEAR = {"fedral11": (*_RESNETS, "cnn", "vit_b16")}
 _DEALT_WITH_HEADS = {"res34_htc4": ("resnet34",), "htfe8_htc4": _HTFE8}
 
 SLICED: dict[str, ConvNet | PreActResNet] = {
@@ -97,6 +104,7 @@ GROUPS: dict[str, Group] = {
     "cnn5": _cnn5,
     "mlp2": _mlp2,
     **{name: functools.partial(_dealt, names) for name, names in _DEALT.items()},
+    **{name: functools.partial(_dealt_linear, names) for name, names in _DEALT_LINEAR.items()},
     **{name: functools.partial(_dealt_with_heads, names) for name, names in _DEALT_WITH_HEADS.items()},
     **{name: functools.partial(_whole, name) for name in SLICED},
 }

@@ -28,14 +28,16 @@ def evaluation_row(evaluation: Evaluation, rules: Sequence[str], only: np.ndarra
     """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
 
     Keys: accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by training samples, DFRD's L.acc),
-    accuracy_std, accuracy_worst10, val_accuracy (with a validation set), accuracy_<rule> for every rule,
+    accuracy_std, accuracy_worst10, val_accuracy (with a validation set), train_accuracy (where it is evaluated),
+    accuracy_<rule> for every rule,
     global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client), and, where only some were
     evaluated, client_ids.
     """
     row: Row = {}
     for split, by_rule in evaluation.accuracy.items():
         prefix = "" if split == "test" else f"{split}_"
-        summary = summarise(by_rule[rules[0]], evaluation.counts[split])
+        seen = np.where(np.isnan(by_rule[rules[0]]), 0, evaluation.counts[split])
+        summary = summarise(by_rule[rules[0]], seen)
         row |= {f"{prefix}accuracy": summary.mean, f"{prefix}accuracy_weighted": summary.weighted}
         if split == "test":
             weights = np.where(evaluation.counts[split] > 0, evaluation.counts["train"], 0)
@@ -49,10 +51,19 @@ def evaluation_row(evaluation: Evaluation, rules: Sequence[str], only: np.ndarra
     return row | {f"global_accuracy_{rule}": value for rule, value in evaluation.global_accuracy.items()}
 
 
-def round_row(report: RoundReport, client_flops: np.ndarray) -> Row:
+def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarray) -> Row:
     """Flattens a round's report: client and server metrics, who arrived, the FLOPs of the participants of
-    `client_flops` [num_clients] together, and the wire in elements and bytes."""
+    `client_flops` [num_clients] together, and the wire in elements and bytes.
+
+    "accuracy_participants" is the mean over the round's participants, freshly trained, before anything comes down, by
+    the first rule; accuracy_participants_<rule> where there are several. It is absent where none has a test sample.
+    """
     row: Row = dict(report.metrics) | report.server_metrics
+    for i, rule in enumerate(rules):
+        values = report.accuracy.get(rule, np.full(1, np.nan))
+        if not np.isnan(values).all():
+            names = ["accuracy_participants"] * (i == 0) + [f"accuracy_participants_{rule}"] * (len(rules) > 1)
+            row |= dict.fromkeys(names, float(np.nanmean(values)))
     row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
     row["flops"] = float(client_flops[report.participants].sum())
     row["wasted_lane_steps"] = report.wasted_lane_steps
@@ -86,8 +97,12 @@ def best(history: Sequence[Row]) -> Best:
 
 
 def best_by(history: Sequence[Row], score: str) -> Row | None:
-    """Of one trial, the evaluation with the highest `score`; None if none has it."""
-    return max((row for row in evaluated(history) if score in row), key=lambda row: row[score], default=None)
+    """Of one trial, the row with the highest `score`; None if none has it.
+
+    Of "accuracy_participants" this is a maximum over rounds and over draws of participants: biased upwards, the more
+    the fewer they are and the longer the run.
+    """
+    return max((row for row in history if score in row), key=lambda row: row[score], default=None)
 
 
 def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
@@ -151,7 +166,7 @@ def run(
         start = time.perf_counter()
         state, reports = simulation.run_round(state)
         trained = time.perf_counter()
-        parts = [[round_row(report, own) for report, own in zip(listed(reports), flops)]]
+        parts = [[round_row(report, method.rules, own) for report, own in zip(listed(reports), flops)]]
         if state.round % eval_every == 0 or state.round == rounds:
             parts.append(evaluate())
         add(parts, {"seconds_round": trained - start, "seconds_evaluation": time.perf_counter() - trained})

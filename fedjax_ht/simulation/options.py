@@ -19,6 +19,7 @@ class SimulationOptions:
       drop_rate: share of a round's participants whose uplink is lost after training, in [0, 1), rounded down.
       shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
+      evaluate_train: also score clients on their training samples, "train_accuracy".
       eval_batch_size: samples that one forward pass of evaluation takes.
       global_statistics: what "static_batch" norms of the server's model go by in its evaluation: "batch", the
         samples of the pass, or "training", all clients' training samples (see `core.statistics`).
@@ -36,6 +37,7 @@ class SimulationOptions:
     drop_rate: float = 0.0
     shared_init: bool = False
     evaluate: Literal["received", "trained"] = "received"
+    evaluate_train: bool = False
     eval_batch_size: int = 64
     global_statistics: Literal["batch", "training"] = "batch"
     lanes: Lanes = "auto"

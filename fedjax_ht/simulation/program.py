@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -30,6 +30,7 @@ class Clients(NamedTuple):
       first_states: see `round.first_states`.
       train: `round.bucket_round` on the mesh; the states are donated.
       evaluate: `round.bucket_evaluation` on the mesh.
+      score_trained: likewise, of a round's participants as their training left them, before anything comes down.
     """
 
     roster: Roster
@@ -37,6 +38,7 @@ class Clients(NamedTuple):
     first_states: Callable
     train: Callable
     evaluate: Callable
+    score_trained: Callable
 
 
 class Server(NamedTuple):
@@ -92,6 +94,10 @@ class Program(NamedTuple):
         """int64 [trials or 1, num_clients]."""
         return self.data.counts["train"].reshape(len(self.options), -1)
 
+    def unlisted(self, of_each: Any) -> Any:
+        """What has an entry a trial, without trials its one entry."""
+        return of_each if self.trials else of_each[0]
+
 
 def bind(
     method: Method,
@@ -109,8 +115,7 @@ def bind(
     each = tuple(dataclasses.replace(options, seed=options.seed + t) for t in range(trials or 1))
     seeds = np.array([o.seed for o in each], np.uint32)
     seeds = collect(mesh, seeds if trials else seeds[0])
-    images = next(iter(data.buckets.values()))._replace(splits={})
-    images = images._replace(**spread(mesh, {k: v for k, v in images._asdict().items() if k != "splits"}))
+    images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
     server = Server(
         per_trial.first_server(method, federation, trials),
         per_trial.serve(method, federation, trials),
@@ -131,12 +136,15 @@ def _clients(program: Program, bucket: Bucket, channel: Channel, training: Local
     steps = num_steps(training, program.train_counts[:, members])
     roster = make_roster(members, steps, options.participants(federation.num_clients), options.lanes, mesh)
     bound = (method, federation, bucket, channel, roster.lanes)
-    splits = tuple(s for s in ("test", "val") if program.data.counts[s].any())
+    scored = ("test", "val", "train") if options.evaluate_train else ("test", "val")
+    splits = tuple(s for s in scored if program.data.counts[s].any())
     evaluate = bucket_evaluation(*bound, options.evaluate == "received", options.eval_batch_size, splits)
+    score_trained = bucket_evaluation(*bound, False, options.eval_batch_size, tuple(s for s in splits if s == "test"))
     return Clients(
         roster,
         program.images._replace(splits=spread(mesh, program.data.buckets[bucket.name].splits)),
         first_states(method, bucket, mesh),
         on_mesh(bucket_round(*bound), mesh, donate=True),
         on_mesh(evaluate, mesh, donate=False),
+        on_mesh(score_trained, mesh, donate=False),
     )

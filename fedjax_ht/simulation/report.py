@@ -16,6 +16,8 @@ class RoundReport(NamedTuple):
       participants: int64 [m], ids ascending.
       arrived: how many uplinks the server got.
       not_finite: ids of clients whose result was not finite; they kept their old state and were left out.
+      accuracy: rule -> float64 [m], of the participants as their training left them, before anything came down, on
+        their own test sets; NaN without samples. Empty where nobody of the federation has any.
       metrics: means over the participants whose result was finite.
       server_metrics: as the method's server reports them.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.
@@ -25,6 +27,7 @@ class RoundReport(NamedTuple):
     participants: np.ndarray
     arrived: int
     not_finite: tuple[int, ...]
+    accuracy: dict[str, np.ndarray]
     metrics: dict[str, float]
     server_metrics: dict[str, float]
     uplink: WireCost
@@ -47,7 +50,7 @@ class Evaluation(NamedTuple):
 
 
 def round_report(
-    results: list[tuple[np.ndarray, ClientResult]],
+    results: list[tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]],
     server_metrics: dict,
     downlink_of_all: WireCost | None,
     wasted_lane_steps: float,
@@ -55,19 +58,23 @@ def round_report(
     """Joins the buckets' results.
 
     Args:
-      results: per bucket, the participants' ids and their results as NumPy, both [m].
+      results: per bucket, the participants' ids, their results and their scores {"test": Scores} as NumPy, all [m].
       server_metrics: name -> scalar.
       downlink_of_all: arrays [num_clients], where a downlink goes to everyone; None counts the participants'.
       wasted_lane_steps: see `RoundReport`.
     """
     ids = np.concatenate([ids for ids, _ in results])
-    joined = jax.tree.map(lambda *xs: np.concatenate(xs), *(result._replace(uplink=()) for _, result in results))
+    parts = ((result._replace(uplink=()), scores) for _, (result, scores) in results)
+    joined, scores = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+    order = np.argsort(ids)
+    test = scores.get("test", Scores({}, np.zeros(0)))
     finite, arrived = joined.finite, joined.arrived
     mean = lambda x: float(np.mean(x[finite])) if finite.any() else float("nan")  # noqa: E731
     return RoundReport(
-        participants=np.sort(ids),
+        participants=ids[order],
         arrived=int(arrived.sum()),
         not_finite=tuple(sorted(int(i) for i in ids[~finite])),
+        accuracy={rule: _share(correct, test.count)[order] for rule, correct in test.correct.items()},
         metrics={name: mean(values) for name, values in joined.metrics.items()},
         server_metrics={name: float(value) for name, value in server_metrics.items()},
         uplink=_total(jax.tree.map(lambda x: x[arrived], joined.uplink_cost)),
@@ -87,9 +94,13 @@ def evaluation(
             counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = scores.count
             for rule, correct in scores.correct.items():
                 row = accuracy.setdefault(split, {}).setdefault(rule, np.full(num_clients, np.nan))
-                row[ids] = np.where(scores.count > 0, correct / np.maximum(scores.count, 1), np.nan)
+                row[ids] = _share(correct, scores.count)
     pooled_accuracy = {} if pooled is None else {r: float(c / max(1, pooled.count)) for r, c in pooled.correct.items()}
     return Evaluation(accuracy, counts, pooled_accuracy)
+
+
+def _share(correct: np.ndarray, count: np.ndarray) -> np.ndarray:
+    return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
 
 def _total(cost: WireCost) -> WireCost:

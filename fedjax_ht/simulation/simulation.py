@@ -107,4 +107,4 @@ def _client_flops(program: Program) -> np.ndarray:
         data = program.data.buckets[b.name]
         per_row = bucket_flops(program.method, program.federation, b, data, program.extra)
         flops[:, program.federation.members(b)] = per_row.reshape(len(flops), -1)
-    return flops if program.trials else flops[0]
+    return program.unlisted(flops)

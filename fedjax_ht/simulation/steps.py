@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -69,6 +69,7 @@ class Trained(NamedTuple):
       rows: int32 [trials, m], each trial's rows in that; () without trials.
       flat: the layout of who took part.
       result: their results by that layout, without the uplinks.
+      scores: {"test": Scores} by that layout, of the models as training left them.
       idle: see `roster.idle_lane_steps`.
     """
 
@@ -78,6 +79,7 @@ class Trained(NamedTuple):
     rows: np.ndarray | tuple
     flat: np.ndarray
     result: ClientResult
+    scores: dict[str, Scores]
     idle: np.ndarray
 
 
@@ -97,7 +99,7 @@ def first_state(program: Program) -> SimulationState:
         for name, clients in program.clients.items()
     }
     changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
-    last_round = np.full(program.train_counts.shape if program.trials else program.federation.num_clients, -1, np.int32)
+    last_round = program.unlisted(np.full(program.train_counts.shape, -1, np.int32))
     server = collect(program.mesh, program.server.first(program.server.seeds, ()))
     return SimulationState(0, server, stored, last_round, changed)
 
@@ -111,11 +113,14 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
-        infos = collect(mesh, now.info if program.trials else jax.tree.map(lambda x: x[0], now.info))
+        infos = collect(mesh, jax.tree.map(program.unlisted, now.info))
         everyone = server.charge_all((state.server, server.seeds, infos), number)
     rows = collect(mesh, {name: part.rows for name, part in trained.items()} if program.trials else {})
     received = {name: part.received for name, part in trained.items()}
-    new, metrics = server.serve((state.server, server.seeds, rows), (received, number, server.frozen))
+    splits, images = {}, ()
+    if program.method.sees_data:
+        splits, images = {"train": server.pooled["train"]}, server_copy(program.images)
+    new, metrics = server.serve((state.server, server.seeds, rows, splits), (received, number, server.frozen, images))
 
     last_round = state.last_round.copy()
     for reached, (ids, _) in zip(last_round.reshape(-1, n), chosen):
@@ -123,7 +128,7 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     stored = {name: part.stored for name, part in trained.items()}
     changed = {name: part.changed for name, part in trained.items()}
     state = SimulationState(state.round + 1, new, stored, last_round, changed)
-    return state, _unlisted(program, _reports(program, trained, (metrics, everyone)))
+    return state, program.unlisted(_reports(program, trained, (metrics, everyone)))
 
 
 def _train(
@@ -136,7 +141,9 @@ def _train(
     flat = lay_out(roster, np.concatenate(mine), roster.capacity)
     states, slots = program.store.load(state.clients[name], roster, flat)
     plan = schedule(roster, flat, slots, now.info, lost)
-    states, out = program.clients[name].train(states, scatter(program.mesh, plan), now.servers, data, now.round)
+    placed = scatter(program.mesh, plan)
+    states, out = program.clients[name].train(states, placed, now.servers, data, now.round)
+    scores = program.clients[name].score_trained(states, placed, now.servers, data, now.round)
     stored = program.store.save(state.clients[name], states, roster, flat)
     changed = state.changed[name].copy()
     changed[np.concatenate(mine)] = state.round + 1
@@ -145,13 +152,15 @@ def _train(
     if program.trials:
         size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
         rows = np.stack([positions(flat, of_trial, size) for of_trial in mine])
-    return Trained(stored, changed, received, rows, flat, out._replace(uplink=()), idle_lane_steps(roster, flat))
+    idle = idle_lane_steps(roster, flat)
+    return Trained(stored, changed, received, rows, flat, out._replace(uplink=()), scores, idle)
 
 
 def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -> list[RoundReport]:
     """One a trial; `of_server` are its metrics, and what a downlink to everyone costs or None."""
     # The one transfer of a round.
-    results, of_server = fetch(({name: part.result for name, part in trained.items()}, of_server))
+    results = {name: (part.result, part.scores) for name, part in trained.items()}
+    results, of_server = fetch((results, of_server))
     waiting, spent = sum(part.idle for part in trained.values())
     reports = []
     for t in range(len(program.options)):
@@ -177,7 +186,7 @@ def evaluate(program: Program, state: SimulationState, only: np.ndarray | None =
     for t, train_counts in enumerate(program.train_counts):
         mine = [rows_of_trial(roster, flat, t, s) for (roster, flat, _), s in zip(scored, scores)]
         evaluations.append(evaluation(train_counts, mine, _of_trial(program, pooled, t)))
-    return _unlisted(program, evaluations)
+    return program.unlisted(evaluations)
 
 
 def _scored(
@@ -206,8 +215,3 @@ def _now(program: Program, state: SimulationState) -> Now:
 
 def _of_trial(program: Program, tree: PyTree, trial: int) -> PyTree:
     return jax.tree.map(lambda x: x[trial], tree) if program.trials else tree
-
-
-def _unlisted(program: Program, of_each: Sequence[Any]) -> Any:
-    """A list with trials, else its one entry."""
-    return list(of_each) if program.trials else of_each[0]

@@ -46,16 +46,18 @@ def first_server(method: Method, federation: Federation, trials: int | None) -> 
 
 
 def serve(method: Method, federation: Federation, trials: int | None) -> Callable:
-    """((server, seeds, rows), ({bucket: Received}, round, Method.frozen)) -> (server, metrics).
+    """((server, seeds, rows, splits), ({bucket: Received}, round, Method.frozen, images)) -> (server, metrics).
 
     `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; {} takes all of it.
+    `splits` and `images`, a `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
     """
     step = server_round(method, federation)
 
     def one(own, shared):
-        (server, seed, rows), (received, round, frozen) = own, shared
+        (server, seed, rows, splits), (received, round, frozen, images) = own, shared
         mine = {name: pick(r, rows[name]) if rows else r for name, r in received.items()}
-        return step(server, mine, jax.random.key(seed), round, frozen)
+        data = images._replace(splits=splits) if splits else None
+        return step(server, mine, jax.random.key(seed), round, frozen, data)
 
     return over_trials(one, trials, method.host_server)
 

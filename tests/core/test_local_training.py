@@ -39,13 +39,14 @@ def read(notes):
     return np.asarray(pages)[: int(step)]
 
 
-def record(training, counts, padding=0):
+def record(training, counts, padding=0, round=()):
     """Trains clients that hold the first `count` of SAMPLES samples; each step moves a counter by its learning rate.
 
     Returns:
       Per client, the samples of each step, int [steps, batch], -1 where masked; and the results, stacked.
     """
-    data = tiny.client_data(np.arange(SAMPLES), padding=padding)  # a label is the sample's number
+    # A label is the sample's number.
+    data = tiny.client_data(np.arange(SAMPLES), padding=padding)._replace(round=round)
 
     def loss_fn(params, stats, batch, key):
         return Loss(-params, recorded(stats, jnp.where(batch.mask, batch.y, -1)))
@@ -110,7 +111,29 @@ def test_without_shuffle_samples_come_in_stored_order():
     np.testing.assert_array_equal(batches, [[0, 1, 2], [3, 4, -1]] * 2)
 
 
-@pytest.mark.parametrize("changes", [{"steps": 7}, {"epochs": 2, "drop_remainder": False}, {"shuffle": False}], ids=str)
+@pytest.mark.parametrize("drop_remainder", [True, False])
+def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
+    """As one iterator that never ends would give them; so all samples are seen, and their labels counted."""
+    training, counts = recipe(steps=2, shuffle=False, drop_remainder=drop_remainder), [8, 7, 2, 0]
+    full = {True: [[0, 1, 2], [3, 4, 5]], False: [[0, 1, 2], [3, 4, 5], [6, 7, -1]]}[drop_remainder]
+    released = {8: full, 7: [*full[:2], *([[6, -1, -1]] if not drop_remainder else [])], 2: [[0, 1, -1]], 0: []}
+    for round in range(4):
+        visits, _ = record(training, counts, padding=3, round=jnp.int32(round))
+        for count, seen in zip(counts, visits):
+            batches = released[count]
+            want = [batches[(2 * round + i) % len(batches)] for i in range(2)] if batches else np.zeros((0, 3))
+            np.testing.assert_array_equal(seen, want)
+            data = tiny.client_data(np.arange(SAMPLES), padding=3)
+            own = Split(data.splits["train"].indices, jnp.int32(count))
+            own = data._replace(splits={"train": own}, round=jnp.int32(round))
+            counted = label_counts(training, own, KEY, SAMPLES)
+            np.testing.assert_array_equal(counted, np.bincount(seen[seen >= 0].astype(int), minlength=SAMPLES))
+
+
+VISITS = ({"steps": 7}, {"steps": 7, "shuffle": False}, {"epochs": 2, "drop_remainder": False}, {"shuffle": False})
+
+
+@pytest.mark.parametrize("changes", VISITS, ids=str)
 def test_labels_are_counted_as_they_are_visited(changes):
     training, counts = recipe(**changes), [8, 3, 2, 0]
     visits, _ = record(training, counts, padding=3)
@@ -148,8 +171,16 @@ def test_optimiser_state_lives_through_a_round():
     assert float(record(training, [5])[1].params[0]) == 1 + 2 + 3 + 4
 
 
+def test_augmentation_is_told_what_black_is():
+    data = tiny.client_data(np.arange(4), mean=np.float32(0.25), std=np.float32(0.5))
+    training = recipe(steps=1, augment=lambda key, x, black: jnp.broadcast_to(black, x.shape))
+    loss_fn = lambda params, stats, batch, key: Loss(params, batch.x)  # noqa: E731
+    seen = train(training, loss_fn, jnp.float32(0), jnp.zeros((3, 2, 2, 1)), data, KEY, 4).stats
+    np.testing.assert_allclose(seen, (0 - 0.25) / 0.5)
+
+
 def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
-    training = recipe(steps=4, augment=lambda key, x: jnp.full_like(x, jax.random.uniform(key)))
+    training = recipe(steps=4, augment=lambda key, x, black: jnp.full_like(x, jax.random.uniform(key)))
 
     def loss_fn(params, stats, batch, key):
         return Loss(params, recorded(stats, jnp.stack([batch.x.max(), jax.random.uniform(key)])))

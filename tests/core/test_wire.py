@@ -6,8 +6,10 @@ import pytest
 
 from fedjax_ht.core.local_training import ClassSums, LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS, Masked, Metadata, WireCost, chain, gaussian_noise, wire_elements
-from fedjax_ht.methods import fedavg, fedproto, fedtgp
+from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedktl import Pairs
+from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.methods.fedtgp import fedtgp
 from fedjax_ht.methods.prototypes import prototype_uplink
 from tests import tiny
 
@@ -96,9 +98,9 @@ def test_gaussian_noise_touches_the_float_payload_alone():
     for name in ("ints", "labels", "counts", "masked_counts"):
         jax.tree.map(np.testing.assert_array_equal, before[name], after[name])
     np.testing.assert_array_equal(before["masked"].mask, after["masked"].mask)
-    for noise in (after["plain"], after["masked"].values - 1):
-        np.testing.assert_allclose(noise.std(), 0.5 * 0.2, rtol=0.03)
-        np.testing.assert_allclose(noise.mean(), 0, atol=0.005)
+    for noise in (after["plain"], after["masked"].values - 0.8):  # x (1 - p) + N(0, s^2)
+        np.testing.assert_allclose(noise.std(), 0.5, rtol=0.03)
+        np.testing.assert_allclose(noise.mean(), 0, atol=0.02)
     assert np.abs(np.corrcoef(after["plain"], after["masked"].values[:, 0])[0, 1]) < 0.05  # each leaf its own draw
 
 
@@ -122,14 +124,18 @@ def test_noise_may_be_for_one_field():
     np.testing.assert_array_equal(one.images.values, pairs.images.values)
     both = chain((vectors, images))(jax.random.key(0), pairs)
     assert jax.tree.structure(both) == jax.tree.structure(pairs)
-    np.testing.assert_allclose([one.vectors.values.std(), both.vectors.values.std()], 0.05 * 0.2, rtol=0.03)
-    np.testing.assert_allclose(both.images.values.std(), 0.2 * 0.2, rtol=0.03)
+    np.testing.assert_allclose([one.vectors.values.std(), both.vectors.values.std()], 0.05, rtol=0.03)
+    np.testing.assert_allclose(one.vectors.values.mean(), 0.8, atol=0.01)
+    np.testing.assert_allclose(both.images.values.std(), 0.2, rtol=0.03)
     np.testing.assert_array_equal(both.vectors.mask, sent)
     assert images(jax.random.key(0), pairs._replace(vectors=())).vectors == ()
     with pytest.raises(ValueError, match="gaussian_noise is for field 'pixels'; the message has images, vectors"):
         gaussian_noise(1.0, 1.0, "pixels")(jax.random.key(0), pairs)
     with pytest.raises(ValueError, match="gaussian_noise is for field 'images'; the message has none"):
         images(jax.random.key(0), {"a": jnp.zeros(3)})
+    for bad in ((-0.1, 0.2), (0.1, 1.5), (0.1, -0.5)):
+        with pytest.raises(ValueError, match=r"gaussian_noise has scale .*; they must be at least 0 and in \[0, 1\]"):
+            gaussian_noise(*bad)
 
 
 def test_chain_applies_transforms_in_order_with_their_own_keys():
@@ -139,6 +145,6 @@ def test_chain_applies_transforms_in_order_with_their_own_keys():
     untouched = object()
     assert chain(())(jax.random.key(0), untouched) is untouched
     once, twice = (
-        chain((TRANSFORMS["gaussian_noise"](1.0, 1.0),) * n)(jax.random.key(0), jnp.zeros(3)) for n in (1, 2)
+        chain((TRANSFORMS["gaussian_noise"](1.0, 0.0),) * n)(jax.random.key(0), jnp.zeros(3)) for n in (1, 2)
     )
     assert not np.allclose(twice, 2 * once)

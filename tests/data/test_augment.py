@@ -1,6 +1,7 @@
 """Augmentations keep shape, depend on their key, and move pixels only as they say."""
 
 import colorsys
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +30,14 @@ def test_flip_mirrors_about_half_of_the_images():
     assert (same ^ mirrored).all() and 4 < mirrored.sum() < 28
 
 
-def test_padded_crop_shifts_by_at_most_the_padding():
-    out = np.asarray(padded_crop(KEY, IMAGES, pad=2))
-    padded = np.pad(IMAGES, ((0, 0), (2, 2), (2, 2), (0, 0)))
+BLACK = jnp.array([-2.4, -2.1, 0.3])  # of normalised pixels
+
+
+def test_padded_crop_shifts_by_at_most_the_padding_and_pads_black():
+    out = np.asarray(padded_crop(KEY, IMAGES, BLACK, pad=2))
+    padded = np.stack(
+        [np.pad(IMAGES[..., c], ((0, 0), (2, 2), (2, 2)), constant_values=BLACK[c]) for c in range(3)], -1
+    )
     shifts = []
     for image, source in zip(out, padded):
         found = [(i, j) for i in range(5) for j in range(5) if (source[i : i + 12, j : j + 12] == image).all()]
@@ -137,7 +143,7 @@ def test_images_without_colour_are_only_brightened_and_contrasted():
 
 
 def test_compose_is_a_pure_function_of_the_key_and_vmaps():
-    augment = compose(("flip", "padded_crop", "random_erasing", "resized_crop"))
+    augment = functools.partial(compose(("flip", "padded_crop", "random_erasing", "resized_crop")), black=BLACK)
     assert (augment(KEY, IMAGES) == augment(KEY, IMAGES)).all()
     assert (augment(KEY, IMAGES) != augment(jax.random.key(2), IMAGES)).any()
     keys = jax.random.split(KEY, 2)
@@ -146,3 +152,21 @@ def test_compose_is_a_pure_function_of_the_key_and_vmaps():
     assert compose(()) is None
     with pytest.raises(ValueError, match="unknown augmentation 'blur'"):
         compose(("blur",))
+
+
+def test_crops_of_a_config_pad_what_is_black_after_normalisation():
+    """As the same crop of pixels that is normalised afterwards, the released order."""
+    mean, std = jnp.array([0.5, 0.4, 0.3]), jnp.array([0.2, 0.25, 0.3])
+    got = compose(("padded_crop",))(KEY, (IMAGES - mean) / std, -mean / std)
+    want = (padded_crop(jax.random.fold_in(KEY, 0), IMAGES) - mean) / std
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert (np.asarray(want) == np.asarray(-mean / std)).all(-1).any()
+
+
+def test_fedssa_s_crop_pads_the_mean_colour():
+    """It crops what is normalised already."""
+    x = IMAGES - 0.6
+    got = compose(("mean_padded_crop",))(KEY, x, BLACK)
+    np.testing.assert_array_equal(got, padded_crop(jax.random.fold_in(KEY, 0), x))
+    border = (np.asarray(got) == 0).all(-1)
+    assert border.any() and not border[:, 4:8, 4:8].any()

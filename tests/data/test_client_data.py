@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.data.dataset import ClientIndices, Dataset, subset
+from fedjax_ht.data.dataset import ClientIndices, Dataset, of_classes, subset
 from fedjax_ht.models import mlp
 
 NONE = np.array([], int)
@@ -95,3 +95,19 @@ def test_a_subset_keeps_order_and_the_publishers_sets():
         subset(whole, 10, seed=0)
     with pytest.raises(ValueError, match="come with their samples"):
         subset(dataclasses.replace(whole, clients=CLIENTS), 6, seed=0)
+
+
+def test_some_classes_keep_order_and_the_publishers_sets():
+    images = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
+    official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
+    whole = Dataset("d", images, np.arange(9) % 3, ("a", "b", "c"), official=official)
+    few = of_classes(whole, ("c", "a"))
+    assert few.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
+    assert few.labels.tolist() == [1, 0, 1, 0, 1, 0]
+    assert {name: index.tolist() for name, index in few.official.items()} == {"train": [5, 0, 1, 2], "test": [3, 4]}
+    with pytest.raises(ValueError, match="classes has 'x'; d has a, b, c"):
+        of_classes(whole, ("a", "x"))
+    with pytest.raises(ValueError, match="classes has a name twice"):
+        of_classes(whole, ("a", "a"))
+    with pytest.raises(ValueError, match="come with their samples"):
+        of_classes(dataclasses.replace(whole, clients=CLIENTS), ("a",))

@@ -274,6 +274,19 @@ def test_class_shares_one_plan_for_three_sets(num_clients, num_classes, wanted, 
         assert one_share.max() < 0.6 / (0.6 + 0.4 * (owners - 1)) + 0.02 and one_share.std() > 0.005
 
 
+def test_class_shares_of_merged_samples_split_each_client_s_own():
+    """8:1:1, as FedSSA's and FedRAL's texts say; the plan is the one of the official sets."""
+    dataset = make_dataset([600] * 10, test_share=1 / 3)
+    partition = make_partition("class_shares", dataset, 20, sets="merged")
+    train, val, test = (counts_of(dataset, partition, s) for s in SETS)
+    held = train + val + test
+    assert held.sum() == len(dataset.labels) and (held > 0).sum(1).max() == 2
+    np.testing.assert_array_equal(train.sum(1), np.floor(0.8 * held.sum(1) + 1e-9))
+    np.testing.assert_array_equal((train + val).sum(1), np.floor(0.9 * held.sum(1) + 1e-9))
+    official = counts_of(dataset, make_partition("class_shares", dataset, 20, val_size=10), "train")
+    assert (held > 0).sum(0).max() == (official > 0).sum(0).max() == 4
+
+
 def test_class_shares_take_a_class_with_most_shares_left():
     dataset = make_dataset([300] * 10, test_share=1 / 3)
     for seed in range(5):
@@ -304,6 +317,17 @@ def test_few_shot_counts():
     assert np.all(counts_of(dataset, partition, "train") == 4)
     assert len(used(partition)) == 183
     assert np.ptp(counts_of(dataset, partition, "test"), axis=0).max() <= 1
+
+
+def test_few_shot_with_small_test_sets():
+    """FedKTL's Table 9: of three images a class two are for training; 100 classes then test on 100 images."""
+    dataset = make_dataset([10] * 100)
+    partition = make_partition("few_shot", dataset, 2, shots=2, test_shots=1)
+    assert np.all(counts_of(dataset, partition, "train") == 2)
+    assert np.all(counts_of(dataset, partition, "test") == 1)
+    assert len(used(partition)) == len(np.unique(used(partition))) == 600
+    rest = make_partition("few_shot", dataset, 2, shots=2)
+    assert all(np.array_equal(a.train, b.train) for a, b in zip(partition, rest))  # the same images are shown
 
 
 def test_given_returns_the_split_of_the_data():

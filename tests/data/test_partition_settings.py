@@ -28,6 +28,8 @@ from tests.data.toy_dataset import make_dataset
         ("pathological", {"classes_per_client": 0}, "classes_per_client is 0; it must be an integer of at least 1"),
         ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10 classes"),
         ("class_shares", {"classes_per_client": 5, "val_size": -1}, "val_size is -1"),
+        ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
+        ("class_shares", {"classes_per_client": 5, "val_share": 0.3}, "train_share \\+ val_share is 1.1"),
         ("iid", {"val_share": 1.0}, "val_share is 1.0; it must be at least 0 and below 1"),
         ("iid", {"val_share": -0.1}, "val_share is -0.1"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
@@ -36,6 +38,7 @@ from tests.data.toy_dataset import make_dataset
         ("iid", {"sets": "both"}, "sets is 'both'; it must be 'merged' or 'official'"),
         ("iid", {"stratified": "no"}, "stratified is 'no'; it must be False or True"),
         ("few_shot", {"shots": 0}, "shots is 0"),
+        ("few_shot", {"test_shots": 0}, "test_shots is 0; it must be an integer of at least 1"),
     ],
 )
 def test_check_names_the_bad_setting(kind, options, message):
@@ -68,6 +71,12 @@ def test_check_accepts_defaults():
         ("class_shares", 2, {}, "toy has no official train set"),
         ("given", 2, {}, "toy came without a split into clients; choose one of pathological"),
         ("few_shot", 3, {"shots": 4}, "class 0 has 10 samples, but 4 shots for 3 clients are 12"),
+        (
+            "few_shot",
+            3,
+            {"shots": 2, "test_shots": 2},
+            "class 0 has 10 samples, but 2 shots and 2 test_shots for 3 clients are 12; lower them or num_clients",
+        ),
         ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share it"),
         ("iid", 21, {}, "leaves client 0 of 21 without training samples; take fewer clients"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedjax_ht.data.sources import load_dataset
 from tests.data.source_files import encoded, load_error, pixels, write
@@ -73,6 +74,28 @@ def test_npz_of_something_else(tmp_path, arrays, reason):
     np.savez(tmp_path / "own.npz", **arrays)
     message = load_error(ValueError, "npz:own.npz", tmp_path)
     assert message.startswith(str(tmp_path / "own.npz")) and reason in message
+
+
+def write_jpegs(path: Path, sizes=(4, 4, 4)) -> None:
+    files = []
+    for colour, size in zip(("red", "green", "blue"), sizes):
+        buffer = io.BytesIO()
+        Image.new("RGB", (size, size), colour).save(buffer, "jpeg")
+        files.append(np.frombuffer(buffer.getvalue(), np.uint8))
+    offset = np.cumsum([0, *map(len, files)])
+    np.savez(path, jpeg=np.concatenate(files), offset=offset, label=np.int16([2, 0, 2]), wnid=["x", "y", "z"])
+
+
+def test_npz_of_jpeg_files(tmp_path):
+    write_jpegs(tmp_path / "own.npz")
+    dataset = load_dataset("npz:own.npz", tmp_path)
+    assert dataset.class_names == ("x", "y", "z") and dataset.labels.tolist() == [2, 0, 2]
+    assert dataset.images.shape == (3, 4, 4, 3) and dataset.official == {}
+    assert dataset.images[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
+    write_jpegs(tmp_path / "mixed.npz", (4, 5, 4))
+    assert "of more than one size" in load_error(ValueError, "npz:mixed.npz", tmp_path)
+    np.savez(tmp_path / "part.npz", jpeg=np.zeros(3, np.uint8))
+    assert "no entry label, offset, wnid" in load_error(ValueError, "npz:part.npz", tmp_path)
 
 
 def test_no_npz(tmp_path):

@@ -3,9 +3,12 @@
 import ast
 import inspect
 import re
+import sys
 from pathlib import Path
 
+from experiments.configs.base import method_config
 from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.registry import DISTILLING
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "methods.md").read_text()
 
@@ -26,3 +29,20 @@ def test_options_and_defaults_are_those_of_the_code():
         written = {option: ast.literal_eval(value) for option, value in re.findall(r"`(\w+)=([^`]+)`", row)}
         parameters = list(inspect.signature(METHODS[name]).parameters.values())[1:]
         assert written == {p.name: p.default for p in parameters}, name
+
+
+def test_the_presets_of_the_distilling_methods_are_those_of_the_code():
+    head, _, *lines = re.search(r"^\| \| `dense`.*?(?=\n\n)", PAGE, re.MULTILINE | re.DOTALL)[0].splitlines()
+    names = re.findall(r"`(\w+)`", head)
+    assert names == list(DISTILLING) and len(lines) >= 4
+    for line in lines:
+        for name, cell in zip(names, line.split("|")[2:]):
+            parameters = inspect.signature(METHODS[name]).parameters
+            for option, value in re.findall(r"`(\w+)=([^`]+)`", cell):
+                assert parameters[option].default == ast.literal_eval(value), (name, option)
+
+
+def test_dense_says_the_preset_that_it_has():
+    text, default = sys.modules["fedjax_ht.methods.dense"].__doc__, inspect.signature(METHODS["dense"]).parameters
+    assert re.search(r'not conditional \(merge="none"\)', text) and default["merge"].default == "none"
+    assert method_config("fedrolex+dense").options.merge == "none"

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -43,8 +44,9 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The caller's, with a home of its own, so that no cache of another run is read."""
-    return os.environ | {"HOME": str(home), "JAX_PLATFORMS": "cpu"}
+    """The caller's, with a home of its own, so that no cache of another run is read but that of fonts, whose making
+    takes long enough on a slow machine for matplotlib to say so."""
+    return os.environ | {"HOME": str(home), "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": matplotlib.get_configdir()}
 
 
 @pytest.fixture(scope="session")

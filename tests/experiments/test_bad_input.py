@@ -9,7 +9,7 @@ from experiments.build import build, check_pretraining, evaluated_clients, width
 from experiments.configs.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
-from fedjax_ht.methods import local
+from fedjax_ht.methods.local import local
 
 
 def config_with(**fields):
@@ -33,6 +33,7 @@ BAD = {
     "fedtgp has no option 'lambda'": {"method.options": {"lambda": 1.0}},
     "variant is 'papers'": {"method.options": {"variant": "papers"}},
     "training.learning_rate is 0.0": {"training.learning_rate": 0.0},
+    "training.beta1 is 1.0; it must be at least 0 and below 1": {"training.beta1": 1.0},
     "training.batch_size is 0": {"training.batch_size": 0},
     "unknown training.optimizer 'lamb'": {"training.optimizer": "lamb"},
     "unknown augmentation 'blur'": {"training.augmentation": ("blur",)},
@@ -57,7 +58,9 @@ BAD = {
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
+    "classes has 'hat'; fashion_mnist_10k has": {"dataset.classes": ("hat",)},
     "subset is 10001; fashion_mnist_10k has 10000 samples": {"dataset.subset": 10001},
+    "normalisation is 'imagenet'; it must be 'half' or 'dataset'": {"dataset.normalisation": "imagenet"},
     "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},
 }
 

@@ -20,6 +20,7 @@ def history(*trials, payload=100, flops=1e9):
         for trial, accuracy in enumerate(accuracies):
             row = {"round": number, "trial": trial, "seconds_round": float(number), "seconds_evaluation": 0.5}
             if number:
+                row |= {"uplink_payload_elements": payload // 4, "arrived": 5, "participants": 10}
                 row |= {"uplink_payload_bytes": payload, "uplink_metadata_bytes": 4 * (payload > 0), "flops": flops}
                 row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
             rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
@@ -28,9 +29,9 @@ def history(*trials, payload=100, flops=1e9):
 
 def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_target():
     rows = history([0.1, 0.2, None, 0.6, 0.5])
-    assert cost_to_reach(rows, 0.55) == cost_to_reach(rows, 0.6) == (3, 3 * 304, 3e9)
-    assert cost_to_reach(rows, 0.15) == (1, 304, 1e9)
-    assert cost_to_reach(rows, 0.1) == (0, 0, 0)
+    assert cost_to_reach(rows, 0.55) == cost_to_reach(rows, 0.6) == (3, 3 * 304, 3e9, 3 * 5, 3e8)
+    assert cost_to_reach(rows, 0.15) == (1, 304, 1e9, 5, 1e8)  # 25 numbers of five uplinks; ten computed
+    assert cost_to_reach(rows, 0.1) == (0, 0, 0, 0, 0)
     assert cost_to_reach(rows, 0.61) is None
     assert math.isnan(cost_to_reach([row for row in rows if row.pop("flops", 1)], 0.6).flops)
     assert human_flops(math.nan) == "-" and human_flops(2.5e12) == "2.50 TFLOP" and human_flops(12) == "12 FLOP"
@@ -47,7 +48,7 @@ def test_a_line_is_a_mean_over_trials():
     line = summarise(history([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
     assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(math.sqrt(0.14 / 3))
     assert line.best_rounds == [2, 3, 2] and line.reached == 2
-    assert line.cost == (1.5, 1.5 * 304, 1.5e9)
+    assert line.cost == (1.5, 1.5 * 304, 1.5e9, 1.5 * 5, 1.5e8)
     assert line.seconds_per_round == 2 and line.seconds == 0 + 1 + 2 + 3 + 4 * 0.5  # the program's, not each trial's
 
 
@@ -56,9 +57,10 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
     lines = {name: summarise(h, 0.8) for name, h in histories.items()}
     text = markdown(lines, 0.8, chosen=True)
     assert text.startswith("Target: 80.00 % (as asked).\n")
-    assert "| some | 55.00 ± 35.00 | 1, 1 | 1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 1.00 | 2 |" in text
-    assert "| none | 30.00 | 1 | not reached | not reached | not reached | 1.00 | 2 |" in text
-    assert "| all | 90.00 | 1 | 1 | 304 B | 1.00 GFLOP | 1.00 | 2 |" in text
+    some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
+    assert f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text and "participants" not in text.split("Accuracies")[0]
+    assert "| none | 30.00 | 1 |" + " not reached |" * 5 + " 1.00 | 2 |" in text
+    assert "| all | 90.00 | 1 | 1 | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |" in text
     assert "lowest best accuracy" in markdown(lines, 0.8, chosen=False)
     rows = list(csv.DictReader(write_csv(lines, 0.8, tmp_path / "x.csv").open()))
     assert [row["bytes_to_target"] for row in rows] == ["304.0", "", "304.0"]
@@ -80,6 +82,23 @@ def test_a_model_on_the_server_has_a_column_of_its_own():
     text = table.markdown(histories)
     assert "| accuracy % | server's model % | ± clients |" in text
     assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text and "| without | 30.00 | - | 0.00 |" in text
+
+
+def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
+    """Rounds without an evaluation count, too."""
+    rows = history([0.1, None, 0.2], [0.1, None, 0.2])
+    for row, score in zip(rows[2:], (0.9, 0.5, 0.3, 0.6)):
+        row["accuracy_participants"] = score
+    histories = {"with": rows, "without": history([0.1, 0.3, 0.3])}
+    lines = {name: summarise(h, 0.2) for name, h in histories.items()}
+    assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
+    text = markdown(lines, 0.2, chosen=True)
+    assert "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
+    assert "biased upwards" in text
+    for row in (row for h in histories.values() for row in h if "accuracy" in row):
+        row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
+    text = table.markdown(histories)
+    assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text and "biased upwards" in text
 
 
 def test_the_picture_places_accuracies_by_bytes():

@@ -5,7 +5,7 @@ import pytest
 
 from experiments.build import build
 from experiments.compare import comparison
-from experiments.configs import cifar10_sliced, fashion_mnist_quarter, fashion_mnist_sliced
+from experiments.configs import cifar10_sliced, fashion_mnist_distil, fashion_mnist_quarter, fashion_mnist_sliced
 from experiments.configs.base import base_config, method_config
 from experiments.train import train_and_evaluate
 
@@ -42,12 +42,19 @@ def test_options_that_it_does_not_have():
         build(config)
 
 
-@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter, cifar10_sliced])
+@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced])
 def test_the_configs_take_a_composed_name(file):
     base = "fedavg" if file is fashion_mnist_quarter else "fedrolex"
     config = file.get_config(f"method={base}+dfrd,runlocal")
     assert config.method.name == f"{base}+dfrd" and config.method.options.iterations == 10 and config.rounds == 1
     assert file.get_config().method.name == base
+
+
+def test_only_the_config_that_says_so_squares_the_temperature():
+    options = fashion_mnist_distil.get_config("method=fedrolex+dense").method.options
+    assert (options.temperature_squared, options.merge) == (True, "none")
+    assert not fashion_mnist_sliced.get_config("method=fedrolex+dense").method.options.temperature_squared
+    assert "temperature" not in fashion_mnist_distil.get_config().method.options
 
 
 @pytest.mark.slow

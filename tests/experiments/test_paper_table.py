@@ -7,12 +7,15 @@ import pytest
 
 from experiments.paper_table import find_runs, markdown, read_published, tops, write_evaluations
 
+SGD, ADAM = ({"optimizer": name, "learning_rate": rate, "beta1": 0.9} for name, rate in (("sgd", 0.01), ("adam", 1e-4)))
 
-def write_run(folder, method, seed, accuracies, options=(), **more):
+
+def write_run(folder, method, seed, accuracies, options=(), training=SGD, **more):
     """A run of one trial with its evaluations; `more` are other scores by name."""
     (folder / method).mkdir(parents=True)
     config = {"seed": seed, "dataset": {"name": "digits", "data_dir": str(folder)}}
     config |= {"checkpoint": {"every": seed}, "partition": {"seed": seed}}
+    config["training"] = training
     config["method"] = {"name": method, "options": dict(options)}
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / method / "metrics.jsonl").open("w") as file:
@@ -34,6 +37,22 @@ def runs(tmp_path):
     return find_runs(tmp_path)
 
 
+def test_published_numbers_can_be_of_the_participants_score(tmp_path):
+    """It is the highest of all rounds; the difference is to it, the table's own score stays."""
+    for seed, drawn in ((0, [0.0, 0.8, 0.7]), (1, [0.0, 0.6, 0.9])):
+        write_run(tmp_path / str(seed), "local", seed, [0.1, 0.4, 0.5], accuracy_participants=drawn)
+    published = {("digits", "local"): [{"accuracy": "80", "source": "a"}]}
+    runs = find_runs(tmp_path)
+    text = markdown(runs, published, "accuracy", "accuracy_participants")
+    assert "participants %" in text and "participants - paper" in text and "biased upwards" in text
+    assert cells(text, "local")[1:] == [
+        *("50.00 ± 0.00", "-", "50.00 ± 0.00", "85.00 ± 5.00", "2, 2", "2", "80", "+5.00", "1.00 KiB")
+    ]
+    write_evaluations(runs, tmp_path / "x.csv")
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert [row["best_participants"] for row in rows if row["seed"] == "0"] == ["0", "0.8", "0.8"]
+
+
 def cells(text, method):
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {method} |")]
     return [cell.strip() for cell in line.strip("|").split("|")]
@@ -41,6 +60,21 @@ def cells(text, method):
 
 def test_a_run_is_named_by_what_most_runs_of_its_method_do_not_share(runs):
     assert [run.method for run in runs] == ["fedktl", "fedktl", "fedktl mu=0.0", "dfrd"]
+
+
+def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path):
+    """Of a method that has it in all its runs, too; and such runs are not pooled with others of the method."""
+    for name, method, training in (
+        *(("a", "fedktl", SGD), ("b", "local", SGD), ("c", "dfrd", SGD | {"learning_rate": 0.1})),
+        *(("d0", "fedclassavg", ADAM), ("d1", "fedclassavg", ADAM | {"beta1": 0.5}), ("e", "local", ADAM)),
+        *((f"f{seed}", "fedssa", SGD) for seed in range(3)),
+    ):
+        write_run(tmp_path / name, method, int(name[1:] or 0), [0.5], training=training)
+    adam = "optimizer=adam learning_rate=0.0001"
+    assert [run.method for run in find_runs(tmp_path)] == [
+        *("fedktl", "local", "dfrd learning_rate=0.1", f"fedclassavg {adam}", f"fedclassavg {adam} beta1=0.5"),
+        *(f"local {adam}", "fedssa", "fedssa", "fedssa"),
+    ]
 
 
 def test_seeds_are_pooled_and_compared_with_what_is_published(runs, tmp_path):
@@ -74,3 +108,12 @@ def test_every_evaluation_is_a_row(runs, tmp_path):
 def test_rounds_after_a_number_do_not_count(runs, tmp_path):
     assert [len(run.history) for run in find_runs(tmp_path, 1)] == [2] * 4
     assert cells(markdown(find_runs(tmp_path, 1), {}, "accuracy"), "fedktl")[1] == "65.00 ± 5.00"
+
+
+def test_clients_weighed_by_training_samples_stand_beside_the_global_model(tmp_path):
+    """DFRD's L.acc beside its G.acc; a table of the clients' mean does not have it."""
+    more = {"global_accuracy_head": [0.1, 0.4], "accuracy_train_weighted": [0.1, 0.25]}
+    write_run(tmp_path / "a", "dfrd", 0, [0.1, 0.3], **more)
+    text = markdown(find_runs(tmp_path), {}, "global_accuracy_head")
+    assert "| clients % | clients by n_i % |" in text and cells(text, "dfrd")[4:6] == ["30.00", "25.00"]
+    assert "clients by n_i" not in markdown(find_runs(tmp_path), {}, "accuracy")

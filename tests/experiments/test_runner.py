@@ -36,10 +36,10 @@ def test_a_run_writes_what_it_says(finished):
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in table] == ["method", "---", *METHODS]
     written = [line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()]
-    assert len(written) == 13
+    assert len(written) == 14
     for path in written:
         assert (ROOT / path).exists(), path
-    for picture in ("accuracy.png", "clients.png", "split.png"):
+    for picture in ("accuracy.png", "clients.png", "spread.png", "split.png"):
         assert (workdir / "plots" / picture).read_bytes()[:4] == b"\x89PNG"
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]

@@ -14,7 +14,7 @@ from experiments.generator_scores import laplacian_variance, latents, pair_dista
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.base import Card
 from fedjax_ht.generators.embedded import load_embedded, read_metadata, save_embedded
-from fedjax_ht.losses.mmd import mmd
+from fedjax_ht.losses.mmd import mmd_loss
 
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 SHIPPED = sorted(CHECKPOINTS.glob("*_32.npz"))
@@ -240,7 +240,7 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
     adam, mask, of = optax.adam(0.01), jnp.ones(100, bool), jnp.asarray(labels)
 
     def discrepancy(f, rows, key):
-        return mmd(transform(f, rows), generator.sample_w(generator.variables, key, 100), mask)
+        return mmd_loss(transform(f, rows), generator.sample_w(generator.variables, key, 100), mask)
 
     @jax.jit
     def align(trained):

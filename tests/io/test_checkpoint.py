@@ -11,7 +11,7 @@ import pytest
 
 from fedjax_ht.io import checkpoint
 from fedjax_ht.io.checkpoint import Placement, make_checkpointer, rows_to_write
-from fedjax_ht.methods import fedproto
+from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import SimulationState, make_simulation
 from tests.federations import TRAINING, federation_data, uniform_federation

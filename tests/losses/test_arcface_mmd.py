@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.losses import arcface, cosines, kernel_means, mmd
+from fedjax_ht.losses import arcface_loss, cosines, kernel_means, mmd_loss
 from fedjax_ht.losses.mmd import BANDWIDTHS
 from fedjax_ht.models.etf import simplex_etf
 from tests.reference import fedktl as reference
@@ -28,7 +28,7 @@ def compiled(loss):
 
 
 def angular(rows, labels, mask, scale, margin):
-    return arcface(cosines(rows, VECTORS), labels, mask, scale, margin)
+    return arcface_loss(cosines(rows, VECTORS), labels, mask, scale, margin)
 
 
 def default(rows, labels, mask):
@@ -53,7 +53,7 @@ def test_without_scale_and_margin_it_is_the_softmax_over_cosines():
     cosine = np.float64(cosines(ROWS, VECTORS))
     exps = np.exp(cosine)
     want = -np.log((exps / exps.sum(1, keepdims=True))[np.arange(B), LABELS]).mean()
-    plain = jax.jit(functools.partial(arcface, scale=1.0, margin=0.0))
+    plain = jax.jit(functools.partial(arcface_loss, scale=1.0, margin=0.0))
     np.testing.assert_allclose(plain(cosine, LABELS, np.ones(B, bool)), want, rtol=1e-6)
 
 
@@ -85,7 +85,7 @@ def test_cosines_do_not_depend_on_lengths():
 @pytest.mark.parametrize("count", [6, 4, 1])
 def test_mmd_equals_the_reference(bandwidths, count):
     mask = np.arange(B) < count
-    value, gradient = compiled(mmd)(ROWS, OTHERS, mask, jnp.array(bandwidths))
+    value, gradient = compiled(mmd_loss)(ROWS, OTHERS, mask, jnp.array(bandwidths))
     x, y = np.float64(ROWS[:count]), np.float64(OTHERS[:count])
     np.testing.assert_allclose(value, reference.mmd(x, y, bandwidths), **CLOSE)
     assert value > 0.01
@@ -97,17 +97,17 @@ def test_mmd_equals_the_reference(bandwidths, count):
 
 def test_mmd_of_equal_samples_is_flat_and_zero():
     for other in (ROWS, ROWS[::-1]):
-        value, gradient = compiled(mmd)(ROWS, other, np.ones(B, bool), jnp.array(BANDWIDTHS))
+        value, gradient = compiled(mmd_loss)(ROWS, other, np.ones(B, bool), jnp.array(BANDWIDTHS))
         np.testing.assert_allclose(value, 0, atol=1e-6)
         np.testing.assert_allclose(gradient, 0, atol=1e-6)
 
 
 def test_mmd_never_reads_what_is_masked_out():
     garbage = [np.where(MASK[:, None], rows, np.nan).astype(np.float32) for rows in (ROWS, OTHERS)]
-    value, gradient = compiled(mmd)(*garbage, MASK, jnp.array(BANDWIDTHS))
-    want, slope = compiled(mmd)(ROWS, OTHERS, MASK, jnp.array(BANDWIDTHS))
+    value, gradient = compiled(mmd_loss)(*garbage, MASK, jnp.array(BANDWIDTHS))
+    want, slope = compiled(mmd_loss)(ROWS, OTHERS, MASK, jnp.array(BANDWIDTHS))
     assert value == want and (gradient == slope).all()
-    nothing = compiled(mmd)(*garbage, np.zeros(B, bool), jnp.array(BANDWIDTHS))
+    nothing = compiled(mmd_loss)(*garbage, np.zeros(B, bool), jnp.array(BANDWIDTHS))
     assert nothing[0] == 0 and (nothing[1] == 0).all()
 
 

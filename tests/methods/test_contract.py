@@ -4,6 +4,9 @@ A new method enters by its line in METHODS, and in WIRE of tests/method_wires.py
 """
 
 import functools
+import json
+import os
+from pathlib import Path
 
 import chex
 import jax
@@ -31,7 +34,7 @@ from tests.federations import (
     to_device,
     to_host,
 )
-from tests.method_wires import SAMPLES, SETTINGS, WIRE, Sent
+from tests.method_wires import SAMPLES, WIRE, Sent, settings
 
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)  # 5 clients a round, 1 of them dropped
 BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
@@ -56,7 +59,7 @@ def breakable(method: Method) -> Method:
 
 
 def method_of(name: str) -> Method:
-    return method_factory(name)(TRAINING, **SETTINGS.get(name.split("+")[-1], {}))
+    return method_factory(name)(TRAINING, **settings(name))
 
 
 @functools.cache
@@ -100,6 +103,36 @@ def test_finite(name):
             accuracy = scored.accuracy["test"][rule]
             np.testing.assert_array_equal(np.isnan(accuracy), TEST_COUNTS == 0)
             assert (accuracy[TEST_COUNTS > 0] >= 0).all() and (accuracy[TEST_COUNTS > 0] <= 1).all()
+
+
+RECORDED = Path(__file__).parent / "recorded.json"
+
+
+def numbers(name: str) -> list[dict[str, float]]:
+    """Of each of three rounds: every metric, and the length of the server's and of the clients' states."""
+    states, reports = history(name)
+    length = lambda tree: float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(tree))))  # noqa: E731
+    return [
+        report.metrics
+        | {f"server {k}": v for k, v in report.server_metrics.items()}
+        | {"server state": length(state.server), "clients' states": length(state.clients)}
+        for state, report in zip(states[1:], reports)
+    ]
+
+
+@every_method
+def test_recorded_numbers(name):
+    """A change that moves a method's numbers is seen; FEDJAX_HT_RECORD=1 records those that are meant to move."""
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    if os.environ.get("FEDJAX_HT_RECORD"):  # with -n0: one process writes the file
+        rounded = [{k: float(f"{v:.7g}") for k, v in row.items()} for row in numbers(name)]
+        RECORDED.write_text(json.dumps(dict(sorted((recorded | {name: rounded}).items())), indent=1) + "\n")
+        return
+    assert len(recorded[name]) == 3
+    for row, before in zip(numbers(name), recorded[name]):
+        assert row.keys() >= before.keys()
+        for key, value in before.items():
+            assert row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
 @thoroughly

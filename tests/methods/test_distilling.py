@@ -11,11 +11,13 @@ import pytest
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods import dense, dfrd, fedftg
-from fedjax_ht.methods.dense import batch_norm_loss
+from fedjax_ht.methods.dense import batch_norm_loss, dense
+from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.distillation import Distillation, Synthetic, draw, make_generator, moving_average
 from fedjax_ht.methods.ensemble import Opinions, Teachers
+from fedjax_ht.methods.fedftg import fedftg
 from fedjax_ht.methods.fine_tuning import Server, Uplink
+from fedjax_ht.models.conditional import Generated
 from tests import tiny
 from tests.federations import NUM_CLASSES, TRAINING, normed_federation, sliced_federation
 from tests.reference import dfrd as reference
@@ -229,6 +231,30 @@ def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
         assert min(jax.tree.leaves(moved)) > 0.02 * LR
 
 
+WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
+
+
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("name", WEIGHT_OF_KL)
+def test_the_square_of_the_temperature_scales_every_kl(name, squared):
+    """The student's loss, and of the generator's what is left when that without its KL is taken off."""
+    rng = np.random.default_rng(3)
+    each, own, labels = 3 * rng.normal(size=(3, 8, 5)), 3 * rng.normal(size=(8, 5)), np.arange(8) % 5
+    tau = rng.dirichlet(np.ones(3), 8).T
+    made = Generated(jnp.float32(rng.normal(size=(8, 4, 4, 1))), jnp.float32(rng.normal(size=(8, 6))), jnp.ones((8, 6)))
+    opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
+    batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(own), None)
+    factory = {"dfrd": dfrd, "dense": dense, "fedftg": fedftg}[name].__wrapped__
+    recipe = Distillation(temperature=4.0, temperature_squared=squared)
+    want = reference.student_loss(name, each, tau, own, 4.0, squared)
+    np.testing.assert_allclose(factory(recipe).student(batch), want, rtol=1e-5)
+    whole, rest = (factory(recipe, **{WEIGHT_OF_KL[name]: w}).generator(batch) for w in (1.0, 0.0))
+    want = reference.adversarial_loss(name, each, tau, own, labels, 4.0, squared)
+    assert abs(want) > 0.05
+    np.testing.assert_allclose(whole - rest, want, rtol=1e-4)
+    assert Distillation().kl_scale == 1
+
+
 def test_the_moving_average_covers_everything():
     generator = {"params": {"w": jnp.array([1.0, 2.0])}, "batch_stats": {"var": jnp.array([4.0])}}
     average = {"params": {"w": jnp.array([3.0, 0.0])}, "batch_stats": {"var": jnp.array([2.0])}}
@@ -263,6 +289,8 @@ def test_the_batch_norm_loss_is_a_mean_over_layers_and_present_clients():
 
 BAD = {
     "iterations is -1; it must be at least 0": {"iterations": -1},
+    "generator_steps is 0; it must be at least 1; images='untrained' never trains it": {"generator_steps": 0},
+    "images is 'fake'; it must be one of generator, untrained, real, noise": {"images": "fake"},
     "batch_size is 1; it must be at least 2": {"batch_size": 1},
     "temperature is 0.0; it must be above 0": {"temperature": 0.0},
     "decay is 1.5; it must be in": {"decay": 1.5},

@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods import fd
+from fedjax_ht.methods.fd import fd
 from tests import tiny, wire_table
 from tests.reference import averaging
 from tests.reference import fd as reference

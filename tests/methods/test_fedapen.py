@@ -7,8 +7,7 @@ import pytest
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Split
 from fedjax_ht.core.wire import wire_elements
-from fedjax_ht.methods import fedapen
-from fedjax_ht.methods.fedapen import Rows, hold_out, learn_weight
+from fedjax_ht.methods.fedapen import Rows, fedapen, hold_out, learn_weight
 from tests import tiny
 from tests.methods import pairs
 from tests.reference import averaging, linear_client, mutual

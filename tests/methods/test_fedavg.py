@@ -8,8 +8,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.round import server_round
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods import fedavg
-from fedjax_ht.methods.fedavg import Uplink, weighted_mean
+from fedjax_ht.methods.fedavg import Uplink, fedavg, weighted_mean
 from tests import tiny
 from tests.reference import averaging, linear_client
 

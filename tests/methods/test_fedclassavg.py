@@ -9,14 +9,13 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.augment import flip
-from fedjax_ht.methods import fedclassavg
-from fedjax_ht.methods.fedclassavg import random_view
+from fedjax_ht.methods.fedclassavg import fedclassavg, random_view
 from fedjax_ht.models import mlp
 from tests import tiny, wire_table
 from tests.reference import fedclassavg as reference
 
 LR = 0.02
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False, augment=flip)
+TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False, augment=lambda key, x, black: flip(key, x))
 FEDERATION = tiny.linear_federation()
 BUCKET = FEDERATION.buckets[0]
 LABELS = np.array([0, 2, 2, 0, 3, 0])

@@ -9,8 +9,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import diversity_loss
-from fedjax_ht.methods import fedgen
-from fedjax_ht.methods.fedgen import Downlink, Uplink
+from fedjax_ht.methods.fedgen import Downlink, Uplink, fedgen
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from tests import tiny, wire_table

@@ -7,7 +7,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining, shuffled
 from fedjax_ht.core.server_training import compact
-from fedjax_ht.methods import fedgh
+from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.models import mlp
 from tests import tiny, wire_table
 from tests.reference import fedgh as reference

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import wire_elements
-from fedjax_ht.methods import fedkd
+from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.low_rank import compress, decompress
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -46,7 +46,7 @@ def test_client_update_equals_the_reference(variant):
         {"own": tiny.flat_params(trained["params"]), "beside": trained}, {"own": want["own"], "beside": want["beside"]}
     )
     jax.tree.map(np.testing.assert_array_equal, trained["shared"]["params"], last)  # what the next update changes
-    sent = tiny.flat_params(decompress(uplink))
+    sent = tiny.flat_params(decompress(uplink, variant))
     if not released:
         sent = {name: value + models["shared"][name] for name, value in sent.items()}
     pairs.assert_models_close({"shared": sent}, {"shared": want["shared"]})
@@ -70,9 +70,9 @@ def test_what_a_client_sends_is_the_compressed_change():
     assert numbers[0] < SIZE
 
 
-def uplinks_of(params, energy: float = 1.0) -> dict:
+def uplinks_of(params, variant: str = "paper") -> dict:
     changes = {i: jax.tree.map(lambda a, b: a - b, pairs.shift(params, i, 0.1), params) for i in range(3)}
-    return {i: compress(change, energy) for i, change in changes.items()}
+    return {i: compress(change, 1.0, variant) for i, change in changes.items()}
 
 
 @pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
@@ -82,14 +82,14 @@ def test_server_update_equals_the_reference(order, variant, energy):
     """At threshold 1 it is the plain mean."""
     method = fedkd(TRAINING, energy, energy, variant=variant)
     old = method.init_server(FEDERATION, jax.random.key(0))
-    uplinks = uplinks_of(old.params)
+    uplinks = uplinks_of(old.params, variant)
     ctx = pairs.context(6, client_id=None)
     serve = jax.jit(lambda received: method.server_update(FEDERATION, old, received, ctx)[0])
     new = serve(pairs.receive_uplinks(uplinks, order))
-    sent = [tiny.flat_params(decompress(u)) for u in uplinks.values()]
+    sent = [tiny.flat_params(decompress(u, variant)) for u in uplinks.values()]
     for name, value in tiny.flat_params(old.params).items():
         mean = averaging.weighted_mean([s[name] for s in sent], [1.0] * 3)
-        step, _ = low_rank.compress(mean, energy)
+        step, _ = low_rank.compress(mean, energy, variant)
         want = step if variant == "released" else value + step
         np.testing.assert_allclose(tiny.flat_params(new.params)[name], want, rtol=1e-5, atol=2e-6)
     assert new.made == 6
@@ -133,7 +133,7 @@ def test_who_holds_the_last_weights_is_sent_the_update_and_all_others_everything
 def test_released_clients_are_sent_compressed_weights_once_there_are_any():
     method = fedkd(TRAINING, 0.6, 0.6, variant="released")
     first = method.init_server(FEDERATION, jax.random.key(0))
-    heard = pairs.receive_uplinks(uplinks_of(first.params), tiny.ORDER)
+    heard = pairs.receive_uplinks(uplinks_of(first.params, "released"), tiny.ORDER)
     second, _ = method.server_update(FEDERATION, first, heard, pairs.context(0, client_id=None))
     client = method.init_client(BUCKET, pairs.context())
     for server, ctx, whole in ((first, pairs.context(0), True), (second, pairs.context(3), False)):

@@ -12,8 +12,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import gaussian_noise
-from fedjax_ht.methods import fedktl
-from fedjax_ht.methods.fedktl import Server, draw, first_projection
+from fedjax_ht.methods.fedktl import Server, draw, fedktl, first_projection
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear
@@ -72,6 +71,13 @@ def local_batches(available, size):
         index, mask = map(np.asarray, draw(jnp.asarray(available), size, key))
         classes, rows = index[mask], slice(3 * number, 3 * number + 3)
         yield x[rows], LABELS[rows], images.reshape(C, -1)[classes], classes, np.float64(VECTORS[classes])
+
+
+def test_images_cross_the_wire_in_the_generators_range():
+    """-1 to 1, what the noise of FedKTL's appendix D is added to; clients map them back, as the next test shows."""
+    sent = method_of().broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), tiny.context(0)).images
+    np.testing.assert_allclose(sent.values[AVAILABLE], 2 * IMAGES[AVAILABLE] - 1, rtol=1e-6)
+    assert sent.values[AVAILABLE].min() < -0.5
 
 
 STEEP = {"mu": 2000.0}
@@ -219,10 +225,10 @@ def case(width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: t
         case(mu=0.0),
         case(width=8, classifier="head"),
         case(pair=16, transfer="images"),
-        case(width=0, classes=5, source="labels"),
+        *(case(width=0, classes=5, source=source) for source in ("labels", "valid", "noise")),
         case(scale=1.0, margin=0.0),
         case(width=7, all_pairs=True, dim=7),
-        case(bandwidths="median"),
+        case(bandwidths=(10.0, 50.0), bounded=False),
         case(antialias=False, server_batch_size=1),
         case(noise=tuple(gaussian_noise(s, 0.2, f) for s, f in NOISE)),  # up; down
     ],
@@ -251,12 +257,16 @@ def test_every_option_runs(options, noise, width, pair, classes):
         ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
         ({"classifier": "mlp"}, "classifier is 'mlp'; it must be 'etf' or 'head'"),
         ({"transfer": "latents"}, "transfer is 'latents'; it must be 'pairs' or 'images'"),
-        ({"source": "noise"}, "source is 'noise'; it must be 'prototypes' or 'labels'"),
+        ({"source": "none"}, "source is 'none'; it must be 'prototypes', 'labels', 'valid' or 'noise'"),
+        (
+            {"generator": GENERATOR._replace(sample_w=lambda _, key, n: jnp.ones((n, LATENT_DIM)))},
+            "generator 'tiny' draws latents of spread 0.0; it must be above 0",
+        ),
         ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be at least 0"),
         ({"server_epochs": 0}, "server_epochs is 0; it must be at least 1"),
         ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be 'median' or positive numbers"),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):

@@ -13,8 +13,9 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.generators.images import fit
-from fedjax_ht.losses.mmd import BANDWIDTHS
-from fedjax_ht.methods import fedktl
+from fedjax_ht.generators.units import in_units
+from fedjax_ht.methods.fedktl import fedktl, warn
+from fedjax_ht.methods.pair_sources import latents_of
 from fedjax_ht.models import mlp
 from tests import tiny, wire_table
 from tests.alignment_steps import as_reference, assert_close, draws
@@ -23,6 +24,8 @@ from tests.reference import fedktl as reference
 
 C, K = 4, 3
 GENERATOR = tiny_generator()
+UNITS = in_units(GENERATOR)
+WIDTHS = (2.0, 30.0)
 FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
 SMALL = {"generator": GENERATOR, "server_epochs": 3, "server_batch_size": 3}
@@ -57,25 +60,90 @@ def compiled_server(**options):
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_server_update_equals_the_reference(variant):
-    start, serve = compiled_server(variant=variant)
+    start, serve = compiled_server(variant=variant, bandwidths=WIDTHS)
     server, metrics = serve(start, receive(UPLOADS))
     rows = [(i, c) for i in range(3) for c in sorted(UPLOADS[i])]
     x, labels = np.float64([UPLOADS[i][c] for i, c in rows]), np.array([c for _, c in rows])
     # Ids from 0 to 5 and padding have rows, in this order.
     valid = np.array([c in UPLOADS.get(i, {}) for i in range(7) for c in range(C)])
     align_key = jax.random.split(jax.random.key(2))[1]
-    batches = draws(align_key, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables))
-    f, old = as_reference(*start.transformer.values()), np.float64(start.centroids)
-    centroids = reference.mean_latents(f, x, labels, old)
-    want = reference.align(f, x, labels, batches, centroids, 0.01, BANDWIDTHS, released=variant == "released")
-    assert_close(as_reference(*server.transformer.values()), want, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(server.centroids, reference.mean_latents(want, x, labels, old), rtol=1e-4, atol=2e-5)
+    batches = draws(align_key, valid, 3, 3, functools.partial(UNITS.sample_w, UNITS.variables))
+    ball = jax.tree.map(np.float64, tuple(UNITS.variables.ball))
+    f, old = as_reference(start.transformer), np.float64(start.centroids)
+    centroids = reference.mean_latents(f, x, labels, old, ball)
+    released = variant == "released"
+    want = reference.align(f, x, labels, batches, centroids, 0.01, WIDTHS, released=released, ball=ball)
+    assert_close(as_reference(server.transformer), want, rtol=1e-5, atol=1e-5)
+    means = reference.mean_latents(want, x, labels, old, ball)
+    np.testing.assert_allclose(server.centroids, means, rtol=1e-4, atol=2e-5)
     np.testing.assert_array_equal(server.centroids[3], start.centroids[3])
     np.testing.assert_array_equal(server.available, [True, True, True, False])
-    images = fit(GENERATOR.synthesize(GENERATOR.variables, server.centroids[:3]), (2, 2, 1))
+    w = server.centroids[:3] * UNITS.variables.unit  # a generator sees its own scale
+    images = fit(GENERATOR.synthesize(GENERATOR.variables, w), (2, 2, 1))
     np.testing.assert_allclose(server.images[:3], images, atol=1e-6)
     assert (server.images[3] == 0).all()  # the image of a random latent is shown to nobody
     assert all(np.isfinite(value) for value in metrics.values())
+    reach = np.linalg.norm(means[:3] - ball[0], axis=1).max() / ball[1]
+    np.testing.assert_allclose(metrics["reach"], reach, rtol=1e-4)
+
+
+@functools.cache
+def far_server(bounded: bool):
+    """One client whose F was led astray: its last layer's outputs are far from any valid latent."""
+    start, serve = compiled_server(bounded=bounded)
+    astray = start.transformer | {"fc2": start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -300.0)}}
+    return serve(start._replace(transformer=astray), receive({0: UPLOADS[0]}))
+
+
+def test_what_is_sent_stays_among_the_valid_latents():
+    """In the ball about their mean; without it (bounded=False) nothing pulls F back, and the run says so."""
+    centre, radius = UNITS.variables.ball
+    w = UNITS.sample_w(UNITS.variables, jax.random.key(0), 1000)
+    assert np.linalg.norm(w - centre, axis=1).max() == pytest.approx(float(radius), rel=1e-5)
+    for bounded in (True, False):
+        server, metrics = far_server(bounded)
+        assert metrics["off_manifold"] == 1
+        distance = np.linalg.norm(server.centroids - centre, axis=1)[[0, 2]].max() / radius
+        np.testing.assert_allclose(metrics["reach"], distance, rtol=1e-4)
+        line = method_of().warn({name: float(value) for name, value in metrics.items()})
+        if bounded:
+            assert distance <= 1.0001 and line is None
+        else:
+            assert distance > 100 and "more than 100 times as far" in line and "\n" not in line
+
+
+def test_a_run_without_these_metrics_is_not_warned_of():
+    assert warn({}) is None and warn({"reach": float("nan")}) is None and warn({"reach": 2.0}) is None
+    assert warn({"reach": 4.0}) == warn({"reach": 9.0}) != warn({"reach": 11.0})
+
+
+@pytest.mark.parametrize("source", ["valid", "noise"])
+def test_fixed_pairs_are_drawn_once(source):
+    """Valid latents with their images, or noise for both; nothing is uploaded and F is not there."""
+    start, serve = compiled_server(source=source)
+    nothing = {name: received._replace(uplink=()) for name, received in receive(UPLOADS).items()}
+    assert start.transformer == {} and not start.available.any()
+    first, metrics = serve(start, nothing, 2)
+    again, _ = serve(first, nothing, 3)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    assert first.available.all() and metrics == {}
+    other, _ = serve(start, nothing, 3)
+    assert np.abs(other.centroids - first.centroids).max() > 1e-2
+    images = fit(GENERATOR.synthesize(GENERATOR.variables, first.centroids * UNITS.variables.unit), (2, 2, 1))
+    if source == "valid":
+        key = jax.random.split(jax.random.key(2))[0]
+        np.testing.assert_allclose(first.centroids, UNITS.sample_w(UNITS.variables, key, C), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(first.images, images, atol=1e-6)
+    else:
+        assert np.abs(first.images - images).max() > 0.05 and 0 <= first.images.min() <= first.images.max() < 1
+
+
+def test_noise_has_the_spread_of_valid_latents():
+    key, n = jax.random.key(0), 4000
+    got = latents_of("noise", UNITS, UNITS.variables, key, n)
+    w = UNITS.sample_w(UNITS.variables, key, n)
+    np.testing.assert_allclose(got.mean(0), w.mean(0), atol=0.1)
+    np.testing.assert_allclose(got.std(0), w.std(0), rtol=0.1)
 
 
 def test_order_of_clients_and_their_buckets_change_nothing():
@@ -122,10 +190,8 @@ def test_a_generator_on_the_host():
     (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # noqa: E731
     jax.tree.map(close, (got._replace(images=()), metrics), (want._replace(images=()), expected))
-    close(
-        got.images[:3],
-        fit(synthesize(jax.device_get(GENERATOR.variables), np.asarray(want.centroids)), (2, 2, 1), False)[:3],
-    )
+    w = np.asarray(want.centroids * UNITS.variables.unit)
+    close(got.images[:3], fit(synthesize(jax.device_get(GENERATOR.variables), w), (2, 2, 1), False)[:3])
     assert np.abs(got.images[:3] - want.images[:3]).max() > 1e-3  # these were shrunk with antialiasing
 
 
@@ -138,27 +204,27 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
         method = method_of(generator=generator)
         ctx = tiny.context()
         step = lambda frozen: method.server_update(FEDERATION, start, receive(UPLOADS), ctx._replace(frozen=frozen))  # noqa: E731
-        program = jax.jit(step).lower(generator.variables).as_text()
+        program = jax.jit(step).lower(method.frozen).as_text()
         assert weights in program
         return re.search(rf"stablehlo.constant.*{weights}", program) is not None
 
     assert not as_constant(GENERATOR)
     closure = lambda _, w: GENERATOR.synthesize(GENERATOR.variables, w)  # noqa: E731
     assert as_constant(GENERATOR._replace(synthesize=closure))  # what was absent is found where it is
-    assert method_of().frozen is GENERATOR.variables
+    assert method_of().frozen.variables is GENERATOR.variables
     assert all(leaf.size != LATENT_DIM * SIDE * SIDE * 3 for leaf in jax.tree.leaves(start))
 
 
 def test_the_server_starts_with_nothing_to_show():
     start, _ = compiled_server()
     assert not start.available.any() and (start.images == 0).all()
-    shapes = jax.tree.map(jnp.shape, start.transformer["params"])
+    shapes = jax.tree.map(jnp.shape, start.transformer)
     assert shapes == {
         "fc1": (C, C),
         "fc2": {"kernel": (C, LATENT_DIM), "bias": (LATENT_DIM,)},
         "norm": {"scale": (C,), "bias": (C,)},
     }
-    assert np.abs(start.transformer["params"]["fc1"]).max() <= C**-0.5
+    assert np.abs(start.transformer["fc1"]).max() <= C**-0.5
     method = method_of()
     down = method.broadcast(FEDERATION, BUCKET, start, None)
     assert int(wire_elements(down).payload_elements) == 0
@@ -176,7 +242,7 @@ def test_a_conditional_generator_s_own_classes():
         server, metrics = serve(start, nothing, seed)
         assert server.available.all() and metrics == {}
         key = jax.random.split(jax.random.key(seed))[0]
-        want = GENERATOR.conditional(GENERATOR.variables, key, classes)
+        want = GENERATOR.conditional(GENERATOR.variables, key, classes) / UNITS.variables.unit
         np.testing.assert_allclose(server.centroids, want, rtol=1e-5, atol=1e-6)
 
 

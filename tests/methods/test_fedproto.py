@@ -7,8 +7,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods import fedproto
-from fedjax_ht.methods.fedproto import Server
+from fedjax_ht.methods.fedproto import Server, fedproto
 from fedjax_ht.methods.prototypes import mean_by_class
 from fedjax_ht.models import mlp
 from tests import tiny
@@ -112,11 +111,18 @@ def test_prediction_is_the_nearest_prototype_that_exists():
     prototypes = np.random.default_rng(3).normal(size=(C, K)).astype(np.float32)
     downlink = Masked(jnp.where(available[:, None], prototypes, jnp.nan), jnp.asarray(available))
     scores = method.predict(BUCKET, client, downlink, x, mask)
-    assert method.rules == ("prototype", "head") and set(scores) == set(method.rules)
+    assert method.rules == ("prototype", "own_prototype", "head") and set(scores) == set(method.rules)
     params = tiny.flat_params(client["params"])
     distances = pairwise_distance(linear_client.features(params, x.reshape(5, -1)), prototypes)
     np.testing.assert_allclose(scores["prototype"], np.where(available, -distances, -np.inf), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(scores["head"], linear_client.logits(params, x.reshape(5, -1)), rtol=1e-5, atol=1e-5)
+    # Among its own classes once it has looked them up: all until then, and for who has no samples.
+    np.testing.assert_array_equal(scores["own_prototype"], scores["prototype"])
+    for labels, own in (([0, 2, 2], [0, 2]), ([], range(C))):
+        data = tiny.client_data(LABELS, np.flatnonzero(np.isin(LABELS, labels)), padding=2)
+        received = method.receive(BUCKET, client, downlink, data, tiny.context(0))
+        among = method.predict(BUCKET, received, downlink, x, mask)["own_prototype"]
+        np.testing.assert_array_equal(among, np.where(np.isin(np.arange(C), own), scores["prototype"], -np.inf))
 
 
 def test_bad_options_are_named():

@@ -8,8 +8,8 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
-from fedjax_ht.methods import fedral, local
-from fedjax_ht.methods.fedral import Uplink, block_mask, fewest_blocks
+from fedjax_ht.methods.fedral import Uplink, block_mask, fedral, fewest_blocks
+from fedjax_ht.methods.local import local
 from fedjax_ht.models import mlp
 from tests import tiny
 from tests.reference import fedral as reference
@@ -55,16 +55,27 @@ def served(request):
 
 @pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
 def test_server_update_equals_the_reference(served, order):
-    """Zeros count: what one client alone sends is scaled by its weight; what nobody sends is zero, and not sent on."""
+    """By samples zeros count; a uniform mean is over those who sent. What nobody sends is zero, and not sent on."""
     weighting, serve = served
     for clients in ([0, 1, 2], [0, 2]):
         server = serve(STALE, receive(clients, order, weighting == "samples"))
-        counts = [SAMPLES[i] if weighting == "samples" else 1 for i in clients]
-        weights = [n / sum(counts) for n in counts]
-        want, sent = reference.aggregate([ANGLES[i] for i in clients], weights, [BLOCKS[i] for i in clients])
+        angles, blocks = [ANGLES[i] for i in clients], [BLOCKS[i] for i in clients]
+        if weighting == "samples":
+            counts = [SAMPLES[i] for i in clients]
+            want, sent = reference.aggregate(angles, [n / sum(counts) for n in counts], blocks)
+        else:
+            want, sent = reference.aggregate_uniform(angles, blocks)
         np.testing.assert_array_equal(server.mask, sent)
         np.testing.assert_allclose(server.values, want, rtol=1e-5, atol=1e-6)
     assert not sent.all()
+
+
+def test_what_one_client_alone_sends_is_kept_or_shrinks_to_its_share(served):
+    """Of clients 0 (three blocks) and 1 (one block) only the second sends the corner."""
+    weighting, serve = served
+    server = serve(STALE, receive([0, 1], tiny.ORDER, weighting == "samples"))
+    share = SAMPLES[1] / (SAMPLES[0] + SAMPLES[1]) if weighting == "samples" else 1
+    np.testing.assert_allclose(server.values[0, -1], share * ANGLES[1][0, -1], rtol=1e-6)
 
 
 def test_clients_without_samples_say_nothing(served):
@@ -156,6 +167,19 @@ def test_the_first_matrix_is_sent_whole():
         server = fedral(TRAINING, init_scale=scale).init_server(tiny.linear_federation(C, 100), jax.random.key(0))
         assert server.mask.all()
         assert 0.095 * scale < np.abs(server.values).max() <= 0.1 * scale  # within scale / sqrt(r)
+
+
+@pytest.mark.parametrize("blocks", [1, 10])
+def test_a_first_matrix_that_keeps_the_size_of_the_features(blocks):
+    """init_scale = sqrt(3 m): over many rows, R A of m blocks has the mean square of R; sqrt(3 r): variance 1 of A."""
+    rows = np.abs(np.random.default_rng(0).normal(size=(500, 200)))
+    ratio = {}
+    for scale in (np.sqrt(3 * blocks), np.sqrt(3 * 200)):
+        server = fedral(TRAINING, init_scale=scale).init_server(tiny.linear_federation(C, 200), jax.random.key(0))
+        angle = np.where(block_mask(200, blocks), server.values, 0)
+        ratio[scale] = np.mean((rows @ angle) ** 2) / np.mean(rows**2)
+    np.testing.assert_allclose(list(ratio.values()), [1, 200 / blocks], rtol=0.15)
+    np.testing.assert_allclose(np.var(server.values), 1, rtol=0.05)
 
 
 @pytest.mark.parametrize(("blocks", "kilobytes"), [(100, 9.77), (125, 7.81), (25, 39.06)])

@@ -12,8 +12,8 @@ from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.methods import fedssa, local
-from fedjax_ht.methods.fedssa import Server, head_of, rows_of, stabilisation
+from fedjax_ht.methods.fedssa import Server, fedssa, head_of, most_growth, rows_of, stabilisation
+from fedjax_ht.methods.local import local
 from fedjax_ht.models import SplitModel, mlp
 from fedjax_ht.models.heads import DenseHead
 from fedjax_ht.simulation.options import SimulationOptions
@@ -49,22 +49,33 @@ def receive(uploads, order, hide: bool):
     return {name: zeros(r) for name, r in plain.items()}
 
 
-def first_server(hide: bool) -> Server:
-    return Server(jnp.asarray(OLD), () if hide else jnp.ones((4, C), bool))
+def first_server(method) -> Server:
+    return method.init_server(FEDERATION, jax.random.key(0))._replace(rows=jnp.asarray(OLD))
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["own rows", "hidden classes"])
+FORMS = {
+    "stored": {},
+    "stored, hidden classes": {"hide_classes": True},
+    "uploaded": {"owners": "uploaded"},
+    "uploaded, hidden classes": {"owners": "uploaded", "hide_classes": True},
+}
+
+
+@pytest.fixture(scope="module", params=FORMS)
 def served(request):
-    """(whether classes are hidden, the compiled server)."""
-    method = fedssa(TRAINING, hide_classes=request.param)
-    return request.param, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None))
+    """(the options, the method, its compiled server)."""
+    options = FORMS[request.param]
+    method = fedssa(TRAINING, **options)
+    return options, method, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None))
 
 
 def test_server_update_equals_the_reference(served):
     """The mean is over a class's owners alone; the class that nobody uploads keeps its row."""
-    hide, serve = served
+    options, method, serve = served
+    hide = "hide_classes" in options
     want = averaging.mean_by_class([UPLOADS[i] for i in range(3)])
-    results = [serve(first_server(hide), receive(UPLOADS, order, hide)) for order in (tiny.ORDER, tiny.OTHER_ORDER)]
+    orders = (tiny.ORDER, tiny.OTHER_ORDER)
+    results = [serve(first_server(method), receive(UPLOADS, order, hide)) for order in orders]
     for server, metrics in results:
         assert metrics["classes"] == 3
         np.testing.assert_array_equal(server.rows[3], OLD[3])
@@ -73,44 +84,82 @@ def test_server_update_equals_the_reference(served):
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
+def test_owners_who_stay_away_count_with_their_newest_rows(served):
+    """Eq. 3 is over all clients that hold a class; those that never took part have no row."""
+    options, method, serve = served
+    hide = "hide_classes" in options
+    rounds = [UPLOADS, tiny.prototypes_of({0: [0, 2]}, K + 1, seed=1), tiny.prototypes_of({1: [1], 2: [2]}, K + 1, 2)]
+    server = first_server(method)
+    for number, uploads in enumerate(rounds, 1):
+        before, (server, _) = server, serve(server, receive(uploads, tiny.ORDER, hide))
+        stored = reference.stored_mean(rounds[:number])
+        now = stored if "owners" not in options else averaging.mean_by_class(list(uploads.values()))
+        for c in range(C):
+            want = now.get(c, np.asarray(before.rows[c]))
+            np.testing.assert_allclose(server.rows[c], want, rtol=1e-5, atol=1e-6)
+    # What client 1 said of class 2 in the first round is gone: it no longer holds it.
+    np.testing.assert_array_equal(server.held[1], [False, True, False, False])
+
+
 def test_the_server_learns_whose_rows_to_send(served):
-    hide, serve = served
-    if hide:
-        assert serve(first_server(hide), receive(UPLOADS, tiny.ORDER, hide))[0].wanted == ()
-        return
-    method = fedssa(TRAINING)
-    server, _ = serve(first_server(hide), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, hide))
+    options, method, serve = served
+    server, _ = serve(first_server(method), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, "hide_classes" in options))
     for client, classes in enumerate([{0, 2}, {0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}]):
         downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(client))
+        if "hide_classes" in options:
+            np.testing.assert_array_equal(downlink, server.rows)
+            continue
         assert set(np.flatnonzero(downlink.mask)) == classes
         np.testing.assert_array_equal(downlink.values, server.rows)
 
 
 def test_a_round_without_samples_changes_nothing(served):
-    hide, serve = served
-    server, metrics = serve(first_server(hide), receive({0: {}, 2: {}}, tiny.ORDER, hide))
-    jax.tree.map(np.testing.assert_array_equal, server, first_server(hide))
+    options, method, serve = served
+    server, metrics = serve(first_server(method), receive({0: {}, 2: {}}, tiny.ORDER, "hide_classes" in options))
+    jax.tree.map(np.testing.assert_array_equal, server, first_server(method))
     assert metrics["classes"] == 0
 
 
-def test_stabilisation_follows_a_quarter_of_the_cosine():
-    np.testing.assert_allclose([stabilisation(t, 0.5, 2) for t in range(4)], [0.5, 0.3536, 0, 0], atol=1e-4)
+def test_without_semantics_everybody_owns_every_class():
+    method, data, ctx = fedssa(TRAINING, semantic=False), tiny.client_data(LABELS), tiny.context(0)
+    client = method.init_client(BUCKET, ctx)
+    trained, uplink, _ = jax.jit(lambda client: method.client_update(BUCKET, client, None, data, ctx))(client)
+    np.testing.assert_array_equal(uplink.mask, np.ones(C, bool))
+    np.testing.assert_array_equal(uplink.values, rows_of(trained["params"]["head"]))
+    downlink = Masked(jnp.asarray(OLD), jnp.ones(C, bool))
+    got = rows_of(method.receive(BUCKET, client, downlink, data, ctx)["params"]["head"])
+    theta, mu = rows_of(client["params"]["head"]), stabilisation(1, 0.5, 5)
+    np.testing.assert_allclose(got, OLD + mu * theta, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "linear", "step"])
+def test_stabilisation_and_its_growth(decay):
+    if decay == "cosine":
+        np.testing.assert_allclose([stabilisation(t, 0.5, 2) for t in range(4)], [0.5, 0.3536, 0, 0], atol=1e-4)
     for t in range(9):
-        np.testing.assert_allclose(stabilisation(t, 0.7, 5), reference.stabilisation(t, 0.7, 5), atol=1e-7)
-    assert stabilisation(2, 0.5, 2) == 0
+        np.testing.assert_allclose(
+            stabilisation(t, 0.7, 5, decay), reference.stabilisation(t, 0.7, 5, decay), atol=1e-7
+        )
+    assert stabilisation(2, 0.5, 2, decay) == 0
+    np.testing.assert_allclose(most_growth(0.7, 5, decay), reference.growth(0.7, 5, decay), rtol=1e-5)
 
 
+@pytest.mark.parametrize("clock", ["client", "round"])
 @modes
-def test_a_client_fuses_the_rows_of_its_own_classes(hide):
-    """t counts from 1: in the first round mu is cos(pi / 6) of its start, where T is 3."""
-    method, data = fedssa(TRAINING, mu=0.8, stable_rounds=3, hide_classes=hide), tiny.client_data(LABELS, padding=2)
+def test_a_client_fuses_the_rows_of_its_own_classes(hide, clock):
+    """t counts from 1: in the first round mu is cos(pi / 6) of its start, where T is 3. It is the client's own first
+    round, whatever the federation's, or that of all."""
+    options = {"mu": 0.8, "stable_rounds": 3, "clock": clock, "hide_classes": hide}
+    method, data = fedssa(TRAINING, **options), tiny.client_data(LABELS, padding=2)
     own = method.init_client(BUCKET, tiny.context(0))
     theta = np.asarray(rows_of(own["params"]["head"]), np.float64)
     sent = np.arange(C) != 1
     downlink = jnp.asarray(OLD) if hide else Masked(jnp.where(sent[:, None], OLD, jnp.nan), jnp.asarray(sent))
-    receive = jax.jit(lambda ctx: method.receive(BUCKET, own, downlink, data, ctx))
-    for round, mu in enumerate([0.8 * np.cos(np.pi / 6), 0.8 * np.cos(np.pi / 3), 0, 0]):
-        client = receive(tiny.context(0)._replace(round=jnp.int32(round)))
+    receive = jax.jit(lambda client, ctx: method.receive(BUCKET, client, downlink, data, ctx))
+    for number, mu in enumerate([0.8 * np.cos(np.pi / 6), 0.8 * np.cos(np.pi / 3), 0, 0]):
+        taken_part, round = (number, 40) if clock == "client" else (7, number)
+        now = own | {"rounds": jnp.int32(taken_part)}
+        client = receive(now, tiny.context(0)._replace(round=jnp.int32(round)))
         got = rows_of(client["params"]["head"])
         np.testing.assert_allclose(got, reference.fuse(theta, OLD, OWN, mu), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(got[1], theta[1].astype(np.float32))  # its history
@@ -166,12 +215,15 @@ def test_one_owner_a_class_and_no_history_is_local_training():
     fused, alone = (make_simulation(method, federation, data, training, options) for method in methods)
     state, _ = fused.run_round(fused.init())
     state = to_host(state)
-    other = to_device(state)._replace(server=())
+    models = {name: {part: c[part] for part in ("params", "stats")} for name, c in state.clients.items()}
+    other = to_device(state._replace(server=(), clients=models))
     state = to_device(state)
     for _ in range(3):
         state, _ = fused.run_round(state)
         other, _ = alone.run_round(other)
-    jax.tree.map(np.testing.assert_array_equal, state.clients, other.clients)
+    for name, client in other.clients.items():
+        for part in ("params", "stats"):
+            jax.tree.map(np.testing.assert_array_equal, state.clients[name][part], client[part])
     assert state.round == other.round == 4
 
 
@@ -194,6 +246,38 @@ def test_bad_options_are_named():
         fedssa(TRAINING, mu=1.5)
     with pytest.raises(ValueError, match="stable_rounds is 0; it must be at least 1"):
         fedssa(TRAINING, stable_rounds=0)
+    with pytest.raises(ValueError, match="owners is 'all'; it must be one of stored, uploaded"):
+        fedssa(TRAINING, owners="all")
+
+
+def test_fusing_that_compounds_is_refused_or_warned_of():
+    for form in ({}, {"owners": "uploaded", "clock": "round"}):
+        with pytest.raises(ValueError, match=r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"):
+            fedssa(TRAINING, stable_rounds=50, **form)
+    method = fedssa(TRAINING, stable_rounds=50, clock="round")
+    assert method.warn({"longest_row": 2.0}) is None
+    for length in (1e4, float("nan"), float("inf")):
+        assert "mu compounds" in method.warn({"longest_row": length})
+
+
+def test_fusing_does_not_diverge():
+    """Rows of clients that learn nothing, all of them in every round: they grow as far as the product of 1 + mu_t says,
+    and stay there."""
+    clients, mu, rounds = 4, 0.5, 12
+    federation = tiny.linear_federation(C, K, clients)
+    labels = np.tile(np.arange(C), clients)
+    images = np.zeros((len(labels), 2, 2, 1), np.uint8)
+    nothing = np.array([], int)
+    split = tuple(ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients))
+    data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), split, federation)
+    training = LocalTraining(optax.sgd(0.0), batch_size=4)
+    options = SimulationOptions(devices=1, shared_init=True)
+    sim = make_simulation(fedssa(training, mu=mu), federation, data, training, options)
+    state, lengths = sim.init(), []
+    for _ in range(rounds):
+        state, report = sim.run_round(state)
+        lengths.append(report.server_metrics["longest_row"])
+    assert lengths[-1] < 2 * most_growth(mu, 5) and lengths[-1] == pytest.approx(lengths[-2], rel=1e-5)
 
 
 def test_heads_must_be_equal_and_linear():

@@ -6,8 +6,7 @@ import pytest
 
 from fedjax_ht.core.local_training import LocalTraining, shuffled
 from fedjax_ht.core.server_training import compact
-from fedjax_ht.methods import fedtgp
-from fedjax_ht.methods.fedtgp import Server, init_trained
+from fedjax_ht.methods.fedtgp import Server, fedtgp, init_trained
 from tests import tiny
 from tests.reference import fedtgp_server, linear_client
 

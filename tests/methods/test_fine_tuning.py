@@ -12,8 +12,9 @@ from experiments.configs.base import method_config
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import Context
-from fedjax_ht.methods import METHODS, dfrd, method_factory
+from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.bases import BASES, make_base
+from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.distillation import Distillation, make_generator
 from fedjax_ht.methods.fine_tuning import Server, count, pictures
 from fedjax_ht.models.sliced import sliced_model

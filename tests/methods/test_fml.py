@@ -6,7 +6,8 @@ import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import wire_elements
-from fedjax_ht.methods import fml, local
+from fedjax_ht.methods.fml import fml
+from fedjax_ht.methods.local import local
 from tests import tiny
 from tests.methods import pairs
 from tests.reference import averaging, mutual

@@ -8,8 +8,9 @@ import pytest
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods import fedclassavg, lg_fedavg
+from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.heads import Uplink, init_head, take_head
+from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from tests import tiny
 from tests.federations import TRAINING, mixed_federation
 from tests.reference import averaging

@@ -7,7 +7,7 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.methods import lg_fedavg
+from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.models import mlp
 from tests import tiny, wire_table
 from tests.reference import linear_client

@@ -15,8 +15,12 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.round import server_round
 from fedjax_ht.core.wire import Masked, wire_elements
-from fedjax_ht.methods import METHODS, fedavg, feddropout, fedrolex, heterofl
+from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.feddropout import feddropout
+from fedjax_ht.methods.fedrolex import fedrolex
 from fedjax_ht.methods.fedssa import rows_of
+from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.partial_training import slice_plan, uploaded_params
 from fedjax_ht.methods.slicing import extract
 from fedjax_ht.models import sliced_network

@@ -1,9 +1,12 @@
 """The papers' model groups: which architectures, which heads, which options."""
 
 import jax
+import optax
 import pytest
 
 from fedjax_ht.core.federation import count_parameters, init_variables, make_federation, require_equal_heads
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.methods import method_factory
 from fedjax_ht.models import mlp, model_group
 from fedjax_ht.models.heads import htc4_heads, vit_head
 
@@ -32,6 +35,17 @@ def test_published_groups_in_the_order_of_the_clients(group, names):
 
 def test_fedrals_eleven_architectures():
     assert set(model_group("fedral11", 100, SIZE)) == {*model_group("htfe9", 100, SIZE), "cnn", "vit_b16"}
+
+
+def test_fedrals_eleven_architectures_suit_the_methods_of_its_table_6():
+    """LG-FedAvg, FedKD, FedAPEN, FedProto, FedTGP and FedRAL; and others that exchange heads or features."""
+    modules = model_group("fedral11", 100, SIZE)
+    assert {module.head for module in modules.values()} == {modules["cnn"].head}
+    kinds = {name: modules[name] for name in ("resnet4", "cnn", "vit_b16")}  # the deep ones take seconds to trace
+    federation = make_federation(kinds, SIZE, 100, num_clients=3)
+    table6 = ("lg_fedavg", "fedkd", "fedapen", "fedproto", "fedtgp", "fedral")
+    for name in (*table6, "fedssa", "fedgh", "fedgen", "fml", "fedclassavg"):
+        method_factory(name)(LocalTraining(optax.sgd(0.01))).check(federation)
 
 
 def test_every_architecture_is_a_group_by_itself():

@@ -14,11 +14,11 @@ from fedjax_ht.core.federation import features, init_variables, make_federation
 from fedjax_ht.io.torch_files import load_state_dict
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
-from fedjax_ht.models.resnet import ResNet
+from fedjax_ht.models.resnets import ResNet
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.stacking import unstack_blocks
 from fedjax_ht.models.torchvision import variables_from_torchvision
-from fedjax_ht.models.vit import ViT
+from fedjax_ht.models.vits import ViT
 
 SIZE = (32, 32, 3)
 

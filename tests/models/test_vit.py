@@ -7,7 +7,7 @@ import pytest
 from scipy.special import erf
 
 from fedjax_ht.models.stacking import unstack_blocks
-from fedjax_ht.models.vit import VITS, ViT, vit
+from fedjax_ht.models.vits import VITS, ViT, vit
 
 
 def shapes(module, size=(32, 32, 3)):

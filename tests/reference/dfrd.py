@@ -108,3 +108,24 @@ def generate(variables: dict, noise: np.ndarray, labels, merge: str, shape: tupl
         x = np.tanh(x) if i == layers else np.maximum(x, 0)
     top, left = (x.shape[1] - shape[0]) // 2, (x.shape[2] - shape[1]) // 2
     return x[:, top : top + shape[0], left : left + shape[1]]
+
+
+def student_loss(method: str, each, tau, own, temperature: float, squared: bool) -> float:
+    """What the global model descends on: each float [N, B, C], tau [N, B], own [B, C]."""
+    scale = temperature**2 if squared else 1.0
+    if method == "fedftg":
+        return (
+            scale * weighted_kl(each / temperature, np.broadcast_to(own, each.shape) / temperature, tau) / own.shape[1]
+        )
+    u = np.einsum("nb,nbc->bc", tau, each)
+    return scale * float(np.mean([kl(t / temperature, s / temperature) for t, s in zip(u, own)]))
+
+
+def adversarial_loss(method: str, each, tau, own, labels, temperature: float, squared: bool) -> float:
+    """The part of the generator's loss that is at a temperature, with weight 1."""
+    scale = temperature**2 if squared else 1.0
+    if method == "fedftg":
+        given = np.broadcast_to(own, each.shape)
+        return -scale * weighted_kl(given / temperature, each / temperature, tau) / own.shape[1]
+    u = np.einsum("nb,nbc->bc", tau, each)
+    return scale * transferability(u, own, labels, {"dfrd": "diamond", "dense": "xor"}[method], temperature)

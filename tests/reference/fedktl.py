@@ -7,7 +7,7 @@ import numpy as np
 from tests.reference.classification import cross_entropy
 from tests.reference.gradients import numerical_gradient
 
-EPSILON, MOMENTUM = 1e-5, 0.1  # of the batch norm
+EPSILON = 1e-5  # of the batch norm
 CLIP_NORM = 100.0  # of the released code
 
 
@@ -59,39 +59,25 @@ def class_spread_slope(latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
     return slope
 
 
-class Transformer(NamedTuple):
-    """F: linear w1 [K, K] without bias; batch norm scale, bias, running mean, var; ReLU; linear w2 [K, H], b2."""
-
-    params: dict[str, np.ndarray]
-    mean: np.ndarray
-    var: np.ndarray
+def transform(p: dict, x: np.ndarray) -> np.ndarray:
+    """F: linear w1 [K, K] without bias; batch norm by x's own statistics, scale, bias; ReLU; linear w2 [K, H], b2."""
+    return forward(p, x)[0]
 
 
-def transform(f: Transformer, x: np.ndarray) -> np.ndarray:
-    """F in evaluation mode."""
-    p = f.params
-    hidden = (x @ p["w1"] - f.mean) / np.sqrt(f.var + EPSILON) * p["scale"] + p["bias"]
-    return np.maximum(hidden, 0) @ p["w2"] + p["b2"]
-
-
-def forward(f: Transformer, x: np.ndarray) -> tuple[np.ndarray, dict, Transformer]:
-    """F in training mode, what `backward` needs, and F with new running statistics."""
-    p = f.params
+def forward(p: dict, x: np.ndarray) -> tuple[np.ndarray, dict]:
+    """F(x), and what `backward` needs."""
     first = x @ p["w1"]
     deviation = np.sqrt(first.var(0) + EPSILON)
     normal = (first - first.mean(0)) / deviation
     active = np.maximum(normal * p["scale"] + p["bias"], 0)
-    unbiased = first.var(0, ddof=1) if len(x) > 1 else np.zeros(first.shape[1])
-    mean = f.mean + MOMENTUM * (first.mean(0) - f.mean)
-    f = f._replace(mean=mean, var=f.var + MOMENTUM * (unbiased - f.var))
-    return active @ p["w2"] + p["b2"], {"x": x, "deviation": deviation, "normal": normal, "active": active}, f
+    return active @ p["w2"] + p["b2"], {"x": x, "deviation": deviation, "normal": normal, "active": active}
 
 
-def backward(f: Transformer, kept: dict, slope: np.ndarray) -> dict[str, np.ndarray]:
+def backward(p: dict, kept: dict, slope: np.ndarray) -> dict[str, np.ndarray]:
     """The slopes by F's parameters from those by its outputs [B, H]."""
     normal = kept["normal"]
-    inner = slope @ f.params["w2"].T * (kept["active"] > 0)
-    scaled = inner * f.params["scale"]
+    inner = slope @ p["w2"].T * (kept["active"] > 0)
+    scaled = inner * p["scale"]
     first = (scaled - scaled.mean(0) - normal * (scaled * normal).mean(0)) / kept["deviation"]
     return {
         "w1": kept["x"].T @ first,
@@ -100,6 +86,27 @@ def backward(f: Transformer, kept: dict, slope: np.ndarray) -> dict[str, np.ndar
         "w2": kept["active"].T @ slope,
         "b2": slope.sum(0),
     }
+
+
+def into(ball, rows: np.ndarray) -> np.ndarray:
+    """Rows outside the ball (centre, radius) on its surface; all as they are without one."""
+    if ball is None:
+        return rows
+    away = [row - ball[0] for row in rows]
+    return np.array([ball[0] + v * min(1, ball[1] / np.linalg.norm(v)) for v in away])
+
+
+def into_slope(ball, rows: np.ndarray, slope: np.ndarray) -> np.ndarray:
+    """The slopes by rows from those by `into` of them: outside, what points away from the centre is lost."""
+    if ball is None:
+        return slope
+    out = slope.copy()
+    for i, row in enumerate(rows):
+        length = np.linalg.norm(row - ball[0])
+        if length > ball[1]:
+            direction = (row - ball[0]) / length
+            out[i] = ball[1] / length * (slope[i] - slope[i] @ direction * direction)
+    return out
 
 
 def clipped(gradients: dict, norm: float = CLIP_NORM) -> dict:
@@ -125,44 +132,47 @@ class Adam:
         return out
 
 
-def mean_latents(f: Transformer, x: np.ndarray, labels: np.ndarray, old: np.ndarray) -> np.ndarray:
+def mean_latents(p: dict, x: np.ndarray, labels: np.ndarray, old: np.ndarray, ball=None) -> np.ndarray:
     """Class means of F(x); `old` rows where a class has none."""
-    latents, means = transform(f, x), old.copy()
+    latents, means = into(ball, transform(p, x)), old.copy()
     for c in np.unique(labels):
         means[c] = latents[labels == c].mean(0)
     return means
 
 
-def align(f, x, labels, batches, centroids, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, released=False):
+def align(
+    p, x, labels, batches, centroids, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, released=False, ball=None
+) -> dict:
     """The server's training of F.
 
     Args:
-      f: F before it.
+      p: F's parameters before it.
       x, labels: the uploaded prototypes [M, K] and their classes.
       batches: (rows of a step, valid latents drawn for it), for each step.
       centroids: [C, H], the class means of F(x), where the released code's table starts.
       rate: of Adam.
       bandwidths, mmd_weight, mse_weight: of the loss.
       released: a trainable table instead of the means, the batch instead of all, clipped gradients.
+      ball: (centre, radius) that F's outputs are moved into, or None.
     """
     optimizer, table_optimizer, table = Adam(rate), Adam(rate), {"table": centroids.copy()}
     for rows, valid in batches:
+        free, kept = forward(p, x[rows] if released else x)
+        latents = into(ball, free)
         if released:
-            latents, kept, f = forward(f, x[rows])
             apart = latents - table["table"][labels[rows]]
             slope = mmd_weight * mmd_slope(latents, valid, bandwidths) + mse_weight * 2 * apart / apart.size
             table_slope = np.zeros_like(table["table"])
             for c, row in zip(labels[rows], apart):
                 table_slope[c] -= mse_weight * 2 * row / apart.size
-            gradients = clipped(backward(f, kept, slope))
+            gradients = clipped(backward(p, kept, into_slope(ball, free, slope)))
             table = table_optimizer.step(table, clipped({"table": table_slope}))
         else:
-            latents, kept, f = forward(f, x)
             slope = mse_weight * class_spread_slope(latents, labels)
             slope[rows] += mmd_weight * mmd_slope(latents[rows], valid, bandwidths)
-            gradients = backward(f, kept, slope)
-        f = f._replace(params=optimizer.step(f.params, gradients))
-    return f
+            gradients = backward(p, kept, into_slope(ball, free, slope))
+        p = optimizer.step(p, gradients)
+    return p
 
 
 class Recipe(NamedTuple):

@@ -25,6 +25,17 @@ def aggregate(angles: list[np.ndarray], weights: list[float], blocks: list[int])
     return total, sent
 
 
+def aggregate_uniform(angles: list[np.ndarray], blocks: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The plain mean of each entry over the clients that sent it, zero where nobody did; and which are sent at all."""
+    width = len(angles[0])
+    mean, sent = np.zeros((width, width)), np.zeros((width, width), bool)
+    for i, j in np.ndindex(width, width):
+        values = [angle[i, j] for angle, m in zip(angles, blocks) if is_sent(i, j, width, m)]
+        if values:
+            mean[i, j], sent[i, j] = np.mean(values), True
+    return mean, sent
+
+
 def logits(params: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
     """head(R + R A)."""
     representations = linear_client.features(params, x)

@@ -1,13 +1,36 @@
-"""FedSSA's header fusion (Eqs. 4 and 5); its server is `averaging.mean_by_class`."""
+"""FedSSA's header fusion (Eqs. 4 and 5) and its server (Eq. 3)."""
 
 import math
 
 import numpy as np
 
 
-def stabilisation(t: int, mu: float, stable_rounds: int) -> float:
+def stabilisation(t: int, mu: float, stable_rounds: int, decay: str = "cosine") -> float:
     """mu_t."""
-    return mu * math.cos(math.pi * t / (2 * stable_rounds)) if t <= stable_rounds else 0.0
+    if t >= stable_rounds:
+        return 0.0
+    ways = {"cosine": math.cos(math.pi * t / (2 * stable_rounds)), "linear": 1 - t / stable_rounds, "step": 1.0}
+    return mu * ways[decay]
+
+
+def growth(mu: float, stable_rounds: int, decay: str) -> float:
+    """How long a row of length 1 becomes that fuses with itself in every round."""
+    length = 1.0
+    for t in range(1, stable_rounds + 1):
+        length = length + stabilisation(t, mu, stable_rounds, decay) * length
+    return length
+
+
+def stored_mean(rounds: list[dict[int, dict[int, np.ndarray]]]) -> dict[int, np.ndarray]:
+    """Class -> mean over its owners of the newest row of each, after rounds of uploads client -> class -> row."""
+    newest: dict[int, dict[int, np.ndarray]] = {}
+    for uploads in rounds:
+        newest |= {i: own for i, own in uploads.items() if own}
+    owners: dict[int, list[np.ndarray]] = {}
+    for own in newest.values():
+        for s, row in own.items():
+            owners.setdefault(s, []).append(np.asarray(row, np.float64))
+    return {s: sum(rows) / len(rows) for s, rows in owners.items()}
 
 
 def fuse(local: np.ndarray, rows: np.ndarray, own: set[int], mu_t: float) -> np.ndarray:

@@ -5,7 +5,7 @@ import pytest
 
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.history import best, by_trial, evaluated, evaluation_row, out_of_patience, run
+from fedjax_ht.simulation.history import best, by_trial, evaluated, evaluation_row, out_of_patience, round_row, run
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -24,7 +24,7 @@ def scripted(*accuracies, trials=None):
 
     def run_round(state):
         cost = WireCost(1, 4, 0, 0)
-        report = RoundReport(np.array([0]), 1, (), {"loss": 1.0}, {}, cost, cost, 0.25)
+        report = RoundReport(np.array([0]), 1, (), {"head": np.array([0.7])}, {"loss": 1.0}, {}, cost, cost, 0.25)
         return state._replace(round=state.round + 1), listed([report] * len(accuracies))
 
     flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
@@ -37,6 +37,7 @@ def test_it_evaluates_the_start_every_k_rounds_and_the_end():
     assert [row["round"] for row in history] == [0, 1, 2, 3, 4, 5]
     assert [row["round"] for row in evaluated(history)] == [0, 2, 4, 5]
     assert history[3]["uplink_payload_bytes"] == 4
+    assert [row.get("accuracy_participants") for row in history] == [None, *[0.7] * 5]  # of every round
 
 
 def test_it_stops_after_patience_evaluations_without_a_new_best():
@@ -51,6 +52,18 @@ def test_it_goes_on_from_a_history():
     state, history = run(simulation, LOCAL, rounds=2)
     _, longer = run(simulation, LOCAL, rounds=4, state=state, history=history)
     assert [row["round"] for row in longer] == [0, 1, 2, 3, 4]
+
+
+def test_participants_are_scored_by_every_rule():
+    cost, nobody = WireCost(1, 4, 0, 0), np.full(2, np.nan)
+    accuracy = {"prototype": np.array([0.5, np.nan, 1.0]), "head": np.array([0.2, np.nan, 0.4])}
+    report = RoundReport(np.arange(3), 3, (), accuracy, {}, {}, cost, cost, 0.0)
+    row = round_row(report, ("prototype", "head"), np.ones(3))
+    assert row["accuracy_participants"] == row["accuracy_participants_prototype"] == 0.75
+    assert row["accuracy_participants_head"] == pytest.approx(0.3) and row["participants"] == 3
+    for nothing in ({}, {"prototype": nobody, "head": nobody}):
+        row = round_row(report._replace(accuracy=nothing), ("prototype", "head"), np.ones(3))
+        assert not [name for name in row if name.startswith("accuracy")]
 
 
 def test_after_round_can_stop_it():

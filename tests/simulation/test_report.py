@@ -13,12 +13,22 @@ def result(arrived, finite, loss, up, down) -> ClientResult:
     return ClientResult("an uplink", np.array(arrived, bool), np.array(finite, bool), metrics, cost(up), cost(down))
 
 
+def scores(correct, count) -> dict[str, Scores]:
+    return {"test": Scores({"head": np.array(correct)}, np.array(count))}
+
+
 RESULTS = [
-    (np.array([6, 0]), result([True, False], [True, True], [1.0, 2.0], [10, 20], [1, 1])),  # client 0 was dropped
-    (np.array([], int), result([], [], [], [], [])),
+    (  # client 0 was dropped
+        np.array([6, 0]),
+        (result([True, False], [True, True], [1.0, 2.0], [10, 20], [1, 1]), scores([3, 1], [4, 2])),
+    ),
+    (np.array([], int), (result([], [], [], [], []), scores([], []))),
     (
         np.array([5, 1, 3]),
-        result([True, False, False], [True, False, False], [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
+        (
+            result([True, False, False], [True, False, False], [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
+            scores([0, 2, 5], [0, 8, 5]),  # client 5 has no test sample
+        ),
     ),
 ]
 
@@ -29,6 +39,7 @@ def test_round():
     assert report.arrived == 2 and report.not_finite == (1, 3)
     assert report.metrics == {"loss": pytest.approx((1 + 2 + 6) / 3)}
     assert report.server_metrics == {"margin": 1.5} and report.wasted_lane_steps == 0.25
+    np.testing.assert_array_equal(report.accuracy["head"], [0.5, 0.25, 1.0, np.nan, 0.75])
     assert report.uplink == WireCost(40, 160, 80, 320)
     assert report.downlink == WireCost(11, 44, 22, 88)
     assert all(isinstance(x, int) for x in (*report.uplink, *report.downlink, report.arrived, *report.not_finite))
@@ -42,12 +53,13 @@ def test_downlink_to_everyone_replaces_the_participants():
 
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = round_report([(np.arange(3), heavy)], {}, None, 0.0)
+    report = round_report([(np.arange(3), (heavy, {}))], {}, None, 0.0)
+    assert report.accuracy == {}
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
-    report = round_report([(np.array([4]), result([False], [False], [np.nan], [5], [7]))], {}, None, 0.0)
+    report = round_report([(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], {}, None, 0.0)
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 

@@ -12,7 +12,9 @@ from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.core.method import Context, Method
 from fedjax_ht.core.round import all_finite, gather_received
 from fedjax_ht.core.wire import Masked, Metadata, gaussian_noise
-from fedjax_ht.methods import fedavg
+from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import make_roster
 from fedjax_ht.simulation.simulation import Simulation, make_simulation
@@ -133,6 +135,40 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     weights = [client["weight"] for client in each_client(FEDERATION, state)]
     for i in before:
         np.testing.assert_array_equal(state.server.weights[i], weights[i])
+
+
+def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
+    """The round beside the data, in training alone; the samples at the server only of a method that asks for them."""
+    dataset, partition = samples()
+    held = sorted(np.concatenate([client.train for client in partition]))
+
+    def client_update(bucket, client, downlink, data, ctx: Context):
+        client, uplink, metrics = probe().client_update(bucket, client, downlink, data, ctx)
+        return client, uplink, metrics | {"round": data.round}
+
+    def receive(bucket, client, downlink, data, ctx: Context):
+        assert data.round == ()
+        return probe().receive(bucket, client, downlink, data, ctx)
+
+    def server_update(federation, server, received, ctx):
+        indices, count = ctx.data.splits["train"]
+        real = jnp.arange(len(indices)) < count
+        labels = jnp.where(real, ctx.data.labels[indices], 0).sum()
+        brightness = jnp.where(real, ctx.data.images[indices].sum((1, 2, 3)), 0).sum()
+        return server, {"samples": count, "labels": labels, "brightness": brightness, "of": jnp.sum(indices * real)}
+
+    changes = {"client_update": client_update, "receive": receive, "server_update": server_update, "sees_data": True}
+    sim = simulation(tuple(changes.items()))
+    state, report = play(sim, to_host(sim.init()), [0, 4])
+    assert report.metrics["round"] == 0
+    _, report = play(sim, state, [0, 4], round=7)
+    assert report.metrics["round"] == 7
+    assert report.server_metrics == {
+        "samples": len(held),
+        "labels": dataset.labels[held].sum(),
+        "brightness": dataset.images[held].sum(dtype=int),
+        "of": sum(held),
+    }
 
 
 @pytest.mark.parametrize("recipients", ["participants", "all"])
@@ -263,7 +299,7 @@ def test_only_what_is_read_must_be_finite():
 
 def test_noise_on_the_uplink():
     plain, silent, noisy = (
-        simulation(uplink=steps) for steps in ((), (gaussian_noise(0.0, 1.0),), (gaussian_noise(0.5, 0.2),))
+        simulation(uplink=steps) for steps in ((), (gaussian_noise(0.0, 0.0),), (gaussian_noise(0.1, 0.0),))
     )
     start = to_host(plain.init())
     ids = range(NUM_CLIENTS)
@@ -279,7 +315,7 @@ def test_noise_on_the_uplink():
 
 
 def test_noise_on_the_downlink():
-    plain, noisy = simulation(), simulation(downlink=(gaussian_noise(0.5, 0.2),))
+    plain, noisy = simulation(), simulation(downlink=(gaussian_noise(0.1, 0.0),))
     start = to_host(plain.init())
     after, report = play(plain, start, [0, 1, 4])
     heard, noisy_report = play(noisy, start, [0, 1, 4])
@@ -307,3 +343,35 @@ def test_server_on_the_host_gives_the_same():
 def test_method_that_cannot_run_here():
     with pytest.raises(ValueError, match=r"^fedavg .* one architecture .* narrow, wide$"):
         make_simulation(fedavg(TRAINING), FEDERATION, federation_data(FEDERATION), TRAINING)
+
+
+def test_participants_are_scored_as_training_left_them():
+    """On what they trained with: what this round's uploads make of the server comes later."""
+    federation = mixed_federation()
+    data = federation_data(federation)
+    options = SimulationOptions(participation=0.6, evaluate="trained", devices=1)
+    for name in ("local", "fedproto"):
+        sim = make_simulation(METHODS[name](TRAINING), federation, data, TRAINING, options)
+        state, reports = sim.init(), []
+        for _ in range(2):
+            state, report = sim.run_round(state)
+            reports.append(report)
+        now = sim.evaluate(state).accuracy["test"]
+        np.testing.assert_array_equal(report.accuracy["head"], now["head"][report.participants])
+        if name == "fedproto":  # in its first round there are no prototypes yet
+            assert not np.nan_to_num(reports[0].accuracy["prototype"]).any()
+            assert np.nan_to_num(report.accuracy["prototype"]).any()
+
+
+def test_training_samples_are_scored_where_asked():
+    sim = simulation(evaluate_train=True)
+    state = sim.init()
+    everybody, some = sim.evaluate(state), sim.evaluate(state, np.array([0, 3, 5]))
+    train = everybody.accuracy["train"]["cap"]
+    np.testing.assert_array_equal(np.isnan(train), TRAIN_COUNTS.sum(1) == 0)
+    row = evaluation_row(everybody, ("cap",))
+    assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
+    assert row["train_accuracy_weighted"] == pytest.approx(np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum())
+    row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
+    assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))  # client 3 has no sample
+    assert set(simulation().evaluate(state).accuracy) == {"test"}

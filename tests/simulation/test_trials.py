@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.methods import METHODS
+from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import (
@@ -17,10 +17,9 @@ from tests.federations import (
     thoroughly,
     uniform_federation,
 )
-from tests.generators_tiny import tiny_generator
+from tests.method_wires import settings
 
 ROUNDS, SEED = 2, 3
-SETTINGS = {"fedktl": {"generator": tiny_generator(), "server_epochs": 3}}
 
 
 def options(seed: int, store: str = "device") -> SimulationOptions:
@@ -49,7 +48,7 @@ def rows(federation, state, trial):
 
 @thoroughly
 def test_a_trial_is_the_run_it_would_be_alone(name):
-    federation, method = federation_for(name), METHODS[name](TRAINING, **SETTINGS.get(name, {}))
+    federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
     # The second trial's split is padded further, with other images: its padding must not matter.
     splits = [federation_data(federation), federation_data(federation, padding=3)]
     together, reports, scores = played(make_trials(method, federation, splits, TRAINING, options(SEED)))

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import pfllib_least
-from fedjax_ht.data.partition.splits import Plan, by_class, deal_classes, official_sets
+from fedjax_ht.data.partition.splits import Plan, by_class, deal_classes, official_sets, split_client
 
 
 def pathological(
@@ -56,17 +56,27 @@ def class_shares(
     *,
     classes_per_client: int = 2,
     val_size: int = 10_000,
+    sets: str = "official",
+    train_share: float = 0.8,
+    val_share: float = 0.1,
 ) -> Partition:
-    """One plan of classes and shares for three sets (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
+    """One plan of classes and shares (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
 
-    The sets are the official training set less `val_size` random samples, those, and the official test set. Every class
-    has classes_per_client * num_clients / num_classes shares, in the ratio of draws from U(0.4, 0.6). Client after
-    client takes classes_per_client times the next share of a random class among those with most shares left, so at
-    times two of the same. Every sample of the three sets is used.
+    sets="official", as released, deals three sets by one plan: the official training set less `val_size` random
+    samples, those, and the official test set. sets="merged", as the papers say, deals all samples, and splits each
+    client's own at random into `train_share` for training, `val_share` for validation and the rest for testing.
+
+    Every class has classes_per_client * num_clients / num_classes shares, in the ratio of draws from U(0.4, 0.6).
+    Client after client takes classes_per_client times the next share of a random class among those with most shares
+    left, so at times two of the same. Every sample is used.
 
     Raises:
       ValueError: no official sets, or val_size leaves no training set.
     """
+    if sets == "merged":
+        weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
+        plan = deal_classes(np.arange(len(dataset.labels)), dataset.labels, weights, rng)
+        return tuple(split_client(x, dataset.labels, rng, train_share, val_share, stratified=False) for x in plan)
     train, test = official_sets(dataset)
     if val_size >= len(train):
         raise ValueError(

@@ -103,6 +103,8 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
             raise ValueError(f"{name} is {value!r}; it must be {rule}")
     if kind in PLANS:
         _check_shares(values["sets"], values["train_share"], values["val_share"])
+    elif "train_share" in values:
+        _check_shares("merged", values["train_share"], values["val_share"])
     if num_classes is not None and "classes_per_client" in values:
         _check_classes(kind, num_clients, num_classes, values["classes_per_client"])
 
@@ -156,6 +158,7 @@ RULES = {  # option -> (test of a value, what passes it)
     "max_tries": _whole(1),
     "classes_per_client": _whole(1),
     "shots": _whole(1),
+    "test_shots": _whole(1),
     "val_size": _whole(0),
     "balanced": _one_of(False, True),
     "stratified": _one_of(False, True),

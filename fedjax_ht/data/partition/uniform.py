@@ -11,22 +11,35 @@ def iid(labels: np.ndarray, num_clients: int, num_classes: int, rng: np.random.R
     return np.array_split(rng.permutation(len(labels)), num_clients)
 
 
-def few_shot(dataset: Dataset, num_clients: int, rng: np.random.RandomState, *, shots: int = 5) -> Partition:
-    """Every client trains on `shots` random samples of every class; the rest of all samples is dealt out for testing.
+def few_shot(
+    dataset: Dataset,
+    num_clients: int,
+    rng: np.random.RandomState,
+    *,
+    shots: int = 5,
+    test_shots: int | None = None,
+) -> Partition:
+    """Every client trains on `shots` random samples of every class, and tests on `test_shots` others of every class;
+    None deals out all the rest for testing.
+
+    The client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's classes and splits them 3:1, which is
+    shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a test set is 100 images, and a point one of them.
 
     Raises:
-      ValueError: a class has fewer than shots * num_clients samples.
+      ValueError: a class has fewer than (shots + test_shots) * num_clients samples.
     """
     train, test = [], []
     for c, members in enumerate(by_class(dataset.labels, dataset.num_classes)):
-        needed = shots * num_clients
+        trained = shots * num_clients
+        needed = trained + (test_shots or 0) * num_clients
         if len(members) < needed:
+            each = f"{shots} shots" if test_shots is None else f"{shots} shots and {test_shots} test_shots"
             raise ValueError(
-                f"class {c} has {len(members)} samples, but {shots} shots for {num_clients} clients are {needed}; "
-                "lower shots or num_clients"
+                f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are {needed}; "
+                f"lower {'shots' if test_shots is None else 'them'} or num_clients"
             )
-        shown, rest = np.split(rng.permutation(members), [needed])
-        train.append(np.split(shown, num_clients))
-        test.append(np.array_split(rest, num_clients))
+        shuffled = rng.permutation(members)
+        train.append(np.split(shuffled[:trained], num_clients))
+        test.append(np.array_split(shuffled[trained:needed] if test_shots else shuffled[trained:], num_clients))
     joined = [[np.concatenate(parts) for parts in zip(*sets)] for sets in (train, test)]
     return tuple(ClientIndices(x, x[:0], y) for x, y in zip(*joined))

@@ -1,8 +1,12 @@
 """Any .npz file with images and labels."""
 
+import io
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, user_path
@@ -10,7 +14,7 @@ from fedjax_ht.data.sources.images import resize
 
 _KEYS = (("images", "labels"), ("x", "y"))
 _ORIGIN = Origin(
-    "an .npz of images and labels, x and y, or x_train, y_train, x_test and y_test",
+    "an .npz of images and labels, x and y, x_train, y_train, x_test and y_test, or jpeg, offset, label and wnid",
     "write it with numpy.savez_compressed(path, images=..., labels=...)",
 )
 
@@ -20,6 +24,7 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
 
     Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1, 1]; labels are
     integers [N] from 0. With train and test arrays, these become the official sets. Classes are named by number.
+    Images may also be JPEG files, see `read_jpegs`, whose classes have names.
     """
     file = user_path(path, data_dir)
     with reading(file, _ORIGIN):
@@ -27,10 +32,29 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
         if not isinstance(arrays, np.lib.npyio.NpzFile):
             raise ValueError("a single array, not an .npz")
         with arrays:
-            images, labels, official = _select(arrays)
+            packed = "jpeg" in arrays
+            images, labels, official = (read_jpegs(arrays), arrays["label"], {}) if packed else _select(arrays)
+            names = arrays["wnid"].tolist() if packed else None
         images, labels = to_bytes(to_nhwc(images)), _to_labels(labels)
-        class_names = tuple(str(i) for i in range(labels.max(initial=-1) + 1))
+        class_names = tuple(map(str, names or range(labels.max(initial=-1) + 1)))
         return Dataset(f"npz:{path}", resize(images, image_size), labels, class_names, official=official)
+
+
+def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Colour images of one size from "jpeg" uint8, the files one after another, and "offset" [N + 1], where each starts
+    and the last ends; beside them are "label" [N] and "wnid", the classes' names. uint8 [N, H, W, 3].
+
+    Raises:
+      ValueError: an entry is missing, or the sizes differ.
+    """
+    if missing := {"jpeg", "offset", "label", "wnid"} - set(arrays):
+        raise ValueError(f"no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels")
+    jpeg = arrays["jpeg"].tobytes()
+    files = (io.BytesIO(jpeg[start:end]) for start, end in itertools.pairwise(arrays["offset"].tolist()))
+    images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
+    if len({image.shape for image in images}) > 1:
+        raise ValueError("the JPEG files are of more than one size")
+    return np.stack(images)
 
 
 def to_nhwc(images: np.ndarray) -> np.ndarray:

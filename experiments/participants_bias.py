@@ -1,0 +1,89 @@
+r"""How much the best round of "accuracy of a round's participants" owes to who was drawn.
+
+    python -m experiments.participants_bias --run=RUNS/a/local --drawn=10 --picture=docs/pictures/participants_bias.png
+
+Takes the accuracies of all clients of a run's last evaluation, which then do not change any more, draws some of them
+at random as a round does, round after round, and follows the highest mean so far. What lies above the mean over all
+clients is bias, not learning. Prints it for 100, 300 and 500 rounds.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from experiments import plots
+from experiments.cli import fail, parse_flags
+from fedjax_ht.simulation.history import by_trial, evaluated
+
+_RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")
+_PICTURE = flags.DEFINE_string("picture", None, "PNG to write.")
+_DRAWN = flags.DEFINE_integer("drawn", 10, "Clients drawn in a round.")
+_DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.")
+
+REPEATS = 200  # histories of draws
+
+
+def best_so_far(accuracy: np.ndarray, participants: int, rounds: int, repeats: int, seed: int = 0) -> np.ndarray:
+    """The highest mean over a round's participants up to each round, clients being as good as they are.
+
+    Args:
+      accuracy: float [num_clients].
+      participants: distinct clients in a round, drawn uniformly.
+      rounds, repeats: rounds of one history of draws, and how many histories.
+      seed: of the draws.
+
+    Returns:
+      float [repeats, rounds].
+    """
+    rng = np.random.default_rng(seed)
+    order = rng.random((repeats, rounds, len(accuracy))).argpartition(participants - 1, axis=-1)
+    return np.maximum.accumulate(np.asarray(accuracy)[order[..., :participants]].mean(-1), axis=1)
+
+
+def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.plt.Figure:
+    """The clients' own accuracies on the left, the best of the draws against rounds on the right, in percent."""
+    figure, (left, right) = plots.plt.subplots(
+        1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3), layout="constrained"
+    )
+    left.boxplot(100 * accuracy, showmeans=True, flierprops={"markersize": 3}, tick_labels=["all clients"])
+    left.set(ylabel="test accuracy (%)")
+    low, middle, high = 100 * np.percentile(best, (5, 50, 95), axis=0)
+    rounds = np.arange(1, best.shape[1] + 1)
+    right.fill_between(rounds, low, high, alpha=0.2, lw=0)
+    right.plot(rounds, middle, label=f"best round of {participants} drawn clients (median, 5 to 95 %)")
+    right.axhline(100 * accuracy.mean(), color="black", ls="--", lw=1, label="mean over all clients")
+    right.set(xlabel="rounds, in which nobody learns anything")
+    right.legend(frameon=False, loc="lower right")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def last_accuracies(lines: Sequence[str]) -> np.ndarray:
+    """Of a metrics.jsonl's first trial, the clients' accuracies at the last evaluation; without samples, none."""
+    trial = by_trial([json.loads(line) for line in lines])[0]
+    return np.array([a for a in evaluated(trial)[-1]["clients"] if a is not None])
+
+
+def main(_) -> None:
+    try:
+        if not _RUN.value or not _PICTURE.value:
+            raise ValueError("give --run and --picture; see --help")
+        accuracy = last_accuracies((Path(_RUN.value) / "metrics.jsonl").read_text().splitlines())
+        if not 1 <= _DRAWN.value <= len(accuracy):
+            raise ValueError(f"--drawn is {_DRAWN.value}; it must be from 1 to {len(accuracy)}")
+    except (ValueError, FileNotFoundError) as error:
+        fail(error)
+    best = best_so_far(accuracy, _DRAWN.value, _DRAWS.value, REPEATS)
+    print(f"all {len(accuracy)} clients: {100 * accuracy.mean():.2f} %")
+    for rounds in (r for r in (100, 300, 500) if r <= _DRAWS.value):
+        at = 100 * best[:, rounds - 1]
+        print(f"best of {rounds} rounds of {_DRAWN.value}: {at.mean():.2f} ± {at.std():.2f} %")
+    plots.save(picture(accuracy, _DRAWN.value, best), Path(_PICTURE.value))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

@@ -1,0 +1,44 @@
+"""Mean and standard deviation of the pixels of well-known sets, as DFRD's released code normalises by them."""
+
+import dataclasses
+from typing import Literal
+
+from fedjax_ht.data.dataset import Dataset
+
+Normalisation = Literal["half", "dataset"]
+"""half: mean and standard deviation 0.5, so that a model sees pixels in [-1, 1], the range of a generator's tanh.
+dataset: those of `MOMENTS`; of what a model sees, tanh then covers a part.
+"""
+
+_MNIST = ((0.1307,), (0.3081,))
+_CIFAR100 = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+MOMENTS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "mnist": _MNIST,
+    "fashion_mnist": _MNIST,  # as released: MNIST's
+    "fashion_mnist_10k": _MNIST,
+    "svhn": ((0.5,), (0.5,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": _CIFAR100,
+    "tiny_imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # ImageNet's
+    "food101": _CIFAR100,  # as released
+}
+"""Name -> mean and standard deviation by channel, of pixels in [0, 1]."""
+
+
+def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
+    """The set with another mean and standard deviation.
+
+    Raises:
+      ValueError: the kind is unknown, or the set's moments are.
+    """
+    if kind not in ("half", "dataset"):
+        raise ValueError(f"normalisation is {kind!r}; it must be 'half' or 'dataset'")
+    if kind == "half":
+        return dataset
+    if dataset.name not in MOMENTS:
+        known = ", ".join(MOMENTS)
+        raise ValueError(
+            f"normalisation is 'dataset', but no moments of {dataset.name} are known; those of {known} are"
+        )
+    mean, std = MOMENTS[dataset.name]
+    return dataclasses.replace(dataset, mean=mean, std=std)

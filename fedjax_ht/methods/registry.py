@@ -1,0 +1,73 @@
+"""The methods by the names that configs use."""
+
+from collections.abc import Callable
+
+from fedjax_ht.core.method import Method
+from fedjax_ht.methods.bases import BASES
+from fedjax_ht.methods.composition import composed
+from fedjax_ht.methods.dense import dense
+from fedjax_ht.methods.dfrd import dfrd
+from fedjax_ht.methods.fd import fd
+from fedjax_ht.methods.fedapen import fedapen
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.fedclassavg import fedclassavg
+from fedjax_ht.methods.feddropout import feddropout
+from fedjax_ht.methods.fedftg import fedftg
+from fedjax_ht.methods.fedgen import fedgen
+from fedjax_ht.methods.fedgh import fedgh
+from fedjax_ht.methods.fedkd import fedkd
+from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.methods.fedral import fedral
+from fedjax_ht.methods.fedrolex import fedrolex
+from fedjax_ht.methods.fedssa import fedssa
+from fedjax_ht.methods.fedtgp import fedtgp
+from fedjax_ht.methods.fml import fml
+from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.methods.lg_fedavg import lg_fedavg
+from fedjax_ht.methods.local import local
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "local": local,
+    "fedavg": fedavg,
+    "fedproto": fedproto,
+    "fedtgp": fedtgp,
+    "fedktl": fedktl,
+    "fedssa": fedssa,
+    "fedral": fedral,
+    "lg_fedavg": lg_fedavg,
+    "fedgen": fedgen,
+    "fedgh": fedgh,
+    "fd": fd,
+    "fedclassavg": fedclassavg,
+    "fml": fml,
+    "fedkd": fedkd,
+    "fedapen": fedapen,
+    "heterofl": heterofl,
+    "feddropout": feddropout,
+    "fedrolex": fedrolex,
+    "dense": dense,
+    "fedftg": fedftg,
+    "dfrd": dfrd,
+}
+
+DISTILLING = ("dense", "fedftg", "dfrd")
+
+
+def method_factory(name: str) -> Callable[..., Method]:
+    """The factory of a method by name, "BASE+METHOD" among them: a distilling method on top of one that averages, with
+    the options of both.
+
+    Raises:
+      ValueError: there is no such method.
+    """
+    base, plus, top = name.partition("+")
+    if plus and top in DISTILLING and base in BASES:
+        return composed(base, METHODS[top])
+    if name not in METHODS:
+        bases = ", ".join(base for base in BASES if base != "none")
+        raise ValueError(
+            f"unknown method {name!r}; the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {bases} and "
+            f"one of {', '.join(DISTILLING)}"
+        )
+    return METHODS[name]
