@@ -42,6 +42,7 @@ COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients toget
 SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "accuracy_own_prototype": "own classes' prototypes"}
 SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
 SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
+SHOWN |= {f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes"}
 SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}  # DFRD's L.acc beside its G.acc
 SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices")
 SAME_RESULT += ("client_store",)
@@ -130,11 +131,6 @@ def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def shown(rows: Sequence[Row], score: str) -> str:
-    """`percent`, or a dash where no run has this score."""
-    return percent(rows, score) if rows else "-"
-
-
 def line(
     runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str], theirs: str
 ) -> list[str]:
@@ -148,9 +144,9 @@ def line(
     return [
         runs[0].method,
         percent(best, score),
-        shown(by_val, score),
+        percent(by_val, score),
         percent([evaluated(run.history)[-1] for run in runs], score),
-        *(shown(tops(runs, other), other) for other in others),
+        *(percent(tops(runs, other), other) for other in others),
         rounds_of(best),
         str(len(runs)),
         ", ".join(dict.fromkeys(numbers)) or "-",

@@ -44,8 +44,8 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             name,
             percent(tops, "accuracy"),
             *([f"{percent(by_val, 'accuracy')} (round {rounds_of(by_val)})" if by_val else "-"] if with_val else []),
-            *([percent(drawn[name], PARTICIPANTS) if drawn[name] else "-"] if any(drawn.values()) else []),
-            *([percent(servers[name], GLOBAL) if servers[name] else "-"] if any(servers.values()) else []),
+            *([percent(drawn[name], PARTICIPANTS)] if any(drawn.values()) else []),
+            *([percent(servers[name], GLOBAL)] if any(servers.values()) else []),
             percent(tops, "accuracy_std", spread=False),
             percent(tops, "accuracy_weighted"),
             rounds_of(tops),
@@ -66,7 +66,9 @@ def tops_of(history: Sequence[Row], score: str) -> list[Row]:
 
 
 def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
-    """A mean over trials, with its standard deviation where there are several: "80.57 ± 1.04"."""
+    """A mean over trials, with its standard deviation where there are several: "80.57 ± 1.04"; "-" without any."""
+    if not rows:
+        return "-"
     values = [100 * row[key] for row in rows]
     return f"{np.mean(values):.2f}" + (f" ± {np.std(values):.2f}" if spread and len(values) > 1 else "")
 

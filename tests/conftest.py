@@ -1,5 +1,6 @@
 """Session-wide settings of the tests."""
 
+import os
 import re
 
 import jax
@@ -7,6 +8,11 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from fedjax_ht.methods import METHODS
+
+# Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small arrays do not need. It
+# holds for all processes that tests start; a jaxlib that does not know a flag ends at it.
+if (0, 10) <= jax.__version_info__ < (0, 11):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -17,8 +23,8 @@ def full_float32():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """Most of the suite's time is compilation, so XLA optimises little here, and two simulations that lower to the same
-    program compile it once. What runs in processes of its own, such as whole experiments, is compiled in full."""
+    """XLA optimises little here, and two simulations that lower to the same program compile it once. The notebook's and
+    the quickstart's processes are compiled in full."""
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree
 
 Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
@@ -88,6 +88,18 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     client = jax.eval_shape(start, key, number)
     program = jax.make_jaxpr(work)(numbers, client, downlink, one, key, number, settings)
     return np.zeros(len(counts["train"])) + program_flops(program, jax.tree.leaves(counts))
+
+
+def sample_flops(bucket: Bucket) -> float:
+    """FLOPs of an architecture on one image, forward: what one step costs beside another architecture's."""
+
+    def forward(params, stats, x, mask):
+        representations = features(bucket, params, stats, x, mask, train=False)[0]
+        return logits(bucket, params, representations)
+
+    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    x, mask = jax.ShapeDtypeStruct((1, *bucket.input_shape), jnp.float32), jax.ShapeDtypeStruct((1,), bool)
+    return program_flops(jax.make_jaxpr(forward)(model["params"], model["stats"], x, mask))
 
 
 def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:

@@ -15,9 +15,10 @@ from fedjax_ht.core.mesh import client_mesh, collect, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, bucket_evaluation, bucket_round, first_states, on_mesh
 from fedjax_ht.data.client_data import FederationData
+from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.simulation import trials as per_trial
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.roster import Roster, make_roster
+from fedjax_ht.simulation.roster import Roster, deal, make_roster
 from fedjax_ht.simulation.store import STORES, ClientStore
 
 
@@ -126,15 +127,27 @@ def bind(
     )
     store, everywhere = STORES[options.client_store](mesh), spread(mesh, seeds)
     program = Program(method, federation, data, extra, each, trials, mesh, store, everywhere, images, {}, server)
-    clients = {b.name: _clients(program, b, channel, training) for b in federation.buckets}
+    rosters = _rosters(program, training)
+    clients = {b.name: _clients(program, b, channel, roster) for b, roster in rosters.items()}
     return program._replace(clients=clients)
 
 
-def _clients(program: Program, bucket: Bucket, channel: Channel, training: LocalTraining) -> Clients:
+def _rosters(program: Program, training: LocalTraining) -> dict[Bucket, Roster]:
+    """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture."""
+    federation, mesh, options = program.federation, program.mesh, program.options[0]
+    members = {b: np.array(federation.members(b)) for b in federation.buckets}
+    steps = {b: num_steps(training, program.train_counts[:, own]) for b, own in members.items()}
+    unit = {b: sample_flops(b) if mesh.size > 1 else 1.0 for b in federation.buckets}
+    dealt = deal([unit[b] * steps[b].reshape(-1) for b in federation.buckets], mesh.size)
+    participants = options.participants(federation.num_clients)
+    return {
+        b: make_roster(members[b], steps[b], device, participants, options.lanes, mesh)
+        for b, device in zip(federation.buckets, dealt)
+    }
+
+
+def _clients(program: Program, bucket: Bucket, channel: Channel, roster: Roster) -> Clients:
     method, federation, mesh, options = program.method, program.federation, program.mesh, program.options[0]
-    members = np.array(federation.members(bucket))
-    steps = num_steps(training, program.train_counts[:, members])
-    roster = make_roster(members, steps, options.participants(federation.num_clients), options.lanes, mesh)
     bound = (method, federation, bucket, channel, roster.lanes)
     scored = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in scored if program.data.counts[s].any())

@@ -1,5 +1,7 @@
-"""Who of a bucket lives where, and who runs when: all on the host, from numbers that never change in a run."""
+"""Which client lives where, and who runs when: all on the host, from numbers that never change in a run."""
 
+import heapq
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -48,24 +50,43 @@ class Roster(NamedTuple):
         return trial, self.members[position]
 
 
-def make_roster(members: np.ndarray, steps: np.ndarray, participants: int, lanes: Lanes, mesh: Mesh) -> Roster:
-    """Deals rows to devices, longest first and back and forth, so that every device gets about the same steps.
+def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
+    """The device of every row of every bucket, int64 [rows] each: the dearest row first, to the device with the least
+    to do so far, of equals to the one with the fewest rows. All buckets are dealt together: a device that is done with
+    one goes on with the next.
+
+    Args:
+      costs: per bucket, float [rows], what a round of a row costs, in any unit that all share.
+      devices: how many there are.
+    """
+    dealt = np.empty(sum(map(len, costs)), np.int64)
+    loads = [(0.0, 0, d) for d in range(devices)]
+    flat = np.concatenate(costs)
+    for row in longest_first(flat):
+        load, rows, device = loads[0]
+        dealt[row] = device
+        heapq.heapreplace(loads, (load + float(flat[row]), rows + 1, device))
+    return np.split(dealt, np.cumsum([len(c) for c in costs])[:-1])
+
+
+def make_roster(
+    members: np.ndarray, steps: np.ndarray, device: np.ndarray, participants: int, lanes: Lanes, mesh: Mesh
+) -> Roster:
+    """A bucket's rows in their places.
 
     Args:
       members: client ids ascending.
       steps: int [trials, n].
+      device: from `deal`, int [trials * n].
       participants: of a round, in all buckets.
       lanes: see `executor.choose_lanes`.
       mesh: the devices.
     """
     trials, steps, devices = len(steps), steps.reshape(-1), mesh.size
-    lap, place = np.divmod(np.arange(len(steps)), devices)
-    device = np.empty(len(steps), np.int64)
-    device[longest_first(steps)] = np.where(lap % 2 == 0, place, devices - 1 - place)
     slot = np.empty(len(steps), np.int64)
     for d in range(devices):
         slot[device == d] = np.arange(np.sum(device == d))
-    shard = -(-len(steps) // devices)
+    shard = int(slot.max()) + 1
     capacity = capacity_for(trials * min(participants, len(members)), shard, lanes)
     own = np.array([d.process_index == jax.process_index() for d in mesh.devices.flat])
     local = np.flatnonzero(own[device])

@@ -45,8 +45,9 @@ def command(module: str, *arguments: str) -> list[str]:
 
 def environment(home: Path) -> dict[str, str]:
     """The caller's, with a home of its own, so that no cache of another run is read but that of fonts, whose making
-    takes long enough on a slow machine for matplotlib to say so."""
-    return os.environ | {"HOME": str(home), "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": matplotlib.get_configdir()}
+    takes long enough on a slow machine for matplotlib to say so. XLA optimises little, as in the tests' own process."""
+    own = {"HOME": str(home), "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": matplotlib.get_configdir()}
+    return os.environ | own | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
 
 
 @pytest.fixture(scope="session")
