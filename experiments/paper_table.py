@@ -1,7 +1,7 @@
 r"""Many runs in one table, beside published numbers.
 
     python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head] \
-        [--published_score=accuracy_participants] [--rounds=25]
+        [--published_score=accuracy_participants] [--rounds=25] [--curves=PNG]
 
 Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
 differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
@@ -9,7 +9,8 @@ most of them, as "fedktl mu=0.0". What it trained by (optimizer, learning rate, 
 dataset, as "fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
 evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
 apart), accuracy (in %, empty where a paper says that it did not converge) and source.
---published_score says which of our scores these numbers are of, if it is not --score.
+--published_score says which of our scores these numbers are of, if it is not --score. --curves draws that of --score
+over the evaluations that all runs of a method have.
 """
 
 import csv
@@ -23,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import app, flags
 
+from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.io.files import atomic_open
@@ -34,6 +36,7 @@ _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
 _SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
 _AS = flags.DEFINE_string("published_score", None, "The score that the published numbers are of; by default --score.")
 _ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
+_CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against rounds, a PNG.")
 
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
 COLUMNS += ("accuracy_own_prototype", "accuracy_global", "global_accuracy_head", "accuracy_train_weighted")
@@ -180,6 +183,35 @@ def markdown(
     return "\n\n".join([*parts, *([NOTE] if differs(PARTICIPANTS, score, runs) else [])])
 
 
+def curves(runs: Sequence[Run], score: str) -> plots.plt.Figure:
+    """One picture a dataset, one line a method: the mean over its runs, and a band from the lowest to the highest."""
+    datasets = list(dict.fromkeys(run.dataset for run in runs))
+    figure, axes = plots.plt.subplots(
+        1, len(datasets), figsize=(6.4 * len(datasets), 4), layout="constrained", squeeze=False
+    )
+    for dataset, place in zip(datasets, axes[0]):
+        grouped = defaultdict(list)
+        for run in runs:
+            if run.dataset == dataset and any(score in row for row in evaluated(run.history)):
+                grouped[run.method].append(run.history)
+        place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
+        lines = {method: together(histories) for method, histories in grouped.items()}
+        plots.draw_accuracy(place, lines, lambda trial: [row["round"] for row in evaluated(trial)], score)
+        place.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def together(histories: Sequence[Sequence[Row]]) -> list[Row]:
+    """Runs as trials of one history, with the evaluations that all of them have."""
+    common = set.intersection(*({row["round"] for row in evaluated(history)} for history in histories))
+    return [
+        row | {"trial": i}
+        for i, history in enumerate(histories)
+        for row in evaluated(history)
+        if row["round"] in common
+    ]
+
+
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
     """Whether any evaluation has another number there."""
     rows = (row for run in runs for row in run.history)
@@ -201,6 +233,8 @@ def main(_) -> None:
     text = markdown(runs, published, _SCORE.value, _AS.value)
     with atomic_open(out.with_name(out.name + "_table.md")) as file:
         file.write(text + "\n")
+    if _CURVES.value:
+        plots.save(curves(runs, _SCORE.value), Path(_CURVES.value))
     print(text)
 
 

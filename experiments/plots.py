@@ -77,13 +77,16 @@ def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:
 
 
 def draw_accuracy(
-    axes: plt.Axes, histories: Mapping[str, Sequence[Row]], position: Callable[[Sequence[Row]], Sequence[float]]
+    axes: plt.Axes,
+    histories: Mapping[str, Sequence[Row]],
+    position: Callable[[Sequence[Row]], Sequence[float]],
+    score: str = "accuracy",
 ) -> None:
     """Draws the curves of `accuracy_curves`; `position` places the evaluations of one trial, its mean is taken."""
     for i, (name, history) in enumerate(histories.items()):
         trials = by_trial(history)
         places = np.mean([position(trial) for trial in trials], axis=0)
-        scores = 100 * np.array([[row["accuracy"] for row in evaluated(trial)] for trial in trials])
+        scores = 100 * np.array([[row[score] for row in evaluated(trial)] for trial in trials])
         mean, color = scores.mean(0), f"C{i}"
         if not places.any():
             axes.axhline(mean.max(), label=name, lw=1.8, color=color, ls="--")

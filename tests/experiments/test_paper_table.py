@@ -3,9 +3,10 @@
 import csv
 import json
 
+import numpy as np
 import pytest
 
-from experiments.paper_table import find_runs, markdown, read_published, tops, write_evaluations
+from experiments.paper_table import curves, find_runs, markdown, read_published, tops, write_evaluations
 
 SGD, ADAM = ({"optimizer": name, "learning_rate": rate, "beta1": 0.9} for name, rate in (("sgd", 0.01), ("adam", 1e-4)))
 
@@ -117,3 +118,15 @@ def test_clients_weighed_by_training_samples_stand_beside_the_global_model(tmp_p
     text = markdown(find_runs(tmp_path), {}, "global_accuracy_head")
     assert "| clients % | clients by n_i % |" in text and cells(text, "dfrd")[4:6] == ["30.00", "25.00"]
     assert "clients by n_i" not in markdown(find_runs(tmp_path), {}, "accuracy")
+
+
+def test_curves_are_means_over_the_evaluations_that_all_runs_have(tmp_path):
+    write_run(tmp_path / "a", "local", 0, [0.1, 0.4, 0.5])
+    write_run(tmp_path / "b", "local", 1, [0.3, 0.6])
+    write_run(tmp_path / "c", "fedssa", 0, [0.2, 0.9], accuracy_head=[0.3, 0.8])
+    (axes,) = curves(find_runs(tmp_path), "accuracy").axes
+    lines = {line.get_label(): line for line in axes.lines}
+    np.testing.assert_allclose(lines["local"].get_xydata(), [[0, 20], [1, 50]])
+    np.testing.assert_allclose(lines["fedssa"].get_ydata(), [20, 90])
+    (axes,) = curves(find_runs(tmp_path), "accuracy_head").axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedssa"]
