@@ -1,7 +1,7 @@
 r"""Many runs in one table, beside published numbers.
 
     python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head] \
-        [--published_score=accuracy_participants] [--rounds=25] [--curves=PNG]
+        [--published_score=accuracy_participants] [--rounds=25] [--also=CSV] [--curves=PNG]
 
 Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
 differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
@@ -9,8 +9,9 @@ most of them, as "fedktl mu=0.0". What it trained by (optimizer, learning rate, 
 dataset, as "fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
 evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
 apart), accuracy (in %, empty where a paper says that it did not converge) and source.
---published_score says which of our scores these numbers are of, if it is not --score. --curves draws that of --score
-over the evaluations that all runs of a method have.
+--published_score says which of our scores these numbers are of, if it is not --score. --curves draws --score over the
+evaluations that all runs of a method have. --also names files like STEM.csv of earlier tables, whose runs then stand
+beside these under the names that they have there.
 """
 
 import csv
@@ -35,12 +36,14 @@ _PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published number
 _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
 _SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
 _AS = flags.DEFINE_string("published_score", None, "The score that the published numbers are of; by default --score.")
+_ALSO = flags.DEFINE_list("also", [], "CSV files of earlier tables, whose runs count as well.")
 _ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
 _CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against rounds, a PNG.")
 
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
 COLUMNS += ("accuracy_own_prototype", "accuracy_global", "global_accuracy_head", "accuracy_train_weighted")
-COLUMNS += ("accuracy_participants", "best_participants", "loss")
+COLUMNS += ("accuracy_participants", "best_participants", "best_participants_own_prototype", "best_participants_head")
+COLUMNS += ("loss",)
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
 SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "accuracy_own_prototype": "own classes' prototypes"}
 SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
@@ -103,18 +106,34 @@ def apart(run: Run, runs: Sequence[Run]) -> list[str]:
 
 def write_evaluations(runs: Sequence[Run], path: Path) -> None:
     """One row an evaluation; bytes are those of the round before it, "best_participants" is the highest accuracy of a
-    round's participants so far."""
+    round's participants so far. `read_evaluations` reads them back."""
     with atomic_open(path) as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for run in runs:
             for row in evaluated(run.history):
                 values = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
-                drawn = [r[PARTICIPANTS] for r in run.history if PARTICIPANTS in r and r["round"] <= row["round"]]
-                values |= {"best_participants": max(drawn)} if drawn else {}
+                for key in (column for column in COLUMNS if column.startswith("best_")):
+                    score = key.replace("best_", "accuracy_")
+                    drawn = [r[score] for r in run.history if score in r and r["round"] <= row["round"]]
+                    values |= {key: max(drawn)} if drawn else {}
                 values |= {f"{way}_bytes": wire_bytes(row, way) for way in ("uplink", "downlink")}
                 cells = (values.get(column, "") for column in COLUMNS)
                 writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in cells])
+
+
+def read_evaluations(path: Path) -> list[Run]:
+    """The runs of a file that `write_evaluations` wrote: what was evaluated, and the participants' best until then."""
+    histories = defaultdict(list)
+    with path.open(newline="") as file:
+        for cells in csv.DictReader(file):
+            row = {key: float(x) for key, x in cells.items() if x and key not in ("dataset", "method", "seed", "round")}
+            for key in [key for key in row if key.startswith("best_")]:
+                row[key.replace("best_", "accuracy_")] = row.pop(key)
+            row |= {f"{way}_payload_bytes": row.pop(f"{way}_bytes", 0.0) for way in ("uplink", "downlink")}
+            row |= {"round": int(cells["round"]), "trial": 0}
+            histories[cells["dataset"], cells["method"], int(cells["seed"])].append(row)
+    return [Run(*names, history, {}) for names, history in histories.items()]
 
 
 def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str]]]:
@@ -223,7 +242,8 @@ def main(_) -> None:
         if not value:
             fail(ValueError(f"no --{name}; see --help"))
     try:
-        runs, published = find_runs(Path(_RUNS.value), _ROUNDS.value), read_published(_PUBLISHED.value)
+        earlier = [run for path in _ALSO.value for run in read_evaluations(Path(path))]
+        runs, published = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value), read_published(_PUBLISHED.value)
     except FileNotFoundError as error:
         fail(error)
     if not any(tops([run], _SCORE.value) for run in runs):

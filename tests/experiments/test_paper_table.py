@@ -6,7 +6,15 @@ import json
 import numpy as np
 import pytest
 
-from experiments.paper_table import curves, find_runs, markdown, read_published, tops, write_evaluations
+from experiments.paper_table import (
+    curves,
+    find_runs,
+    markdown,
+    read_evaluations,
+    read_published,
+    tops,
+    write_evaluations,
+)
 
 SGD, ADAM = ({"optimizer": name, "learning_rate": rate, "beta1": 0.9} for name, rate in (("sgd", 0.01), ("adam", 1e-4)))
 
@@ -52,6 +60,16 @@ def test_published_numbers_can_be_of_the_participants_score(tmp_path):
     write_evaluations(runs, tmp_path / "x.csv")
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
     assert [row["best_participants"] for row in rows if row["seed"] == "0"] == ["0", "0.8", "0.8"]
+
+
+def test_runs_of_an_earlier_table_count_as_well(tmp_path):
+    for seed in (0, 1):
+        drawn = {"accuracy_participants": [0.0, 0.8, 0.7], "accuracy_participants_head": [0.0, 0.6, 0.9 + seed / 100]}
+        write_run(tmp_path / str(seed), "fedproto", seed, [0.1, 0.5, 0.4], val_accuracy=[0.1, 0.2, 0.3], **drawn)
+    runs = find_runs(tmp_path)
+    write_evaluations(runs[:1], tmp_path / "earlier.csv")
+    again = read_evaluations(tmp_path / "earlier.csv") + runs[1:]
+    assert markdown(again, {}, "accuracy") == markdown(runs, {}, "accuracy")
 
 
 def cells(text, method):
