@@ -1,0 +1,138 @@
+"""Random federations, each played twice: on one device without a stop, and dealt to devices, lanes and stores by chance
+and resumed elsewhere after its first round. Nothing may tell the two apart.
+
+    JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu python -m tests.simulation.fuzz FIRST COUNT
+
+prints a line a case, and ends with 1 if one of them differs. The number of CPU devices is fixed at start-up.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from tests.federations import NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for
+from tests.method_wires import settings
+
+ROUNDS, DEVICES = 2, 8
+
+
+class Case(NamedTuple):
+    """What is played, and how the second time."""
+
+    method: str
+    counts: np.ndarray  # training samples, int [NUM_CLIENTS, NUM_CLASSES]
+    common: dict  # options that both have
+    trials: int | None
+    halves: list[dict]  # options of the first round, and of the rest
+
+
+def draw(number: int) -> Case:
+    rng = np.random.default_rng(number)
+    counts = rng.integers(0, 5, (NUM_CLIENTS, NUM_CLASSES)) * rng.integers(0, 2, (NUM_CLIENTS, NUM_CLASSES))
+    counts[rng.integers(NUM_CLIENTS)] = 0
+    counts[rng.integers(NUM_CLIENTS)] = np.eye(NUM_CLASSES, dtype=int)[0]
+    common = {
+        "seed": int(rng.integers(1000)),
+        "participation": float(rng.choice([0.3, 0.6, 1.0])),
+        "drop_rate": float(rng.choice([0.0, 0.25])),
+        "evaluate": str(rng.choice(["received", "trained"])),
+    }
+    halves = [
+        {
+            "devices": int(rng.integers(1, DEVICES + 1)),
+            "lanes": int(rng.choice([1, 2, 3, 32])),
+            "client_store": str(rng.choice(["device", "host"])),
+        }
+        for _ in range(2)
+    ]
+    return Case(str(rng.choice(list(METHODS))), counts, common, [None, None, 2][rng.integers(3)], halves)
+
+
+def data_of(case: Case, federation: Federation) -> FederationData:
+    rng = np.random.default_rng(case.common["seed"])
+    labels, partition = [], []
+    for own in case.counts:
+        classes = [
+            rng.permutation(np.repeat(np.arange(NUM_CLASSES), own)),
+            rng.integers(0, NUM_CLASSES, rng.integers(4)),
+        ]
+        start = len(labels) + np.array([0, len(classes[0])])
+        labels.extend(np.concatenate(classes))
+        train, test = (np.arange(s, s + len(c)) for s, c in zip(start, classes))
+        partition.append(ClientIndices(train, np.array([], int), test))
+    y = np.array(labels, np.int32)
+    x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
+    return make_federation_data(Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde")), tuple(partition), federation)
+
+
+def play(case: Case, halves: list[dict], folder: Path) -> dict:
+    """A run whose halves have options of their own: what it reports, exact and in floats."""
+    federation = federation_for(case.method)
+    method, data = method_factory(case.method)(TRAINING, **settings(case.method)), data_of(case, federation)
+    exact, floats = [], []
+    for half, options in enumerate(halves):
+        options = SimulationOptions(**case.common, **options, eval_batch_size=4)
+        if case.trials:
+            simulation = make_trials(method, federation, [data] * case.trials, TRAINING, options)
+        else:
+            simulation = make_simulation(method, federation, data, TRAINING, options)
+        checkpointer = make_checkpointer(folder / "checkpoints", simulation)
+        state = checkpointer.restore()[0] if half else simulation.init()
+        for _ in range(ROUNDS // len(halves)):
+            state, reports = simulation.run_round(state)
+            for report in reports if case.trials else [reports]:
+                exact.append([report.participants.tolist(), report.arrived, *report.uplink, *report.downlink])
+                floats.append([*report.metrics.values(), *report.server_metrics.values()])
+        checkpointer.save(state, [])
+    scores = simulation.evaluate(state)
+    for score in scores if case.trials else [scores]:
+        floats.append([score.accuracy["test"][rule] for rule in method.rules])
+    rows = lambda bucket: np.arange(len(state.changed[bucket.name]))  # noqa: E731
+    states = {b.name: simulation.read_clients(state, b.name, rows(b)) for b in federation.buckets}
+    return {"exact": exact, "floats": jax.device_get((floats, states, state.server))}
+
+
+def difference(case: Case) -> str:
+    """Where the two runs part; "" for nowhere."""
+    plain = {"devices": 1, "lanes": 1, "client_store": "device"}
+    with tempfile.TemporaryDirectory() as folder:
+        one = play(case, [plain], Path(folder) / "one")
+        other = play(case, case.halves, Path(folder) / "other")
+    if one["exact"] != other["exact"]:
+        return f"participants or bytes: {one['exact']} and {other['exact']}"
+    try:
+        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+        jax.tree.map(close, one["floats"], other["floats"])
+    except AssertionError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def main(first: int, count: int) -> int:
+    jax.config.update("jax_default_matmul_precision", "float32")
+    differing = 0
+    for number in range(first, first + count):
+        case = draw(number)
+        found = difference(case)
+        differing += bool(found)
+        print(
+            f"case {number}: {case.method} {case.common} trials {case.trials} {case.halves}: {found or 'same'}",
+            flush=True,
+        )
+        jax.clear_caches()
+    return int(differing > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*map(int, sys.argv[1:])))
