@@ -184,10 +184,7 @@ def markdown(
     theirs = theirs or score
     parts = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
-        grouped = defaultdict(list)
-        for run in runs:
-            if run.dataset == dataset and tops([run], score):
-                grouped[run.method].append(run)
+        grouped = by_method([run for run in runs if run.dataset == dataset], score)
         titles = SHOWN | (SHOWN_BESIDE_GLOBAL if score == "global_accuracy_head" else {})
         others = [key for key in titles if key != score and differs(key, score, runs)]
         head = ("method", "ours %", "by validation %", "last round %", *(f"{titles[key]} %" for key in others))
@@ -209,26 +206,28 @@ def curves(runs: Sequence[Run], score: str) -> plots.plt.Figure:
         1, len(datasets), figsize=(6.4 * len(datasets), 4), layout="constrained", squeeze=False
     )
     for dataset, place in zip(datasets, axes[0]):
-        grouped = defaultdict(list)
-        for run in runs:
-            if run.dataset == dataset and any(score in row for row in evaluated(run.history)):
-                grouped[run.method].append(run.history)
+        grouped = by_method([run for run in runs if run.dataset == dataset], score)
         place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
-        lines = {method: together(histories) for method, histories in grouped.items()}
+        lines = {method: together(group, score) for method, group in grouped.items()}
         plots.draw_accuracy(place, lines, lambda trial: [row["round"] for row in evaluated(trial)], score)
         place.legend(frameon=False, fontsize=8)
     return figure
 
 
-def together(histories: Sequence[Sequence[Row]]) -> list[Row]:
-    """Runs as trials of one history, with the evaluations that all of them have."""
-    common = set.intersection(*({row["round"] for row in evaluated(history)} for history in histories))
-    return [
-        row | {"trial": i}
-        for i, history in enumerate(histories)
-        for row in evaluated(history)
-        if row["round"] in common
-    ]
+def together(runs: Sequence[Run], score: str) -> list[Row]:
+    """Runs as trials of one history, with the evaluations that all of them have and that have the score."""
+    scored = [{row["round"]: row for row in evaluated(run.history) if score in row} for run in runs]
+    common = sorted(set.intersection(*map(set, scored)))
+    return [rows[number] | {"trial": i} for i, rows in enumerate(scored) for number in common]
+
+
+def by_method(runs: Sequence[Run], score: str) -> dict[str, list[Run]]:
+    """Those of the runs that have this score, by their method."""
+    grouped = defaultdict(list)
+    for run in runs:
+        if tops([run], score):
+            grouped[run.method].append(run)
+    return grouped
 
 
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:

@@ -148,3 +148,11 @@ def test_curves_are_means_over_the_evaluations_that_all_runs_have(tmp_path):
     np.testing.assert_allclose(lines["fedssa"].get_ydata(), [20, 90])
     (axes,) = curves(find_runs(tmp_path), "accuracy_head").axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedssa"]
+
+
+def test_curves_of_a_score_that_the_first_evaluation_lacks(tmp_path):
+    write_run(tmp_path / "a", "local", 0, [0.1, 0.4, 0.5], accuracy_participants=[0.0, 0.6, 0.7])
+    (run,) = find_runs(tmp_path)
+    del run.history[0]["accuracy_participants"]
+    (axes,) = curves([run], "accuracy_participants").axes
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 60], [2, 70]])
