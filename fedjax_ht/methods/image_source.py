@@ -19,6 +19,7 @@ from jax import lax
 
 from fedjax_ht.core.local_training import normalise
 from fedjax_ht.core.method import Data, PyTree
+from fedjax_ht.methods.supervised import count_labels
 from fedjax_ht.models.conditional import ConditionalGenerator
 from fedjax_ht.models.norm import MOMENTUM
 
@@ -44,7 +45,7 @@ def make_pool(data: Data, num_classes: int) -> Pool:
     """Of the split "train"."""
     indices, count = data.splits["train"]
     labels = jnp.where(jnp.arange(len(indices)) < count, data.labels[indices], num_classes)
-    counts = jnp.zeros(num_classes, jnp.int32).at[labels].add(1, mode="drop")
+    counts = count_labels(data, num_classes)
     return Pool(indices[jnp.argsort(labels, stable=True)], jnp.cumsum(counts) - counts, counts)
 
 
