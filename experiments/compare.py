@@ -2,7 +2,8 @@
 
 One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every method. The config's
 own method keeps its options, the others take their defaults; --methods and --trials are the config's unless given.
---target=0.8 asks what reaching that accuracy takes. The same command again goes on where the run stopped.
+--target=0.8 asks what reaching that accuracy takes, --target_share=0.9 what nine tenths of the best accuracy do;
+--target_score=accuracy_participants asks it of that score. The same command again goes on where the run stopped.
 """
 
 import csv
@@ -22,11 +23,13 @@ from experiments.main import chosen_workdir, configured, execute, report
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
 
 _METHODS = flags.DEFINE_list("methods", None, "Methods to compare, such as local,fedtgp; by default the config's.")
 _TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; by default the config's.")
 _TARGET = flags.DEFINE_float("target", None, "An accuracy in (0, 1]; by default the lowest best accuracy.")
+_SHARE = flags.DEFINE_float("target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy.")
+_OF = flags.DEFINE_string("target_score", "accuracy", "The score that the target is of, as in metrics.jsonl.")
 
 EXPLANATION = """\
 Accuracies are those of the best round on the test sets, mean and standard deviation over trials; of a model that the
@@ -97,9 +100,9 @@ def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | 
     return config
 
 
-def cost_to_reach(trial: Sequence[Row], target: float) -> Cost | None:
-    """Of one trial's rows, through the first evaluation at or above the target; None if there is none."""
-    reached = next((row["round"] for row in evaluated(trial) if row["accuracy"] >= target), None)
+def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") -> Cost | None:
+    """Of one trial's rows, through the first whose score is at or above the target; None if there is none."""
+    reached = next((row["round"] for row in trial if row.get(score, -1) >= target), None)
     if reached is None:
         return None
     spent = [row for row in trial if 0 < row["round"] <= reached]
@@ -110,18 +113,34 @@ def cost_to_reach(trial: Sequence[Row], target: float) -> Cost | None:
     return Cost(reached, sum(map(wire_bytes, spent)), *map(math.fsum, (flops, uploaded, computed)))
 
 
-def lowest_best(histories: Mapping[str, Sequence[Row]]) -> float:
-    """The accuracy that every trial of every method reaches."""
-    return min(best(trial).on_test["accuracy"] for history in histories.values() for trial in by_trial(history))
+def choose_target(
+    histories: Mapping[str, Sequence[Row]], score: str, target: float | None, share: float | None
+) -> tuple[float, str]:
+    """The accuracy to reach, and where it comes from: `target` itself, `share` of the highest that any trial of any
+    method has, or without both the highest that every trial of every method reaches.
+
+    Raises:
+      ValueError: a method has no such score.
+    """
+    tops = {name: tops_of(history, score) for name, history in histories.items()}
+    for name, rows in tops.items():
+        if not rows:
+            raise ValueError(f"--target_score is {score!r}, which {name} does not have")
+    if target is not None:
+        return target, "as asked"
+    bests = [row[score] for rows in tops.values() for row in rows]
+    if share is not None:
+        return share * max(bests), f"{share:.4g} of {100 * max(bests):.2f} %, the best of all trials"
+    return min(bests), "the lowest best accuracy of all trials, which all reach"
 
 
-def summarise(history: Sequence[Row], target: float) -> Line:
+def summarise(history: Sequence[Row], target: float, score: str = "accuracy") -> Line:
     """A method's line of the comparison."""
     trials = by_trial(history)
     tops = [best(trial).on_test for trial in trials]
     scores = [row["accuracy"] for row in tops]
     servers, drawn = tops_of(history, GLOBAL), tops_of(history, PARTICIPANTS)
-    costs = [cost for trial in trials if (cost := cost_to_reach(trial, target)) is not None]
+    costs = [cost for trial in trials if (cost := cost_to_reach(trial, target, score)) is not None]
     return Line(
         float(np.mean(scores)),
         float(np.std(scores)),
@@ -135,8 +154,8 @@ def summarise(history: Sequence[Row], target: float) -> Line:
     )
 
 
-def markdown(lines: Mapping[str, Line], target: float, chosen: bool) -> str:
-    """The table, with the target and what the columns mean; `chosen` tells whether the user chose the target."""
+def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
+    """The table, with the target, where it comes from (`origin`), and what the columns mean."""
     aim = f"{100 * target:.2f} %"
     with_server = not all(math.isnan(line.server_accuracy) for line in lines.values())
     server = ["server's model %"] if with_server else []
@@ -160,7 +179,6 @@ def markdown(lines: Mapping[str, Line], target: float, chosen: bool) -> str:
             f"{line.seconds:.0f}",
         ]
         rows.append("| " + " | ".join(cells) + " |")
-    origin = "as asked" if chosen else "the lowest best accuracy of all trials, which all reach"
     return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", EXPLANATION, *(["", NOTE] if with_drawn else [])])
 
 
@@ -186,9 +204,14 @@ def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:
 def main(_) -> None:
     config, name = configured()
     try:
-        config, target = comparison(config, _METHODS.value, _TRIALS.value), _TARGET.value
-        if target is not None and not 0 < target <= 1:
-            raise ValueError(f"--target is {target}; it must be above 0 and at most 1")
+        config, score = comparison(config, _METHODS.value, _TRIALS.value), _OF.value
+        for flag, value in (("target", _TARGET.value), ("target_share", _SHARE.value)):
+            if value is not None and not 0 < value <= 1:
+                raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
+        if _TARGET.value is not None and _SHARE.value is not None:
+            raise ValueError("--target and --target_share are both given; one of them sets the target")
+        if score not in ("accuracy", PARTICIPANTS):
+            raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
     except ValueError as error:
         fail(error)
     workdir = chosen_workdir(f"{name}-compare", config)
@@ -196,9 +219,12 @@ def main(_) -> None:
     if not is_primary():
         return
     histories = {method: found[method] for method in _METHODS.value or found}
-    aim = lowest_best(histories) if target is None else target
-    lines = {method: summarise(history, aim) for method, history in histories.items()}
-    text = markdown(lines, aim, target is not None)
+    try:
+        aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
+    except ValueError as error:  # of runs that an older version made
+        fail(error)
+    lines = {method: summarise(history, aim, score) for method, history in histories.items()}
+    text = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
     table = write_csv(lines, aim, workdir / "compare.csv")

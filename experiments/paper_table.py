@@ -4,9 +4,10 @@ r"""Many runs in one table, beside published numbers.
         [--published_score=accuracy_participants] [--rounds=25] [--also=CSV] [--curves=PNG]
 
 Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
-differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart from
-most of them, as "fedktl mu=0.0". What it trained by (optimizer, learning rate, epochs) is held against all runs of the
-dataset, as "fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
+differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart: of
+the method's options by what differs from their defaults, as "fedktl mu=0.0", of other settings by what most of its runs
+do not share. What it trained by (optimizer, learning rate, epochs) is held against all runs of the dataset, as
+"fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
 evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
 apart), accuracy (in %, empty where a paper says that it did not converge) and source.
 --published_score says which of our scores these numbers are of, if it is not --score. --curves draws --score over the
@@ -27,6 +28,7 @@ from absl import app, flags
 
 from experiments import plots
 from experiments.cli import fail, parse_flags
+from experiments.configs.base import method_config
 from experiments.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best_by, by_trial, evaluated, wire_bytes
@@ -43,7 +45,7 @@ _CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against r
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
 COLUMNS += ("accuracy_own_prototype", "accuracy_global", "global_accuracy_head", "accuracy_train_weighted")
 COLUMNS += ("accuracy_participants", "best_participants", "best_participants_own_prototype", "best_participants_head")
-COLUMNS += ("loss",)
+COLUMNS += ("loss", "classes")  # the classes that somebody uploaded, of methods that tell
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
 SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "accuracy_own_prototype": "own classes' prototypes"}
 SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
@@ -90,16 +92,21 @@ def find_runs(folder: Path, rounds: int | None = None) -> list[Run]:
 
 
 def apart(run: Run, runs: Sequence[Run]) -> list[str]:
-    """The settings, as "mu=0.0", that most of the runs of this dataset and method do not share with this one; those of
-    local training, as "optimizer=adam", that most of the runs of this dataset do not."""
+    """What sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the method's options that are
+    not at their defaults, and other settings that most of those runs do not share with it. Settings of local training,
+    as "optimizer=adam", are held against all runs of the dataset."""
     beside = [r for r in runs if r.dataset == run.dataset]
     alike = [r for r in beside if r.method == run.method]
+    defaults = dict(leaves(method_config(run.method).to_dict(), "method."))
     found = []
     for key, value in run.settings.items():
         others = beside if key.startswith("training.") else alike
         counts = Counter(r.settings.get(key, value) for r in others).most_common(2)
-        usual = len(counts) == 1 or counts[0][1] > counts[1][1]
-        if not usual or value != counts[0][0]:
+        if len(counts) == 1:
+            continue
+        tied = counts[0][1] == counts[1][1]
+        usual = defaults.get(key, None if tied else counts[0][0])
+        if value != usual:
             found.append(f"{key.rpartition('.')[2]}={value}")
     return found
 

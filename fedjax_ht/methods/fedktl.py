@@ -67,6 +67,7 @@ from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
 
+WARN_OUTSIDE = 0.9  # share of F's latents
 WARN_REACH = 3  # radii of the ball that holds the valid latents
 
 Transfer = Literal["pairs", "images"]
@@ -124,14 +125,20 @@ def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, ja
 
 
 def warn(metrics: dict) -> str | None:
-    """Says how far the latents sent are from valid ones, by powers of ten, so that it is not said anew every round."""
+    """Says how far the latents sent are from valid ones, by powers of ten, so that it is not said anew every round; or,
+    where they are moved back to valid ones, that nearly all of them had to be."""
     passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if (metrics.get("reach") or 0.0) > bound]
-    if not passed:
-        return None
-    return (
-        f"latents sent to the clients are more than {passed[-1]} times as far from the mean of the generator's as any "
-        "valid one (metric reach); bounded=True moves them back, and a lower server_lr may help"
-    )
+    if passed:
+        return (
+            f"latents sent to the clients are more than {passed[-1]} times as far from the mean of the generator's as "
+            "any valid one (metric reach); bounded=True moves them back, and a lower server_lr may help"
+        )
+    if metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
+        return (
+            f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the generator's valid ones and are "
+            "moved back to their edge (metric off_manifold); a lower server_lr may help"
+        )
+    return None
 
 
 def fedktl(

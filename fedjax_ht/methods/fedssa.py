@@ -15,8 +15,13 @@ Settled here:
   clients a class. A class without a row keeps the server's. Stored rows are N C (K + 1) numbers on the server.
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own rounds: with one
   client in ten taking part, global rounds would be over before most clients have any history (clock="round" is that).
-* The fused row is no convex mix: Eq. 4 as it stands. A row may grow by the product of all 1 + mu_t; settings in which
-  that passes MOST_GROWTH are refused where it is reached for certain, and rows longer than LONG_ROW are warned of.
+  The authors' code has T_stable = 2 where all clients take part, and 45 for ten of 50.
+* The fused row is no convex mix: Eq. 4 as it stands. Where all clients take part together, a row that learns nothing
+  grows by the product of all 1 + mu_t; where they take turns, by a few times that, since newcomers go on fusing into
+  rows that others have lengthened. Settings whose product passes MOST_GROWTH are refused, but for stored rows by global
+  rounds, of which a client fuses in few. With the rows of the uploaders alone, each round's mean compounds on the last
+  one's, however many rounds newcomers take to come: owners="uploaded" counts global rounds only. And rows longer than
+  LONG_ROW are warned of, whatever made them so.
 * Clients are scored as their training left them: that is `SimulationOptions(evaluate="trained")`.
 * The server knows a client's classes from its last upload, and sends the whole header to one it has not heard from.
 * hide_classes: clients upload the whole header with zeros in the rows of other classes, and the server ignores rows of
@@ -105,9 +110,14 @@ def check_options(mu: float, stable_rounds: int, decay: Decay, clock: Clock, own
     for name, value, known in (("decay", decay, Decay), ("clock", clock, Clock), ("owners", owners, Owners)):
         if value not in get_args(known):
             raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
+    if mu and owners == "uploaded" and clock == "client":
+        raise ValueError(
+            "owners='uploaded' fuses as long as new clients come, and rows compound in every round; take "
+            "clock='round', mu=0 or owners='stored'"
+        )
     # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses in few of them.
     growth = most_growth(mu, stable_rounds, decay)
-    if growth > MOST_GROWTH and (clock == "client" or owners == "uploaded"):
+    if growth > MOST_GROWTH and not (clock == "round" and owners == "stored"):
         raise ValueError(
             f"stable_rounds is {stable_rounds} with mu {mu}: fusing alone would lengthen rows {growth:.0f} times; "
             "take fewer rounds, a smaller mu, or clock='round' with owners='stored'"

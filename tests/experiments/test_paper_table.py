@@ -81,6 +81,13 @@ def test_a_run_is_named_by_what_most_runs_of_its_method_do_not_share(runs):
     assert [run.method for run in runs] == ["fedktl", "fedktl", "fedktl mu=0.0", "dfrd"]
 
 
+def test_options_are_named_against_their_defaults_whatever_most_runs_have(tmp_path):
+    """So that a row keeps its name when other runs join the table."""
+    for number, options in enumerate(({"mu": 0.0}, {"mu": 0.0}, {"mu": 0.5})):
+        write_run(tmp_path / str(number), "fedssa", number, [0.5], options=options)
+    assert [run.method for run in find_runs(tmp_path)] == ["fedssa mu=0.0", "fedssa mu=0.0", "fedssa"]
+
+
 def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path):
     """Of a method that has it in all its runs, too; and such runs are not pooled with others of the method."""
     for name, method, training in (

@@ -1,6 +1,7 @@
 """The real runner: its files, resume, signals, kill -9, and the evaluation of one client."""
 
 import csv
+import importlib.util
 import json
 import shutil
 import signal
@@ -11,6 +12,9 @@ import time
 import numpy as np
 import pytest
 
+from experiments import train
+from experiments.build import build
+from experiments.configs.base import method_config
 from tests.experiments.conftest import ROOT, command, environment
 
 METHODS = ("fedtgp", "local")
@@ -20,6 +24,14 @@ TIMING = ("seconds_round", "seconds_evaluation")
 def metrics(workdir, method):
     rows = [json.loads(line) for line in (workdir / method / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
+
+
+def config_of(path):
+    """What a config file's get_config returns."""
+    spec = importlib.util.spec_from_file_location("tiny", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +140,20 @@ def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
         assert "params/base/fc1/kernel" in arrays and "params/head/bias" in arrays
     missing = run_module("evaluate", f"--workdir={workdir}", "--client=4")
     assert missing.returncode == 2 and "there is no client 4" in missing.stderr
+
+
+def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.compare, config.method = (), method_config("local")
+
+    def with_warning(config):
+        experiment, line = build(config), lambda row: "it swings" if row["round"] > 1 else None
+        return experiment._replace(methods={"local": experiment.methods["local"]._replace(warn=line)})
+
+    said = []
+    monkeypatch.setattr(train, "build", with_warning)
+    train.train_and_evaluate(config, tmp_path / "run", warn=said.append)
+    assert said == ["local, round 2: it swings"]
 
 
 def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, tmp_path):

@@ -107,13 +107,14 @@ def test_what_is_sent_stays_among_the_valid_latents():
         np.testing.assert_allclose(metrics["reach"], distance, rtol=1e-4)
         line = method_of().warn({name: float(value) for name, value in metrics.items()})
         if bounded:
-            assert distance <= 1.0001 and line is None
+            assert distance <= 1.0001 and "more than 90% of the latents" in line
         else:
             assert distance > 100 and "more than 100 times as far" in line and "\n" not in line
 
 
 def test_a_run_without_these_metrics_is_not_warned_of():
     assert warn({}) is None and warn({"reach": float("nan")}) is None and warn({"reach": 2.0}) is None
+    assert warn({"reach": 1.0, "off_manifold": 0.8}) is None
     assert warn({"reach": 4.0}) == warn({"reach": 9.0}) != warn({"reach": 11.0})
 
 

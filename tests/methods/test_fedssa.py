@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Received
+from fedjax_ht.core.method import Method, Received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
@@ -25,6 +25,7 @@ from tests.reference import fedssa as reference
 
 C, K, LR = 4, 3, 0.1
 TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
+STILL = LocalTraining(optax.sgd(0.0), batch_size=4)
 FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
 UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [2]}, K + 1)  # nobody has class 3
@@ -56,8 +57,8 @@ def first_server(method) -> Server:
 FORMS = {
     "stored": {},
     "stored, hidden classes": {"hide_classes": True},
-    "uploaded": {"owners": "uploaded"},
-    "uploaded, hidden classes": {"owners": "uploaded", "hide_classes": True},
+    "uploaded": {"owners": "uploaded", "clock": "round"},
+    "uploaded, hidden classes": {"owners": "uploaded", "clock": "round", "hide_classes": True},
 }
 
 
@@ -254,30 +255,47 @@ def test_fusing_that_compounds_is_refused_or_warned_of():
     for form in ({}, {"owners": "uploaded", "clock": "round"}):
         with pytest.raises(ValueError, match=r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"):
             fedssa(TRAINING, stable_rounds=50, **form)
+    with pytest.raises(ValueError, match="rows compound in every round; take clock='round', mu=0 or owners='stored'"):
+        fedssa(TRAINING, owners="uploaded")
+    fedssa(TRAINING, owners="uploaded", mu=0.0)
     method = fedssa(TRAINING, stable_rounds=50, clock="round")
     assert method.warn({"longest_row": 2.0}) is None
     for length in (1e4, float("nan"), float("inf")):
         assert "mu compounds" in method.warn({"longest_row": length})
 
 
-def test_fusing_does_not_diverge():
-    """Rows of clients that learn nothing, all of them in every round: they grow as far as the product of 1 + mu_t says,
-    and stay there."""
-    clients, mu, rounds = 4, 0.5, 12
+def lengths(method: Method, rounds: int, participation: float) -> list[float]:
+    """The longest row of the header after each round, of clients that start alike and learn nothing."""
+    clients = 10
     federation = tiny.linear_federation(C, K, clients)
     labels = np.tile(np.arange(C), clients)
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     nothing = np.array([], int)
     split = tuple(ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients))
     data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), split, federation)
-    training = LocalTraining(optax.sgd(0.0), batch_size=4)
-    options = SimulationOptions(devices=1, shared_init=True)
-    sim = make_simulation(fedssa(training, mu=mu), federation, data, training, options)
-    state, lengths = sim.init(), []
+    options = SimulationOptions(devices=1, shared_init=True, participation=participation)
+    sim = make_simulation(method, federation, data, STILL, options)
+    state, found = sim.init(), []
     for _ in range(rounds):
         state, report = sim.run_round(state)
-        lengths.append(report.server_metrics["longest_row"])
-    assert lengths[-1] < 2 * most_growth(mu, 5) and lengths[-1] == pytest.approx(lengths[-2], rel=1e-5)
+        found.append(report.server_metrics["longest_row"])
+    return found
+
+
+@pytest.mark.parametrize(("participation", "times"), [(1.0, 1.0), (0.3, 4.0)])
+def test_fusing_does_not_diverge(participation, times):
+    """All together rows grow as far as the product of 1 + mu_t says, in turns a few times further; and stay there."""
+    grown = lengths(fedssa(STILL), 80, participation)
+    growth = grown[-1] / grown[0] * (1 + stabilisation(1, 0.5, 5))
+    assert grown[-1] == pytest.approx(grown[-10], rel=1e-5)
+    assert 0.999 < growth / most_growth(0.5, 5) < 1.001 * times
+
+
+def test_fusing_that_diverges_is_warned_of():
+    """Stored rows by global rounds are not refused, and here all clients take part in all of them."""
+    method = fedssa(STILL, stable_rounds=50, clock="round")
+    grown = lengths(method, 30, participation=1.0)
+    assert grown[-1] > 1e3 and "mu compounds" in method.warn({"longest_row": grown[-1]})
 
 
 def test_heads_must_be_equal_and_linear():

@@ -363,6 +363,17 @@ def test_participants_are_scored_as_training_left_them():
             assert np.nan_to_num(report.accuracy["prototype"]).any()
 
 
+@pytest.mark.parametrize("evaluate", ["received", "trained"])
+def test_participants_are_scored_before_receipt_however_clients_are_evaluated(evaluate):
+    """Training takes the cap to 1 + 2; receipt would set it to 2."""
+    sim = simulation(evaluate=evaluate)
+    with chosen([1, 4]):
+        _, report = sim.run_round(sim.init())
+    tests = [client.test for client in samples()[1]]
+    np.testing.assert_array_equal(report.participants, [1, 4])
+    np.testing.assert_allclose(report.accuracy["cap"], [capped_accuracy(3, tests[i]) for i in (1, 4)])
+
+
 def test_training_samples_are_scored_where_asked():
     sim = simulation(evaluate_train=True)
     state = sim.init()
