@@ -19,7 +19,7 @@ import csv
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,8 +78,9 @@ def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield path, value if isinstance(value, str) else json.dumps(value)
 
 
-def find_runs(folder: Path, rounds: int | None = None) -> list[Run]:
-    """Every trial below a folder, up to a round, in order of their paths, its method named with what sets it apart."""
+def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = ()) -> list[Run]:
+    """Every trial below a folder, up to a round, in order of their paths, its method named with what sets it apart, from
+    runs of an `earlier` table, too."""
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         config = json.loads((path.parent.parent / "config.json").read_text())
@@ -88,13 +89,17 @@ def find_runs(folder: Path, rounds: int | None = None) -> list[Run]:
         for trial in by_trial(history):
             seed = config["seed"] + trial[0]["trial"]
             found.append(Run(config["dataset"]["name"], path.parent.name, seed, trial, dict(leaves(config))))
-    return [run._replace(method=" ".join([run.method, *apart(run, found)])) for run in found]
+    # Which settings tell an earlier table's runs of a method apart can be read off their names.
+    names = {(run.dataset, *run.method.split()) for run in earlier}
+    told = {(dataset, method, part.partition("=")[0]) for dataset, method, *parts in names for part in parts}
+    return [run._replace(method=" ".join([run.method, *apart(run, found, told)])) for run in found]
 
 
-def apart(run: Run, runs: Sequence[Run]) -> list[str]:
+def apart(run: Run, runs: Sequence[Run], told: Collection[tuple[str, str, str]] = ()) -> list[str]:
     """What sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the method's options that are
     not at their defaults, and other settings that most of those runs do not share with it. Settings of local training,
-    as "optimizer=adam", are held against all runs of the dataset."""
+    as "optimizer=adam", are held against all runs of the dataset. `told` are (dataset, method, option) in which runs of
+    earlier tables differ."""
     beside = [r for r in runs if r.dataset == run.dataset]
     alike = [r for r in beside if r.method == run.method]
     defaults = dict(leaves(method_config(run.method).to_dict(), "method."))
@@ -102,12 +107,13 @@ def apart(run: Run, runs: Sequence[Run]) -> list[str]:
     for key, value in run.settings.items():
         others = beside if key.startswith("training.") else alike
         counts = Counter(r.settings.get(key, value) for r in others).most_common(2)
-        if len(counts) == 1:
+        name = key.rpartition(".")[2]
+        if len(counts) == 1 and not (key in defaults and (run.dataset, run.method, name) in told):
             continue
-        tied = counts[0][1] == counts[1][1]
+        tied = len(counts) > 1 and counts[0][1] == counts[1][1]
         usual = defaults.get(key, None if tied else counts[0][0])
         if value != usual:
-            found.append(f"{key.rpartition('.')[2]}={value}")
+            found.append(f"{name}={value}")
     return found
 
 
@@ -249,7 +255,10 @@ def main(_) -> None:
             fail(ValueError(f"no --{name}; see --help"))
     try:
         earlier = [run for path in _ALSO.value for run in read_evaluations(Path(path))]
-        runs, published = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value), read_published(_PUBLISHED.value)
+        runs, published = (
+            earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier),
+            read_published(_PUBLISHED.value),
+        )
     except FileNotFoundError as error:
         fail(error)
     if not any(tops([run], _SCORE.value) for run in runs):

@@ -88,6 +88,16 @@ def test_options_are_named_against_their_defaults_whatever_most_runs_have(tmp_pa
     assert [run.method for run in find_runs(tmp_path)] == ["fedssa mu=0.0", "fedssa mu=0.0", "fedssa"]
 
 
+def test_a_row_that_joins_an_earlier_table_is_named_as_it_would_be_there(tmp_path):
+    """Alone nothing sets it apart."""
+    for name, options in (("a", {"mu": 0.0}), ("b", {"mu": 0.5})):
+        write_run(tmp_path / "earlier" / name, "fedssa", 0, [0.5], options=options)
+    write_run(tmp_path / "new" / "c", "fedssa", 1, [0.5], options={"mu": 0.0})
+    assert [run.method for run in find_runs(tmp_path / "new")] == ["fedssa"]
+    (joined,) = find_runs(tmp_path / "new", earlier=find_runs(tmp_path / "earlier"))
+    assert joined.method == "fedssa mu=0.0"
+
+
 def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path):
     """Of a method that has it in all its runs, too; and such runs are not pooled with others of the method."""
     for name, method, training in (
