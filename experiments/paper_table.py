@@ -79,7 +79,7 @@ def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = ()) -> list[Run]:
-    """Every trial below a folder, up to a round, in order of their paths, its method named with what sets it apart, from
+    """Every trial below a folder, up to a round, in order of their paths, its method named by what sets it apart, from
     runs of an `earlier` table, too."""
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):

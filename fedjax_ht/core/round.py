@@ -9,11 +9,12 @@ from jax import lax
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.compiling import compiler_options, platform_of
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.local_training import take_batch
-from fedjax_ht.core.mesh import REPLICATED, SHARDED
+from fedjax_ht.core.mesh import SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 
 
@@ -145,7 +146,7 @@ def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
     run = jax.shard_map(
         lambda args: lax.map(one, args), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED, check_vma=False
     )
-    return jax.jit(run)
+    return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 
 def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int) -> Callable:
@@ -170,22 +171,6 @@ def server_round(method: Method, federation: Federation) -> Callable:
         return select(anyone, new, server), metrics
 
     return run
-
-
-def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
-    """Compiles a function of (states, schedule, servers, data, round): every device runs its own clients."""
-
-    def local(states, schedule: Schedule, *shared):
-        return run(states, schedule._replace(count=schedule.count[0]), *shared)
-
-    sharded = jax.shard_map(
-        local,
-        mesh=mesh,
-        in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
-        out_specs=SHARDED,
-        check_vma=False,
-    )
-    return jax.jit(sharded, donate_argnums=0 if donate else ())
 
 
 def gather_received(received: dict[str, Received]) -> Received:

@@ -9,11 +9,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.compiling import buckets_on_mesh, on_mesh
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, bucket_evaluation, bucket_round, first_states, on_mesh
+from fedjax_ht.core.round import Channel, bucket_evaluation, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.simulation import trials as per_trial
@@ -29,17 +30,13 @@ class Clients(NamedTuple):
       roster: who lives where.
       data: theirs, on all devices.
       first_states: see `round.first_states`.
-      train: `round.bucket_round` on the mesh; the states are donated.
       evaluate: `round.bucket_evaluation` on the mesh.
-      score_trained: likewise, of a round's participants as their training left them, before anything comes down.
     """
 
     roster: Roster
     data: Data
     first_states: Callable
-    train: Callable
     evaluate: Callable
-    score_trained: Callable
 
 
 class Server(NamedTuple):
@@ -74,6 +71,9 @@ class Program(NamedTuple):
       seeds: as `Server.seeds`, on all devices.
       images: the data without its splits, on all devices.
       clients: bucket name -> its clients.
+      train: `round.bucket_round` of all buckets on the mesh; the states are donated.
+      score_trained: `round.bucket_evaluation` likewise, of a round's participants as their training left them, before
+        anything comes down.
       server: the server.
     """
 
@@ -88,6 +88,8 @@ class Program(NamedTuple):
     seeds: jax.Array
     images: Data
     clients: dict[str, Clients]
+    train: Callable
+    score_trained: Callable
     server: Server
 
     @property
@@ -125,39 +127,51 @@ def bind(
         seeds,
         *collect(mesh, (method.frozen, data.pooled)),
     )
-    store, everywhere = STORES[options.client_store](mesh), spread(mesh, seeds)
-    program = Program(method, federation, data, extra, each, trials, mesh, store, everywhere, images, {}, server)
-    rosters = _rosters(program, training)
-    clients = {b.name: _clients(program, b, channel, roster) for b, roster in rosters.items()}
-    return program._replace(clients=clients)
-
-
-def _rosters(program: Program, training: LocalTraining) -> dict[Bucket, Roster]:
-    """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture."""
-    federation, mesh, options = program.federation, program.mesh, program.options[0]
-    members = {b: np.array(federation.members(b)) for b in federation.buckets}
-    steps = {b: num_steps(training, program.train_counts[:, own]) for b, own in members.items()}
-    unit = {b: sample_flops(b) if mesh.size > 1 else 1.0 for b in federation.buckets}
-    dealt = deal([unit[b] * steps[b].reshape(-1) for b in federation.buckets], mesh.size)
-    participants = options.participants(federation.num_clients)
-    return {
-        b: make_roster(members[b], steps[b], device, participants, options.lanes, mesh)
-        for b, device in zip(federation.buckets, dealt)
+    rosters = _rosters(federation, data.counts["train"].reshape(len(each), -1), training, options, mesh)
+    bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
+    wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
+    splits = tuple(s for s in wanted if data.counts[s].any())
+    tests = tuple(s for s in splits if s == "test")
+    received, size = options.evaluate == "received", options.eval_batch_size
+    clients = {
+        b.name: Clients(
+            rosters[b.name],
+            images._replace(splits=spread(mesh, data.buckets[b.name].splits)),
+            first_states(method, b, mesh),
+            on_mesh(bucket_evaluation(*bound[b.name], received, size, splits), mesh, donate=False),
+        )
+        for b in federation.buckets
     }
-
-
-def _clients(program: Program, bucket: Bucket, channel: Channel, roster: Roster) -> Clients:
-    method, federation, mesh, options = program.method, program.federation, program.mesh, program.options[0]
-    bound = (method, federation, bucket, channel, roster.lanes)
-    scored = ("test", "val", "train") if options.evaluate_train else ("test", "val")
-    splits = tuple(s for s in scored if program.data.counts[s].any())
-    evaluate = bucket_evaluation(*bound, options.evaluate == "received", options.eval_batch_size, splits)
-    score_trained = bucket_evaluation(*bound, False, options.eval_batch_size, tuple(s for s in splits if s == "test"))
-    return Clients(
-        roster,
-        program.images._replace(splits=spread(mesh, program.data.buckets[bucket.name].splits)),
-        first_states(method, bucket, mesh),
-        on_mesh(bucket_round(*bound), mesh, donate=True),
-        on_mesh(evaluate, mesh, donate=False),
-        on_mesh(score_trained, mesh, donate=False),
+    train = {name: bucket_round(*arguments) for name, arguments in bound.items()}
+    score = {name: bucket_evaluation(*arguments, False, size, tests) for name, arguments in bound.items()}
+    return Program(
+        method=method,
+        federation=federation,
+        data=data,
+        extra=extra,
+        options=each,
+        trials=trials,
+        mesh=mesh,
+        store=STORES[options.client_store](mesh),
+        seeds=spread(mesh, seeds),
+        images=images,
+        clients=clients,
+        train=buckets_on_mesh(train, mesh, donate=True),
+        score_trained=buckets_on_mesh(score, mesh, donate=False),
+        server=server,
     )
+
+
+def _rosters(
+    federation: Federation, counts: np.ndarray, training: LocalTraining, options: SimulationOptions, mesh: Mesh
+) -> dict[str, Roster]:
+    """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture; `counts` are the
+    clients' training samples, int [trials or 1, num_clients]."""
+    buckets = federation.buckets
+    members = [np.array(federation.members(b)) for b in buckets]
+    steps = [num_steps(training, counts[:, own]) for own in members]
+    unit = [sample_flops(b) if mesh.size > 1 else 1.0 for b in buckets]
+    dealt = deal([cost * each.reshape(-1) for cost, each in zip(unit, steps)], mesh.size)
+    participants = options.participants(federation.num_clients)
+    made = (make_roster(*places, participants, options.lanes, mesh) for places in zip(members, steps, dealt))
+    return {b.name: roster for b, roster in zip(buckets, made)}

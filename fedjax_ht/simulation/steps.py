@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, Scores, Servers
@@ -59,6 +60,22 @@ class Now(NamedTuple):
     servers: Servers
 
 
+class Plan(NamedTuple):
+    """A bucket's participants before they train.
+
+    Attributes:
+      rows: int [trials][..], each trial's.
+      flat: their layout.
+      states: on the devices, what `schedule` has slots in.
+      schedule: who runs when, on the devices.
+    """
+
+    rows: list[np.ndarray]
+    flat: np.ndarray
+    states: PyTree
+    schedule: Schedule
+
+
 class Trained(NamedTuple):
     """A bucket's part of a round.
 
@@ -109,7 +126,7 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     mesh, server, n = program.mesh, program.server, program.federation.num_clients
     chosen = [choose_participants(o, n, state.round) for o in program.options]
     now = _now(program, state)
-    trained = {name: _train(program, name, state, now, chosen) for name in program.clients}
+    trained = _train(program, state, now, chosen)
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
@@ -132,28 +149,49 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
 
 
 def _train(
+    program: Program, state: SimulationState, now: Now, chosen: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> dict[str, Trained]:
+    """The participants of every bucket train; `chosen` are each trial's ids and which of them are dropped."""
+    plans = {name: _plan(program, name, state, now, chosen) for name in program.clients}
+    schedules = {name: plan.schedule for name, plan in plans.items()}
+    data = {name: clients.data for name, clients in program.clients.items()}
+    rest = (schedules, now.servers, data, now.round)
+    done = program.train({name: plan.states for name, plan in plans.items()}, *rest)
+    scores = program.score_trained({name: states for name, (states, _) in done.items()}, *rest)
+    return {name: _trained(program, name, state, plan, *done[name], scores[name]) for name, plan in plans.items()}
+
+
+def _plan(
     program: Program, name: str, state: SimulationState, now: Now, chosen: Sequence[tuple[np.ndarray, np.ndarray]]
-) -> Trained:
-    """A bucket's participants train; `chosen` are each trial's ids and which of them are dropped."""
-    roster, data = program.clients[name].roster, program.clients[name].data
+) -> Plan:
+    roster = program.clients[name].roster
     mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
     lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
     flat = lay_out(roster, np.concatenate(mine), roster.capacity)
     states, slots = program.store.load(state.clients[name], roster, flat)
-    plan = schedule(roster, flat, slots, now.info, lost)
-    placed = scatter(program.mesh, plan)
-    states, out = program.clients[name].train(states, placed, now.servers, data, now.round)
-    scores = program.clients[name].score_trained(states, placed, now.servers, data, now.round)
-    stored = program.store.save(state.clients[name], states, roster, flat)
+    return Plan(mine, flat, states, scatter(program.mesh, schedule(roster, flat, slots, now.info, lost)))
+
+
+def _trained(
+    program: Program,
+    name: str,
+    state: SimulationState,
+    plan: Plan,
+    states: PyTree,
+    result: ClientResult,
+    scores: dict[str, Scores],
+) -> Trained:
+    roster = program.clients[name].roster
+    stored = program.store.save(state.clients[name], states, roster, plan.flat)
     changed = state.changed[name].copy()
-    changed[np.concatenate(mine)] = state.round + 1
-    received = collect(program.mesh, Received(out.uplink, plan.rows.info, out.arrived))
+    changed[np.concatenate(plan.rows)] = state.round + 1
+    received = collect(program.mesh, Received(result.uplink, plan.schedule.rows.info, result.arrived))
     rows = ()
     if program.trials:
         size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
-        rows = np.stack([positions(flat, of_trial, size) for of_trial in mine])
-    idle = idle_lane_steps(roster, flat)
-    return Trained(stored, changed, received, rows, flat, out._replace(uplink=()), scores, idle)
+        rows = np.stack([positions(plan.flat, of_trial, size) for of_trial in plan.rows])
+    idle = idle_lane_steps(roster, plan.flat)
+    return Trained(stored, changed, received, rows, plan.flat, result._replace(uplink=()), scores, idle)
 
 
 def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -> list[RoundReport]:

@@ -3,6 +3,7 @@
 Clients of all trials share the rows of a bucket; what happens once per trial is mapped here.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, features, logits
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
@@ -24,8 +26,10 @@ def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool
     Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as clients are
     (`executor.choose_lanes`), else vmapped.
     """
+    platform = jax.default_backend()
+    compiled = functools.partial(jax.jit, compiler_options=compiler_options(platform))
     if trials is None:
-        return fn if host else jax.jit(fn)
+        return fn if host else compiled(fn)
     if host:
 
         def loop(own, shared):
@@ -33,9 +37,9 @@ def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool
             return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
 
         return loop
-    if jax.default_backend() == "cpu":
-        return jax.jit(lambda own, shared: lax.map(lambda one: fn(one, shared), own))
-    return jax.jit(jax.vmap(fn, in_axes=(0, None)))
+    if platform == "cpu":
+        return compiled(lambda own, shared: lax.map(lambda one: fn(one, shared), own))
+    return compiled(jax.vmap(fn, in_axes=(0, None)))
 
 
 def first_server(method: Method, federation: Federation, trials: int | None) -> Callable:

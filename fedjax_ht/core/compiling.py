@@ -1,0 +1,70 @@
+"""How functions become programs on the devices of a mesh: one program a bucket on CPU, one for all on GPUs."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+from jax.sharding import Mesh
+
+from fedjax_ht.core.executor import Schedule
+from fedjax_ht.core.mesh import REPLICATED, SHARDED
+
+GRAPHED = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION", "CONDITIONAL", "WHILE")
+"""What XLA may put into a CUDA graph: all that it does by itself, and conditionals and loops."""
+
+
+def compiler_options(platform: str) -> dict[str, str] | None:
+    """Of `jax.jit`, for programs on "cpu", "gpu" or "tpu".
+
+    On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops whose lengths are
+    known on the device alone: outside a graph the host copies the condition back and waits, once an iteration. Inside
+    one a round is a single launch. The option's value is the whole list; that of a jaxlib before 0.10 was not tried.
+    """
+    if platform != "gpu" or jax.__version_info__ < (0, 10):
+        return None
+    return {"xla_gpu_enable_command_buffer": ",".join(GRAPHED)}
+
+
+def platform_of(mesh: Mesh) -> str:
+    """Of a mesh's devices, which are of one kind."""
+    return mesh.devices.flat[0].platform
+
+
+def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
+    """Compiles a function of (states, schedule, servers, data, round): every device runs its own clients.
+
+    States, schedule and data may be dicts by bucket. What it returns is sharded over the clients.
+    """
+
+    def local(states, schedule, *shared):
+        own = lambda s: s._replace(count=s.count[0])  # noqa: E731
+        return run(states, jax.tree.map(own, schedule, is_leaf=lambda x: isinstance(x, Schedule)), *shared)
+
+    sharded = jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
+        out_specs=SHARDED,
+        check_vma=False,
+    )
+    return jax.jit(sharded, donate_argnums=0 if donate else (), compiler_options=compiler_options(platform_of(mesh)))
+
+
+def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> Callable:
+    """Compiles functions of (states, schedule, servers, data, round), one a bucket, to one of ({bucket: states},
+    {bucket: schedule}, servers, {bucket: data}, round) that returns {bucket: result}.
+
+    On GPUs that is one program: buckets do not depend on each other, so that they are parallel branches of its graph.
+    On CPU it is one program a bucket: there is nothing to win (docs/architecture.md), and less to compile anew.
+    """
+    if platform_of(mesh) == "gpu":
+
+        def together(states, schedules, servers, data, round):
+            return {name: run(states[name], schedules[name], servers, data[name], round) for name, run in runs.items()}
+
+        return on_mesh(together, mesh, donate)
+    programs = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}
+
+    def one_by_one(states, schedules, servers, data, round):
+        return {name: run(states[name], schedules[name], servers, data[name], round) for name, run in programs.items()}
+
+    return one_by_one
