@@ -17,11 +17,15 @@ def compiler_options(platform: str) -> dict[str, str] | None:
 
     On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops whose lengths are
     known on the device alone: outside a graph the host copies the condition back and waits, once an iteration. Inside
-    one a round is a single launch. The option's value is the whole list; that of a jaxlib before 0.10 was not tried.
+    one a round is a single launch; and what does not depend on each other, such as two buckets, is free to run side by
+    side, for memory of its own. Only jax 0.10 is known to have these options: other versions compile without.
     """
-    if platform != "gpu" or jax.__version_info__ < (0, 10):
+    if platform != "gpu" or not (0, 10) <= jax.__version_info__ < (0, 11):
         return None
-    return {"xla_gpu_enable_command_buffer": ",".join(GRAPHED)}
+    return {
+        "xla_gpu_enable_command_buffer": ",".join(GRAPHED),
+        "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    }
 
 
 def platform_of(mesh: Mesh) -> str:

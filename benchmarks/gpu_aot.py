@@ -1,0 +1,272 @@
+"""What XLA makes of a round of clients on a GPU, asked without one: kernels, graphs, memory, time to compile.
+
+    python -m benchmarks.gpu_aot [--groups=cnn4,resnet18,cnn5] [--lanes=3,9] [--out=benchmarks/results/gpu_aot_h100.md]
+
+FedTGP's training, 32x32x3, batches of 10, compiled for a device that benchmarks/h100.txtpb describes; a group of
+several architectures is one program. Needs jax's CUDA plugin (pip install "jax[cuda12]"), and no GPU. Without a device
+there is no autotuning, so that a real one may take other kernels for its products; how many there are, in which loops
+and graphs, and how much memory they take is what this tells. The estimate of a step's time is arithmetic.
+"""
+
+import json
+import os
+import re
+import sysconfig
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app, flags
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+
+from benchmarks.report import in_a_process, machine, number, publish, table
+from experiments.cli import parse_flags
+from fedjax_ht.core import wire
+from fedjax_ht.core.compiling import buckets_on_mesh
+from fedjax_ht.core.executor import Schedule
+from fedjax_ht.core.federation import Bucket, Federation, make_federation
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
+from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
+from fedjax_ht.core.round import Channel, Row, Servers, bucket_round
+from fedjax_ht.methods import METHODS
+from fedjax_ht.metrics.flops import sample_flops
+from fedjax_ht.models import model_group
+
+SHAPE, CLASSES, BATCH, IMAGES = (32, 32, 3), 10, 10, 50_000
+TARGET = Path(__file__).parent / "h100.txtpb"
+# Of an H100 SXM by its data sheet, and what a kernel of a graph costs at the least.
+LAUNCH, BANDWIDTH, ARITHMETIC = 2.5e-6, 3.35e12, 67e12  # seconds, bytes a second, float32 operations a second
+GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
+
+_GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of several architectures are one program.")
+_LANES = flags.DEFINE_list("lanes", ["3"], "Clients side by side.")
+_MEASURE = flags.DEFINE_string("measure", None, "GROUP:LANES:FOLDER, to compile here and print JSON; for the child.")
+
+
+class Node(NamedTuple):
+    """A thunk of a compiled program: how deep it is nested, its kind, what it waits for last, and what it runs."""
+
+    depth: int
+    kind: str
+    after: str
+    name: str
+
+
+class Loop(NamedTuple):
+    """A loop of a program.
+
+    Attributes:
+      depth: how many loops it lies in.
+      graphed: whether it lies in a CUDA graph.
+      after: what it waits for last, as XLA's listing numbers it; loops with the same are free to run side by side.
+      body: its nodes, but for loops within.
+    """
+
+    depth: int
+    graphed: bool
+    after: str
+    body: list[Node]
+
+
+def read_thunks(text: str) -> list[Node]:
+    """The nodes of XLA's listing of a GPU program, in its order."""
+    found = re.findall(r"^( *)\d+: k(\w+) +\[(?:prev=(\d+))?[^]]*\] *(\S*)", text, re.MULTILINE)
+    return [Node(len(indent) // 4, kind, after, name) for indent, kind, after, name in found]
+
+
+def loops(nodes: Sequence[Node]) -> list[Loop]:
+    """All loops, outer before inner. The first node in a loop is its condition."""
+    found = []
+    for start, node in enumerate(nodes):
+        if node.kind != "While":
+            continue
+        inside = []
+        for other in nodes[start + 1 :]:
+            if other.depth <= node.depth:
+                break
+            inside.append(other)
+        direct = min((n.depth for n in inside), default=0)
+        body = [n for n in inside[1:] if n.depth == direct and n.kind != "While"]
+        graphed = _enclosing(nodes, start, "CommandBuffer") > 0
+        found.append(Loop(_enclosing(nodes, start, "While"), graphed, node.after, body))
+    return found
+
+
+def _enclosing(nodes: Sequence[Node], index: int, kind: str) -> int:
+    """How many nodes of a kind the node at an index lies in."""
+    depth, count = nodes[index].depth, 0
+    for node in reversed(nodes[:index]):
+        if node.depth < depth:
+            depth, count = node.depth, count + (node.kind == kind)
+    return count
+
+
+def steps_of(nodes: Sequence[Node]) -> list[Loop]:
+    """The loops over training steps: those nested deepest, one a bucket."""
+    every = loops(nodes)
+    deepest = max(loop.depth for loop in every)
+    return [loop for loop in every if loop.depth == deepest]
+
+
+SIZES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8}
+
+
+def bytes_of(shape: str) -> int:
+    """Of all arrays in an HLO shape such as "(f32[3,10]{1,0}, s32[])"; bytes of images, of which little is read, are
+    left out."""
+    total = 0
+    for kind, sides in re.findall(r"(\w+)\[([\d,]*)\]", shape):
+        if kind in SIZES and kind != "u8":
+            total += SIZES[kind] * int(np.prod([int(side) for side in sides.split(",") if side] or [1]))
+    return total
+
+
+def step_bytes(hlo: str) -> int:
+    """What the kernels of the innermost loops' bodies read and write, by the shapes of their operands and results."""
+    bodies = {}
+    for name, text in re.findall(r"^%?([\w.-]+) \([^\n]*\{\n(.*?)^\}", hlo, re.MULTILINE | re.DOTALL):
+        bodies[name] = text
+    inner = {n: re.findall(r"body=%?([\w.-]+)", text) for n, text in bodies.items()}
+
+    def depth(name: str) -> int:
+        parents = [n for n, called in inner.items() if name in called]
+        return 1 + max(map(depth, parents)) if parents else 0
+
+    looped = {name: depth(name) for called in inner.values() for name in called}
+    total = 0
+    for name in (n for n, d in looped.items() if d == max(looped.values())):
+        shapes = dict(re.findall(r"^ *(?:ROOT )?%([\w.-]+) = (\([^=]*?\)|\S+) \w", bodies[name], re.MULTILINE))
+        kernel = r"%[\w.-]+ = (\([^=]*?\)|\S+) (?:fusion|custom-call|copy|sort)\(([^)]*)\)"
+        for shape, operands in re.findall(kernel, bodies[name]):
+            operands = re.findall(r"%([\w.-]+)", operands)
+            total += bytes_of(shape) + sum(bytes_of(shapes.get(o, "")) for o in operands)
+    return total
+
+
+def described_mesh() -> Mesh:
+    """One GPU that is not there."""
+    known = jax._src.xla_bridge.canonicalize_platform
+    # jax takes "gpu" for what is present; here nothing is.
+    jax._src.xla_bridge.canonicalize_platform = lambda name: "cuda" if name in ("gpu", "cuda") else known(name)
+    found = topologies.get_topology_desc(platform="cuda", target_config=TARGET.read_text(), topology="1x1x1")
+    return Mesh(np.array(found.devices), (AXIS,))
+
+
+def arguments(method: Method, federation: Federation, bucket: Bucket, clients: int):
+    """Shapes of a bucket's (states, schedule, data)."""
+    shape = jax.ShapeDtypeStruct
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    one = jax.eval_shape(lambda k: method.init_client(bucket, Context(k, jnp.int32(0), None)), key)
+    states = jax.tree.map(lambda x: shape((clients, *x.shape), x.dtype), one)
+    ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
+    schedule = Schedule(ids, Row(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32))
+    splits = {"train": Split(shape((clients, 2000), jnp.int32), ids)}
+    channels = shape((SHAPE[-1],), jnp.float32)
+    data = Data(shape((IMAGES, *SHAPE), jnp.uint8), shape((IMAGES,), jnp.int32), channels, channels, splits)
+    return states, schedule, data
+
+
+def measure(group: str, lanes: int, folder: str) -> dict:
+    """Compiles a group's round in this process."""
+    mesh = described_mesh()
+    modules = model_group(group, CLASSES, SHAPE)
+    federation = make_federation(modules, SHAPE, CLASSES, num_clients=2 * lanes * len(modules))
+    method = METHODS["fedtgp"](LocalTraining(optax.sgd(0.01), batch_size=BATCH))
+    channel = Channel(wire.chain(()), wire.chain(()))
+    runs = {b.name: bucket_round(method, federation, b, channel, lanes) for b in federation.buckets}
+    each = {b.name: arguments(method, federation, b, 2 * lanes) for b in federation.buckets}
+    states, schedules, data = ({name: own[i] for name, own in each.items()} for i in range(3))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    server = jax.eval_shape(lambda k: method.init_server(federation, k), key)
+    servers = Servers(server, jax.ShapeDtypeStruct((), jnp.uint32))
+
+    def placed(tree: PyTree, spec) -> PyTree:
+        at = NamedSharding(mesh, spec)
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), tree)
+
+    rest = (placed(x, REPLICATED) for x in (servers, data, jax.ShapeDtypeStruct((), jnp.int32)))
+    start = time.perf_counter()
+    lowered = buckets_on_mesh(runs, mesh, donate=True).lower(placed(states, SHARDED), placed(schedules, SHARDED), *rest)
+    traced = time.perf_counter()
+    compiled = lowered.compile()
+    done = time.perf_counter()
+    listings = sorted(Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"), key=lambda path: path.stat().st_size)
+    nodes = read_thunks(listings[-1].read_text())
+    steps = steps_of(nodes)
+    return {
+        "kernels": [len(loop.body) for loop in steps],
+        "copies": [Counter(node.kind for node in loop.body)["Copy"] for loop in steps],
+        "graphs": sum(node.depth == 0 and node.kind == "CommandBuffer" for node in nodes),
+        "outside": sum(node.depth == 0 and node.kind != "CommandBuffer" for node in nodes),
+        "graphed": all(loop.graphed for loop in loops(nodes)),
+        "branches": sum(loop.depth == 0 for loop in loops(nodes)),
+        "starts": len({loop.after for loop in loops(nodes) if loop.depth == 0}),
+        "temporary": compiled.memory_analysis().temp_size_in_bytes,
+        "bytes": step_bytes(compiled.as_text()),
+        "flops": sum(lanes * BATCH * sample_flops(b) for b in federation.buckets),
+        "lower": traced - start,
+        "compile": done - traced,
+    }
+
+
+def in_a_child(group: str, lanes: int) -> dict:
+    """XLA's flags, which say where it writes what it compiled, hold for a whole process."""
+    packages = sysconfig.get_paths()["purelib"]
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {
+            "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "JAX_PLATFORMS": "cpu,cuda",
+            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={packages}/nvidia/cuda_nvcc "
+            f"--xla_dump_to={folder}",
+        }
+        return in_a_process("benchmarks.gpu_aot", [f"--measure={group}:{lanes}:{folder}"])
+
+
+def row(group: str, lanes: int, found: dict) -> list[str]:
+    kernels = sum(found["kernels"])
+    launch, moved, computed = kernels * LAUNCH, found["bytes"] / BANDWIDTH, found["flops"] / ARITHMETIC
+    one = found["graphed"] and found["graphs"] == 1 and not found["outside"]
+    graph = (f"yes, {found['branches']} abreast" if found["starts"] == 1 else "yes") if one else f"{found['graphs']}"
+    return [
+        group,
+        str(lanes),
+        " + ".join(map(str, found["kernels"])),
+        str(sum(found["copies"])),
+        graph,
+        number(found["temporary"] / 2**20),
+        number(found["bytes"] / 2**20),
+        number(found["flops"] / 1e9),
+        *(number(1e3 * seconds) for seconds in (launch, moved, computed)),
+        number(found["lower"] + found["compile"]),
+    ]
+
+
+def main(_) -> None:
+    if _MEASURE.value:
+        group, lanes, folder = _MEASURE.value.split(":")
+        print(json.dumps(measure(group, int(lanes), folder)))
+        return
+    rows = []
+    for group in _GROUPS.value:
+        for lanes in map(int, _LANES.value):
+            rows.append(row(group, lanes, in_a_child(group, lanes)))
+            print(*rows[-1], flush=True)
+    head = ["group", "lanes", "kernels a step", "of them copies", "one graph", "temporary MiB", "MiB a step"]
+    head += ["GFLOP a step", "launch ms", "memory ms", "arithmetic ms", "seconds to compile"]
+    units = f"{LAUNCH * 1e6:.1f} us a kernel, {BANDWIDTH / 1e12:.2f} TB/s and {ARITHMETIC / 1e12:.0f} TFLOP/s"
+    what = f"FedTGP's client round, compiled for an NVIDIA H100 that was not there; batch {BATCH}, {SHAPE}"
+    publish(f"{what}. Milliseconds are estimates, a step, at {units}. {machine()}\n\n{table(head, rows)}")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)

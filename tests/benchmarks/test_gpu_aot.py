@@ -1,0 +1,89 @@
+"""What is read off a program that XLA compiled for a GPU: a listing by hand, and a real one where the plugin is."""
+
+import importlib.util
+
+import pytest
+
+from benchmarks.gpu_aot import bytes_of, in_a_child, loops, read_thunks, row, step_bytes, steps_of
+
+LISTING = """\
+000: kCommandBuffer [source | sink]
+    001: kCustomKernel [source       | next=002 (1)] loop_broadcast_fusion grid: [1, 1, 1] threads: [6, 1, 1]
+    002: kWhile        [prev=001 (1) | sink        ]
+condition:
+        003: kCustomKernel [source | sink] wrapped_compare grid: [1, 1, 1] threads: [1, 1, 1]
+      body:
+        004: kCustomKernel [source       | next=005 (1)] loop_gather_fusion_8 grid: [1, 1, 1] threads: [30, 1, 1]
+        005: kWhile        [prev=004 (1) | next=009 (1)]
+condition:
+            006: kCustomKernel [source | sink] loop_reduce_fusion grid: [1, 1, 1] threads: [1, 1, 1]
+          body:
+            007: kCustomKernel [source       | next=008 (1)] gemm_fusion_dot_1 grid: [1, 1, 1] threads: [1, 1, 1]
+            008: kCopy         [prev=007 (1) | sink        ] kCopy
+        009: kCustomKernel [prev=005 (1) | sink        ] loop_and_fusion grid: [1, 1, 1] threads: [1, 1, 1]
+    010: kWhile        [prev=001 (2) | sink        ]
+condition:
+        011: kCustomKernel [source | sink] wrapped_compare_1 grid: [1, 1, 1] threads: [1, 1, 1]
+      body:
+        012: kCustomKernel [source | sink] loop_add_fusion grid: [1, 1, 1] threads: [1, 1, 1]
+013: kWhile [prev=000 (1) | sink        ]
+condition:
+    014: kCustomKernel [source | sink] wrapped_compare_2 grid: [1, 1, 1] threads: [1, 1, 1]
+  body:
+    015: kCustomKernel [source | sink] loop_add_fusion_1 grid: [1, 1, 1] threads: [1, 1, 1]
+"""
+
+HLO = """\
+HloModule jit_run
+
+%step (p: (s32[], f32[2,3], u8[9,9])) -> (s32[], f32[2,3], u8[9,9]) {
+  %p = (s32[], f32[2,3]{1,0}, u8[9,9]) parameter(0)
+  %x = f32[2,3]{1,0} get-tuple-element(%p), index=1
+  %images = u8[9,9]{1,0} get-tuple-element(%p), index=2
+  %gemm = f32[2,5]{1,0} fusion(%x, %images), kind=kCustom, calls=%fused
+  %moved = f32[2,5]{0,1} copy(%gemm)
+  ROOT %t = (s32[], f32[2,3]{1,0}, u8[9,9]) tuple(%x)
+}
+
+%chunk (q: (s32[], f32[2,3], u8[9,9])) -> (s32[], f32[2,3], u8[9,9]) {
+  %q = (s32[], f32[2,3]{1,0}, u8[9,9]) parameter(0)
+  %a = f32[100]{0} fusion(%q), kind=kLoop, calls=%other
+  ROOT %w = (s32[], f32[2,3]{1,0}, u8[9,9]) while(%q), condition=%c, body=%step
+}
+
+ENTRY %main (r: (s32[], f32[2,3], u8[9,9])) -> (s32[], f32[2,3], u8[9,9]) {
+  %r = (s32[], f32[2,3]{1,0}, u8[9,9]) parameter(0)
+  ROOT %v = (s32[], f32[2,3]{1,0}, u8[9,9]) while(%r), condition=%d, body=%chunk
+}
+"""
+
+
+def test_kernels_of_a_loop_are_those_of_its_own_body():
+    """Without its condition, and without what loops within run."""
+    nodes = read_thunks(LISTING)
+    assert [node.kind for node in nodes].count("While") == 4 and nodes[7].name == "gemm_fusion_dot_1"
+    found = [(loop.depth, loop.graphed, loop.after, [node.kind for node in loop.body]) for loop in loops(nodes)]
+    kernel = "CustomKernel"
+    assert found == [
+        (0, True, "001", [kernel, kernel]),
+        (1, True, "004", [kernel, "Copy"]),
+        (0, True, "001", [kernel]),
+        (0, False, "000", [kernel]),
+    ]
+    assert [len(loop.body) for loop in steps_of(nodes)] == [2]
+
+
+def test_bytes_are_those_of_the_innermost_loop():
+    """Operands and results of its kernels; of images, which a step reads a few of, none."""
+    assert bytes_of("(f32[3,10]{1,0}, s32[], u8[50,2])") == 4 * 31
+    assert step_bytes(HLO) == 4 * (6 + 10) + 4 * (10 + 10)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs jax's CUDA plugin")
+def test_a_round_of_clients_is_one_graph():
+    """Of five architectures, whose branches wait for nothing of each other."""
+    one, five = in_a_child("cnn4", 3), in_a_child("cnn5", 3)
+    assert len(one["kernels"]) == 1 and one["kernels"][0] < 70
+    assert row("cnn4", 3, one)[4] == "yes, 1 abreast" and row("cnn5", 3, five)[4] == "yes, 5 abreast"
+    assert one["temporary"] < 500 * 2**20 and five["temporary"] < 2 * 2**30
