@@ -22,7 +22,7 @@ from fedjax_ht.data.partition import check_partition, make_partition, partition_
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
-from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.options import MAX_SEED, SimulationOptions
 
 OPTIMIZERS = ("sgd", "adam")
 PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
@@ -137,6 +137,8 @@ def _paths(config: ConfigDict, prefix: str = "") -> set[str]:
 def check_numbers(config: ConfigDict) -> None:
     """Ranges that no constructor below checks."""
     limits = {
+        "seed": (config.seed, 0),
+        "partition.seed": (config.partition.seed, 0),
         "rounds": (config.rounds, 1),
         "trials": (config.trials, 1),
         "partition.num_clients": (config.partition.num_clients, 1),
@@ -160,6 +162,11 @@ def check_numbers(config: ConfigDict) -> None:
     for name, (value, least) in limits.items():
         if value < least:
             raise ValueError(f"{name} is {value}; it must be at least {least}")
+    last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
+    for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
+        if seed + last > MAX_SEED:
+            trials = f" with {last + 1} trials" if last else ""
+            raise ValueError(f"{name} is {seed}; it must be at most {MAX_SEED - last}{trials}")
     if config.training.learning_rate <= 0:
         raise ValueError(f"training.learning_rate is {config.training.learning_rate}; it must be above 0")
     if not 0 <= config.training.beta1 < 1:

@@ -118,7 +118,12 @@ def run_method(
     simulation = simulate(name, experiment)
     checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
     state, history = checkpointer.restore(warn) or (None, [])
-    saved = state.round if history else -1
+    saved, written = state.round if history else -1, 0
+
+    def write(history) -> None:
+        nonlocal written
+        if is_primary():
+            written = write_history(history, workdir, written)
 
     def save(state, history) -> None:
         nonlocal saved
@@ -136,8 +141,7 @@ def run_method(
             warn(f"{name}, round {row['round']}: {line}")
 
     def after_round(state, history) -> bool:
-        if is_primary():
-            write_history(history, workdir)
+        write(history)
         tell(history[-1])
         stop = agreed(bool(caught))
         if state.round % config.checkpoint.every == 0 or stop:
@@ -158,8 +162,7 @@ def run_method(
     )
     if state.round != saved:
         save(state, history)
-    if is_primary():
-        write_history(history, workdir)
+    write(history)
     if agreed(bool(caught)):
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
     return history

@@ -10,6 +10,8 @@ from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.store import STORES
 
+MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
+
 
 @dataclasses.dataclass(frozen=True)
 class SimulationOptions:
@@ -49,6 +51,8 @@ class SimulationOptions:
     def __post_init__(self):
         if self.seed < 0:
             raise ValueError(f"seed is {self.seed}; it must be at least 0")
+        if self.seed > MAX_SEED:
+            raise ValueError(f"seed is {self.seed}; it must be at most {MAX_SEED}")
         if not 0 < self.participation <= 1:
             raise ValueError(f"participation is {self.participation}; it must be above 0 and at most 1")
         if not 0 <= self.drop_rate < 1:

@@ -22,6 +22,9 @@ def config_with(**fields):
 BAD = {
     "unknown config field 'spelling'": {"spelling": 1},
     "rounds is -3; it must be at least 1": {"rounds": -3},
+    "seed is 4294967296; it must be at most 4294967295": {"seed": 2**32},
+    "seed is 4294967295; it must be at most 4294967293 with 3 trials": {"seed": 2**32 - 1, "trials": 3},
+    "partition.seed is -1; it must be at least 0": {"partition.seed": -1},
     "participation is 0.0": {"participation": 0.0},
     "participation is 1.5": {"participation": 1.5},
     "drop_rate is 1.0": {"drop_rate": 1.0},

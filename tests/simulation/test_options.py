@@ -8,6 +8,7 @@ from fedjax_ht.simulation.options import SimulationOptions, choose_participants
     ("field", "value", "message"),
     [
         ("seed", -1, "seed is -1; it must be at least 0"),
+        ("seed", 2**32, "seed is 4294967296; it must be at most 4294967295"),
         ("participation", 0.0, "participation is 0.0; it must be above 0 and at most 1"),
         ("participation", 1.01, "participation is 1.01; it must be above 0 and at most 1"),
         ("participation", float("nan"), "participation is nan; it must be above 0 and at most 1"),
