@@ -36,7 +36,7 @@ from fedjax_ht.core.federation import Bucket, Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, Row, Servers, bucket_round
+from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.models import model_group
@@ -168,7 +168,7 @@ def arguments(method: Method, federation: Federation, bucket: Bucket, clients: i
     one = jax.eval_shape(lambda k: method.init_client(bucket, Context(k, jnp.int32(0), None)), key)
     states = jax.tree.map(lambda x: shape((clients, *x.shape), x.dtype), one)
     ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
-    schedule = Schedule(ids, Row(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32))
+    schedule = Schedule(ids, Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32))
     splits = {"train": Split(shape((clients, 2000), jnp.int32), ids)}
     channels = shape((SHAPE[-1],), jnp.float32)
     data = Data(shape((IMAGES, *SHAPE), jnp.uint8), shape((IMAGES,), jnp.int32), channels, channels, splits)
@@ -187,7 +187,7 @@ def measure(group: str, lanes: int, folder: str) -> dict:
     states, schedules, data = ({name: own[i] for name, own in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
     server = jax.eval_shape(lambda k: method.init_server(federation, k), key)
-    servers = Servers(server, jax.ShapeDtypeStruct((), jnp.uint32))
+    servers = TrialServers(server, jax.ShapeDtypeStruct((), jnp.uint32))
 
     def placed(tree: PyTree, spec) -> PyTree:
         at = NamedSharding(mesh, spec)

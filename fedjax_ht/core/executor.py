@@ -18,12 +18,12 @@ class Schedule(NamedTuple):
 
     Attributes:
       slots: int32 [P], position in the stacked states; out of range for padding.
-      rows: pytree with leading axis P, each client's own arguments.
+      own: pytree with leading axis P, each client's own arguments.
       count: int32 scalar, how many are real; they come first.
     """
 
     slots: jax.Array
-    rows: PyTree
+    own: PyTree
     count: jax.Array
 
 
@@ -61,13 +61,13 @@ def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
 def run_clients(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], states: PyTree, schedule: Schedule, lanes: int
 ) -> tuple[PyTree, PyTree]:
-    """Runs `fn(state, row) -> (new state, output)` over a schedule, `lanes` clients at a time.
+    """Runs `fn(state, own) -> (new state, output)` over a schedule, `lanes` clients at a time.
 
     The number of chunks is dynamic: padding beyond the last real chunk costs nothing, so one compiled function serves
     any number of participants.
 
     Args:
-      fn: for one client; padding rows reach it too where they share a chunk with real ones.
+      fn: for one client; padding reaches it too where it shares a chunk with real ones.
       states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are donated.
       schedule: P is a multiple of `lanes`.
       lanes: 1 calls `fn` without a client axis.
@@ -75,8 +75,8 @@ def run_clients(
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
     """
-    row_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (states, schedule.rows))
-    output_shapes = jax.eval_shape(fn, *row_shapes)[1]
+    one_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (states, schedule.own))
+    output_shapes = jax.eval_shape(fn, *one_shapes)[1]
     capacity = schedule.slots.shape[0]
     outputs = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), output_shapes)
     batched = fn if lanes == 1 else jax.vmap(fn)
@@ -87,8 +87,8 @@ def run_clients(
     def chunk(i, carry):
         states, outputs = carry
         start = i * lanes
-        slot, row = jax.tree.map(lambda x: read(x, start), (schedule.slots, schedule.rows))
-        new, out = batched(jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states), row)
+        slot, own = jax.tree.map(lambda x: read(x, start), (schedule.slots, schedule.own))
+        new, out = batched(jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states), own)
         states = jax.tree.map(lambda x, y: x.at[slot].set(y, mode="drop"), states, new)
         where = start if lanes == 1 else start + jnp.arange(lanes)
         return states, jax.tree.map(lambda x, y: x.at[where].set(y), outputs, out)

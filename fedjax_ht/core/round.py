@@ -1,4 +1,4 @@
-"""One round, compiled: a bucket's participants, the server, and evaluation."""
+"""One round, compiled: a bucket's participants and the server."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,12 +13,11 @@ from fedjax_ht.core.compiling import compiler_options, platform_of
 from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.mesh import SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 
 
-class Row(NamedTuple):
+class Participant(NamedTuple):
     """A participant's own arguments.
 
     Attributes:
@@ -36,7 +35,7 @@ class Row(NamedTuple):
     dropped: jax.Array
 
 
-class Servers(NamedTuple):
+class TrialServers(NamedTuple):
     """The servers of all trials, as every client's call gets them.
 
     Attributes:
@@ -89,9 +88,13 @@ def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
-def view(data: Data, row: Row) -> Data:
+def view(data: Data, participant: Participant) -> Data:
     """The bucket's stacked data as one client sees it; padding has no samples."""
-    one = lambda split: Split(split.indices[row.member], jnp.where(row.valid, split.count[row.member], 0))  # noqa: E731
+    who = participant.member
+
+    def one(split: Split) -> Split:
+        return Split(split.indices[who], jnp.where(participant.valid, split.count[who], 0))
+
     return data._replace(splits={name: one(split) for name, split in data.splits.items()})
 
 
@@ -115,22 +118,22 @@ def receive(method: Method, bucket: Bucket, client, downlink, data: Data, root, 
 
 
 def client_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
-    """(client, row, servers, data, round) -> (client, ClientResult), for one client."""
+    """(client, participant, servers, data, round) -> (client, ClientResult), for one client."""
 
-    def run(client, row: Row, servers: Servers, data: Data, round):
-        own = view(data, row)
-        server, root = servers.of(row.trial)
-        downlink = send(method, federation, bucket, channel, server, root, round, row.info)
-        received = receive(method, bucket, client, downlink, own, root, round, row.info)
-        ctx = client_context(Purpose.TRAIN, root, round, row.info)
+    def run(client, participant: Participant, servers: TrialServers, data: Data, round):
+        own = view(data, participant)
+        server, root = servers.of(participant.trial)
+        downlink = send(method, federation, bucket, channel, server, root, round, participant.info)
+        received = receive(method, bucket, client, downlink, own, root, round, participant.info)
+        ctx = client_context(Purpose.TRAIN, root, round, participant.info)
         trained, uplink, metrics = method.client_update(bucket, received, downlink, own._replace(round=round), ctx)
-        uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, row.info.id), uplink)
+        uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, participant.info.id), uplink)
         finite = all_finite((trained, uplink))
         # A client whose result is not finite keeps its old state and does not arrive.
-        client = select(row.valid & finite, trained, client)
-        arrived = row.valid & finite & ~row.dropped
+        client = select(participant.valid & finite, trained, client)
+        arrived = participant.valid & finite & ~participant.dropped
         cost = lambda message: jax.tree.map(jnp.int32, wire.wire_elements(message))  # noqa: E731
-        return client, ClientResult(uplink, arrived, finite | ~row.valid, metrics, cost(uplink), cost(downlink))
+        return client, ClientResult(uplink, arrived, finite | ~participant.valid, metrics, cost(uplink), cost(downlink))
 
     return run
 
@@ -150,11 +153,13 @@ def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
 
 
 def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int) -> Callable:
-    """(states, schedule of Row, servers, data, round) -> (states, ClientResult [P]), on one device."""
+    """(states, schedule of Participant, servers, data, round) -> (states, ClientResult [P]), on one device."""
     one = client_round(method, federation, bucket, channel)
 
-    def run(states, schedule: Schedule, servers: Servers, data: Data, round):
-        return run_clients(lambda client, row: one(client, row, servers, data, round), states, schedule, lanes)
+    def run(states, schedule: Schedule, servers: TrialServers, data: Data, round):
+        return run_clients(
+            lambda client, participant: one(client, participant, servers, data, round), states, schedule, lanes
+        )
 
     return run
 
@@ -197,81 +202,5 @@ def downlink_costs(method: Method, federation: Federation, channel: Channel) -> 
             members = jnp.asarray(federation.members(bucket))
             parts.append(lax.map(one, jax.tree.map(lambda x, m=members: x[m], infos)))
         return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
-
-    return run
-
-
-class Scores(NamedTuple):
-    """Per rule the number of correctly classified samples; and how many samples there were."""
-
-    correct: dict[str, jax.Array]
-    count: jax.Array
-
-
-def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Scores:
-    """Counts correct predictions over a split.
-
-    Args:
-      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a sample whose scores
-        are all -inf is wrong.
-      data: holds the images.
-      split: which samples.
-      batch_size: samples a call.
-    """
-
-    def scored(x, mask):
-        return predict(x, mask) or {}
-
-    def body(i, correct):
-        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
-        hits = {
-            rule: (jnp.argmax(s, -1) == batch.y) & jnp.isfinite(jnp.max(s, -1)) & batch.mask
-            for rule, s in scored(batch.x, batch.mask).items()
-        }
-        return {rule: correct[rule] + jnp.sum(h, dtype=jnp.int32) for rule, h in hits.items()}
-
-    x = jax.ShapeDtypeStruct((batch_size, *data.images.shape[1:]), jnp.float32)
-    rules = jax.eval_shape(scored, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_))
-    batches = (split.count + batch_size - 1) // batch_size
-    correct = lax.fori_loop(0, batches, body, {rule: jnp.int32(0) for rule in rules})
-    return Scores(correct, split.count)
-
-
-def bucket_evaluation(
-    method: Method,
-    federation: Federation,
-    bucket: Bucket,
-    channel: Channel,
-    lanes: int,
-    received: bool,
-    batch_size: int,
-    splits: tuple[str, ...],
-) -> Callable:
-    """(states, schedule of Row, servers, data, round) -> {split: Scores [P]}, on one device; the states stay.
-
-    Args:
-      received: score the clients after `receive` with the newest downlink, else as they were trained.
-      splits: which of the clients' sets.
-      Others as `bucket_round`.
-    """
-
-    def one(client, row: Row, servers: Servers, data: Data, round):
-        own = view(data, row)
-        server, root = servers.of(row.trial)
-        downlink = send(method, federation, bucket, channel, server, root, round, row.info)
-        if received:
-            client = receive(method, bucket, client, downlink, own, root, round, row.info)
-        predict = lambda x, mask: method.predict(bucket, client, downlink, x, mask)  # noqa: E731
-        return {name: score(predict, own, own.splits[name], batch_size) for name in splits}
-
-    def run(states, schedule: Schedule, servers: Servers, data: Data, round):
-        # The states are read, not carried through the loop: evaluation changes none and must not copy them.
-        def score_one(_, row):
-            slot, own = row
-            client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
-            return (), one(client, own, servers, data, round)
-
-        plan = schedule._replace(rows=(schedule.slots, schedule.rows))
-        return run_clients(score_one, (), plan, lanes)[1]
 
     return run

@@ -10,11 +10,12 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh, on_mesh
+from fedjax_ht.core.evaluation import bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, bucket_evaluation, bucket_round, first_states
+from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.simulation import trials as per_trial
@@ -39,7 +40,7 @@ class Clients(NamedTuple):
     evaluate: Callable
 
 
-class Server(NamedTuple):
+class ServerSteps(NamedTuple):
     """The servers of all trials; the functions are those of `trials`.
 
     Attributes:
@@ -68,7 +69,7 @@ class Program(NamedTuple):
       trials: how many run together, or None.
       mesh: the devices.
       store: where states of clients at rest live.
-      seeds: as `Server.seeds`, on all devices.
+      seeds: as `ServerSteps.seeds`, on all devices.
       images: the data without its splits, on all devices.
       clients: bucket name -> its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
@@ -90,7 +91,7 @@ class Program(NamedTuple):
     clients: dict[str, Clients]
     train: Callable
     score_trained: Callable
-    server: Server
+    server: ServerSteps
 
     @property
     def train_counts(self) -> np.ndarray:
@@ -119,11 +120,12 @@ def bind(
     seeds = np.array([o.seed for o in each], np.uint32)
     seeds = collect(mesh, seeds if trials else seeds[0])
     images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
-    server = Server(
+    global_scores = global_evaluation(method, federation, options.global_statistics, options.eval_batch_size)
+    server = ServerSteps(
         per_trial.first_server(method, federation, trials),
         per_trial.serve(method, federation, trials),
         per_trial.charge_all(method, federation, channel, trials),
-        per_trial.score_global(method, federation, options, trials),
+        per_trial.over_trials(global_scores, trials),
         seeds,
         *collect(mesh, (method.frozen, data.pooled)),
     )

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.round import ClientResult, Scores
+from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
 
 

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.executor import Lanes, Schedule, capacity_for, choose_lanes, longest_first, wasted_lane_steps
 from fedjax_ht.core.method import ClientInfo, PyTree
-from fedjax_ht.core.round import Row
+from fedjax_ht.core.round import Participant
 
 PADDING = -1
 
@@ -137,7 +137,7 @@ def schedule(roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientIn
     out_of_range = np.iinfo(np.int32).max  # padding is never written
     return Schedule(
         np.where(real, slots, out_of_range).astype(np.int32),
-        Row(rows.astype(np.int32), trial.astype(np.int32), own, real, np.isin(flat, lost)),
+        Participant(rows.astype(np.int32), trial.astype(np.int32), own, real, np.isin(flat, lost)),
         real.reshape(roster.devices, -1).sum(1).astype(np.int32),
     )
 

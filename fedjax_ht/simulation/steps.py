@@ -7,10 +7,11 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
-from fedjax_ht.core.round import ClientResult, Scores, Servers
+from fedjax_ht.core.round import ClientResult, TrialServers
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
@@ -57,7 +58,7 @@ class Now(NamedTuple):
 
     info: ClientInfo
     round: jax.Array
-    servers: Servers
+    servers: TrialServers
 
 
 class Plan(NamedTuple):
@@ -185,7 +186,7 @@ def _trained(
     stored = program.store.save(state.clients[name], states, roster, plan.flat)
     changed = state.changed[name].copy()
     changed[np.concatenate(plan.rows)] = state.round + 1
-    received = collect(program.mesh, Received(result.uplink, plan.schedule.rows.info, result.arrived))
+    received = collect(program.mesh, Received(result.uplink, plan.schedule.own.info, result.arrived))
     rows = ()
     if program.trials:
         size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
@@ -247,7 +248,7 @@ def _now(program: Program, state: SimulationState) -> Now:
     last_round = state.last_round.reshape(count, n).astype(np.int32)
     extra = jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), program.extra)
     info = ClientInfo(ids, program.train_counts.astype(np.int32), last_round, extra)
-    servers = Servers(spread(program.mesh, state.server), program.seeds)
+    servers = TrialServers(spread(program.mesh, state.server), program.seeds)
     return Now(info, spread(program.mesh, np.int32(state.round)), servers)
 
 

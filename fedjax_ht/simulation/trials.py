@@ -12,12 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.compiling import compiler_options
-from fedjax_ht.core.federation import Federation, features, logits
+from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
-from fedjax_ht.core.round import Channel, downlink_costs, score, server_round
-from fedjax_ht.core.statistics import collect_statistics
-from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.core.round import Channel, downlink_costs, server_round
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool = False) -> Callable:
@@ -79,23 +77,5 @@ def charge_all(method: Method, federation: Federation, channel: Channel, trials:
     def one(own: tuple[PyTree, jax.Array, ClientInfo], round):
         server, seed, infos = own
         return costs(server, infos, jax.random.key(seed), round)
-
-    return over_trials(one, trials)
-
-
-def score_global(method: Method, federation: Federation, options: SimulationOptions, trials: int | None) -> Callable:
-    """((server, {"train", "test"} -> Split), data) -> Scores of the server's model by its head."""
-    bucket, batch_size = federation.global_model, options.eval_batch_size
-
-    def one(own, data):
-        server, splits = own
-        params, stats = method.global_params(server), {}
-        if options.global_statistics == "training":
-            stats = collect_statistics(bucket, params, data, splits["train"], batch_size)
-
-        def predict(x, mask):
-            return {"head": logits(bucket, params, features(bucket, params, stats, x, mask, train=False)[0])}
-
-        return score(predict, data, splits["test"], batch_size)
 
     return over_trials(one, trials)

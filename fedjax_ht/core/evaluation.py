@@ -1,0 +1,114 @@
+"""Evaluation, compiled: who classifies how many samples of a split correctly, clients and the server's own model."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.executor import Schedule, run_clients
+from fedjax_ht.core.federation import Bucket, Federation, features, logits
+from fedjax_ht.core.local_training import take_batch
+from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, send, view
+from fedjax_ht.core.statistics import collect_statistics
+
+
+class Scores(NamedTuple):
+    """Per rule the number of correctly classified samples; and how many samples there were."""
+
+    correct: dict[str, jax.Array]
+    count: jax.Array
+
+
+def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Scores:
+    """Counts correct predictions over a split.
+
+    Args:
+      predict: (x, mask) -> {rule: scores [B, C]}, or None. A score of -inf says "no prediction"; a sample whose scores
+        are all -inf is wrong.
+      data: holds the images.
+      split: which samples.
+      batch_size: samples a call.
+    """
+
+    def scored(x, mask):
+        return predict(x, mask) or {}
+
+    def body(i, correct):
+        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
+        hits = {
+            rule: (jnp.argmax(s, -1) == batch.y) & jnp.isfinite(jnp.max(s, -1)) & batch.mask
+            for rule, s in scored(batch.x, batch.mask).items()
+        }
+        return {rule: correct[rule] + jnp.sum(h, dtype=jnp.int32) for rule, h in hits.items()}
+
+    x = jax.ShapeDtypeStruct((batch_size, *data.images.shape[1:]), jnp.float32)
+    rules = jax.eval_shape(scored, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_))
+    batches = (split.count + batch_size - 1) // batch_size
+    correct = lax.fori_loop(0, batches, body, {rule: jnp.int32(0) for rule in rules})
+    return Scores(correct, split.count)
+
+
+def bucket_evaluation(
+    method: Method,
+    federation: Federation,
+    bucket: Bucket,
+    channel: Channel,
+    lanes: int,
+    received: bool,
+    batch_size: int,
+    splits: tuple[str, ...],
+) -> Callable:
+    """(states, schedule of Participant, servers, data, round) -> {split: Scores [P]}, on one device; the states stay.
+
+    Args:
+      received: score the clients after `receive` with the newest downlink, else as they were trained.
+      splits: which of the clients' sets.
+      Others as `bucket_round`.
+    """
+
+    def one(client, participant: Participant, servers: TrialServers, data: Data, round):
+        own = view(data, participant)
+        server, root = servers.of(participant.trial)
+        downlink = send(method, federation, bucket, channel, server, root, round, participant.info)
+        if received:
+            client = receive(method, bucket, client, downlink, own, root, round, participant.info)
+        predict = lambda x, mask: method.predict(bucket, client, downlink, x, mask)  # noqa: E731
+        return {name: score(predict, own, own.splits[name], batch_size) for name in splits}
+
+    def run(states, schedule: Schedule, servers: TrialServers, data: Data, round):
+        # The states are read, not carried through the loop: evaluation changes none and must not copy them.
+        def score_one(_, slot_and_own):
+            slot, own = slot_and_own
+            client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
+            return (), one(client, own, servers, data, round)
+
+        plan = schedule._replace(own=(schedule.slots, schedule.own))
+        return run_clients(score_one, (), plan, lanes)[1]
+
+    return run
+
+
+def global_evaluation(method: Method, federation: Federation, statistics: str, batch_size: int) -> Callable:
+    """((server, {"train", "test"} -> Split), data) -> Scores of the server's own model by its head.
+
+    Args:
+      statistics: what "static_batch" norms go by, as `SimulationOptions.global_statistics`.
+      Others as `bucket_evaluation`.
+    """
+    bucket = federation.global_model
+
+    def run(own: tuple[PyTree, dict[str, Split]], data: Data) -> Scores:
+        server, splits = own
+        params, stats = method.global_params(server), {}
+        if statistics == "training":
+            stats = collect_statistics(bucket, params, data, splits["train"], batch_size)
+
+        def predict(x, mask):
+            return {"head": logits(bucket, params, features(bucket, params, stats, x, mask, train=False)[0])}
+
+        return score(predict, data, splits["test"], batch_size)
+
+    return run
