@@ -26,7 +26,7 @@ from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
-from fedjax_ht.simulation import steps
+from fedjax_ht.simulation import faults, steps
 from fedjax_ht.simulation.report import RoundReport
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -199,7 +199,8 @@ def chosen(ids, dropped=()):
     """Makes these the participants and drop-outs of every round played inside."""
     ids = np.sort(np.asarray(ids, np.int64))
     choice = lambda options, num_clients, round: (ids, np.isin(ids, dropped))  # noqa: E731
-    with mock.patch.object(steps, "choose_participants", choice):
+    name = "choose_participants"
+    with mock.patch.object(steps, name, choice), mock.patch.object(faults, name, choice):
         yield
 
 

@@ -11,6 +11,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
 from fedjax_ht.metrics.flops import bucket_flops
+from fedjax_ht.simulation.faults import Fault, find_fault
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
@@ -29,6 +30,8 @@ class Simulation(NamedTuple):
       trials: None, or how many run together; reports and evaluations are then lists, one per trial.
       client_flops: () -> float64 [num_clients] or [trials, num_clients], FLOPs of each client in a round that it takes
         part in (see `metrics.flops`); it traces every architecture once more.
+      find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
+        finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
     """
 
     init: Callable[[], SimulationState]
@@ -38,6 +41,7 @@ class Simulation(NamedTuple):
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
     trials: int | None
     client_flops: Callable[[], np.ndarray]
+    find_fault: Callable[..., Fault | None]
 
 
 def make_simulation(
@@ -98,6 +102,7 @@ def _simulation(program: Program) -> Simulation:
         write_clients,
         program.trials,
         functools.partial(_client_flops, program),
+        functools.partial(find_fault, program),
     )
 
 

@@ -207,7 +207,7 @@ def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -
             rows_of_trial(program.clients[name].roster, part.flat, t, results[name]) for name, part in trained.items()
         ]
         wasted = float(waiting / spent) if spent else 0.0
-        reports.append(round_report(mine, *_of_trial(program, of_server, t), wasted))
+        reports.append(round_report(mine, *of_trial(program, of_server, t), wasted))
     return reports
 
 
@@ -224,7 +224,7 @@ def evaluate(program: Program, state: SimulationState, only: np.ndarray | None =
     evaluations = []
     for t, train_counts in enumerate(program.train_counts):
         mine = [rows_of_trial(roster, flat, t, s) for (roster, flat, _), s in zip(scored, scores)]
-        evaluations.append(evaluation(train_counts, mine, _of_trial(program, pooled, t)))
+        evaluations.append(evaluation(train_counts, mine, of_trial(program, pooled, t)))
     return program.unlisted(evaluations)
 
 
@@ -242,15 +242,20 @@ def _scored(
     return scored
 
 
-def _now(program: Program, state: SimulationState) -> Now:
+def clients_info(program: Program, state: SimulationState) -> ClientInfo:
+    """Of every client, NumPy with leading axes [trials or 1, num_clients]."""
     count, n = program.train_counts.shape
     ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
     last_round = state.last_round.reshape(count, n).astype(np.int32)
     extra = jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), program.extra)
-    info = ClientInfo(ids, program.train_counts.astype(np.int32), last_round, extra)
+    return ClientInfo(ids, program.train_counts.astype(np.int32), last_round, extra)
+
+
+def _now(program: Program, state: SimulationState) -> Now:
     servers = TrialServers(spread(program.mesh, state.server), program.seeds)
-    return Now(info, spread(program.mesh, np.int32(state.round)), servers)
+    return Now(clients_info(program, state), spread(program.mesh, np.int32(state.round)), servers)
 
 
-def _of_trial(program: Program, tree: PyTree, trial: int) -> PyTree:
+def of_trial(program: Program, tree: PyTree, trial: int) -> PyTree:
+    """A trial's part of what has an axis of trials where there are several."""
     return jax.tree.map(lambda x: x[trial], tree) if program.trials else tree

@@ -1,0 +1,118 @@
+"""Faults put into single stages of a round, found by stage, client and array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.keys import Purpose, client_key
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from tests.federations import TRAINING, chosen, federation_data, identical, mixed_federation, to_host
+
+FEDERATION = mixed_federation()
+DATA = federation_data(FEDERATION)
+BUCKET = {i: b.name for b in FEDERATION.buckets for i in FEDERATION.members(b)}
+
+
+def found(ids, jit=True, name="fedproto", uplink=(), **changes):
+    """The fault of the first round, of these participants, with some of the method's functions changed."""
+    method = METHODS[name](TRAINING)
+    method = method._replace(**{field: change(getattr(method, field)) for field, change in changes.items()})
+    sim = make_simulation(method, FEDERATION, DATA, TRAINING, SimulationOptions(devices=1, uplink=uplink))
+    state = sim.init()
+    before = to_host(state)
+    with chosen(ids):
+        fault = sim.find_fault(state, jit)
+    assert identical(before, to_host(state))
+    return fault
+
+
+def nan_for(client: int, tree, ctx):
+    return jax.tree.map(lambda x: jnp.where(ctx.info.id == client, jnp.nan, x), tree)
+
+
+def spoiled_update(client: int):
+    def change(update):
+        def spoiled(bucket, state, downlink, data, ctx):
+            state, uplink, metrics = update(bucket, state, downlink, data, ctx)
+            return state | {"params": nan_for(client, state["params"], ctx)}, uplink, metrics
+
+        return spoiled
+
+    return change
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedktl", "lg_fedavg"])
+def test_a_sound_round_has_none(name):
+    settings = {"fedktl": {"source": "noise"}}.get(name, {})
+    sim = make_simulation(METHODS[name](TRAINING, **settings), FEDERATION, DATA, TRAINING, SimulationOptions(devices=1))
+    assert sim.find_fault(sim.init()) is None
+
+
+def test_a_value_that_is_not_finite_is_named_by_stage_client_and_array():
+    fault = found([0, 4, 5], client_update=spoiled_update(4))
+    assert (fault.stage, fault.bucket, fault.client, fault.trial) == ("client_update", BUCKET[4], 4, 0)
+    assert fault.where.startswith("[0]['params']") and str(fault).startswith("client_update of client 4 in bucket")
+    assert found([0, 5], client_update=spoiled_update(4)) is None
+
+
+def test_without_jit_a_method_sees_numbers():
+    def change(update):
+        def looks(bucket, client, downlink, data, ctx):
+            assert int(ctx.round) == 0
+            return client, (), {"loss": jnp.float32(0)}
+
+        return looks
+
+    assert "ConcretizationTypeError" in found([1], name="local", client_update=change).where
+    assert found([1], jit=False, name="local", client_update=change) is None
+
+
+def test_what_raises_is_named():
+    def change(_):
+        def receive(bucket, client, downlink, data, ctx):
+            raise TypeError("no such thing\nand more")
+
+        return receive
+
+    fault = found([1], receive=change)
+    assert (fault.stage, fault.client, fault.where) == ("receive", 1, "TypeError: no such thing")
+    assert isinstance(fault.error, TypeError)
+
+
+def test_the_wire_and_the_server_are_stages():
+    broken = lambda key, message: jax.tree.map(lambda x: x / 0, message)  # noqa: E731
+    fault = found([0, 1], name="lg_fedavg", uplink=(broken,))
+    assert fault.stage == "uplink" and fault.client == 0
+
+    def change(update):
+        def server_update(federation, server, received, ctx):
+            new, metrics = update(federation, server, received, ctx)
+            return jax.tree.map(lambda x: jnp.where(jnp.issubdtype(x.dtype, jnp.floating), jnp.nan, x), new), metrics
+
+        return server_update
+
+    fault = found([0, 1], name="lg_fedavg", server_update=change)
+    assert (fault.stage, fault.bucket, fault.client) == ("server_update", None, None)
+    assert str(fault).startswith("server_update (trial 0): [0]")
+
+
+def test_trials_are_told_apart():
+    """Client 3 draws this key in the second trial alone."""
+    of_second = client_key(jax.random.key(np.uint32(1)), Purpose.TRAIN, 0, 3)
+    method = METHODS["local"](TRAINING)
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        same = (jax.random.key_data(ctx.key) == jax.random.key_data(of_second)).all()
+        return client, uplink, metrics | {"odd": jnp.where(same, jnp.nan, 0.0)}
+
+    def fault_of(method):
+        sim = make_trials(method, FEDERATION, [DATA, DATA], TRAINING, SimulationOptions(devices=1))
+        return sim.find_fault(sim.init())
+
+    assert fault_of(method) is None
+    fault = fault_of(method._replace(client_update=client_update))
+    assert (fault.trial, fault.client, fault.bucket) == (1, 3, BUCKET[3])
