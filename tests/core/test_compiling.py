@@ -35,7 +35,7 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
 
 def test_loops_are_graphed_on_gpus_alone():
     assert compiler_options("cpu") is None and compiler_options("tpu") is None
-    if (0, 10) <= jax.__version_info__ < (0, 11):
+    if (0, 10) <= jax.__version_info__ < (0, 12):
         options = compiler_options("gpu")
         assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(options["xla_gpu_enable_command_buffer"].split(","))
         assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
