@@ -1,9 +1,10 @@
 """Trains and evaluates what a config describes, from the start or from where a run in the same folder stopped."""
 
+import dataclasses
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,11 +86,13 @@ def train_and_evaluate(
     return Result(histories, summary, [workdir / "config.json", workdir / "summary.md", *files, *pictures])
 
 
-def simulate(name: str, experiment: Experiment) -> Simulation:
-    """One method's simulation; with more than one trial, of all of them."""
+def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
+    """One method's simulation; with more than one trial, of all of them. `lanes` are given where "auto" was asked for
+    and an earlier call has chosen."""
     method, federation = experiment.methods[name], experiment.federation
     data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
-    rest = (experiment.training, experiment.options)
+    options = dataclasses.replace(experiment.options, lanes=lanes) if lanes else experiment.options
+    rest = (experiment.training, options)
     if len(data) > 1:
         return make_trials(method, federation, data, *rest)
     return make_simulation(method, federation, data[0], *rest)
@@ -115,7 +118,11 @@ def run_method(
     caught: list[int],
 ) -> list[Row]:
     """One method from its newest checkpoint on; returns its history."""
-    simulation = simulate(name, experiment)
+    chosen = workdir.parent / "lanes.json"
+    simulation = simulate(name, experiment, read_json(chosen) if chosen.exists() else None)
+    if experiment.options.lanes == "auto" and not chosen.exists() and is_primary():
+        with atomic_open(chosen) as file:
+            json.dump(simulation.lanes, file, indent=2)
     checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
@@ -185,10 +192,7 @@ def remember_config(config: ConfigDict, workdir: Path) -> None:
     path = workdir / "config.json"
     fields = flatten(json.loads(config.to_json_best_effort()))
     if path.exists():
-        try:
-            earlier = flatten(json.loads(path.read_text()))
-        except ValueError as error:
-            raise ValueError(f"{path} is not readable as JSON ({error}); choose another --workdir") from None
+        earlier = flatten(read_json(path))
         differing = [f for f in sorted(fields | earlier) if fields.get(f) != earlier.get(f) and f not in FREE_FIELDS]
         if differing:
             shown = ", ".join(f"{f}: {earlier.get(f)!r} there, {fields.get(f)!r} here" for f in differing[:5])
@@ -196,6 +200,14 @@ def remember_config(config: ConfigDict, workdir: Path) -> None:
     if is_primary():
         with atomic_open(path) as file:
             json.dump(json.loads(config.to_json_best_effort()), file, indent=2)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of a run's folder holds, or a ValueError."""
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not readable as JSON ({error}); choose another --workdir") from None
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

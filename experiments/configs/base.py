@@ -91,7 +91,7 @@ def base_config() -> ConfigDict:
     config.evaluate.global_statistics = "batch"  # or training: of static_batch norms of a model on the server
     config.evaluate.train = False  # also on training samples: train_accuracy
     config.evaluate.sample = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
-    config.lanes = 0  # clients side by side on a device; 0 chooses by backend
+    config.lanes = 0  # clients side by side on a device; 0 chooses, see lanes.json in the run's folder
     config.devices = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8
     config.precision = "float32"  # of matrix products and convolutions: float32, tensorfloat32, bfloat16
     config.client_store = "device"  # or host

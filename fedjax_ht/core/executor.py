@@ -1,6 +1,6 @@
 """The one place where clients are batched: how a bucket's participants run through a function of one client."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -10,7 +10,8 @@ from jax import lax
 
 from fedjax_ht.core.method import PyTree
 
-Lanes = int | Literal["auto"]
+Lanes = int | Literal["auto"] | Mapping[str, int]
+"""Clients that run side by side: a number for all buckets, one a bucket, or what `simulation.lanes` makes of it."""
 
 
 class Schedule(NamedTuple):
@@ -27,22 +28,12 @@ class Schedule(NamedTuple):
     count: jax.Array
 
 
-def choose_lanes(lanes: Lanes, capacity: int) -> int:
-    """Clients that run side by side. "auto" is a fixed rule, so that a resumed run picks the same.
-
-    One at a time on CPU, where vmapped small products are slower than a scan (benchmarks/results/conv_cpu.md);
-    elsewhere up to 32.
-    """
-    if lanes == "auto":
-        lanes = 1 if jax.default_backend() == "cpu" else 32
-    return max(1, min(lanes, capacity))
-
-
-def capacity_for(participants: int, bucket_size: int, lanes: Lanes) -> int:
-    """Rows to provide in a bucket so that any draw of participants fits, a multiple of the lanes."""
+def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:
+    """Rows to provide in a bucket so that any draw of participants fits, a multiple of the lanes; and the lanes, of
+    which no more are left than there are rows."""
     most = max(1, min(participants, bucket_size))
-    width = choose_lanes(lanes, most)
-    return -(-most // width) * width
+    width = min(lanes, most)
+    return -(-most // width) * width, width
 
 
 def longest_first(steps: np.ndarray) -> np.ndarray:

@@ -153,7 +153,7 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
     if name == "cond":  # the costliest branch
         branches = [_walk(branch, values[1:])[0] for branch in params["branches"]]
         return np.maximum.reduce(np.broadcast_arrays(*branches)), unknown
-    if called := _programs(equation):
+    if called := called_programs(equation):
         return _walk(called[0], values)
     if name in INTEGER_ARITHMETIC and all(v is not None for v in values):
         dtype = equation.outvars[0].aval.dtype
@@ -230,7 +230,7 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> tuple[int, Known, Known
     return (place, first, past) if by_one and stays and first is not None and past is not None else None
 
 
-def _programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
+def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
     """The programs that an equation calls."""
     values = (x if isinstance(x, tuple) else (x,) for x in equation.params.values())
     return [x for group in values for x in group if isinstance(x, ClosedJaxpr | Jaxpr)]
@@ -241,4 +241,4 @@ def _jaxpr(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
 
 
 def _has_loop(program: ClosedJaxpr | Jaxpr) -> bool:
-    return any(e.primitive.name == "while" or any(map(_has_loop, _programs(e))) for e in _jaxpr(program).eqns)
+    return any(e.primitive.name == "while" or any(map(_has_loop, called_programs(e))) for e in _jaxpr(program).eqns)

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.ops import conv2d
+from fedjax_ht.ops import conv2d, product
 
 Initialisation = Literal["torch", "torch_zero_bias", "flax", "kaiming", "trunc_normal"]
 """Of kernels and biases.
@@ -79,4 +79,4 @@ class Linear(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         kernel_init, bias_init = _initialisers(self.initialisation, x.shape[-1], self.features)
         kernel = self.param("kernel", kernel_init, (x.shape[-1], self.features))
-        return x @ kernel + self.param("bias", bias_init, (self.features,))
+        return product(x, kernel) + self.param("bias", bias_init, (self.features,))

@@ -7,6 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.ops import batch_norm
+
 NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
 """batch: batch statistics in training, running ones in evaluation; the running ones are the client's own state.
 static_batch: batch statistics, none kept (HeteroFL, DFRD); in evaluation given ones, where there are ("batch_stats").
@@ -38,52 +40,40 @@ class Norm(nn.Module):
         channels = x.shape[-1]
         scale = self.param("scale", self.scale_init, (channels,))
         bias = self.param("bias", nn.initializers.zeros, (channels,))
-        if self.kind == "batch":
-            mean, var = self._batch(x, train, mask)
-        elif self.kind == "static_batch":
-            mean, var, _ = batch_moments(x, mask)
-            self.sow("intermediates", "moments", jnp.stack([mean, var]))
-            if not train and self.has_variable("batch_stats", "mean"):
-                mean, var = self.get_variable("batch_stats", "mean"), self.get_variable("batch_stats", "var")
-        elif self.kind in ("group", "layer"):
-            size = channels if self.kind == "layer" else math.gcd(channels, 16)
-            mean, var = sample_moments(x, size)
-        else:
+        if self.kind in ("batch", "static_batch"):
+            real = jnp.ones(x.shape[0], bool) if mask is None else mask
+            normalise = self._batch if self.kind == "batch" else self._static_batch
+            return normalise(x, scale, bias, real, train)
+        if self.kind not in ("group", "layer"):
             raise ValueError(f"norm is {self.kind!r}; it must be batch, group, layer, static_batch or none")
-        return (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
+        mean, var = sample_moments(x, channels if self.kind == "layer" else math.gcd(channels, 16))
+        return _apply(mean, var, self.epsilon, x, scale, bias)
 
-    def _batch(self, x: jax.Array, train: bool, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        channels = x.shape[-1]
-        running_mean = self.variable("batch_stats", "mean", jnp.zeros, (channels,))
-        running_var = self.variable("batch_stats", "var", jnp.ones, (channels,))
+    def _batch(self, x, scale, bias, real, train) -> jax.Array:
+        running_mean = self.variable("batch_stats", "mean", jnp.zeros, scale.shape)
+        running_var = self.variable("batch_stats", "var", jnp.ones, scale.shape)
         if not train:
-            return running_mean.value, running_var.value
-        mean, var, count = batch_moments(x, mask)
+            return _apply(running_mean.value, running_var.value, self.epsilon, x, scale, bias)
+        y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)
         if self.is_mutable_collection("batch_stats") and not self.is_initializing():
+            count = real.sum() * math.prod(x.shape[1:-1])
             rate = MOMENTUM * (count > 0)
             unbiased = var * (count / jnp.maximum(count - 1, 1))
             running_mean.value += rate * (mean - running_mean.value)
             running_var.value += rate * (unbiased - running_var.value)
-        return mean, var
+        return y
+
+    def _static_batch(self, x, scale, bias, real, train) -> jax.Array:
+        y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)
+        self.sow("intermediates", "moments", jnp.stack([mean, var]))
+        if train or not self.has_variable("batch_stats", "mean"):
+            return y
+        given = self.get_variable("batch_stats", "mean"), self.get_variable("batch_stats", "var")
+        return _apply(*given, self.epsilon, x, scale, bias)
 
 
-def batch_moments(x: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Mean and biased variance per channel over the real samples, and how many values each is made of.
-
-    x float [B, ..., C], mask bool [B] or None -> float [C], [C], [].
-    """
-    real = jnp.ones(x.shape[0], bool) if mask is None else mask
-    area = math.prod(x.shape[1:-1])
-    samples = real.sum()
-    inner = tuple(range(1, x.ndim - 1))
-
-    def average(values: jax.Array) -> jax.Array:
-        # Sums of each sample first: the mask then touches [B, C] only.
-        per_sample = jnp.where(real[:, None], values.sum(inner), 0)
-        return per_sample.sum(0) / jnp.maximum(samples * area, 1)
-
-    mean = average(x)
-    return mean, average(jnp.square(x - mean)), samples * area
+def _apply(mean, var, epsilon, x, scale, bias) -> jax.Array:
+    return (x - mean) * (jax.lax.rsqrt(var + epsilon) * scale) + bias
 
 
 def sample_moments(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:

@@ -1,9 +1,10 @@
 """Two-dimensional convolution as a matrix product of image patches.
 
 Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU backend leaves its
-fast path: both are 10 to 20 times slower than the product (benchmarks/results/conv_cpu.md). On GPUs, where nothing has
-been measured here, the gradient of a grouped convolution is known to cost as much as if it had one group
-(github.com/jax-ml/jax/issues/13800); the product becomes a batched one.
+fast path: both are 10 to 20 times slower than the product (benchmarks/results/conv_cpu.md). On GPUs the product becomes
+a batched one, which may lie in a CUDA graph; a ResNet-18 of native convolutions takes as many kernels, and XLA leaves
+cuDNN's outside the graph (benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a
+grouped convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
 
 Kernel entries that would only ever meet padding are left out of the product, which changes nothing but the work: a
 3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that counts, not nine.
@@ -16,7 +17,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.ops.products import product
+
 Lowering = Literal["patches", "native"]
+
+AT_ONCE = 9  # kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
 
 
 class Axis(NamedTuple):
@@ -78,10 +83,13 @@ def _axis(length: int, size: int, stride: int, padding: int) -> Axis:
 def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """An unpadded convolution as one matrix product."""
     height, width, channels, features = kernel.shape
-    columns = _windows(_windows(x, width, stride, axis=2), height, stride, axis=1)  # [B, H', W', h, w, C]
+    if height * width <= AT_ONCE:
+        columns = jnp.stack([tap for _, _, tap in _taps(x, height, width, stride)], axis=3)  # [B, H', W', h * w, C]
+    else:
+        columns = _windows(_windows(x, width, stride, axis=2), height, stride, axis=1)  # [B, H', W', h, w, C]
     batch, out_height, out_width = columns.shape[:3]
     rows = columns.reshape(-1, height * width * channels)
-    return (rows @ kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
+    return product(rows, kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -101,14 +109,14 @@ def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
 def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
     x, kernel = saved
     height, width = kernel.shape[:2]
-    sums = [jnp.sum(tap * upstream, (0, 1, 2)) for _, _, tap in _taps(x, height, width, stride)]
+    sums = jnp.stack([tap * upstream for _, _, tap in _taps(x, height, width, stride)]).sum((1, 2, 3))
     # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned around.
     reach = [
         (size - 1, x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride, stride - 1)
         for axis, size in ((1, height), (2, width))
     ]
     spread = lax.pad(upstream, jnp.zeros((), x.dtype), ((0, 0, 0), *reach, (0, 0, 0)))
-    return _depthwise(spread, kernel[::-1, ::-1], 1), jnp.stack(sums).reshape(kernel.shape)
+    return _depthwise(spread, kernel[::-1, ::-1], 1), sums.reshape(kernel.shape)
 
 
 _depthwise.defvjp(_depthwise_forward, _depthwise_backward)

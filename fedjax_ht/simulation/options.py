@@ -1,6 +1,7 @@
 """How a federation runs, whatever its method."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ class SimulationOptions:
       eval_batch_size: samples that one forward pass of evaluation takes.
       global_statistics: what "static_batch" norms of the server's model go by in its evaluation: "batch", the
         samples of the pass, or "training", all clients' training samples (see `core.statistics`).
-      lanes: clients side by side on a device, see `executor.choose_lanes`.
+      lanes: clients side by side on a device: a number, bucket name -> number, or "auto", see `lanes.choose_lanes`.
       devices: how many to shard the clients over; None takes all that there are.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
@@ -63,7 +64,8 @@ class SimulationOptions:
             raise ValueError(f"global_statistics is {self.global_statistics!r}; it must be 'batch' or 'training'")
         if self.client_store not in STORES:
             raise ValueError(f"client_store is {self.client_store!r}; it must be one of {', '.join(STORES)}")
-        if self.lanes != "auto" and (not isinstance(self.lanes, int) or self.lanes < 1):
+        numbers = self.lanes.values() if isinstance(self.lanes, Mapping) else [self.lanes]
+        if self.lanes != "auto" and not all(isinstance(n, int) and n > 0 for n in numbers):
             raise ValueError(f"lanes is {self.lanes!r}; it must be 'auto' or a positive integer")
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"devices is {self.devices}; it must be at least 1")

@@ -19,6 +19,7 @@ from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.simulation import trials as per_trial
+from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, deal, make_roster
 from fedjax_ht.simulation.store import STORES, ClientStore
@@ -175,5 +176,9 @@ def _rosters(
     unit = [sample_flops(b) if mesh.size > 1 else 1.0 for b in buckets]
     dealt = deal([cost * each.reshape(-1) for cost, each in zip(unit, steps)], mesh.size)
     participants = options.participants(federation.num_clients)
-    made = (make_roster(*places, participants, options.lanes, mesh) for places in zip(members, steps, dealt))
-    return {b.name: roster for b, roster in zip(buckets, made)}
+    flat = [each.reshape(-1) for each in steps]
+    lanes = choose_lanes(options.lanes, buckets, flat, len(counts) * participants, training.batch_size, mesh)
+    return {
+        b.name: make_roster(*places, participants, lanes[b.name], mesh)
+        for b, *places in zip(buckets, members, steps, dealt)
+    }

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from fedjax_ht.core.executor import Lanes, Schedule, capacity_for, choose_lanes, longest_first, wasted_lane_steps
+from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, wasted_lane_steps
 from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.core.round import Participant
 
@@ -70,7 +70,7 @@ def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
 
 
 def make_roster(
-    members: np.ndarray, steps: np.ndarray, device: np.ndarray, participants: int, lanes: Lanes, mesh: Mesh
+    members: np.ndarray, steps: np.ndarray, device: np.ndarray, participants: int, lanes: int, mesh: Mesh
 ) -> Roster:
     """A bucket's rows in their places.
 
@@ -79,7 +79,7 @@ def make_roster(
       steps: int [trials, n].
       device: from `deal`, int [trials * n].
       participants: of a round, in all buckets.
-      lanes: see `executor.choose_lanes`.
+      lanes: rows to run side by side, if there are so many.
       mesh: the devices.
     """
     trials, steps, devices = len(steps), steps.reshape(-1), mesh.size
@@ -87,10 +87,10 @@ def make_roster(
     for d in range(devices):
         slot[device == d] = np.arange(np.sum(device == d))
     shard = int(slot.max()) + 1
-    capacity = capacity_for(trials * min(participants, len(members)), shard, lanes)
+    capacity, lanes = capacity_for(trials * min(participants, len(members)), shard, lanes)
     own = np.array([d.process_index == jax.process_index() for d in mesh.devices.flat])
     local = np.flatnonzero(own[device])
-    return Roster(members, steps, device, slot, local, devices, shard, capacity, choose_lanes(lanes, capacity))
+    return Roster(members, steps, device, slot, local, devices, shard, capacity, lanes)
 
 
 def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:

@@ -30,6 +30,7 @@ class Simulation(NamedTuple):
       trials: None, or how many run together; reports and evaluations are then lists, one per trial.
       client_flops: () -> float64 [num_clients] or [trials, num_clients], FLOPs of each client in a round that it takes
         part in (see `metrics.flops`); it traces every architecture once more.
+      lanes: bucket name -> how many of its clients run side by side on a device.
       find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
         finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
     """
@@ -41,6 +42,7 @@ class Simulation(NamedTuple):
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
     trials: int | None
     client_flops: Callable[[], np.ndarray]
+    lanes: dict[str, int]
     find_fault: Callable[..., Fault | None]
 
 
@@ -102,6 +104,7 @@ def _simulation(program: Program) -> Simulation:
         write_clients,
         program.trials,
         functools.partial(_client_flops, program),
+        {name: own.roster.lanes for name, own in clients.items()},
         functools.partial(find_fault, program),
     )
 

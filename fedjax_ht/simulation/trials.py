@@ -22,7 +22,7 @@ def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool
     """Maps fn(own, shared) over the leading axis of `own`; without trials it takes `own` as it is.
 
     Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as clients are
-    (`executor.choose_lanes`), else vmapped.
+    (`lanes.choose_lanes`), else vmapped.
     """
     platform = jax.default_backend()
     compiled = functools.partial(jax.jit, compiler_options=compiler_options(platform))

@@ -6,7 +6,6 @@ import pytest
 from fedjax_ht.core.executor import (
     Schedule,
     capacity_for,
-    choose_lanes,
     longest_first,
     run_clients,
     wasted_lane_steps,
@@ -72,19 +71,18 @@ def test_one_lane_has_no_client_axis():
     assert set(shapes) == {((3,), (5,))}
 
 
-def test_choose_lanes(monkeypatch):
-    assert choose_lanes(4, 10) == 4
-    assert choose_lanes(4, 3) == 3
-    assert choose_lanes(4, 0) == 1
-    for backend, lanes in (("cpu", 1), ("gpu", 32), ("tpu", 32)):
-        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
-        assert choose_lanes("auto", 100) == lanes
-    assert choose_lanes("auto", 20) == 20
-
-
 @pytest.mark.parametrize(
     ("participants", "bucket_size", "lanes", "capacity"),
-    [(5, 8, 1, 5), (8, 5, 1, 5), (5, 8, 4, 8), (5, 8, 2, 6), (3, 8, 4, 3), (8, 8, 4, 8), (0, 8, 4, 1), (9, 9, 4, 12)],
+    [
+        (5, 8, 1, (5, 1)),
+        (8, 5, 1, (5, 1)),
+        (5, 8, 4, (8, 4)),
+        (5, 8, 2, (6, 2)),
+        (3, 8, 4, (3, 3)),
+        (8, 8, 4, (8, 4)),
+        (0, 8, 4, (1, 1)),
+        (9, 9, 4, (12, 4)),
+    ],
 )
 def test_capacity(participants, bucket_size, lanes, capacity):
     assert capacity_for(participants, bucket_size, lanes) == capacity

@@ -129,6 +129,18 @@ def test_another_config_is_refused_by_field(run_module, tiny_config, finished):
     assert (workdir / "config.json").read_text() == before
 
 
+def test_chosen_lanes_are_remembered_and_read_again(run_module, tiny_config, finished, tmp_path):
+    workdir, _ = finished
+    assert set(json.loads((workdir / "lanes.json").read_text()).values()) == {1}
+    other = tmp_path / "run"
+    other.mkdir()
+    shutil.copy(workdir / "config.json", other)
+    (other / "lanes.json").write_text("{")
+    done = run_module("main", f"--config={tiny_config}", f"--workdir={other}")
+    assert done.returncode == 2
+    assert "lanes.json is not readable as JSON" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+
+
 def test_one_client_is_evaluated_and_exported(run_module, finished, tmp_path):
     workdir, _ = finished
     target = tmp_path / "client.npz"

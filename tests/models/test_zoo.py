@@ -107,7 +107,7 @@ def spied(module, kind, *args, **options):
     seen = []
 
     def spy(call, positional, named, context):
-        if isinstance(context.module, kind):
+        if isinstance(context.module, kind) and context.method_name == "__call__":
             seen.append(("/".join(context.module.path), context.module.clone(), positional))
         return call(*positional, **named)
 

@@ -23,3 +23,28 @@ def group_norm(x, size, scale, bias, epsilon=1e-5):
             part = x[b, ..., start : start + size]
             out[b, ..., start : start + size] = (part - part.mean()) / np.sqrt(part.var() + epsilon)
     return out * scale + bias
+
+
+def batch_norm_gradients(x, mask, scale, bias, dy, dmean, dvar, epsilon=1e-5, step=1e-5):
+    """Of sum(dy * y) + sum(dmean * mean) + sum(dvar * var) by x, scale and bias, by central differences."""
+
+    def total(x, scale, bias):
+        mean = x[mask].reshape(-1, x.shape[-1]).mean(0) if mask.any() else np.zeros(x.shape[-1])
+        var = x[mask].reshape(-1, x.shape[-1]).var(0) if mask.any() else np.zeros(x.shape[-1])
+        y = (x - mean) / np.sqrt(var + epsilon) * scale + bias
+        return (dy * y).sum() + (dmean * mean).sum() + (dvar * var).sum()
+
+    def gradient(values, at):
+        out = np.zeros(values.shape)
+        for i in np.ndindex(values.shape):
+            moved = [values.copy(), values.copy()]
+            moved[0][i] += step
+            moved[1][i] -= step
+            out[i] = (at(moved[0]) - at(moved[1])) / (2 * step)
+        return out
+
+    return (
+        gradient(x, lambda v: total(v, scale, bias)),
+        gradient(scale, lambda v: total(x, v, bias)),
+        gradient(bias, lambda v: total(x, scale, v)),
+    )

@@ -19,6 +19,7 @@ from fedjax_ht.simulation.options import SimulationOptions, choose_participants
         ("lanes", 0, "lanes is 0; it must be 'auto' or a positive integer"),
         ("lanes", 1.5, "lanes is 1.5; it must be 'auto' or a positive integer"),
         ("lanes", "many", "lanes is 'many'; it must be 'auto' or a positive integer"),
+        ("lanes", {"cnn": 2, "mlp": 0}, "lanes is {'cnn': 2, 'mlp': 0}; it must be 'auto' or a positive integer"),
         ("eval_batch_size", 0, "eval_batch_size is 0; it must be at least 1"),
     ],
 )

@@ -1,0 +1,38 @@
+"""Matrix products in the precision that jax is told: float32, or bfloat16 factors with sums in float32."""
+
+import jax
+import jax.numpy as jnp
+
+
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """a @ b, float32 [M, K] and [K, N] -> float32 [M, N], and likewise its gradients.
+
+    Under `jax.default_matmul_precision("bfloat16")` the factors are rounded to bfloat16 and the sums stay float32, on
+    every kind of device: XLA takes that setting for a hint, which a GPU reads as TF32 and a CPU not at all. Weights,
+    activations and everything that is summed or updated keep float32.
+    """
+    return _rounded(a, b) if jax.config.jax_default_matmul_precision == "bfloat16" else a @ b
+
+
+@jax.custom_vjp
+def _rounded(a: jax.Array, b: jax.Array) -> jax.Array:
+    return _multiply(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16))
+
+
+def _multiply(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
+def _forward(a: jax.Array, b: jax.Array):
+    # What is kept for the gradient is rounded already, half as large.
+    a, b = a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+    return _multiply(a, b), (a, b)
+
+
+def _backward(saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
+    a, b = saved
+    upstream = upstream.astype(jnp.bfloat16)
+    return _multiply(upstream, b.T), _multiply(a.T, upstream)
+
+
+_rounded.defvjp(_forward, _backward)

@@ -1,0 +1,160 @@
+"""How many clients of a bucket run side by side on a device: a rule from what they have to do and what the device can.
+
+Nothing is timed, so that a resumed run picks the same. Clients side by side share a kernel's launch. Up to some number
+of them a step takes as long as for one; from there on every further one adds its bytes or its arithmetic, and all the
+while a client that has finished waits for the longest of its chunk.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.sharding import Mesh
+
+from fedjax_ht.core.compiling import platform_of
+from fedjax_ht.core.executor import Lanes, longest_first
+from fedjax_ht.core.federation import Bucket, features, init_variables, logits
+from fedjax_ht.metrics.flops import called_programs, sample_flops
+
+MOST = 32  # lanes that the rule gives; more can be asked for
+KERNELS = ("dot_general", "conv_general_dilated", "reduce_", "concatenate", "sort", "gather", "scatter", "argmax")
+"""Operations that XLA fuses others into, and not with each other: about one kernel each."""
+
+
+class Device(NamedTuple):
+    """Attributes:
+    launch: seconds that a kernel takes at the least.
+    bandwidth: bytes a second.
+    arithmetic: float32 operations a second.
+    memory: bytes.
+    """
+
+    launch: float
+    bandwidth: float
+    arithmetic: float
+    memory: float
+
+
+H100 = Device(2.5e-6, 3.35e12, 67e12, 80e9)
+"""By its data sheet, and what a kernel of a CUDA graph costs. It stands for every accelerator: none was measured."""
+
+
+class StepCost(NamedTuple):
+    """What a training step takes: kernels, however many clients; and of each client bytes moved, FLOPs, bytes held."""
+
+    kernels: int
+    moved: float
+    flops: float
+    memory: float
+
+
+def choose_lanes(
+    lanes: Lanes, buckets: Sequence[Bucket], steps: Sequence[np.ndarray], participants: int, batch_size: int, mesh: Mesh
+) -> dict[str, int]:
+    """Lanes of every bucket.
+
+    "auto" is one at a time on CPU, where vmapped small products are slower than a scan
+    (benchmarks/results/conv_cpu.md); elsewhere `fewest_seconds` of the bucket's own model, whatever a method trains
+    beside it.
+
+    Args:
+      lanes: "auto", a number for all, or bucket name -> number.
+      buckets: of the federation.
+      steps: per bucket, int [rows], local steps of a round.
+      participants: of a round, in all buckets and trials.
+      batch_size: samples of a step.
+      mesh: the devices.
+
+    Raises:
+      ValueError: a bucket has no number.
+    """
+    if isinstance(lanes, Mapping):
+        if missing := [b.name for b in buckets if b.name not in lanes]:
+            raise ValueError(f"lanes has no number for {', '.join(missing)}")
+        return {b.name: lanes[b.name] for b in buckets}
+    if lanes != "auto" or platform_of(mesh) == "cpu":
+        return {b.name: 1 if lanes == "auto" else lanes for b in buckets}
+    device, everyone = this_device(mesh), sum(map(len, steps))
+    room = device.memory / 2 / len(buckets)  # buckets run side by side; half is for data, states and evaluation
+    chosen = {}
+    for bucket, own in zip(buckets, steps):
+        expected = math.ceil(participants * len(own) / everyone / mesh.size)
+        chosen[bucket.name] = fewest_seconds(typical(own, expected), step_cost(bucket, batch_size), device, room)
+    return chosen
+
+
+def this_device(mesh: Mesh) -> Device:
+    """The constants, with the memory of the mesh's first device where it tells."""
+    found = mesh.devices.flat[0]
+    stats = found.memory_stats() if hasattr(found, "memory_stats") else None
+    return H100._replace(memory=(stats or {}).get("bytes_limit", H100.memory))
+
+
+def typical(steps: np.ndarray, count: int) -> np.ndarray:
+    """Steps of `count` clients that stand for a draw among all, longest first."""
+    ordered = steps[longest_first(steps)]
+    return ordered[np.linspace(0, len(ordered) - 1, min(count, len(ordered))).round().astype(int)]
+
+
+def fewest_seconds(steps: np.ndarray, cost: StepCost, device: Device, room: float) -> int:
+    """The number of lanes by which clients with these steps, longest first, are done soonest; of equals the smallest.
+
+    A chunk takes the steps of its longest client, and each of them as long as the launches of its kernels, or as
+    moving or computing what its lanes ask for, whichever is longest. `room` bytes are not exceeded, but by one lane.
+    """
+    best, least = 1, math.inf
+    for lanes in range(1, min(MOST, len(steps)) + 1):
+        if lanes > 1 and lanes * cost.memory > room:
+            break
+        work = lanes * max(cost.moved / device.bandwidth, cost.flops / device.arithmetic)
+        seconds = steps[::lanes].sum() * max(cost.kernels * device.launch, work)
+        if seconds < least:
+            best, least = lanes, seconds
+    return best
+
+
+def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
+    """Of a supervised step of a bucket's model, counted in its program and not compiled.
+
+    Beside what XLA makes of it for a described H100 (benchmarks/results/gpu_aot_h100.md) kernels are 0.5 to 0.9 times,
+    bytes moved 0.5 to 0.8 times, and bytes held 0.6 to 1.4 times as many.
+    """
+
+    def loss(params, stats, x, mask):
+        hidden, stats = features(bucket, params, stats, x, mask, train=True)
+        return jnp.square(logits(bucket, params, hidden)).sum(), stats
+
+    shape = jax.ShapeDtypeStruct
+    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    batch = shape((batch_size, *bucket.input_shape), jnp.float32), shape((batch_size,), bool)
+    program = jax.make_jaxpr(jax.grad(loss, has_aux=True))(model["params"], model["stats"], *batch)
+    counts: Counter = Counter()
+    _count(program.jaxpr, 1, counts)
+    weights = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model["params"]))
+    return StepCost(
+        counts["kernels"],
+        counts["moved"] + 3 * weights,  # the update reads weights and gradient, and writes weights
+        3 * batch_size * sample_flops(bucket),  # forward, and both gradients
+        2.5 * counts["written"] + 2 * weights,
+    )
+
+
+def _count(jaxpr: Jaxpr | ClosedJaxpr, times: int, counts: Counter) -> None:
+    """Adds up kernels, and the bytes that they write and move."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name.startswith(KERNELS):
+            written = sum(map(_bytes, equation.outvars))
+            counts["kernels"] += times
+            counts["written"] += times * written
+            counts["moved"] += times * (written + sum(map(_bytes, equation.invars)))
+        elif called := called_programs(equation):
+            _count(called[0], times * equation.params.get("length", 1), counts)
+
+
+def _bytes(atom) -> int:
+    return math.prod(atom.aval.shape) * atom.aval.dtype.itemsize

@@ -1,0 +1,47 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.models.layers import Conv, Linear
+from fedjax_ht.ops import product
+
+RNG = np.random.default_rng(0)
+A, B, UPSTREAM = (RNG.normal(size=shape).astype(np.float32) for shape in ((7, 40), (40, 5), (7, 5)))
+
+
+def rounded(x):
+    """To the nearest number with eight bits of mantissa, ties to even, bit by bit."""
+    bits = np.asarray(x, np.float32).view(np.uint32).astype(np.uint64)
+    kept = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return kept.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def value_and_gradients(precision):
+    with jax.default_matmul_precision(precision):
+        out, pull = jax.vjp(jax.jit(product), A, B)
+        return (out, *pull(UPSTREAM))
+
+
+def test_factors_are_rounded_and_sums_are_not():
+    found = value_and_gradients("bfloat16")
+    a, b, upstream = map(rounded, (A, B, UPSTREAM))
+    for got, want in zip(found, (a @ b, upstream @ b.T, a.T @ upstream)):
+        assert got.dtype == jnp.float32
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_is_rounded_in_float32():
+    for got, want in zip(value_and_gradients("float32"), (A @ B, UPSTREAM @ B.T, A.T @ UPSTREAM)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_follow_the_precision():
+    image, vector = jnp.float32(RNG.normal(size=(2, 6, 6, 3))), jnp.float32(RNG.normal(size=(2, 30)))
+    for layer, x in ((Conv(4, 3), image), (Linear(4), vector)):
+        variables = layer.init(jax.random.key(0), x)
+        found = {}
+        for precision in ("float32", "bfloat16"):
+            with jax.default_matmul_precision(precision):
+                found[precision] = np.asarray(jax.jit(lambda v, x, layer=layer: layer.apply(v, x))(variables, x))
+        error = np.abs(found["bfloat16"] - found["float32"]).max() / np.abs(found["float32"]).max()
+        assert 1e-4 < error < 2e-2
