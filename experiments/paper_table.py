@@ -136,16 +136,17 @@ def write_evaluations(runs: Sequence[Run], path: Path) -> None:
 
 
 def read_evaluations(path: Path) -> list[Run]:
-    """The runs of a file that `write_evaluations` wrote: what was evaluated, and the participants' best until then."""
+    """The runs of a file that `write_evaluations` wrote: what was evaluated, and before each evaluation a row with the
+    participants' best until then, as a run's history has rows without an evaluation."""
     histories = defaultdict(list)
     with path.open(newline="") as file:
         for cells in csv.DictReader(file):
             row = {key: float(x) for key, x in cells.items() if x and key not in ("dataset", "method", "seed", "round")}
-            for key in [key for key in row if key.startswith("best_")]:
-                row[key.replace("best_", "accuracy_")] = row.pop(key)
-            row |= {f"{way}_payload_bytes": row.pop(f"{way}_bytes", 0.0) for way in ("uplink", "downlink")}
-            row |= {"round": int(cells["round"]), "trial": 0}
-            histories[cells["dataset"], cells["method"], int(cells["seed"])].append(row)
+            drawn = {key.replace("best_", "accuracy_"): row.pop(key) for key in list(row) if key.startswith("best_")}
+            row |= {f"{way}_payload_bytes": int(row.pop(f"{way}_bytes", 0)) for way in ("uplink", "downlink")}
+            when = {"round": int(cells["round"]), "trial": 0}
+            history = histories[cells["dataset"], cells["method"], int(cells["seed"])]
+            history += [when | drawn, when | row] if drawn else [when | row]
     return [Run(*names, history, {}) for names, history in histories.items()]
 
 
@@ -171,7 +172,7 @@ def line(
 ) -> list[str]:
     """The cells of one method on one dataset; `others` are scores shown beside, `theirs` the one that was published."""
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
-    spent = [row for run in runs for row in run.history if row["round"] > 0]
+    spent = [row for run in runs for row in run.history if row["round"] > 0 and "uplink_payload_bytes" in row]
     numbers = [row["accuracy"] or "no convergence" for row in published]
     known = [float(row["accuracy"]) for row in published if row["accuracy"]]
     same = tops(runs, theirs)

@@ -70,6 +70,8 @@ def test_runs_of_an_earlier_table_count_as_well(tmp_path):
     write_evaluations(runs[:1], tmp_path / "earlier.csv")
     again = read_evaluations(tmp_path / "earlier.csv") + runs[1:]
     assert markdown(again, {}, "accuracy") == markdown(runs, {}, "accuracy")
+    write_evaluations(again[:1], tmp_path / "again.csv")
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "earlier.csv").read_text()
 
 
 def cells(text, method):
