@@ -166,6 +166,21 @@ def test_the_server_publishes_what_it_trains():
     assert not server.ready
 
 
+def test_the_second_rule_is_the_nearest_among_the_own_classes():
+    method, own = fedtgp(LocalTraining(optax.sgd(0.1), batch_size=2)), [0, 2]
+    labels = np.array([0, 2, 2, 1])
+    data = tiny.client_data(labels, np.flatnonzero(np.isin(labels, own)), padding=1)
+    x, mask = jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32), jnp.ones(5, bool)
+    server = method.init_server(FEDERATION, jax.random.key(1))._replace(ready=jnp.array(True))
+    downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0))
+    client = method.receive(BUCKET, method.init_client(BUCKET, tiny.context(0)), downlink, data, tiny.context(0))
+    scores = method.predict(BUCKET, client, downlink, x, mask)
+    assert method.rules == ("prototype", "own_prototype", "head")
+    expected = np.where(np.isin(np.arange(C), own), scores["prototype"], -np.inf)
+    np.testing.assert_array_equal(scores["own_prototype"], expected)
+    assert np.isfinite(scores["prototype"]).all()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
