@@ -7,6 +7,7 @@ time does not depend on them. The bound is the sum over all convolutions of the 
 the gradients that the step takes of it.
 """
 
+import dataclasses
 import inspect
 import itertools
 import time
@@ -21,6 +22,7 @@ from jax import lax
 
 from benchmarks.report import machine, number, publish, table
 from experiments.cli import parse_flags
+from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.dfrd import dfrd
@@ -65,10 +67,10 @@ def generator_layers() -> list[Convolution]:
     return layers
 
 
-def fastest(run: Callable, *args) -> float:
-    """Seconds, after a first call that compiles."""
+def fastest(run: Callable, *args, repeats: int | None = None) -> float:
+    """Seconds, after a first call that compiles; --repeats calls unless told how many."""
     seconds = []
-    for _ in range(1 + _REPEATS.value):
+    for _ in range(1 + (repeats or _REPEATS.value)):
         start = time.perf_counter()
         jax.block_until_ready(run(*args))
         seconds.append(time.perf_counter() - start)
@@ -102,6 +104,11 @@ def convolution_seconds(rates: tuple[float, ...]) -> float:
     return 10 * (RECIPE.generator_steps * generator_step + RECIPE.student_steps * student_step)
 
 
+def clients_of(count: int) -> Federation:
+    """So many clients of the 4-conv CNN, rho = 5."""
+    return make_sliced_federation(sliced_network("conv4", CLASSES, SHAPE), width_budgets(count, 5), SHAPE, CLASSES)
+
+
 def team(federation: Federation) -> Teachers:
     """Every client's model, and random label counts."""
     params = {}
@@ -110,8 +117,9 @@ def team(federation: Federation) -> Teachers:
         params[bucket.name] = jax.jit(
             lambda keys, bucket=bucket: lax.map(lambda key: init_variables(bucket, key)["params"], keys)
         )(keys)
-    counts = np.random.default_rng(0).integers(0, 500, (CLIENTS, CLASSES))
-    present = jnp.ones(CLIENTS, bool)
+    clients = federation.num_clients
+    counts = np.random.default_rng(0).integers(0, 500, (clients, CLASSES))
+    present = jnp.ones(clients, bool)
     return Teachers(params, {}, *label_weights(jnp.asarray(counts), present), present)
 
 
@@ -125,27 +133,39 @@ def teacher_seconds(federation: Federation, teachers: Teachers) -> tuple[float, 
     return fastest(jax.jit(ensemble), teachers, images), fastest(jax.jit(jax.value_and_grad(loss)), images, teachers)
 
 
-def main(_) -> None:
-    jax.config.update("jax_default_matmul_precision", "float32")
-    rates = width_budgets(CLIENTS, 5)
-    federation = make_sliced_federation(sliced_network("conv4", CLASSES, SHAPE), rates, SHAPE, CLASSES)
-    teachers = team(federation)
+def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tuple]:
+    """A round's distillation by this recipe from a team, and what it is of."""
     model = jax.jit(lambda key: init_variables(federation.global_model, key)["params"])(jax.random.key(2))
-    generator = jax.jit(lambda key: init_generator(make_generator(federation, RECIPE), key))(jax.random.key(3))
-    recipe, rounds = Distillation(iterations=_ITERATIONS.value, alpha=0.5), 10 / _ITERATIONS.value
-
+    generator = jax.jit(lambda key: init_generator(make_generator(federation, recipe), key))(jax.random.key(3))
     losses = inspect.unwrap(dfrd)(recipe)
 
     def step(teachers, learner, average, round, key):
         return distil(recipe, losses, federation, federation.buckets, teachers, learner, average, round, key)
 
-    args = teachers, Learner(model, generator), generator, jnp.int32(1), jax.random.key(4)
-    flops = rounds * float(program_flops(jax.make_jaxpr(step)(*args)))
+    return step, (team(federation), Learner(model, generator), generator, jnp.int32(1), jax.random.key(4))
+
+
+def round_flops(step: Callable, args: tuple) -> float:
+    return float(program_flops(jax.make_jaxpr(step)(*args)))
+
+
+def round_seconds(step: Callable, args: tuple, repeats: int | None = None) -> tuple[float, float]:
+    """To compile, and of a call."""
     start = time.perf_counter()
-    compiled = jax.jit(step).lower(*args).compile()
+    # As a simulation compiles its server.
+    compiled = jax.jit(step, compiler_options=compiler_options(jax.default_backend())).lower(*args).compile()
     compiling = time.perf_counter() - start
-    seconds = rounds * fastest(compiled, *args)
-    told, led = teacher_seconds(federation, teachers)
+    return compiling, fastest(compiled, *args, repeats=repeats)
+
+
+def main(_) -> None:
+    jax.config.update("jax_default_matmul_precision", "float32")
+    rates, federation = width_budgets(CLIENTS, 5), clients_of(CLIENTS)
+    recipe, rounds = dataclasses.replace(RECIPE, iterations=_ITERATIONS.value), 10 / _ITERATIONS.value
+    step, args = round_of(federation, recipe)
+    compiling, seconds = round_seconds(step, args)
+    seconds, flops = rounds * seconds, rounds * round_flops(step, args)
+    told, led = teacher_seconds(federation, args[0])
     of_teachers = 10 * (recipe.generator_steps * led + 2 * recipe.student_steps * told)
     bound = convolution_seconds(rates)
     share = lambda part: f"{part / seconds:.0%}"  # noqa: E731

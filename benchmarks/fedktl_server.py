@@ -16,6 +16,7 @@ from absl import app, flags
 
 from benchmarks.report import machine, number, publish, table
 from experiments.cli import parse_flags
+from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.generators import Card, Generator, embedded
 from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import in_units, into
@@ -25,47 +26,65 @@ CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each.")
 
 
-def uploads() -> Uploads:
+def uploads(classes: int = CLASSES, clients: int = CLIENTS, own_classes: int = OWN) -> Uploads:
     """Every client's own classes, at random, as the server lays them out: [clients * classes] rows."""
     rng = np.random.default_rng(0)
-    own = np.stack([rng.permutation(CLASSES) < OWN for _ in range(CLIENTS)])
-    labels = np.broadcast_to(np.arange(CLASSES), own.shape).reshape(-1)
-    prototypes = rng.standard_normal((own.size, CLASSES)).astype(np.float32)
+    own = np.stack([rng.permutation(classes) < own_classes for _ in range(clients)])
+    labels = np.broadcast_to(np.arange(classes), own.shape).reshape(-1)
+    prototypes = rng.standard_normal((own.size, classes)).astype(np.float32)
     return Uploads(jnp.array(prototypes), jnp.array(labels, jnp.int32), jnp.array(own.reshape(-1)))
 
 
-def timed(run: Callable, *args) -> tuple[float, float]:
+def timed(run: Callable, *args, repeats: int = 3) -> tuple[float, float]:
     """Seconds of the first call, and the median of later ones."""
     seconds = []
-    for _ in range(1 + _REPEATS.value):
+    for _ in range(1 + repeats):
         start = time.perf_counter()
         jax.block_until_ready(run(*args))
         seconds.append(time.perf_counter() - start)
     return seconds[0], float(np.median(seconds[1:]))
 
 
-def main(_) -> None:
-    key = jax.random.key(0)
-    variables = embedded.init_variables(key, latent_dim=LATENT)
-    generator = in_units(Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables))
-    transformer, sent = FeatureTransformer(LATENT), uploads()
+def as_a_server(run: Callable) -> Callable:
+    """Compiled as a simulation compiles its server."""
+    return jax.jit(run, compiler_options=compiler_options(jax.default_backend()))
+
+
+def untrained() -> Generator:
+    """Of the shipped architecture, in its own units."""
+    variables = embedded.init_variables(jax.random.key(0), latent_dim=LATENT)
+    return in_units(Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables))
+
+
+def alignment_seconds(variant: str, sent: Uploads, repeats: int = 3, **options) -> tuple[float, float]:
+    """Of a round's alignment, with these of `Alignment`'s options: first call, and later ones."""
+    key, generator, transformer = jax.random.key(0), untrained(), FeatureTransformer(LATENT)
     first = transformer.init(key, sent.prototypes, sent.valid)["params"]
-    centroids = jnp.zeros((CLASSES, LATENT))
-    rows = []
+    centroids = jnp.zeros((sent.prototypes.shape[1], LATENT))
+
+    def aligned(weights, params, sent, key):
+        sample_w = lambda key, n: generator.sample_w(weights, key, n)  # noqa: E731
+        transform = lambda p, rows, mask: into(weights.ball, transformer.apply({"params": p}, rows, mask))  # noqa: E731
+        return align(transform, sample_w, Alignment(variant=variant, **options), params, centroids, sent, key)
+
+    return timed(as_a_server(aligned), generator.variables, first, sent, key, repeats=repeats)
+
+
+def image_seconds(shape: tuple[int, int, int], count: int = CLASSES, repeats: int = 3) -> tuple[float, float]:
+    """Of so many images in a shape: first call, and later ones."""
+    generator = untrained()
+    images = as_a_server(lambda weights, w: synthesise(generator, weights, w, shape, True))
+    w = generator.sample_w(generator.variables, jax.random.key(0), count)
+    return timed(images, generator.variables, w, repeats=repeats)
+
+
+def main(_) -> None:
+    rows, sent = [], uploads()
     for variant in ("paper", "released"):
-
-        @jax.jit
-        def aligned(weights, params, sent, key, variant=variant):
-            sample_w = lambda key, n: generator.sample_w(weights, key, n)  # noqa: E731
-            transform = lambda p, rows, mask: into(weights.ball, transformer.apply({"params": p}, rows, mask))  # noqa: E731
-            return align(transform, sample_w, Alignment(variant=variant), params, centroids, sent, key)
-
-        rows.append([f"alignment, {variant}", *map(number, timed(aligned, generator.variables, first, sent, key))])
+        rows.append([f"alignment, {variant}", *map(number, alignment_seconds(variant, sent, _REPEATS.value))])
         print(*rows[-1], flush=True)
     for shape in ((32, 32, 3), (28, 28, 1)):
-        images = jax.jit(lambda weights, w, shape=shape: synthesise(generator, weights, w, shape, True))
-        w = generator.sample_w(generator.variables, key, CLASSES)
-        rows.append([f"{CLASSES} images, {shape}", *map(number, timed(images, generator.variables, w))])
+        rows.append([f"{CLASSES} images, {shape}", *map(number, image_seconds(shape, repeats=_REPEATS.value))])
         print(*rows[-1], flush=True)
     head = ("what", "first call (s)", "later calls (s)")
     publish(f"FedKTL's server, {sent.valid.sum()} prototypes. {machine()}\n\n{table(head, rows)}")

@@ -145,7 +145,7 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
     if name == "conv_general_dilated":
         return _convolution(equation), unknown
     if name == "scan":
-        constants = values[: params["num_consts"]]
+        constants = values[: _scan_constants(params)]
         rest = len(values) - len(constants)
         return params["length"] * _walk(params["jaxpr"], [*constants, *[None] * rest])[0], unknown
     if name == "while":
@@ -161,6 +161,11 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
             with np.errstate(divide="ignore"):  # of what a client without samples divides by nothing is used
                 return 0.0, [np.asarray(INTEGER_ARITHMETIC[name](*values)).astype(dtype)]
     return 0.0, unknown
+
+
+def _scan_constants(params: dict[str, Any]) -> int:
+    """How many of a scan's operands are the same in every pass; jax 0.11 tells it by their tree."""
+    return params["num_consts"] if "num_consts" in params else len(list(params["ft_in"].unpack()[0].vals))
 
 
 def _matrix_product(equation: JaxprEqn) -> float:

@@ -1,0 +1,184 @@
+"""What the campaign measures of rounds: a step of a model group by lanes, and whole rounds of methods."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from unittest import mock
+
+import jax
+import numpy as np
+import optax
+from jax import lax
+from jax.sharding import Mesh
+
+from benchmarks.report import peak_memory
+from fedjax_ht.core import compiling
+from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.method import Method
+from fedjax_ht.data.client_data import FederationData, make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.methods import METHODS
+from fedjax_ht.models import model_group
+from fedjax_ht.simulation import program
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import Simulation, make_simulation, make_trials
+
+SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
+NONE = np.array([], np.int64)
+
+
+def random_images(count: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, *SHAPE), np.uint8)
+    return Dataset("random images", images, rng.integers(0, CLASSES, count).astype(np.int32), tuple("0123456789"))
+
+
+def federation_of(group: str, clients: int) -> Federation:
+    return make_federation(model_group(group, CLASSES, SHAPE), SHAPE, CLASSES, clients)
+
+
+def recipe() -> LocalTraining:
+    return LocalTraining(optax.sgd(0.01), BATCH)
+
+
+def timed_rounds(simulation: Simulation, rounds: int) -> dict:
+    """Seconds to make the first states, of the first round less a later one, which is to trace and compile, and of a
+    later one, as median; the most that the device held."""
+    start = time.perf_counter()
+    state = simulation.init()
+    jax.block_until_ready((state.clients, state.server))
+    first, seconds = time.perf_counter() - start, []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        state, _report = simulation.run_round(state)
+        jax.block_until_ready((state.clients, state.server))
+        seconds.append(time.perf_counter() - start)
+    round = statistics.median(seconds[1:])
+    return {"init": first, "compile": seconds[0] - round, "round": round, "rounds": seconds, "peak": peak_memory()}
+
+
+def apart(runs: dict, mesh: Mesh, donate: bool) -> Callable:
+    """As `compiling.buckets_on_mesh` makes one program a bucket, on any device."""
+    programs = {name: compiling.on_mesh(run, mesh, donate) for name, run in runs.items()}
+
+    def one_by_one(states, schedules, servers, data, round):
+        return {name: run(states[name], schedules[name], servers, data[name], round) for name, run in programs.items()}
+
+    return one_by_one
+
+
+@contextlib.contextmanager
+def compiled(graphs: bool, together: bool):
+    """Simulations made within are compiled without CUDA graphs of loops, or a program a bucket, where that is asked."""
+    with contextlib.ExitStack() as stack:
+        if not graphs:
+            stack.enter_context(mock.patch.object(compiling, "compiler_options", lambda platform: None))
+        if not together:
+            stack.enter_context(mock.patch.object(program, "buckets_on_mesh", apart))
+        yield
+
+
+def step_time(
+    group: str,
+    lanes: int,
+    steps: int,
+    rounds: int = 6,
+    precision: str | None = None,
+    graphs: bool = True,
+    together: bool = True,
+) -> dict:
+    """Milliseconds of a step of `lanes` clients of every architecture of a group, in rounds of local training.
+
+    Args:
+      group: of models.
+      lanes: clients side by side; each architecture has as many.
+      steps: of every client in a round, many, so that what a round takes besides counts little.
+      rounds: the first of them compiles.
+      precision: of products, if another than is set.
+      graphs: False compiles as XLA does by itself, where loops are no part of CUDA graphs.
+      together: False makes a program of every architecture.
+    """
+    dataset, modules = random_images(min(steps * BATCH, 10_000)), model_group(group, CLASSES, SHAPE)
+    federation = federation_of(group, lanes * len(modules))
+    # All clients train on the same images, which a device then holds once.
+    own = ClientIndices(np.arange(steps * BATCH) % len(dataset.labels), NONE, NONE)
+    data = make_federation_data(dataset, (own,) * federation.num_clients, federation)
+    training, options = recipe(), SimulationOptions(lanes=lanes, devices=1)
+    products = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
+    with products, compiled(graphs, together):
+        simulation = make_simulation(METHODS["local"](training), federation, data, training, options)
+        found = timed_rounds(simulation, rounds)
+    setting = {"group": group, "lanes": lanes, "steps": steps, "precision": precision}
+    setting |= {"graphs": graphs, "together": together}
+    return setting | {"ms": 1e3 * found["round"] / steps} | found
+
+
+def kernel_time(graphs: bool, kernels: int = 20, iterations: int = 1000) -> dict:
+    """Microseconds of a small product in a loop, one waiting for the other; nothing that XLA could fuse."""
+
+    def step(_, x):
+        for _ in range(kernels):
+            x = x @ x
+        return x
+
+    gpu = compiling.compiler_options(jax.default_backend()) if graphs else None
+    run = jax.jit(lambda x, n: lax.fori_loop(0, n, step, x), compiler_options=gpu)
+    # A permutation: its powers stay finite.
+    x, seconds = jax.numpy.eye(32)[np.random.default_rng(0).permutation(32)], []
+    for _ in range(5):
+        start = time.perf_counter()
+        jax.block_until_ready(run(x, iterations))
+        seconds.append(time.perf_counter() - start)
+    return {"graphs": graphs, "us": 1e6 * min(seconds[1:]) / (kernels * iterations)}
+
+
+def skewed(clients: int, samples: int) -> tuple[Dataset, tuple[ClientIndices, ...]]:
+    """Images of which a client trains on so many on average, by PFLlib's Dirichlet shares; none are left to test on,
+    which would be another program to compile."""
+    dataset = random_images(clients * samples * 4 // 3)
+    partition = make_partition("practical", dataset, clients, alpha=0.1)
+    return dataset, tuple(ClientIndices(own.train, NONE, NONE) for own in partition)
+
+
+def simulation_of(
+    method: Method, federation: Federation, data: FederationData, training: LocalTraining, trials: int
+) -> Simulation:
+    if trials > 1:
+        return make_trials(method, federation, [data] * trials, training)
+    return make_simulation(method, federation, data, training)
+
+
+def whole_round(
+    method: str,
+    trials: int,
+    group: str,
+    clients: int = 20,
+    samples: int = 500,
+    rounds: int = 4,
+    cache: str = "",
+    together: bool = True,
+) -> dict:
+    """A round of all clients of a method, one epoch each, with its server.
+
+    Args:
+      method, trials, group: what to run.
+      clients, samples: how many, and on how many images one trains on average.
+      rounds: the first of them compiles.
+      cache: folder that keeps compiled programs, for a process that is stopped; "" keeps none.
+      together: see `step_time`.
+    """
+    hits = []
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if "cache_hit" in name else None)
+    federation, training = federation_of(group, clients), recipe()
+    data = make_federation_data(*skewed(clients, samples), federation)
+    with compiled(True, together):
+        simulation = simulation_of(METHODS[method](training), federation, data, training, trials)
+    steps = num_steps(training, data.counts["train"])
+    setting = {"method": method, "trials": trials, "group": group, "clients": clients, "together": together}
+    setting |= {"steps": int(np.sum(steps)), "longest": int(np.max(steps)), "lanes": simulation.lanes}
+    return setting | timed_rounds(simulation, rounds) | {"cached": len(hits)}
