@@ -121,8 +121,8 @@ def fewest_seconds(steps: np.ndarray, cost: StepCost, device: Device, room: floa
 def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
     """Of a supervised step of a bucket's model, counted in its program and not compiled.
 
-    Beside what XLA makes of it for a described H100 (benchmarks/results/gpu_aot_h100.md) kernels are 0.5 to 0.9 times,
-    bytes moved 0.5 to 0.8 times, and bytes held 0.6 to 1.4 times as many.
+    Beside what XLA makes of it for a described H100 (benchmarks/results/gpu_aot_h100.md) kernels are 0.5 to 1.0 times,
+    bytes moved 0.5 to 0.8 times, and bytes held 0.5 to 1.1 times as many.
     """
 
     def loss(params, stats, x, mask):
