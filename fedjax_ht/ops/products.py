@@ -5,13 +5,15 @@ import jax.numpy as jnp
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a @ b, float32 [M, K] and [K, N] -> float32 [M, N], and likewise its gradients.
+    """a @ b, float32 [..., K] and [K, N] -> float32 [..., N], and likewise its gradients.
 
     Under `jax.default_matmul_precision("bfloat16")` the factors are rounded to bfloat16 and the sums stay float32, on
     every kind of device: XLA takes that setting for a hint, which a GPU reads as TF32 and a CPU not at all. Weights,
     activations and everything that is summed or updated keep float32.
     """
-    return _rounded(a, b) if jax.config.jax_default_matmul_precision == "bfloat16" else a @ b
+    if jax.config.jax_default_matmul_precision != "bfloat16":
+        return a @ b
+    return _rounded(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
 
 
 @jax.custom_vjp

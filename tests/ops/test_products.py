@@ -30,6 +30,16 @@ def test_factors_are_rounded_and_sums_are_not():
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+def test_leading_axes_stay():
+    with jax.default_matmul_precision("bfloat16"):
+        a, upstream = jnp.float32(RNG.normal(size=(2, 3, 40))), jnp.float32(RNG.normal(size=(2, 3, 5)))
+        out, pull = jax.vjp(product, a, B)
+        flat, pull_flat = jax.vjp(product, a.reshape(6, 40), B)
+        np.testing.assert_array_equal(out, flat.reshape(2, 3, 5))
+        for got, want in zip(pull(upstream), pull_flat(upstream.reshape(6, 5))):
+            np.testing.assert_array_equal(got.reshape(want.shape), want)
+
+
 def test_nothing_is_rounded_in_float32():
     for got, want in zip(value_and_gradients("float32"), (A @ B, UPSTREAM @ B.T, A.T @ UPSTREAM)):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
