@@ -38,11 +38,10 @@ from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_roun
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.models import model_group
+from fedjax_ht.simulation.lanes import H100
 
 SHAPE, CLASSES, BATCH, IMAGES = (32, 32, 3), 10, 10, 50_000
 TARGET = Path(__file__).parent / "h100.txtpb"
-# Of an H100 SXM by its data sheet, and what a kernel of a graph costs at the least.
-LAUNCH, BANDWIDTH, ARITHMETIC = 2.5e-6, 3.35e12, 67e12  # seconds, bytes a second, float32 operations a second
 GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
 
 _GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of several architectures are one program.")
@@ -132,7 +131,7 @@ def in_a_child(group: str, lanes: int) -> dict:
 
 def row(group: str, lanes: int, found: dict) -> list[str]:
     kernels = sum(found["kernels"])
-    launch, moved, computed = kernels * LAUNCH, found["bytes"] / BANDWIDTH, found["flops"] / ARITHMETIC
+    launch, moved, computed = kernels * H100.launch, found["bytes"] / H100.bandwidth, found["flops"] / H100.arithmetic
     one = found["graphed"] and found["graphs"] == 1 and not found["outside"]
     graph = (f"yes, {found['branches']} abreast" if found["starts"] == 1 else "yes") if one else f"{found['graphs']}"
     return [
@@ -161,7 +160,8 @@ def main(_) -> None:
             print(*rows[-1], flush=True)
     head = ["group", "lanes", "kernels a step", "of them copies", "one graph", "temporary MiB", "MiB a step"]
     head += ["GFLOP a step", "launch ms", "memory ms", "arithmetic ms", "seconds to compile"]
-    units = f"{LAUNCH * 1e6:.1f} us a kernel, {BANDWIDTH / 1e12:.2f} TB/s and {ARITHMETIC / 1e12:.0f} TFLOP/s"
+    units = f"{H100.launch * 1e6:.1f} us a kernel, {H100.bandwidth / 1e12:.2f} TB/s"
+    units += f" and {H100.arithmetic / 1e12:.0f} TFLOP/s"
     what = f"FedTGP's client round, compiled for an NVIDIA H100 that was not there; batch {BATCH}, {SHAPE}"
     publish(f"{what}. Milliseconds are estimates, a step, at {units}. {machine()}\n\n{table(head, rows)}")
 
