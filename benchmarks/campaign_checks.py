@@ -62,7 +62,7 @@ def contract_rows(entry: str, lanes: int) -> list[dict]:
         method = METHODS[name](training, **contract.settings(name) | contract.RELEASED[name])
         options = dataclasses.replace(contract.OPTIONS, lanes=lanes)
         data = federation_data(federation)
-        return contract.numbers(*contract.played(make_simulation(method, federation, data, training, options), 3))
+        return contract.numbers(*contract.played(make_simulation(method, federation, data, options), 3))
     finally:  # programs of earlier methods would only take memory
         contract.history.cache_clear()
         contract.simulation.cache_clear()
@@ -138,7 +138,7 @@ def accuracy(
     dataset, partition = class_shares(data, clients, **split)
     federation = federation_of(group, dataset, clients)
     given = [make_federation_data(dataset, partition, federation)] * trials
-    simulation = make_trials(bound, federation, given, training, shares_options(clients))
+    simulation = make_trials(bound, federation, given, shares_options(clients))
 
     def enough(state, history: list[Row]) -> bool:
         return time.perf_counter() - start > limit

@@ -109,7 +109,7 @@ def step_time(
     training, options = recipe(), SimulationOptions(lanes=lanes, devices=1)
     products = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
     with products, compiled(graphs, together):
-        simulation = make_simulation(METHODS["local"](training), federation, data, training, options)
+        simulation = make_simulation(METHODS["local"](training), federation, data, options)
         found = timed_rounds(simulation, rounds)
     setting = {"group": group, "lanes": lanes, "steps": steps, "precision": precision}
     setting |= {"graphs": graphs, "together": together}
@@ -147,8 +147,8 @@ def simulation_of(
     method: Method, federation: Federation, data: FederationData, training: LocalTraining, trials: int
 ) -> Simulation:
     if trials > 1:
-        return make_trials(method, federation, [data] * trials, training)
-    return make_simulation(method, federation, data, training)
+        return make_trials(method, federation, [data] * trials)
+    return make_simulation(method, federation, data)
 
 
 def whole_round(

@@ -26,7 +26,8 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.dfrd import dfrd
-from fedjax_ht.methods.distillation import Distillation, Learner, distil, init_generator, make_generator
+from fedjax_ht.methods.distillation import Distillation, Learner, init_generator, make_generator
+from fedjax_ht.methods.distillation_loop import distil
 from fedjax_ht.methods.ensemble import Teachers, ask, label_weights
 from fedjax_ht.metrics.flops import program_flops
 from fedjax_ht.models import sliced_network, width_budgets
@@ -165,6 +166,7 @@ def main(_) -> None:
     step, args = round_of(federation, recipe)
     compiling, seconds = round_seconds(step, args)
     seconds, flops = rounds * seconds, rounds * round_flops(step, args)
+    once = rounds * round_seconds(*round_of(federation, dataclasses.replace(recipe, student_batch="iteration")))[1]
     told, led = teacher_seconds(federation, args[0])
     of_teachers = 10 * (recipe.generator_steps * led + 2 * recipe.student_steps * told)
     bound = convolution_seconds(rates)
@@ -173,6 +175,7 @@ def main(_) -> None:
         ["a round's distillation", number(seconds), "100%"],
         ["teachers in it", number(of_teachers), share(of_teachers)],
         ["its convolutions, each alone", number(bound), share(bound)],
+        ["a round with one student batch an iteration", number(once), share(once)],
     ]
     text = (
         f"DFRD's server, {CLIENTS} clients of the 4-conv CNN, rho = 5, {SHAPE}, A = 10 (timed: {recipe.iterations}), "

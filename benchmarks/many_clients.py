@@ -72,7 +72,7 @@ def measure(num_clients: int) -> dict[str, float]:
     federation = make_federation(modules, shape, dataset.num_classes, num_clients)
     data = make_federation_data(dataset, partition, federation)
     options = SimulationOptions(participation=PARTICIPANTS / num_clients, client_store="host")
-    simulation = make_simulation(method, federation, data, training, options)
+    simulation = make_simulation(method, federation, data, options)
     state = simulation.init()
     sample = np.linspace(0, num_clients - 1, SAMPLE).astype(np.int64)
     figures = {"clients": num_clients, "start": time.perf_counter() - started}

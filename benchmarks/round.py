@@ -56,12 +56,10 @@ def synthetic(shape: tuple[int, int, int]) -> Dataset:
     return Dataset("synthetic", images, labels, tuple("0123456789"), clients=tuple(clients))
 
 
-def seconds_of_rounds(
-    method: Method, federation: Federation, data: FederationData, training: LocalTraining, rounds: int
-):
+def seconds_of_rounds(method: Method, federation: Federation, data: FederationData, rounds: int):
     """Seconds of the first round, the median of the later ones, of evaluation likewise, and accuracies per round."""
     simulation = make_simulation(
-        method, federation, data, training, SimulationOptions(lanes=_LANES.value or "auto", shared_init=True)
+        method, federation, data, SimulationOptions(lanes=_LANES.value or "auto", shared_init=True)
     )
     state, train, evaluate, accuracy = simulation.init(), [], [], []
     for _ in range(rounds):
@@ -101,10 +99,10 @@ def report(dataset: Dataset) -> str:
     data = make_federation_data(dataset, dataset.clients, federation)
     steps = int(num_steps(training, data.counts["train"]).sum())
     torch_step = torch_seconds(shape)
-    first, full, eval_first, evaluate, accuracy = seconds_of_rounds(method, federation, data, training, _ROUNDS.value)
+    first, full, eval_first, evaluate, accuracy = seconds_of_rounds(method, federation, data, _ROUNDS.value)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    _, clients, _, _, _ = seconds_of_rounds(without_server(method), federation, data, training, 3)
-    _, train, _, _, _ = seconds_of_rounds(without_upload(method), federation, data, training, 3)
+    _, clients, _, _, _ = seconds_of_rounds(without_server(method), federation, data, 3)
+    _, train, _, _, _ = seconds_of_rounds(without_upload(method), federation, data, 3)
     torch_step = [torch_step, torch_seconds(shape)] if torch_step else None
     lines = [
         f"FedTGP (released variant), 4-layer CNN, {Path(dataset.name).name} {shape}, {len(dataset.clients)} clients, "

@@ -97,7 +97,7 @@ def simulate(row: Row, lanes: int, devices: int) -> dict:
     training = LocalTraining(optax.sgd(0.01), BATCH)
     data = make_federation_data(dataset, partition, federation)
     options = SimulationOptions(lanes=lanes, devices=devices)
-    simulation = make_simulation(local(training), federation, data, training, options)
+    simulation = make_simulation(local(training), federation, data, options)
     state, seconds = simulation.init(), []
     for _ in range(_ROUNDS.value):
         start = time.perf_counter()

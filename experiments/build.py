@@ -34,7 +34,6 @@ class Experiment(NamedTuple):
     dataset: Dataset
     partitions: tuple[Partition, ...]
     federation: Federation
-    training: LocalTraining
     options: SimulationOptions
     methods: dict[str, Method]
 
@@ -74,7 +73,7 @@ def build(config: ConfigDict) -> Experiment:
         for trial in range(config.trials if partition.per_trial else 1)
     ]
     partitions = tuple(splits if partition.per_trial else splits * config.trials)
-    return Experiment(dataset, partitions, federation, training, options, methods)
+    return Experiment(dataset, partitions, federation, options, methods)
 
 
 def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
@@ -143,6 +142,7 @@ def check_numbers(config: ConfigDict) -> None:
         "trials": (config.trials, 1),
         "partition.num_clients": (config.partition.num_clients, 1),
         "evaluate.every": (config.evaluate.every, 1),
+        "evaluate.batch_size": (config.evaluate.batch_size, 0),
         "evaluate.patience": (config.evaluate.patience, 0),
         "evaluate.sample": (config.evaluate.sample, 0),
         "checkpoint.every": (config.checkpoint.every, 1),
@@ -218,7 +218,7 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         shared_init=config.shared_init,
         evaluate=config.evaluate.mode,
         evaluate_train=config.evaluate.train,
-        eval_batch_size=config.evaluate.batch_size,
+        eval_batch_size=config.evaluate.batch_size or (64 if config.model.norm == "static_batch" else None),
         global_statistics=config.evaluate.global_statistics,
         lanes=config.lanes or "auto",
         devices=config.devices or None,

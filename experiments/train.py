@@ -92,10 +92,9 @@ def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None 
     method, federation = experiment.methods[name], experiment.federation
     data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
     options = dataclasses.replace(experiment.options, lanes=lanes) if lanes else experiment.options
-    rest = (experiment.training, options)
     if len(data) > 1:
-        return make_trials(method, federation, data, *rest)
-    return make_simulation(method, federation, data[0], *rest)
+        return make_trials(method, federation, data, options)
+    return make_simulation(method, federation, data[0], options)
 
 
 def is_primary() -> bool:
@@ -123,7 +122,7 @@ def run_method(
     if experiment.options.lanes == "auto" and not chosen.exists() and is_primary():
         with atomic_open(chosen) as file:
             json.dump(simulation.lanes, file, indent=2)
-    checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
+    checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep, background=True)
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
 
@@ -169,6 +168,7 @@ def run_method(
     )
     if state.round != saved:
         save(state, history)
+    checkpointer.wait()
     write(history)
     if agreed(bool(caught)):
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
@@ -245,7 +245,7 @@ def enable_compilation_cache(folder: Path | str | None = None) -> None:
     """Keeps compiled programs on disk between runs, below the user's cache folder unless told where."""
     folder = Path(folder) if folder else Path.home() / ".cache" / "fedjax_ht" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def use_all_cores() -> None:

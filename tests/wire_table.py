@@ -47,7 +47,7 @@ def reports(method: Method, rounds: int = 2) -> list[RoundReport]:
     model = SplitModel(Flat(WIDTH), Linear(CLASSES))
     federation = make_federation({"linear": model}, (2, 2, 1), CLASSES, num_clients=CLIENTS)
     dataset, partition = samples()
-    simulation = make_simulation(method, federation, make_federation_data(dataset, partition, federation), TRAINING)
+    simulation = make_simulation(method, federation, make_federation_data(dataset, partition, federation))
     state, costs = simulation.init(), []
     for _ in range(rounds):
         state, report = simulation.run_round(state)

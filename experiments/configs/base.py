@@ -87,7 +87,8 @@ def base_config() -> ConfigDict:
     config.uplink = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
     config.downlink = ()
 
-    config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 64, "patience": 0})  # patience 0: never
+    config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 0, "patience": 0})  # patience 0: never
+    # batch_size 0: as the device likes, or 64 where norms of a model go by the batch they see
     config.evaluate.global_statistics = "batch"  # or training: of static_batch norms of a model on the server
     config.evaluate.train = False  # also on training samples: train_accuracy
     config.evaluate.sample = 0  # clients that every evaluation looks at, the same ones in a run; 0: all

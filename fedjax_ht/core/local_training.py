@@ -221,15 +221,21 @@ def class_means(sums: ClassSums) -> jax.Array:
     return sums.sums / jnp.maximum(sums.counts, 1)[:, None]
 
 
+def forward_batch() -> int:
+    """Samples of a forward pass whose result does not depend on it: on CPU so few that what a layer makes of them stays
+    in the cache."""
+    return 16 if jax.default_backend() == "cpu" else 64
+
+
 def sum_by_class(
     extract: Callable[[jax.Array, jax.Array], jax.Array],
     data: Data,
     num_classes: int,
-    batch_size: int,
+    batch_size: int | None = None,
     split: str = "train",
 ) -> ClassSums:
     """One pass over a split, in stored order, that sums `extract(x, mask) [B, D]` by class: how prototypes are made."""
-    source = data.splits[split]
+    source, batch_size = data.splits[split], batch_size or forward_batch()
 
     def body(i, sums):
         batch = take_batch(data, source.indices, source.count, i * batch_size, batch_size)

@@ -18,9 +18,12 @@ then, once, with the uplinks of every bucket:
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
+
+if TYPE_CHECKING:
+    from fedjax_ht.core.local_training import LocalTraining
 
 PyTree = Any
 Metrics = dict[str, jax.Array]  # name -> float32 scalar
@@ -118,6 +121,7 @@ class Method(NamedTuple):
 
     Attributes:
       name: as in the registry and in tables.
+      training: the recipe that client_update trains by, for whoever has to know how many steps that takes.
       init_server: (federation, key) -> Server.
       init_client: (bucket, ctx) -> Client.
       broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
@@ -144,6 +148,7 @@ class Method(NamedTuple):
     """
 
     name: str
+    training: "LocalTraining"
     init_server: Callable
     init_client: Callable
     broadcast: Callable

@@ -10,7 +10,8 @@ segments of one checkpoint hold at most twice the states that have ever changed.
 
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,21 +25,25 @@ from fedjax_ht.core.method import PyTree
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 SEGMENT_BYTES = 64 << 20  # more is cut into several segments, so that host memory needs no second copy of all states
+COPIED_BYTES = 4 << 30  # for more the run waits, until all is written
 
 Rows = dict[str, np.ndarray]  # bucket -> int64 [m], ascending rows of its stacked states
 
 
 class Checkpointer(NamedTuple):
     """Attributes:
-    save: (state, history) -> None; atomic, named by the state's round; returns when it is on disk. The round that was
-      saved or restored last is left as it is. Checkpoints of later rounds than that one are of another course of the
-      run, such as broken ones that were passed over; they go.
+    save: (state, history) -> None; atomic, named by the state's round. It returns when all is on disk; in the
+      background, when what changed is copied, and what then goes wrong is raised by the next `save` or `wait`. The
+      round that was saved or restored last is left as it is. Checkpoints of later rounds than that one are of another
+      course of the run, such as broken ones that were passed over; they go.
+    wait: () -> None; returns when all that was saved is on disk.
     restore: (warn) -> (state, history), or None if there is none. A checkpoint that cannot be read is passed over with
       one line to `warn`, for the one before it. On another kind of device than it was saved on, initial states may
       differ in their last bit.
     """
 
     save: Callable[[SimulationState, list[dict]], None]
+    wait: Callable[[], None]
     restore: Callable[..., tuple[SimulationState, list[dict]] | None]
 
 
@@ -56,8 +61,30 @@ class Placement(NamedTuple):
     held: dict[int, dict[str, int]]
 
 
-def make_checkpointer(directory: Path | str, simulation: Simulation, keep: int = 2) -> Checkpointer:
+class Copied(NamedTuple):
+    """What a checkpoint is written from, in host memory.
+
+    Attributes:
+      round: the state's.
+      small: (server, last_round, changed).
+      history: of the run.
+      parts: rows and their states, one part a segment; a generator reads each when it is written.
+    """
+
+    round: int
+    small: PyTree
+    history: list[dict]
+    parts: Iterable[tuple[Rows, dict[str, PyTree]]]
+
+
+def make_checkpointer(
+    directory: Path | str, simulation: Simulation, keep: int = 2, background: bool = False
+) -> Checkpointer:
     """Checkpoints of a simulation in `directory` and "`directory`.segments", of which the newest `keep` stay.
+
+    Args:
+      background: write in a thread while the run goes on. With several processes, or more than `COPIED_BYTES` to
+        write, the run waits all the same.
 
     Raises:
       ValueError: `keep` is below 1.
@@ -67,33 +94,50 @@ def make_checkpointer(directory: Path | str, simulation: Simulation, keep: int =
     directory = Path(directory).absolute()
     segments = directory.with_name(f"{directory.name}.segments")
     base: Placement | None = None  # of the checkpoint that the run has last saved or been restored from
+    pool = ThreadPoolExecutor(1, "checkpoint") if background and jax.process_count() == 1 else None
+    writing: Future | None = None
 
     def save(state: SimulationState, history: list[dict]) -> None:
-        nonlocal base
+        nonlocal base, writing
+        wait()
         there = base is not None and all((segments / str(s)).exists() for s in base.held)
         if not there or base.round > state.round:
             base = Placement(-1, {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}, {})
+        copied, size = copy(simulation, state, history, base)
+        if pool is None or size > COPIED_BYTES:
+            write(copied)
+        else:
+            writing = pool.submit(write, copied._replace(parts=list(copied.parts)))
+
+    def wait() -> None:
+        nonlocal writing
+        done, writing = writing, None
+        if done is not None:
+            done.result()
+
+    def write(copied: Copied) -> None:
+        nonlocal base
         with manager(directory, cleanup_tmp_directories=True) as m:
-            if state.round == base.round and state.round in m.all_steps():
+            if copied.round == base.round and copied.round in m.all_steps():
                 return
-            placed = write_segments(segments, simulation, state, base)
-            small = (state.server, state.last_round, state.changed, placed.where)
-            if state.round in m.all_steps():  # of another course of the run
-                m.delete(state.round)
+            placed = write_segments(segments, copied, base)
+            if copied.round in m.all_steps():  # of another course of the run
+                m.delete(copied.round)
             items = {
-                "small": ocp.args.StandardSave(_pack(small)),
+                "small": ocp.args.StandardSave(_pack((*copied.small, placed.where))),
                 "held": ocp.args.JsonSave({str(s): rows for s, rows in placed.held.items()}),
-                "history": ocp.args.JsonSave({"rows": history}),
+                "history": ocp.args.JsonSave({"rows": copied.history}),
             }
-            m.save(state.round, args=ocp.args.Composite(**items), force=True)
+            m.save(copied.round, args=ocp.args.Composite(**items), force=True)
             past = [step for step in m.all_steps() if step <= base.round]
-            base, kept = placed, [*sorted(past), state.round][-keep:]
+            base, kept = placed, [*sorted(past), copied.round][-keep:]
             for step in set(m.all_steps()) - set(kept):
                 m.delete(step)
             delete_unused(segments, m, kept)
 
     def restore(warn: Callable[[str], None] = logging.warning):
         nonlocal base
+        wait()
         if not directory.exists():
             return None
         with manager(directory) as m:
@@ -106,7 +150,7 @@ def make_checkpointer(directory: Path | str, simulation: Simulation, keep: int =
                     warn(f"checkpoint {directory / str(step)} cannot be read ({reason}); trying the one before it")
         return None
 
-    return Checkpointer(save, restore)
+    return Checkpointer(save, wait, restore)
 
 
 def manager(directory: Path, **options) -> ocp.CheckpointManager:
@@ -144,23 +188,35 @@ def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
         yield {name: x[p == i] for (name, x), p in zip(rows.items(), part) if (p == i).any()}
 
 
-def write_segments(segments: Path, simulation: Simulation, state: SimulationState, base: Placement) -> Placement:
-    """Writes what changed since `base`; each segment is there as a whole or not at all."""
+def copy(simulation: Simulation, state: SimulationState, history: list[dict], base: Placement) -> tuple[Copied, int]:
+    """What a checkpoint after `base` is written from, and how many bytes of clients' states that is."""
     row_bytes = {name: _bytes(simulation.read_clients(state, name, np.zeros(1, np.int64))) for name in state.changed}
+    rows = rows_to_write(base, state.changed, row_bytes)
+    parts = (
+        (piece, {name: simulation.read_clients(state, name, x) for name, x in piece.items()})
+        for piece in pieces(rows, row_bytes, SEGMENT_BYTES)
+    )
+    small = jax.tree.map(_plain, (state.server, state.last_round, state.changed))
+    size = sum(len(x) * row_bytes[name] for name, x in rows.items())
+    return Copied(state.round, small, list(history), parts), size
+
+
+def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement:
+    """Writes what changed since `base`; each segment is there as a whole or not at all."""
     where = {name: x.copy() for name, x in base.where.items()}
     held = dict(base.held)
     there = max((int(p.name) for p in segments.glob("*") if p.name.isdigit()), default=0)
-    first = 1 + int(multihost_utils.broadcast_one_to_all(np.int32(there)))  # a number is never used twice
-    rows = rows_to_write(base, state.changed, row_bytes)
-    for number, piece in enumerate(pieces(rows, row_bytes, SEGMENT_BYTES), first):
-        tree = {name: (x.astype(np.int32), simulation.read_clients(state, name, x)) for name, x in piece.items()}
+    if jax.process_count() > 1:
+        there = int(multihost_utils.broadcast_one_to_all(np.int32(there)))
+    for number, (piece, states) in enumerate(copied.parts, there + 1):  # a number is never used twice
+        tree = {name: (x.astype(np.int32), states[name]) for name, x in piece.items()}
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             checkpointer.save(segments / str(number), args=ocp.args.StandardSave(_pack(tree)))
         for name, x in piece.items():
             where[name][x] = number
         held[number] = {name: len(x) for name, x in piece.items()}
     used = set(np.concatenate([np.unique(x) for x in where.values()]).tolist())
-    return Placement(state.round, where, {s: rows for s, rows in held.items() if s in used})
+    return Placement(copied.round, where, {s: rows for s, rows in held.items() if s in used})
 
 
 def read(

@@ -7,23 +7,20 @@
 p, the teachers and their weights are those of `methods.ensemble`. G normalises by batch while it is trained, and by its
 running statistics while it teaches. DFRD, DENSE and FedFTG differ in the two losses and in their numbers.
 
-Controls teach on other images, see `methods.image_source`. They have no generator step; with alpha, the second term is
-on further images of the same kind, so that the model takes as many steps on as many images.
+The loop is in `methods.distillation_loop`; here are the words that it and the methods share.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax import lax
 
-from fedjax_ht.core.federation import Bucket, Federation, features, logits
-from fedjax_ht.core.method import Data, PyTree
-from fedjax_ht.methods.ensemble import Opinions, Teachers, ask
-from fedjax_ht.methods.image_source import Images, draw_real, make_pool
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.methods.ensemble import Opinions, Teachers
+from fedjax_ht.methods.image_source import Images
 from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge, check_merge
 
 Counts = Literal["seen_so_far", "this_round", "full", "none"]
@@ -34,6 +31,8 @@ this_round: labels trained on in this round, repeated samples repeatedly.
 full: all of the client's training labels.
 none: nothing; teachers weigh alike, and classes are drawn alike.
 """
+
+StudentBatch = Literal["step", "iteration"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +54,8 @@ class Distillation:
       alpha: weight of the student's loss on images of the moving average; with 0 there is none.
       decay: lambda, the share that the moving average keeps in a round.
       counts: see `Counts`.
+      student_batch: the student sees images drawn anew in every "step", or for an "iteration" those of one draw in all
+        its student steps, as in FedFTG's own code; the teachers are then asked once.
       images: what the student is taught on, see `methods.image_source`.
       feedback: clients go on from the distilled model; else, as released for one width, from the one averaged.
       low_memory: see `ensemble.ask`.
@@ -75,6 +76,7 @@ class Distillation:
     alpha: float = 0.0
     decay: float = 0.5
     counts: Counts = "seen_so_far"
+    student_batch: StudentBatch = "step"
     images: Images = "generator"
     feedback: bool = True
     low_memory: bool = False
@@ -89,7 +91,7 @@ class Distillation:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0")
         if not 0 <= self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be in [0, 1]")
-        for name, kinds in (("counts", Counts), ("images", Images)):
+        for name, kinds in (("counts", Counts), ("student_batch", StudentBatch), ("images", Images)):
             if getattr(self, name) not in get_args(kinds):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kinds))}")
         check_merge(self.merge)
@@ -169,120 +171,3 @@ def draw(key: jax.Array, recipe: Distillation, label_shares: jax.Array) -> tuple
     noise_key, label_key = jax.random.split(key)
     noise = jax.random.normal(noise_key, (recipe.batch_size, recipe.noise_dim))
     return noise, jax.random.categorical(label_key, jnp.log(label_shares), shape=(recipe.batch_size,))
-
-
-def student_logits(bucket: Bucket, model: PyTree, x: jax.Array, train: bool) -> jax.Array:
-    """The global model's, float [B, C]."""
-    found, _ = features(bucket, model, {}, x, jnp.ones(len(x), bool), train)
-    return logits(bucket, model, found)
-
-
-def distil(
-    recipe: Distillation,
-    objective: Objective,
-    federation: Federation,
-    buckets: Sequence[Bucket],
-    teachers: Teachers,
-    learner: Learner,
-    average: PyTree,
-    round: jax.Array,
-    key: jax.Array,
-    data: Data | None = None,
-) -> tuple[Learner, dict[str, jax.Array]]:
-    """All of a round's iterations, as one loop.
-
-    Args:
-      recipe, objective: what the method is.
-      federation: whose global model is the student.
-      buckets: those of the teachers, in the order of their weights.
-      teachers: of this round.
-      learner: what is trained.
-      average: the generator's moving average up to the last round; () without.
-      round: int32 scalar, from 0; the moving average teaches from round 1 on.
-      key: of all draws.
-      data: all clients' training samples, split "train"; only of `recipe.images` "real".
-
-    Returns:
-      The learner, and the mean losses of the steps, "student_loss" and, where it is trained, "generator_loss".
-    """
-    module, bucket, shares = make_generator(federation, recipe), federation.global_model, teachers.label_shares
-    trained = recipe.images == "generator"
-    if recipe.images == "real":
-        pool = make_pool(data, federation.num_classes)
-        shares = jnp.where(pool.count > 0, shares, 0)  # counts="none" draws classes that nobody has
-    adam = optax.adam(recipe.generator_lr, b1=0.5, b2=0.999)
-    sgd = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.sgd(recipe.student_lr))
-
-    def generator_step(number, carry, model, key):
-        generator, state, total = carry
-        noise, labels = draw(jax.random.fold_in(key, number), recipe, shares)
-
-        def loss(params):
-            variables = generator | {"params": params}
-            made, changed = module.apply(variables, noise, labels, True, mutable=["batch_stats"])
-            opinions = ask(buckets, teachers, made.images, labels, objective.with_moments, recipe.low_memory)
-            own = student_logits(bucket, model, made.images, train=False)
-            return objective.generator(Synthetic(noise, labels, made, opinions, own, teachers)), changed
-
-        (value, changed), gradients = jax.value_and_grad(loss, has_aux=True)(generator["params"])
-        updates, state = adam.update(gradients, state)
-        params = optax.apply_updates(generator["params"], updates)
-        return {"params": params, "batch_stats": changed.get("batch_stats", {})}, state, total + value
-
-    def show(generator, noise, labels, key) -> Generated:
-        if recipe.images == "real":
-            return Generated(draw_real(jax.random.fold_in(key, 1), data, pool, labels), noise, ())
-        if recipe.images == "noise":
-            shape = (recipe.batch_size, *bucket.input_shape)
-            return Generated(jax.random.normal(jax.random.fold_in(key, 1), shape), noise, ())
-        return module.apply(generator, noise, labels, False)
-
-    def taught(model, generator, key):
-        """The student's loss on images of a generator, or of a control."""
-        noise, labels = draw(key, recipe, shares)
-        made = jax.tree.map(lax.stop_gradient, show(generator, noise, labels, key))
-        opinions = jax.tree.map(lax.stop_gradient, ask(buckets, teachers, made.images, labels, False))
-        own = student_logits(bucket, model, made.images, train=True)
-        return objective.student(Synthetic(noise, labels, made, opinions, own, teachers))
-
-    def student_step(number, carry, generator, key):
-        model, state, total = carry
-        key, average_key = jax.random.split(jax.random.fold_in(key, number))
-
-        def loss(model):
-            value = taught(model, generator, key)
-            if recipe.alpha:
-                value += recipe.alpha * (round > 0) * taught(model, average if trained else generator, average_key)
-            return value
-
-        value, gradients = jax.value_and_grad(loss)(model)
-        updates, state = sgd.update(gradients, state, model)
-        return optax.apply_updates(model, updates), state, total + value
-
-    def iteration(number, carry):
-        (model, generator), adam_state, sgd_state, generator_total, student_total = carry
-        generator_key, student_key = jax.random.split(jax.random.fold_in(key, number))
-        if trained and recipe.reset_opt:
-            adam_state = adam.init(generator["params"])
-        if trained:
-            generator, adam_state, generator_total = lax.fori_loop(
-                0,
-                recipe.generator_steps,
-                lambda i, carry: generator_step(i, carry, model, generator_key),
-                (generator, adam_state, generator_total),
-            )
-        model, sgd_state, student_total = lax.fori_loop(
-            0,
-            recipe.student_steps,
-            lambda i, carry: student_step(i, carry, generator, student_key),
-            (model, sgd_state, student_total),
-        )
-        return Learner(model, generator), adam_state, sgd_state, generator_total, student_total
-
-    adam_state = adam.init(learner.generator["params"]) if trained else ()
-    start = (learner, adam_state, sgd.init(learner.model), jnp.float32(0), jnp.float32(0))
-    learner, _, _, generator_total, student_total = lax.fori_loop(0, recipe.iterations, iteration, start)
-    losses = {"student_loss": student_total / max(recipe.iterations * recipe.student_steps, 1)}
-    if trained:
-        losses["generator_loss"] = generator_total / max(recipe.iterations * recipe.generator_steps, 1)
-    return learner, losses

@@ -85,6 +85,7 @@ def fd(training: LocalTraining, weight: float = 1.0, regulariser: Regulariser = 
 
     return Method(
         name="fd",
+        training=training,
         init_server=init_server,
         init_client=init_model,
         broadcast=lambda federation, bucket, server, ctx: server,

@@ -134,6 +134,7 @@ def fedapen(training: LocalTraining, adapt_every: int = 20, learned: bool = True
 
     return Method(
         name="fedapen",
+        training=training,
         init_server=lambda federation, key: init_variables(federation.shared, key),
         init_client=lambda bucket, ctx: init_pair(bucket, ctx) | {"weight": jnp.float32(0.5)},
         broadcast=lambda federation, bucket, server, ctx: server,

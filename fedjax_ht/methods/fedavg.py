@@ -68,6 +68,7 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
 
     return Method(
         name="fedavg",
+        training=training,
         check=check,
         init_server=lambda federation, key: init_variables(federation.buckets[0], key)["params"],
         init_client=init_model,

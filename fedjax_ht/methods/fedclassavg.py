@@ -111,6 +111,7 @@ def fedclassavg(
 
     return Method(
         name="fedclassavg",
+        training=training,
         check=require_equal_heads,
         init_server=init_head,
         init_client=init_model,

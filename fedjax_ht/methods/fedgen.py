@@ -201,6 +201,7 @@ def fedgen(
 
     return Method(
         name="fedgen",
+        training=training,
         check=require_equal_heads,
         init_server=init_server,
         init_client=init_model,

@@ -60,6 +60,7 @@ def fedgh(
 
     return Method(
         name="fedgh",
+        training=training,
         check=require_equal_heads,
         init_server=init_head,
         init_client=init_model,

@@ -163,6 +163,7 @@ def fedkd(
 
     return Method(
         name="fedkd",
+        training=training,
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,

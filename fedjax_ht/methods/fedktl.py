@@ -62,7 +62,7 @@ from fedjax_ht.losses import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.methods import prototypes
 from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, align, mean_latents, off_manifold
 from fedjax_ht.methods.pair_sources import FIXED, SOURCES, Source, latents_of, noise_images
-from fedjax_ht.methods.prototypes import COLLECT_BATCH, Variant, check_variant
+from fedjax_ht.methods.prototypes import Variant, check_variant
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
@@ -294,7 +294,7 @@ def fedktl(
             outputs = representation(bucket, client["params"], client["stats"], x, mask)[1]
             return unit(outputs) if variant == "released" else outputs
 
-        sums = sum_by_class(extract, data, bucket.num_classes, COLLECT_BATCH)
+        sums = sum_by_class(extract, data, bucket.num_classes)
         means = class_means(sums)
         return prototypes.Uplink(Masked(unit(means) if variant == "released" else means, sums.counts > 0), ())
 
@@ -339,6 +339,7 @@ def fedktl(
 
     return Method(
         name="fedktl",
+        training=training,
         check=check,
         init_server=init_server,
         init_client=init_client,

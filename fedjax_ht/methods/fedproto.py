@@ -72,6 +72,7 @@ def fedproto(
 
     return Method(
         name="fedproto",
+        training=training,
         check=lambda federation: federation.feature_dim and None,
         init_server=init_server,
         init_client=prototypes.init_client,

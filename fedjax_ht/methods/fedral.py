@@ -160,6 +160,7 @@ def fedral(
 
     return Method(
         name="fedral",
+        training=training,
         check=check,
         init_server=init_server,
         init_client=init_client,

@@ -197,6 +197,7 @@ def fedssa(
 
     return Method(
         name="fedssa",
+        training=training,
         check=check_linear_heads,
         init_server=init_server,
         init_client=init_client,

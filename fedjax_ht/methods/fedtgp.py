@@ -122,6 +122,7 @@ def fedtgp(
 
     return Method(
         name="fedtgp",
+        training=training,
         check=lambda federation: federation.feature_dim and None,
         init_server=init_server,
         init_client=prototypes.init_client,

@@ -22,11 +22,11 @@ from fedjax_ht.methods.distillation import (
     Distillation,
     Learner,
     Objective,
-    distil,
     init_generator,
     make_generator,
     moving_average,
 )
+from fedjax_ht.methods.distillation_loop import distil
 from fedjax_ht.methods.ensemble import Teachers, keep_present, label_weights
 from fedjax_ht.methods.image_source import WITH_GENERATOR, settle
 from fedjax_ht.methods.supervised import count_labels

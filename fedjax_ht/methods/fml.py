@@ -57,6 +57,7 @@ def fml(training: LocalTraining, alpha: float = 0.5, beta: float = 0.5, variant:
 
     return Method(
         name="fml",
+        training=training,
         init_server=lambda federation, key: init_variables(federation.shared, key)["params"],
         init_client=init_pair,
         broadcast=lambda federation, bucket, server, ctx: server,

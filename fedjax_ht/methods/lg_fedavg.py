@@ -34,6 +34,7 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
 
     return Method(
         name="lg_fedavg",
+        training=training,
         check=require_equal_heads,
         init_server=init_head,
         init_client=init_model,

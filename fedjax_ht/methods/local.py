@@ -14,6 +14,7 @@ def local(training: LocalTraining) -> Method:
 
     return Method(
         name="local",
+        training=training,
         init_server=lambda federation, key: (),
         init_client=init_model,
         broadcast=lambda federation, bucket, server, ctx: (),

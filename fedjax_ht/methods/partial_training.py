@@ -147,6 +147,7 @@ def partial_training(
 
     return Method(
         name=name,
+        training=training,
         check=check,
         init_server=lambda federation, key: init_variables(federation.global_model, key)["params"],
         init_client=init_model,

@@ -16,8 +16,6 @@ from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
 from fedjax_ht.methods.supervised import Regulariser, head_scores, init_model, own_classes, own_features
 from fedjax_ht.ops import pairwise_distance
 
-COLLECT_BATCH = 64  # samples a forward pass of the collection takes; the result does not depend on it
-
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
 
 Variant = Literal["paper", "released"]
@@ -47,7 +45,7 @@ def check_variant(variant: str) -> None:
 def collect(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
     """Per-class sums of the client's features over its training samples, in evaluation mode."""
     extract = lambda x, mask: own_features(bucket, client, x, mask)  # noqa: E731
-    return sum_by_class(extract, data, bucket.num_classes, COLLECT_BATCH)
+    return sum_by_class(extract, data, bucket.num_classes)
 
 
 def prototype_uplink(sums: ClassSums, with_counts: bool = False) -> Uplink:

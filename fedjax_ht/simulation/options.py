@@ -23,7 +23,8 @@ class SimulationOptions:
       shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
       evaluate_train: also score clients on their training samples, "train_accuracy".
-      eval_batch_size: samples that one forward pass of evaluation takes.
+      eval_batch_size: samples that one forward pass of evaluation takes; None is 64 where the server has a model of its
+        own, and else as the device likes (`local_training.forward_batch`). It matters where norms go by the batch.
       global_statistics: what "static_batch" norms of the server's model go by in its evaluation: "batch", the
         samples of the pass, or "training", all clients' training samples (see `core.statistics`).
       lanes: clients side by side on a device: a number, bucket name -> number, or "auto", see `lanes.choose_lanes`.
@@ -41,7 +42,7 @@ class SimulationOptions:
     shared_init: bool = False
     evaluate: Literal["received", "trained"] = "received"
     evaluate_train: bool = False
-    eval_batch_size: int = 64
+    eval_batch_size: int | None = None
     global_statistics: Literal["batch", "training"] = "batch"
     lanes: Lanes = "auto"
     devices: int | None = None
@@ -69,7 +70,7 @@ class SimulationOptions:
             raise ValueError(f"lanes is {self.lanes!r}; it must be 'auto' or a positive integer")
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"devices is {self.devices}; it must be at least 1")
-        if self.eval_batch_size < 1:
+        if self.eval_batch_size is not None and self.eval_batch_size < 1:
             raise ValueError(f"eval_batch_size is {self.eval_batch_size}; it must be at least 1")
 
     def participants(self, num_clients: int) -> int:

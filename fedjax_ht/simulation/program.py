@@ -12,7 +12,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh, on_mesh
 from fedjax_ht.core.evaluation import bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining, num_steps
+from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, bucket_round, first_states
@@ -108,7 +108,6 @@ def bind(
     method: Method,
     federation: Federation,
     data: FederationData,
-    training: LocalTraining,
     options: SimulationOptions,
     extra: PyTree,
     trials: int | None,
@@ -121,7 +120,8 @@ def bind(
     seeds = np.array([o.seed for o in each], np.uint32)
     seeds = collect(mesh, seeds if trials else seeds[0])
     images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
-    global_scores = global_evaluation(method, federation, options.global_statistics, options.eval_batch_size)
+    size = options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
+    global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
         per_trial.first_server(method, federation, trials),
         per_trial.serve(method, federation, trials),
@@ -130,12 +130,12 @@ def bind(
         seeds,
         *collect(mesh, (method.frozen, data.pooled)),
     )
-    rosters = _rosters(federation, data.counts["train"].reshape(len(each), -1), training, options, mesh)
+    rosters = _rosters(federation, data.counts["train"].reshape(len(each), -1), method.training, options, mesh)
     bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
     wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in wanted if data.counts[s].any())
     tests = tuple(s for s in splits if s == "test")
-    received, size = options.evaluate == "received", options.eval_batch_size
+    received = options.evaluate == "received"
     clients = {
         b.name: Clients(
             rosters[b.name],

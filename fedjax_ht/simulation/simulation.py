@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
 from fedjax_ht.metrics.flops import bucket_flops
@@ -50,7 +49,6 @@ def make_simulation(
     method: Method,
     federation: Federation,
     data: FederationData,
-    training: LocalTraining,
     options: SimulationOptions | None = None,
     extra: PyTree = (),
 ) -> Simulation:
@@ -60,21 +58,19 @@ def make_simulation(
       method: a factory's result; its hyper-parameters, local training among them, are bound already.
       federation: the buckets.
       data: the clients' data.
-      training: the same recipe the method trains by; here it only tells how many steps each client takes.
       options: how the federation runs.
       extra: per-client settings of the method (`ClientInfo.extra`), arrays with a leading axis [num_clients].
 
     Raises:
       ValueError: the method cannot run on this federation.
     """
-    return _simulation(bind(method, federation, data, training, options or SimulationOptions(), extra, None))
+    return _simulation(bind(method, federation, data, options or SimulationOptions(), extra, None))
 
 
 def make_trials(
     method: Method,
     federation: Federation,
     data: Sequence[FederationData],
-    training: LocalTraining,
     options: SimulationOptions | None = None,
     extra: PyTree = (),
 ) -> Simulation:
@@ -83,7 +79,7 @@ def make_trials(
     All entries of `data` hold the same images; they may be one split repeated. Other arguments as `make_simulation`.
     """
     options = options or SimulationOptions()
-    return _simulation(bind(method, federation, join_trials(data), training, options, extra, len(data)))
+    return _simulation(bind(method, federation, join_trials(data), options, extra, len(data)))
 
 
 def _simulation(program: Program) -> Simulation:

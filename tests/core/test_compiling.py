@@ -13,7 +13,7 @@ OPTIONS = SimulationOptions(participation=0.6, lanes=2, devices=1)
 
 def two_rounds():
     federation = mixed_federation()
-    sim = make_simulation(METHODS["fedtgp"](TRAINING), federation, federation_data(federation), TRAINING, OPTIONS)
+    sim = make_simulation(METHODS["fedtgp"](TRAINING), federation, federation_data(federation), OPTIONS)
     state, reports = sim.init(), []
     for _ in range(2):
         state, report = sim.run_round(state)

@@ -62,7 +62,7 @@ def rounds(generator, **options) -> tuple[list, dict, np.ndarray]:
     settings = {"server_epochs": 3, "server_batch_size": 6, "scale": 2.0, "mu": 0.5}
     method = fedktl(federations.TRAINING, generator=generator, **(settings | options))
     data = federations.federation_data(federation)
-    simulation = make_simulation(method, federation, data, federations.TRAINING, SimulationOptions(lanes=1))
+    simulation = make_simulation(method, federation, data, SimulationOptions(lanes=1))
     state, reports = simulation.init(), []
     for _ in range(2):
         state, report = simulation.run_round(state)

@@ -1,6 +1,7 @@
 """Checkpoints write what changed, come back bit for bit, and a broken one falls back to the one before it."""
 
 import shutil
+import threading
 import types
 
 import jax
@@ -212,6 +213,47 @@ def test_segments_deleted_under_a_run_are_written_again(folder):
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[2])
 
 
+def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, monkeypatch):
+    go_on, write = threading.Event(), checkpoint.write_segments
+    monkeypatch.setattr(checkpoint, "write_segments", lambda *args: go_on.wait(60) and write(*args))
+    writer, history = make_checkpointer(folder, toy_simulation(), background=True), [{"round": 1}]
+    state = course([0, 1, 2])[1]
+    expected = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, state)
+    writer.save(state, history)
+    state.clients["wide"]["params"][:] = -1  # the next round writes into the host's rows
+    history.append({"round": 2})
+    assert not segments(folder)
+    go_on.set()
+    writer.wait()
+    found, past = make_checkpointer(folder, toy_simulation()).restore()
+    assert_same(found, expected)
+    assert past == [{"round": 1}]
+
+
+def test_in_the_background_every_checkpoint_builds_on_the_one_before(folder):
+    writer = make_checkpointer(folder, toy_simulation(), background=True)
+    for state in COURSE[:5]:
+        writer.save(state, [])
+    assert_same(writer.restore()[0], COURSE[4])  # it waits, too
+    assert sorted(len(stored_rows(path)) for path in segments(folder).values()) == [1, 2, 2, 3]
+
+
+def test_what_goes_wrong_in_the_background_is_raised(folder, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
+    writer = make_checkpointer(folder, toy_simulation(), background=True)
+    writer.save(COURSE[1], [])
+    writer.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_segments", full)
+        writer.save(COURSE[2], [])
+        with pytest.raises(OSError, match="No space left"):
+            writer.wait()
+    writer.save(COURSE[3], [])  # the next one holds what that one lacked
+    assert_same(writer.restore()[0], COURSE[3])
+
+
 @pytest.mark.parametrize("what", ["checkpoint", "segment", "no segment"])
 def test_a_broken_newest_falls_back_with_a_warning(folder, what):
     writer = make_checkpointer(folder, toy_simulation())
@@ -273,7 +315,7 @@ def test_killed_while_saving(folder, moment, monkeypatch):
 def test_a_run_resumed_at_every_checkpoint_equals_one_never_interrupted(folder, store):
     federation = uniform_federation()
     options = SimulationOptions(seed=3, participation=0.25, client_store=store)
-    simulation = make_simulation(fedproto(TRAINING), federation, federation_data(federation), TRAINING, options)
+    simulation = make_simulation(fedproto(TRAINING), federation, federation_data(federation), options)
     whole, resumed = simulation.init(), simulation.init()
     for round in range(1, 7):
         whole, _ = simulation.run_round(whole)

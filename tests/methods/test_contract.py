@@ -69,7 +69,7 @@ def simulation(name: str, reverse: bool = False, padding: int = 0, build: int = 
     federation = federation_for(name, reverse)
     method = breakable(method_of(name))
     settings = SimulationOptions(**{**vars(OPTIONS), **options})
-    return make_simulation(method, federation, federation_data(federation, padding), TRAINING, settings)
+    return make_simulation(method, federation, federation_data(federation, padding), settings)
 
 
 def played(sim: Simulation, rounds: int) -> tuple[list[SimulationState], list]:
@@ -162,7 +162,7 @@ def test_recorded_numbers(name):
 def test_recorded_numbers_of_released_forms(name):
     training = dataclasses.replace(TRAINING, shuffle=False)
     method, federation = METHODS[name](training, **settings(name) | RELEASED[name]), federation_for(name)
-    sim = make_simulation(method, federation, federation_data(federation), training, OPTIONS)
+    sim = make_simulation(method, federation, federation_data(federation), OPTIONS)
     check_recorded(f"{name} released", numbers(*played(sim, 3)))
 
 

@@ -134,7 +134,13 @@ CASES = {  # factory, options, the losses by hand, alpha
         0.7,
     ),
     "dense": (dense, {"b_adv": 3.0, "reset_opt": False}, dense_loss, ensemble_kl, 0.0),
-    "fedftg": (fedftg, {"b_md": 3.0, "b_div": 2.0, "merge": "mul"}, fedftg_loss, each_kl, 0.0),
+    "fedftg": (
+        fedftg,
+        {"b_md": 3.0, "b_div": 2.0, "merge": "mul", "student_batch": "iteration"},
+        fedftg_loss,
+        each_kl,
+        0.0,
+    ),
 }
 
 
@@ -189,7 +195,8 @@ def by_hand(kind, case, server, round):
             params = tree(change, params, first, second)
             losses.append(loss)
         for number in range(2):
-            key, average_key = jax.random.split(jax.random.fold_in(student_key, number))
+            drawn = 0 if options.get("student_batch") == "iteration" else number
+            key, average_key = jax.random.split(jax.random.fold_in(student_key, drawn))
             generator = {"params": params, "batch_stats": stats}
             loss, g = student_gradient(model, generator, *draw(key, recipe, shares))
             if alpha and round:
@@ -229,6 +236,19 @@ def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
     moved = jax.tree.map(lambda a, b: float(np.abs(a - b).max()), (server.generator, server.model), (generator, model))
     if kind == "plain":  # a bias ahead of a norm has no gradient
         assert min(jax.tree.leaves(moved)) > 0.02 * LR
+
+
+def test_the_student_may_see_one_batch_in_all_steps_of_an_iteration():
+    """A student that stands still has the loss of the first step in every step, and another one with new batches."""
+    still = SMALL | {"student_lr": 0.0, "iterations": 1, "generator_steps": 1, "batch_size": 4}
+
+    def loss(**options):
+        method = dfrd(TRAINING, **still | {"alpha": 0.7} | options)
+        return float(serve("plain", method, first_server("plain", method))[1]["student_loss"])
+
+    alone = loss(student_steps=1)
+    np.testing.assert_allclose(loss(student_steps=3, student_batch="iteration"), alone, rtol=1e-6)
+    assert abs(loss(student_steps=3) - alone) > 1e-4 * abs(alone)
 
 
 WEIGHT_OF_KL = {"dfrd": "b_tran", "dense": "b_adv", "fedftg": "b_md"}
@@ -295,6 +315,7 @@ BAD = {
     "temperature is 0.0; it must be above 0": {"temperature": 0.0},
     "decay is 1.5; it must be in": {"decay": 1.5},
     "counts is 'some'; it must be one of seen_so_far, this_round, full, none": {"counts": "some"},
+    "student_batch is 'round'; it must be one of step, iteration": {"student_batch": "round"},
     "merge is 'sum'; it must be one of mul": {"merge": "sum"},
     "selection is 'all'; it must be one of diamond, triangle, nabla, xor": {"selection": "all"},
     "diversity is 'none'; it must be one of squares, norms": {"diversity": "none"},

@@ -148,9 +148,7 @@ def test_a_simulation_counts_whole_models_for_clients_that_missed_a_round():
     federation = mixed_federation()
     method = fedkd(FEDERATION_TRAINING, 0.3, 0.3)
     size = 16 * 8 + 8 + 8 * 5 + 5
-    sim = make_simulation(
-        method, federation, federation_data(federation), FEDERATION_TRAINING, SimulationOptions(lanes=1)
-    )
+    sim = make_simulation(method, federation, federation_data(federation), SimulationOptions(lanes=1))
 
     def down(state, ids, dropped=()):
         state, report = play(sim, state, ids, dropped)

@@ -239,7 +239,7 @@ def test_every_option_runs(options, noise, width, pair, classes):
     method = fedktl(federations.TRAINING, **({"generator": GENERATOR} | SMALL | options))
     data = federations.federation_data(federation)
     settings = SimulationOptions(lanes=1, uplink=noise[:1], downlink=noise[1:])
-    simulation = make_simulation(method, federation, data, federations.TRAINING, settings)
+    simulation = make_simulation(method, federation, data, settings)
     state, first = simulation.run_round(simulation.init())
     state, second = simulation.run_round(state)
     up = width * sum(map(len, federations.CLASSES))

@@ -213,7 +213,7 @@ def test_one_owner_a_class_and_no_history_is_local_training():
     training = dataclasses.replace(TRAINING, shuffle=True)
     options = SimulationOptions(devices=1)
     methods = fedssa(training, mu=0.0), local(training)
-    fused, alone = (make_simulation(method, federation, data, training, options) for method in methods)
+    fused, alone = (make_simulation(method, federation, data, options) for method in methods)
     state, _ = fused.run_round(fused.init())
     state = to_host(state)
     models = {name: {part: c[part] for part in ("params", "stats")} for name, c in state.clients.items()}
@@ -274,7 +274,7 @@ def lengths(method: Method, rounds: int, participation: float) -> list[float]:
     split = tuple(ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients))
     data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), split, federation)
     options = SimulationOptions(devices=1, shared_init=True, participation=participation)
-    sim = make_simulation(method, federation, data, STILL, options)
+    sim = make_simulation(method, federation, data, options)
     state, found = sim.init(), []
     for _ in range(rounds):
         state, report = sim.run_round(state)

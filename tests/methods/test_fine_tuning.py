@@ -46,7 +46,7 @@ def whole_federation():
 def states(method, federation, rounds=2):
     """After each round, on the host."""
     options = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)
-    sim = make_simulation(method, federation, federation_data(federation), TRAINING, options)
+    sim = make_simulation(method, federation, federation_data(federation), options)
     state, passed = sim.init(), []
     for _ in range(rounds):
         state, _ = sim.run_round(state)
@@ -170,7 +170,7 @@ def test_clients_upload_the_moments_that_dense_compares():
     losses = []
     for b_bn in (0.0, 5.0):
         method = method_factory("heterofl+dense")(TRAINING, **TINY, b_bn=b_bn)
-        sim = make_simulation(method, federation, federation_data(federation), TRAINING, SimulationOptions(lanes=1))
+        sim = make_simulation(method, federation, federation_data(federation), SimulationOptions(lanes=1))
         _, report = sim.run_round(sim.init())
         losses.append((report.server_metrics["generator_loss"], report.uplink.payload_elements))
     assert losses[1][0] > losses[0][0] + 0.1

@@ -75,7 +75,7 @@ def test_an_untrained_generator_goes_by_the_statistics_of_its_outputs():
 
 def first_rounds(images: str, federation, rounds=2, **options):
     method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, **{"images": images} | options)
-    sim = make_simulation(method, federation, federation_data(federation), TRAINING, OPTIONS)
+    sim = make_simulation(method, federation, federation_data(federation), OPTIONS)
     state, reports = sim.init(), []
     for _ in range(rounds):
         state, report = sim.run_round(state)
@@ -105,10 +105,10 @@ def test_real_images_are_those_of_the_trial():
     first = federation_data(federation)
     fewer = first.pooled["train"]._replace(count=np.int32(11))  # as if the others had no training samples
     splits = [first, first._replace(pooled=first.pooled | {"train": fewer})]
-    together = make_trials(method, federation, splits, TRAINING, OPTIONS)
+    together = make_trials(method, federation, splits, OPTIONS)
     state, _ = together.run_round(together.init())
     for t, data in enumerate(splits):
-        alone = make_simulation(method, federation, data, TRAINING, SimulationOptions(lanes=1, devices=1, seed=3 + t))
+        alone = make_simulation(method, federation, data, SimulationOptions(lanes=1, devices=1, seed=3 + t))
         own, _ = alone.run_round(alone.init())
         for a, b in zip(jax.tree.leaves(state.server.model), jax.tree.leaves(own.server.model)):
             np.testing.assert_allclose(a[t], b, rtol=1e-6, atol=1e-7)

@@ -98,7 +98,7 @@ def test_the_server_puts_back_what_it_cut_out(name):
 def test_a_simulation_draws_the_same_on_both_sides():
     """As above, through a round's own keys, one of them after the other."""
     fed, training = sliced_federation(), LocalTraining(optax.sgd(0.0), batch_size=4, steps=1)
-    sim = make_simulation(feddropout(training), fed, federation_data(fed), training, SimulationOptions(lanes=1))
+    sim = make_simulation(feddropout(training), fed, federation_data(fed), SimulationOptions(lanes=1))
     state = sim.init()
     first = jax.device_get(state.server)
     for _ in range(2):

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.local_training import LocalTraining, forward_batch
 from fedjax_ht.core.method import ClientInfo, Context, Data, Split
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import bucket_flops, program_flops
@@ -119,9 +119,7 @@ def test_a_step_costs_what_xla_says(name, group):
 def test_clients_of_a_federation():
     """ "narrow" by hand: batches of four, a client below one batch takes one step, without samples none."""
     federation = mixed_federation()
-    flops = make_simulation(
-        METHODS["local"](TRAINING), federation, federation_data(federation), TRAINING
-    ).client_flops()
+    flops = make_simulation(METHODS["local"](TRAINING), federation, federation_data(federation)).client_flops()
     narrow = np.array([2, 2, 1, 0, np.nan, 4, np.nan, np.nan]) * STEP  # of 11, 9, 3, 0 and 16 samples
     members = list(federation.members(federation.buckets[0]))
     np.testing.assert_array_equal(flops[members], narrow[members])
@@ -138,8 +136,8 @@ def test_epochs_steps_and_the_collection_of_prototypes():
 
     np.testing.assert_array_equal(flops("local", epochs=3, drop_remainder=False) / STEP, [9, 9, 3, 0, 12])
     np.testing.assert_array_equal(flops("local", steps=5) / STEP, [5, 5, 5, 0, 5])
-    # One batch of 64 in evaluation mode, its features summed by class; and in every step the class means of the batch.
-    collection = 2 * 64 * (PIXELS * FEATURE_DIM + NUM_CLASSES * FEATURE_DIM)
+    # One batch in evaluation mode, its features summed by class; and in every step the class means of the batch.
+    collection = 2 * forward_batch() * (PIXELS * FEATURE_DIM + NUM_CLASSES * FEATURE_DIM)
     extra = flops("fedproto", steps=5) - flops("local", steps=5)
     np.testing.assert_array_equal(extra - extra[0], [0, 0, 0, -extra[0], 0])
     assert collection < extra[0] < 1.3 * collection
@@ -154,7 +152,7 @@ def test_trials_have_their_own_counts():
     )
     other = data._replace(buckets=data.buckets | {"narrow": fewer})
     method = METHODS["local"](TRAINING)
-    both = make_trials(method, federation, [data, other], TRAINING).client_flops()
-    alone = make_simulation(method, federation, data, TRAINING).client_flops()
+    both = make_trials(method, federation, [data, other]).client_flops()
+    alone = make_simulation(method, federation, data).client_flops()
     np.testing.assert_array_equal(both[0], alone)
     assert both.shape == (2, 8) and both[1][5] == both[0][5] / 2 and both[1][4] == both[0][4]

@@ -30,9 +30,9 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
     method, data = METHODS[name](TRAINING), federation_data(federation)
     options = SimulationOptions(seed=1, devices=devices, eval_batch_size=4, **options)
     if trials:
-        simulation = make_trials(method, federation, [data] * trials, TRAINING, options)
+        simulation = make_trials(method, federation, [data] * trials, options)
     else:
-        simulation = make_simulation(method, federation, data, TRAINING, options)
+        simulation = make_simulation(method, federation, data, options)
     state, metrics, bytes_sent = simulation.init(), [], []
     for _ in range(2):
         state, reports = simulation.run_round(state)

@@ -84,9 +84,9 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
     for half, options in enumerate(halves):
         options = SimulationOptions(**case.common, **options, eval_batch_size=4)
         if case.trials:
-            simulation = make_trials(method, federation, [data] * case.trials, TRAINING, options)
+            simulation = make_trials(method, federation, [data] * case.trials, options)
         else:
-            simulation = make_simulation(method, federation, data, TRAINING, options)
+            simulation = make_simulation(method, federation, data, options)
         checkpointer = make_checkpointer(folder / "checkpoints", simulation)
         state = checkpointer.restore()[0] if half else simulation.init()
         for _ in range(ROUNDS // len(halves)):

@@ -20,7 +20,7 @@ def found(ids, jit=True, name="fedproto", uplink=(), **changes):
     """The fault of the first round, of these participants, with some of the method's functions changed."""
     method = METHODS[name](TRAINING)
     method = method._replace(**{field: change(getattr(method, field)) for field, change in changes.items()})
-    sim = make_simulation(method, FEDERATION, DATA, TRAINING, SimulationOptions(devices=1, uplink=uplink))
+    sim = make_simulation(method, FEDERATION, DATA, SimulationOptions(devices=1, uplink=uplink))
     state = sim.init()
     before = to_host(state)
     with chosen(ids):
@@ -47,7 +47,7 @@ def spoiled_update(client: int):
 @pytest.mark.parametrize("name", ["fedproto", "fedktl", "lg_fedavg"])
 def test_a_sound_round_has_none(name):
     settings = {"fedktl": {"source": "noise"}}.get(name, {})
-    sim = make_simulation(METHODS[name](TRAINING, **settings), FEDERATION, DATA, TRAINING, SimulationOptions(devices=1))
+    sim = make_simulation(METHODS[name](TRAINING, **settings), FEDERATION, DATA, SimulationOptions(devices=1))
     assert sim.find_fault(sim.init()) is None
 
 
@@ -110,7 +110,7 @@ def test_trials_are_told_apart():
         return client, uplink, metrics | {"odd": jnp.where(same, jnp.nan, 0.0)}
 
     def fault_of(method):
-        sim = make_trials(method, FEDERATION, [DATA, DATA], TRAINING, SimulationOptions(devices=1))
+        sim = make_trials(method, FEDERATION, [DATA, DATA], SimulationOptions(devices=1))
         return sim.find_fault(sim.init())
 
     assert fault_of(method) is None

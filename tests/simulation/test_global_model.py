@@ -25,8 +25,8 @@ def simulation(statistics: str = "batch", trials: int | None = None) -> Simulati
     options = SimulationOptions(eval_batch_size=BATCH_SIZE, global_statistics=statistics)
     bound = METHODS["heterofl"](TRAINING), FEDERATION
     if trials:
-        return make_trials(*bound, [DATA] * trials, TRAINING, options)
-    return make_simulation(*bound, DATA, TRAINING, options)
+        return make_trials(*bound, [DATA] * trials, options)
+    return make_simulation(*bound, DATA, options)
 
 
 def drawn(server, seed: int):
@@ -89,5 +89,5 @@ def test_trials_have_servers_of_their_own():
 def test_a_server_may_have_no_model_to_score():
     """The method has none, or the federation none by itself."""
     for name, federation in (("local", mixed_federation()), ("fedavg", uniform_federation())):
-        sim = make_simulation(METHODS[name](TRAINING), federation, federation_data(federation), TRAINING)
+        sim = make_simulation(METHODS[name](TRAINING), federation, federation_data(federation))
         assert sim.evaluate(sim.init()).global_accuracy == {}

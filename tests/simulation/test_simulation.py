@@ -98,6 +98,7 @@ def probe() -> Method:
     zeros = lambda *shape: jnp.zeros((NUM_CLIENTS, *shape))  # noqa: E731
     return Method(
         name="probe",
+        training=TRAINING,
         init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
         init_client=lambda bucket, ctx: {"weight": jax.random.uniform(ctx.key, (2,)), "cap": jnp.float32(0)},
         broadcast=broadcast,
@@ -113,7 +114,7 @@ def probe() -> Method:
 def simulation(changes: tuple = (), padding: int = 0, **options) -> Simulation:
     """The probe, with `changes` as pairs of a Method's field and its value."""
     method, data = probe()._replace(**dict(changes)), federation_data(FEDERATION, padding)
-    return make_simulation(method, FEDERATION, data, TRAINING, SimulationOptions(**options), extra=EXTRA)
+    return make_simulation(method, FEDERATION, data, SimulationOptions(**options), extra=EXTRA)
 
 
 def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
@@ -223,7 +224,7 @@ def test_validation_samples_are_scored_where_there_are_any():
         for name, bucket in data.buckets.items()
     }
     data = data._replace(buckets=buckets, counts=data.counts | {"val": data.counts["train"]})
-    sim = make_simulation(probe(), FEDERATION, data, TRAINING, extra=EXTRA)
+    sim = make_simulation(probe(), FEDERATION, data, extra=EXTRA)
     scored = sim.evaluate(sim.init())
     expected = [capped_accuracy(1, own.train) if len(own.train) else np.nan for own in samples()[1]]
     np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)
@@ -342,7 +343,7 @@ def test_server_on_the_host_gives_the_same():
 
 def test_method_that_cannot_run_here():
     with pytest.raises(ValueError, match=r"^fedavg .* one architecture .* narrow, wide$"):
-        make_simulation(fedavg(TRAINING), FEDERATION, federation_data(FEDERATION), TRAINING)
+        make_simulation(fedavg(TRAINING), FEDERATION, federation_data(FEDERATION))
 
 
 def test_participants_are_scored_as_training_left_them():
@@ -351,7 +352,7 @@ def test_participants_are_scored_as_training_left_them():
     data = federation_data(federation)
     options = SimulationOptions(participation=0.6, evaluate="trained", devices=1)
     for name in ("local", "fedproto"):
-        sim = make_simulation(METHODS[name](TRAINING), federation, data, TRAINING, options)
+        sim = make_simulation(METHODS[name](TRAINING), federation, data, options)
         state, reports = sim.init(), []
         for _ in range(2):
             state, report = sim.run_round(state)

@@ -51,11 +51,11 @@ def test_a_trial_is_the_run_it_would_be_alone(name):
     federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
     # The second trial's split is padded further, with other images: its padding must not matter.
     splits = [federation_data(federation), federation_data(federation, padding=3)]
-    together, reports, scores = played(make_trials(method, federation, splits, TRAINING, options(SEED)))
+    together, reports, scores = played(make_trials(method, federation, splits, options(SEED)))
     assert together.last_round.shape == (2, NUM_CLIENTS)
     assert not np.array_equal(*together.last_round), "the trials must draw participants of their own"
     for t, data in enumerate(splits):
-        state, alone, score = played(make_simulation(method, federation, data, TRAINING, options(SEED + t)))
+        state, alone, score = played(make_simulation(method, federation, data, options(SEED + t)))
         for bucket, states in rows(federation, together, t).items():
             # Without XLA's fusion emitters (tests/conftest.py) FedTGP's two programs round differently.
             jax.tree.map(
@@ -79,7 +79,7 @@ def test_a_host_server_runs_each_trial():
     data = [federation_data(federation)] * 2
     compiled = METHODS["fedavg"](TRAINING)
     on_host = compiled._replace(host_server=True)
-    states = [played(make_trials(m, federation, data, TRAINING, options(SEED)))[0] for m in (compiled, on_host)]
+    states = [played(make_trials(m, federation, data, options(SEED)))[0] for m in (compiled, on_host)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), states[0].server, states[1].server)
 
 
@@ -87,6 +87,6 @@ def test_the_host_store_holds_all_trials():
     federation = mixed_federation()
     data = [federation_data(federation)] * 2
     method = METHODS["fedproto"](TRAINING)
-    runs = [played(make_trials(method, federation, data, TRAINING, options(SEED, s))) for s in ("device", "host")]
+    runs = [played(make_trials(method, federation, data, options(SEED, s))) for s in ("device", "host")]
     for trial in (0, 1):
         assert identical(rows(federation, runs[0][0], trial), rows(federation, runs[1][0], trial))
