@@ -73,14 +73,17 @@ class Channel(NamedTuple):
 
 def all_finite(tree: PyTree) -> jax.Array:
     """True if every float that would be read is finite; masked-out entries are not read."""
-    checks = [jnp.array(True)]
+    broken = []
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, wire.Masked)):
         if isinstance(leaf, wire.Masked):
             rows = leaf.mask.reshape(leaf.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
             leaf = jnp.where(rows, leaf.values, 0)
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
-            checks.append(jnp.all(jnp.isfinite(leaf)))
-    return jnp.stack(checks).all()
+            broken.append(~jnp.all(jnp.isfinite(leaf)))
+    # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of it holds: compiling
+    # MobileNetV2's round took 56 s on 2 cores, and takes 33.
+    flags = jnp.stack([jnp.array(False), *broken]).astype(jnp.float32)
+    return jnp.dot(flags, jnp.ones_like(flags)) == 0
 
 
 def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
