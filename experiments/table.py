@@ -66,7 +66,7 @@ def tops_of(history: Sequence[Row], score: str) -> list[Row]:
 
 
 def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
-    """A mean over trials, with its standard deviation where there are several: "80.57 ± 1.04"; "-" without any."""
+    """A mean over trials, with its standard deviation where there are several: "80.44 ± 0.60"; "-" without any."""
     if not rows:
         return "-"
     values = [100 * row[key] for row in rows]
