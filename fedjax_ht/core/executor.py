@@ -49,6 +49,11 @@ def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
     return float(1 - padded.sum() / total) if total else 0.0
 
 
+def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyTree:
+    """fn over the leading axis of xs, stacked: one after another on CPU, or where `apart` asks for it, else vmapped."""
+    return lax.map(fn, xs) if apart or jax.default_backend() == "cpu" else jax.vmap(fn)(xs)
+
+
 def run_clients(
     fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], states: PyTree, schedule: Schedule, lanes: int
 ) -> tuple[PyTree, PyTree]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Bucket, Federation, features, logits
 from fedjax_ht.core.method import Data, PyTree
 from fedjax_ht.methods.distillation import Distillation, Learner, Objective, Synthetic, draw, make_generator
@@ -171,9 +172,7 @@ def lessons_of(
         return Lesson(noise, labels, made, ask(buckets, teachers, made.images, labels))
 
     def prepare(generator, keys) -> Lesson:
-        one = lambda key: lesson(generator, key)  # noqa: E731
-        apart = recipe.low_memory or jax.default_backend() == "cpu"
-        return lax.map(one, keys) if apart else jax.vmap(one)(keys)
+        return each(lambda key: lesson(generator, key), keys, apart=recipe.low_memory)
 
     return prepare
 

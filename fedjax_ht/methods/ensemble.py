@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.statistics import norm_moments
@@ -100,10 +100,7 @@ def ask(
             return said, seen if with_moments else {}
 
         params = teachers.params[bucket.name]
-        if low_memory:
-            said, seen = lax.map(jax.checkpoint(one), params)
-        else:
-            said, seen = lax.map(one, params) if jax.default_backend() == "cpu" else jax.vmap(one)(params)
+        said, seen = each(jax.checkpoint(one) if low_memory else one, params, apart=low_memory)
         logits.append(said)
         moments[bucket.name] = seen
     return Opinions(jnp.concatenate(logits), teachers.weights[:, labels], moments)

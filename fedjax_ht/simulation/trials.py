@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_ht.core.compiling import compiler_options
+from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
@@ -24,20 +24,17 @@ def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool
     Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as clients are
     (`lanes.choose_lanes`), else vmapped.
     """
-    platform = jax.default_backend()
-    compiled = functools.partial(jax.jit, compiler_options=compiler_options(platform))
+    compiled = functools.partial(jax.jit, compiler_options=compiler_options(jax.default_backend()))
     if trials is None:
         return fn if host else compiled(fn)
     if host:
 
         def loop(own, shared):
-            each = [fn(jax.tree.map(lambda x, t=t: x[t], own), shared) for t in range(trials)]
-            return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+            found = [fn(jax.tree.map(lambda x, t=t: x[t], own), shared) for t in range(trials)]
+            return jax.tree.map(lambda *xs: jnp.stack(xs), *found)
 
         return loop
-    if platform == "cpu":
-        return compiled(lambda own, shared: lax.map(lambda one: fn(one, shared), own))
-    return compiled(jax.vmap(fn, in_axes=(0, None)))
+    return compiled(lambda own, shared: each(lambda one: fn(one, shared), own))
 
 
 def first_server(method: Method, federation: Federation, trials: int | None) -> Callable:
