@@ -49,12 +49,12 @@ def timed_rounds(simulation: Simulation, rounds: int) -> dict:
     later one, as median; the most that the device held."""
     start = time.perf_counter()
     state = simulation.init()
-    jax.block_until_ready((state.clients, state.server))
+    jax.block_until_ready((state.clients, state.servers))
     first, seconds = time.perf_counter() - start, []
     for _ in range(rounds):
         start = time.perf_counter()
         state, _report = simulation.run_round(state)
-        jax.block_until_ready((state.clients, state.server))
+        jax.block_until_ready((state.clients, state.servers))
         seconds.append(time.perf_counter() - start)
     round = statistics.median(seconds[1:])
     return {"init": first, "compile": seconds[0] - round, "round": round, "rounds": seconds, "peak": peak_memory()}

@@ -85,7 +85,8 @@ def measure(group: str, lanes: int, folder: str) -> dict:
     states, schedules, data = ({name: own[i] for name, own in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
     server = jax.eval_shape(lambda k: method.init_server(federation, k), key)
-    servers = TrialServers(server, jax.ShapeDtypeStruct((), jnp.uint32))
+    servers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), server)
+    servers = TrialServers(servers, jax.ShapeDtypeStruct((1,), jnp.uint32))
 
     def placed(tree: PyTree, spec) -> PyTree:
         at = NamedSharding(mesh, spec)

@@ -98,8 +98,7 @@ def main(_) -> None:
     except (ValueError, FileNotFoundError, ImportError) as error:
         fail(error)
     client, federation = _CLIENT.value, run.experiment.federation
-    evaluations = run.simulation.evaluate(run.state, np.array([client]))
-    evaluation = evaluations[_TRIAL.value] if run.simulation.trials else evaluations
+    evaluation = run.simulation.evaluate(run.state, np.array([client]))[_TRIAL.value]
     architecture = federation.buckets[federation.assignment[client]].name
     print(f"client {client} ({architecture}), {run.method} after {run.state.round} rounds")
     for split, by_rule in evaluation.accuracy.items():

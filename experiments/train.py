@@ -20,7 +20,8 @@ from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
 from fedjax_ht.simulation.history import Row, run
-from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation, make_trials
+from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
+from fedjax_ht.simulation.trials import of_trial
 
 # Fields that change nothing about the numbers of a round: a run may go on with others.
 FREE_FIELDS = (
@@ -87,14 +88,12 @@ def train_and_evaluate(
 
 
 def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
-    """One method's simulation; with more than one trial, of all of them. `lanes` are given where "auto" was asked for
+    """One method's simulation, of all trials. `lanes` are given where "auto" was asked for
     and an earlier call has chosen."""
     method, federation = experiment.methods[name], experiment.federation
     data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
     options = dataclasses.replace(experiment.options, lanes=lanes) if lanes else experiment.options
-    if len(data) > 1:
-        return make_trials(method, federation, data, options)
-    return make_simulation(method, federation, data[0], options)
+    return make_trials(method, federation, data, options)
 
 
 def is_primary() -> bool:
@@ -135,7 +134,7 @@ def run_method(
         nonlocal saved
         checkpointer.save(state, history)
         if is_primary():
-            show_server(name, experiment, simulation, state, workdir)
+            show_server(name, experiment, state, workdir)
         saved = state.round
 
     told: set[str] = set()
@@ -175,14 +174,12 @@ def run_method(
     return history
 
 
-def show_server(
-    name: str, experiment: Experiment, simulation: Simulation, state: SimulationState, workdir: Path
-) -> None:
+def show_server(name: str, experiment: Experiment, state: SimulationState, workdir: Path) -> None:
     """Writes what a method's server shows of its state, of the first trial, to images/<round>.png, if anything."""
     method = experiment.methods[name]
     if method.pictures is None:
         return
-    first = jax.tree.map(lambda x: x[0], state.server) if simulation.trials else state.server
+    first = of_trial(state.servers, 0)
     blocks = jax.tree.map(np.asarray, method.pictures(experiment.federation, first))
     plots.save(plots.image_grid(blocks, experiment.dataset.class_names), workdir / "images" / f"{state.round:05d}.png")
 

@@ -33,19 +33,19 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
       batch_size: samples a call.
     """
 
-    def scored(x, mask):
-        return predict(x, mask) or {}
+    def scored(i):
+        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
+        return predict(batch.x, batch.mask) or {}, batch
 
     def body(i, correct):
-        batch = take_batch(data, split.indices, split.count, i * batch_size, batch_size)
+        scores, batch = scored(i)
         hits = {
             rule: (jnp.argmax(s, -1) == batch.y) & jnp.isfinite(jnp.max(s, -1)) & batch.mask
-            for rule, s in scored(batch.x, batch.mask).items()
+            for rule, s in scores.items()
         }
         return {rule: correct[rule] + jnp.sum(h, dtype=jnp.int32) for rule, h in hits.items()}
 
-    x = jax.ShapeDtypeStruct((batch_size, *data.images.shape[1:]), jnp.float32)
-    rules = jax.eval_shape(scored, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_))
+    rules = jax.eval_shape(scored, jnp.int32(0))[0]
     batches = (split.count + batch_size - 1) // batch_size
     correct = lax.fori_loop(0, batches, body, {rule: jnp.int32(0) for rule in rules})
     return Scores(correct, split.count)

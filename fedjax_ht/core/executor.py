@@ -50,7 +50,10 @@ def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
 
 
 def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyTree:
-    """fn over the leading axis of xs, stacked: one after another on CPU, or where `apart` asks for it, else vmapped."""
+    """fn over the leading axis of xs, stacked: one after another on CPU, or where `apart` asks for it, else vmapped; a
+    single one as it is."""
+    if jax.tree.leaves(xs)[0].shape[0] == 1:
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], fn(jax.tree.map(lambda x: x[0], xs)))
     return lax.map(fn, xs) if apart or jax.default_backend() == "cpu" else jax.vmap(fn)(xs)
 
 
@@ -71,8 +74,9 @@ def run_clients(
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
     """
-    one_shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), (states, schedule.own))
-    output_shapes = jax.eval_shape(fn, *one_shapes)[1]
+    fn = jax.jit(fn, inline=True)  # no call is left of it; it is traced once, for its shapes and to run
+    one = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
+    output_shapes = jax.eval_shape(lambda states, own: fn(one(states), one(own))[1], states, schedule.own)
     capacity = schedule.slots.shape[0]
     outputs = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), output_shapes)
     batched = fn if lanes == 1 else jax.vmap(fn)

@@ -196,10 +196,15 @@ def features(
     Returns:
       float [B, K], and the new batch statistics.
     """
-    variables = {"params": params, "batch_stats": stats}
+    return _features(bucket.module, params, stats, x, mask, train, key)
+
+
+@functools.partial(jax.jit, static_argnames=("module", "train"), inline=True)
+def _features(module: nn.Module, params, stats, x, mask, train: bool, key):
+    # Inlined, it leaves no call in a program; being a jit, it is traced once a module and not once a use.
     rngs = None if key is None else {"dropout": key}
-    run = functools.partial(bucket.module.apply, method="features", mutable=["batch_stats"], rngs=rngs)
-    out, changed = run(variables, x, train, mask)
+    run = functools.partial(module.apply, method="features", mutable=["batch_stats"], rngs=rngs)
+    out, changed = run({"params": params, "batch_stats": stats}, x, train, mask)
     return out, changed.get("batch_stats", stats)
 
 

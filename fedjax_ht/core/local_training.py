@@ -169,7 +169,7 @@ def train(
         last = jnp.minimum(first + per_epoch, start + steps)
         return lax.fori_loop(jnp.maximum(first, start), last, lambda i, s: step(order, i, s), state)
 
-    sums = _zero_sums(loss_fn, params, stats, data, source, training.batch_size, num_classes)
+    sums = _zero_sums(loss_fn, params, stats, data, source, training.batch_size, loss_key, num_classes)
     state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
     epochs = (start + steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
@@ -237,12 +237,14 @@ def sum_by_class(
     """One pass over a split, in stored order, that sums `extract(x, mask) [B, D]` by class: how prototypes are made."""
     source, batch_size = data.splits[split], batch_size or forward_batch()
 
-    def body(i, sums):
+    def rows(i):
         batch = take_batch(data, source.indices, source.count, i * batch_size, batch_size)
-        return _add(sums, class_sums(extract(batch.x, batch.mask), batch, num_classes))
+        return extract(batch.x, batch.mask), batch
 
-    x = jax.ShapeDtypeStruct((batch_size, *data.images.shape[1:]), jnp.float32)
-    width = jax.eval_shape(extract, x, jax.ShapeDtypeStruct((batch_size,), jnp.bool_)).shape[-1]
+    def body(i, sums):
+        return _add(sums, class_sums(*rows(i), num_classes))
+
+    width = jax.eval_shape(rows, jnp.int32(0))[0].shape[-1]
     batches = (source.count + batch_size - 1) // batch_size
     return lax.fori_loop(0, batches, body, ClassSums(jnp.zeros((num_classes, width)), jnp.zeros(num_classes)))
 
@@ -251,10 +253,10 @@ def _add(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, a, b)
 
 
-def _zero_sums(loss_fn, params, stats, data, source, batch_size, num_classes) -> ClassSums | None:
+def _zero_sums(loss_fn, params, stats, data, source, batch_size, key, num_classes) -> ClassSums | None:
     def rows():
         batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)
-        return loss_fn(params, stats, batch, jax.random.key(0)).rows
+        return loss_fn(params, stats, batch, key).rows
 
     shape = jax.eval_shape(rows)
     return None if shape is None else ClassSums(jnp.zeros((num_classes, shape.shape[-1])), jnp.zeros(num_classes))

@@ -39,8 +39,8 @@ class TrialServers(NamedTuple):
     """The servers of all trials, as every client's call gets them.
 
     Attributes:
-      state: the server state; with several trials, stacked over them.
-      seeds: uint32 scalar, or [trials].
+      state: the server states, stacked over trials.
+      seeds: uint32 [trials].
     """
 
     state: PyTree
@@ -48,9 +48,9 @@ class TrialServers(NamedTuple):
 
     def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array]:
         """The state and the root key of one trial."""
-        if self.seeds.ndim == 0:
-            return self.state, jax.random.key(self.seeds)
-        return jax.tree.map(lambda x: x[trial], self.state), jax.random.key(self.seeds[trial])
+        # A known index, where there is one trial alone, keeps the server shared by clients side by side.
+        which = 0 if self.seeds.shape[0] == 1 else trial
+        return jax.tree.map(lambda x: x[which], self.state), jax.random.key(self.seeds[which])
 
 
 class ClientResult(NamedTuple):

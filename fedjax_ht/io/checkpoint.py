@@ -66,7 +66,7 @@ class Copied(NamedTuple):
 
     Attributes:
       round: the state's.
-      small: (server, last_round, changed).
+      small: (servers, last_round, changed).
       history: of the run.
       parts: rows and their states, one part a segment; a generator reads each when it is written.
     """
@@ -196,7 +196,7 @@ def copy(simulation: Simulation, state: SimulationState, history: list[dict], ba
         (piece, {name: simulation.read_clients(state, name, x) for name, x in piece.items()})
         for piece in pieces(rows, row_bytes, SEGMENT_BYTES)
     )
-    small = jax.tree.map(_plain, (state.server, state.last_round, state.changed))
+    small = jax.tree.map(_plain, (state.servers, state.last_round, state.changed))
     size = sum(len(x) * row_bytes[name] for name, x in rows.items())
     return Copied(state.round, small, list(history), parts), size
 
@@ -230,8 +230,8 @@ def read(
     items = {"small": ocp.args.StandardRestore()} | {name: ocp.args.JsonRestore() for name in ("held", "history")}
     found = steps.restore(step, args=ocp.args.Composite(**items))
     state = simulation.init()
-    small = (state.server, state.last_round, state.changed, state.changed)
-    server, last_round, changed, where = _unpack(small, found["small"])
+    small = (state.servers, state.last_round, state.changed, state.changed)
+    servers, last_round, changed, where = _unpack(small, found["small"])
     held = {int(s): rows for s, rows in found["held"].items()}
     examples = {name: simulation.read_clients(state, name, np.zeros(1, np.int64)) for name in changed}
     for segment, counts in held.items():
@@ -243,7 +243,7 @@ def read(
             if newest.any():
                 states = jax.tree.map(lambda x, keep=newest: x[keep], states)
                 state = simulation.write_clients(state, name, rows[newest].astype(np.int64), states)
-    state = state._replace(round=step, server=server, last_round=last_round, changed=changed)
+    state = state._replace(round=step, servers=servers, last_round=last_round, changed=changed)
     return state, Placement(step, where, held), found["history"]["rows"]
 
 

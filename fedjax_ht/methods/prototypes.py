@@ -8,12 +8,12 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.federation import Bucket, logits
 from fedjax_ht.core.local_training import Batch, ClassSums, class_means, sum_by_class
 from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
-from fedjax_ht.methods.supervised import Regulariser, head_scores, init_model, own_classes, own_features
+from fedjax_ht.methods.supervised import Regulariser, init_model, own_classes, own_features
 from fedjax_ht.ops import pairwise_distance
 
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
@@ -109,7 +109,8 @@ def receive(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: C
 def scores(bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
     """By rule: minus the distance to each global prototype, -inf for classes without one; the same among the client's
     own classes; and the own head's logits."""
-    distance = pairwise_distance(own_features(bucket, client, x, mask), prototypes.values)
+    representations = own_features(bucket, client, x, mask)
+    distance = pairwise_distance(representations, prototypes.values)
     nearest = jnp.where(prototypes.mask, -distance, -jnp.inf)
     among_own = jnp.where(client["classes"], nearest, -jnp.inf)
-    return {"prototype": nearest, "own_prototype": among_own, "head": head_scores(bucket, client, x, mask)}
+    return {"prototype": nearest, "own_prototype": among_own, "head": logits(bucket, client["params"], representations)}

@@ -17,7 +17,8 @@ from fedjax_ht.core.method import ClientInfo, Data, PyTree, Received, Split
 from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_round, view
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
-from fedjax_ht.simulation.steps import SimulationState, clients_info, of_trial
+from fedjax_ht.simulation.steps import SimulationState, clients_info
+from fedjax_ht.simulation.trials import of_trial
 
 
 class Fault(NamedTuple):
@@ -70,10 +71,10 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
 
 def _play(program: Program, state: SimulationState, trial: int) -> None:
     options = program.options[trial]
-    server = of_trial(program, jax.device_get(state.server), trial)
+    server = of_trial(jax.device_get(state.servers), trial)
     root, round = jax.random.key(np.uint32(options.seed)), jnp.int32(state.round)
     ids, dropped = choose_participants(options, program.federation.num_clients, state.round)
-    infos = jax.tree.map(lambda x: x[trial], clients_info(program, state))
+    infos = of_trial(clients_info(program, state), trial)
     received = {}
     for bucket in program.federation.buckets:
         roster = program.clients[bucket.name].roster
@@ -103,7 +104,7 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
 
 
 def _pooled(program: Program, trial: int) -> dict[str, Split]:
-    return {"train": of_trial(program, program.server.pooled["train"], trial)}
+    return {"train": of_trial(program.server.pooled["train"], trial)}
 
 
 def _client(stages: dict[str, Callable], client: PyTree, data: Data, info: ClientInfo, call: Callable) -> PyTree:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -46,7 +46,7 @@ class ServerSteps(NamedTuple):
 
     Attributes:
       first, serve, charge_all, score_global: its state, its step, a downlink to everyone, its own model's accuracy.
-      seeds: uint32 scalar, or [trials].
+      seeds: uint32 [trials].
       frozen: `Method.frozen`.
       pooled: all clients' samples, see `FederationData`.
     """
@@ -67,7 +67,6 @@ class Program(NamedTuple):
       method, federation, data: what is bound.
       extra: per-client settings of the method.
       options: of each trial, alike but for the seed.
-      trials: how many run together, or None.
       mesh: the devices.
       store: where states of clients at rest live.
       seeds: as `ServerSteps.seeds`, on all devices.
@@ -84,7 +83,6 @@ class Program(NamedTuple):
     data: FederationData
     extra: PyTree
     options: tuple[SimulationOptions, ...]
-    trials: int | None
     mesh: Mesh
     store: ClientStore
     seeds: jax.Array
@@ -96,41 +94,31 @@ class Program(NamedTuple):
 
     @property
     def train_counts(self) -> np.ndarray:
-        """int64 [trials or 1, num_clients]."""
-        return self.data.counts["train"].reshape(len(self.options), -1)
-
-    def unlisted(self, of_each: Any) -> Any:
-        """What has an entry a trial, without trials its one entry."""
-        return of_each if self.trials else of_each[0]
+        """int64 [trials, num_clients]."""
+        return self.data.counts["train"]
 
 
 def bind(
-    method: Method,
-    federation: Federation,
-    data: FederationData,
-    options: SimulationOptions,
-    extra: PyTree,
-    trials: int | None,
+    method: Method, federation: Federation, data: FederationData, options: SimulationOptions, extra: PyTree
 ) -> Program:
-    """Arguments as of `simulation.make_simulation`; with trials, the data of all of them joined."""
+    """Arguments as of `simulation.make_simulation`, the data of all trials joined."""
     method.check(federation)
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    each = tuple(dataclasses.replace(options, seed=options.seed + t) for t in range(trials or 1))
-    seeds = np.array([o.seed for o in each], np.uint32)
-    seeds = collect(mesh, seeds if trials else seeds[0])
+    each = tuple(dataclasses.replace(options, seed=options.seed + t) for t in range(len(data.counts["train"])))
+    seeds = collect(mesh, np.array([o.seed for o in each], np.uint32))
     images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
     size = options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
-        per_trial.first_server(method, federation, trials),
-        per_trial.serve(method, federation, trials),
-        per_trial.charge_all(method, federation, channel, trials),
-        per_trial.over_trials(global_scores, trials),
+        per_trial.first_server(method, federation),
+        per_trial.serve(method, federation),
+        per_trial.charge_all(method, federation, channel),
+        per_trial.over_trials(global_scores),
         seeds,
         *collect(mesh, (method.frozen, data.pooled)),
     )
-    rosters = _rosters(federation, data.counts["train"].reshape(len(each), -1), method.training, options, mesh)
+    rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
     bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
     wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in wanted if data.counts[s].any())
@@ -153,7 +141,6 @@ def bind(
         data=data,
         extra=extra,
         options=each,
-        trials=trials,
         mesh=mesh,
         store=STORES[options.client_store](mesh),
         seeds=spread(mesh, seeds),
@@ -169,7 +156,7 @@ def _rosters(
     federation: Federation, counts: np.ndarray, training: LocalTraining, options: SimulationOptions, mesh: Mesh
 ) -> dict[str, Roster]:
     """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture; `counts` are the
-    clients' training samples, int [trials or 1, num_clients]."""
+    clients' training samples, int [trials, num_clients]."""
     buckets = federation.buckets
     members = [np.array(federation.members(b)) for b in buckets]
     steps = [num_steps(training, counts[:, own]) for own in members]

@@ -26,9 +26,9 @@ class Simulation(NamedTuple):
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
-      trials: None, or how many run together; reports and evaluations are then lists, one per trial.
-      client_flops: () -> float64 [num_clients] or [trials, num_clients], FLOPs of each client in a round that it takes
-        part in (see `metrics.flops`); it traces every architecture once more.
+      trials: of `make_trials`, how many run together: reports and evaluations are lists, one per trial; else None.
+      client_flops: () -> float64 [num_clients], of `make_trials` [trials, num_clients], FLOPs of each client in a round
+        that it takes part in (see `metrics.flops`); it traces every architecture once more.
       lanes: bucket name -> how many of its clients run side by side on a device.
       find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
         finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
@@ -64,7 +64,7 @@ def make_simulation(
     Raises:
       ValueError: the method cannot run on this federation.
     """
-    return _simulation(bind(method, federation, data, options or SimulationOptions(), extra, None))
+    return _alone(make_trials(method, federation, [data], options, extra))
 
 
 def make_trials(
@@ -78,11 +78,7 @@ def make_trials(
 
     All entries of `data` hold the same images; they may be one split repeated. Other arguments as `make_simulation`.
     """
-    options = options or SimulationOptions()
-    return _simulation(bind(method, federation, join_trials(data), options, extra, len(data)))
-
-
-def _simulation(program: Program) -> Simulation:
+    program = bind(method, federation, join_trials(data), options or SimulationOptions(), extra)
     store, clients = program.store, program.clients
 
     def read_clients(state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
@@ -98,10 +94,26 @@ def _simulation(program: Program) -> Simulation:
         functools.partial(evaluate, program),
         read_clients,
         write_clients,
-        program.trials,
+        len(data),
         functools.partial(_client_flops, program),
         {name: own.roster.lanes for name, own in clients.items()},
         functools.partial(find_fault, program),
+    )
+
+
+def _alone(simulation: Simulation) -> Simulation:
+    """What the only trial reports, instead of lists of one."""
+
+    def run_round(state: SimulationState) -> tuple[SimulationState, RoundReport]:
+        state, (report,) = simulation.run_round(state)
+        return state, report
+
+    def evaluate(state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
+        (evaluation,) = simulation.evaluate(state, only)
+        return evaluation
+
+    return simulation._replace(
+        trials=None, run_round=run_round, evaluate=evaluate, client_flops=lambda: simulation.client_flops()[0]
     )
 
 
@@ -111,4 +123,4 @@ def _client_flops(program: Program) -> np.ndarray:
         data = program.data.buckets[b.name]
         per_row = bucket_flops(program.method, program.federation, b, data, program.extra)
         flops[:, program.federation.members(b)] = per_row.reshape(len(flops), -1)
-    return program.unlisted(flops)
+    return flops

@@ -25,6 +25,7 @@ from fedjax_ht.simulation.roster import (
     rows_of_trial,
     schedule,
 )
+from fedjax_ht.simulation.trials import of_trial
 
 
 class SimulationState(NamedTuple):
@@ -32,26 +33,32 @@ class SimulationState(NamedTuple):
 
     Attributes:
       round: rounds done.
-      server: the method's server state; with trials, stacked over them.
+      servers: the method's server states, stacked over trials.
       clients: bucket name -> stored states. On one device they are stacked over the bucket's rows: its clients by
         ascending id, trial after trial.
-      last_round: int32 [num_clients] or [trials, num_clients], the last round in which the server reached each; -1 for
-        never.
+      last_round: int32 [trials, num_clients], the last round in which the server reached each; -1 for never.
       changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never.
     """
 
     round: int
-    server: PyTree
+    servers: PyTree
     clients: dict[str, PyTree]
     last_round: np.ndarray
     changed: dict[str, np.ndarray]
+
+    @property
+    def server(self) -> PyTree:
+        """The server state of the only trial."""
+        if len(self.last_round) > 1:
+            raise ValueError(f"there are {len(self.last_round)} trials: see `servers`")
+        return of_trial(self.servers, 0)
 
 
 class Now(NamedTuple):
     """What a round or an evaluation starts from.
 
     Attributes:
-      info: of every client, NumPy with leading axes [trials or 1, num_clients].
+      info: of every client, NumPy with leading axes [trials, num_clients].
       round: int32 scalar, on all devices.
       servers: likewise.
     """
@@ -84,7 +91,7 @@ class Trained(NamedTuple):
       stored: its states at rest.
       changed: see `SimulationState`.
       received: what the server gets, on its device.
-      rows: int32 [trials, m], each trial's rows in that; () without trials.
+      rows: int32 [trials, m], each trial's rows in that.
       flat: the layout of who took part.
       result: their results by that layout, without the uplinks.
       scores: {"test": Scores} by that layout, of the models as training left them.
@@ -94,7 +101,7 @@ class Trained(NamedTuple):
     stored: PyTree
     changed: np.ndarray
     received: Received
-    rows: np.ndarray | tuple
+    rows: np.ndarray
     flat: np.ndarray
     result: ClientResult
     scores: dict[str, Scores]
@@ -117,13 +124,13 @@ def first_state(program: Program) -> SimulationState:
         for name, clients in program.clients.items()
     }
     changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
-    last_round = program.unlisted(np.full(program.train_counts.shape, -1, np.int32))
-    server = collect(program.mesh, program.server.first(program.server.seeds, ()))
-    return SimulationState(0, server, stored, last_round, changed)
+    last_round = np.full(program.train_counts.shape, -1, np.int32)
+    servers = collect(program.mesh, program.server.first(program.server.seeds, ()))
+    return SimulationState(0, servers, stored, last_round, changed)
 
 
-def run_round(program: Program, state: SimulationState) -> tuple[SimulationState, RoundReport | list[RoundReport]]:
-    """One round of all trials; the old state's buffers are donated."""
+def run_round(program: Program, state: SimulationState) -> tuple[SimulationState, list[RoundReport]]:
+    """One round of all trials, and a report of each; the old state's buffers are donated."""
     mesh, server, n = program.mesh, program.server, program.federation.num_clients
     chosen = [choose_participants(o, n, state.round) for o in program.options]
     now = _now(program, state)
@@ -131,22 +138,21 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
-        infos = collect(mesh, jax.tree.map(program.unlisted, now.info))
-        everyone = server.charge_all((state.server, server.seeds, infos), number)
-    rows = collect(mesh, {name: part.rows for name, part in trained.items()} if program.trials else {})
+        everyone = server.charge_all((state.servers, server.seeds, collect(mesh, now.info)), number)
+    rows = collect(mesh, {name: part.rows for name, part in trained.items()})
     received = {name: part.received for name, part in trained.items()}
     splits, images = {}, ()
     if program.method.sees_data:
         splits, images = {"train": server.pooled["train"]}, server_copy(program.images)
-    new, metrics = server.serve((state.server, server.seeds, rows, splits), (received, number, server.frozen, images))
+    new, metrics = server.serve((state.servers, server.seeds, rows, splits), (received, number, server.frozen, images))
 
     last_round = state.last_round.copy()
-    for reached, (ids, _) in zip(last_round.reshape(-1, n), chosen):
+    for reached, (ids, _) in zip(last_round, chosen):
         reached[ids if everyone is None else slice(None)] = state.round
     stored = {name: part.stored for name, part in trained.items()}
     changed = {name: part.changed for name, part in trained.items()}
     state = SimulationState(state.round + 1, new, stored, last_round, changed)
-    return state, program.unlisted(_reports(program, trained, (metrics, everyone)))
+    return state, _reports(program, trained, (metrics, everyone))
 
 
 def _train(
@@ -187,10 +193,8 @@ def _trained(
     changed = state.changed[name].copy()
     changed[np.concatenate(plan.rows)] = state.round + 1
     received = collect(program.mesh, Received(result.uplink, plan.schedule.own.info, result.arrived))
-    rows = ()
-    if program.trials:
-        size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
-        rows = np.stack([positions(plan.flat, of_trial, size) for of_trial in plan.rows])
+    size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
+    rows = np.stack([positions(plan.flat, mine, size) for mine in plan.rows])
     idle = idle_lane_steps(roster, plan.flat)
     return Trained(stored, changed, received, rows, plan.flat, result._replace(uplink=()), scores, idle)
 
@@ -207,25 +211,25 @@ def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -
             rows_of_trial(program.clients[name].roster, part.flat, t, results[name]) for name, part in trained.items()
         ]
         wasted = float(waiting / spent) if spent else 0.0
-        reports.append(round_report(mine, *of_trial(program, of_server, t), wasted))
+        reports.append(round_report(mine, *of_trial(of_server, t), wasted))
     return reports
 
 
-def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> Evaluation | list[Evaluation]:
-    """Scores all clients, or those of the ids `only`, and the server's model if it has one."""
+def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> list[Evaluation]:
+    """Scores each trial's clients, all or those of the ids `only`, and its server's model if it has one."""
     # After k rounds the newest downlink is the one that round k (counted from 0) starts with.
     now = _now(program, state)
     ids = np.arange(program.federation.num_clients) if only is None else np.asarray(only)
     scored = [part for name in program.clients for part in _scored(program, name, state, now, ids)]
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
-        pooled = program.server.score_global((state.server, program.server.pooled), server_copy(program.images))
+        pooled = program.server.score_global((state.servers, program.server.pooled), server_copy(program.images))
     scores, pooled = fetch(([s for _, _, s in scored], pooled))
     evaluations = []
     for t, train_counts in enumerate(program.train_counts):
         mine = [rows_of_trial(roster, flat, t, s) for (roster, flat, _), s in zip(scored, scores)]
-        evaluations.append(evaluation(train_counts, mine, of_trial(program, pooled, t)))
-    return program.unlisted(evaluations)
+        evaluations.append(evaluation(train_counts, mine, of_trial(pooled, t)))
+    return evaluations
 
 
 def _scored(
@@ -243,19 +247,13 @@ def _scored(
 
 
 def clients_info(program: Program, state: SimulationState) -> ClientInfo:
-    """Of every client, NumPy with leading axes [trials or 1, num_clients]."""
+    """Of every client, NumPy with leading axes [trials, num_clients]."""
     count, n = program.train_counts.shape
     ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
-    last_round = state.last_round.reshape(count, n).astype(np.int32)
     extra = jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), program.extra)
-    return ClientInfo(ids, program.train_counts.astype(np.int32), last_round, extra)
+    return ClientInfo(ids, program.train_counts.astype(np.int32), state.last_round.astype(np.int32), extra)
 
 
 def _now(program: Program, state: SimulationState) -> Now:
-    servers = TrialServers(spread(program.mesh, state.server), program.seeds)
+    servers = TrialServers(spread(program.mesh, state.servers), program.seeds)
     return Now(clients_info(program, state), spread(program.mesh, np.int32(state.round)), servers)
-
-
-def of_trial(program: Program, tree: PyTree, trial: int) -> PyTree:
-    """A trial's part of what has an axis of trials where there are several."""
-    return jax.tree.map(lambda x: x[trial], tree) if program.trials else tree

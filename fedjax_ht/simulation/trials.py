@@ -3,7 +3,6 @@
 Clients of all trials share the rows of a bucket; what happens once per trial is mapped here.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,47 +17,50 @@ from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
 from fedjax_ht.core.round import Channel, downlink_costs, server_round
 
 
-def over_trials(fn: Callable[[Any, Any], PyTree], trials: int | None, host: bool = False) -> Callable:
-    """Maps fn(own, shared) over the leading axis of `own`; without trials it takes `own` as it is.
+def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:
+    """Maps fn(own, shared) over the leading axis of `own`, that of trials.
 
     Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as clients are
     (`lanes.choose_lanes`), else vmapped.
     """
-    compiled = functools.partial(jax.jit, compiler_options=compiler_options(jax.default_backend()))
-    if trials is None:
-        return fn if host else compiled(fn)
-    if host:
 
-        def loop(own, shared):
-            found = [fn(jax.tree.map(lambda x, t=t: x[t], own), shared) for t in range(trials)]
-            return jax.tree.map(lambda *xs: jnp.stack(xs), *found)
+    def loop(own, shared):
+        trials = range(len(jax.tree.leaves(own)[0]))
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *(fn(of_trial(own, t), shared) for t in trials))
 
-        return loop
-    return compiled(lambda own, shared: each(lambda one: fn(one, shared), own))
+    def mapped(own, shared):
+        return each(lambda one: fn(one, shared), own)
+
+    return loop if host else jax.jit(mapped, compiler_options=compiler_options(jax.default_backend()))
 
 
-def first_server(method: Method, federation: Federation, trials: int | None) -> Callable:
+def of_trial(tree: PyTree, trial: int) -> PyTree:
+    """A trial's part of what is stacked over them."""
+    return jax.tree.map(lambda x: x[trial], tree)
+
+
+def first_server(method: Method, federation: Federation) -> Callable:
     """(seeds, ()) -> server state."""
     return over_trials(
-        lambda seed, _: method.init_server(federation, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)), trials
+        lambda seed, _: method.init_server(federation, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0))
     )
 
 
-def serve(method: Method, federation: Federation, trials: int | None) -> Callable:
+def serve(method: Method, federation: Federation) -> Callable:
     """((server, seeds, rows, splits), ({bucket: Received}, round, Method.frozen, images)) -> (server, metrics).
 
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; {} takes all of it.
-    `splits` and `images`, a `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
+    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding. `splits` and `images`, a
+    `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
     """
     step = server_round(method, federation)
 
     def one(own, shared):
         (server, seed, rows, splits), (received, round, frozen, images) = own, shared
-        mine = {name: pick(r, rows[name]) if rows else r for name, r in received.items()}
+        mine = {name: pick(r, rows[name]) for name, r in received.items()}
         data = images._replace(splits=splits) if splits else None
         return step(server, mine, jax.random.key(seed), round, frozen, data)
 
-    return over_trials(one, trials, method.host_server)
+    return over_trials(one, method.host_server)
 
 
 def pick(received: Received, rows: jax.Array) -> Received:
@@ -67,7 +69,7 @@ def pick(received: Received, rows: jax.Array) -> Received:
     return mine._replace(arrived=mine.arrived & (rows >= 0))
 
 
-def charge_all(method: Method, federation: Federation, channel: Channel, trials: int | None) -> Callable:
+def charge_all(method: Method, federation: Federation, channel: Channel) -> Callable:
     """((server, seeds, ClientInfo [num_clients]), round) -> WireCost [num_clients] of a downlink to everyone."""
     costs = downlink_costs(method, federation, channel)
 
@@ -75,4 +77,4 @@ def charge_all(method: Method, federation: Federation, channel: Channel, trials:
         server, seed, infos = own
         return costs(server, infos, jax.random.key(seed), round)
 
-    return over_trials(one, trials)
+    return over_trials(one)

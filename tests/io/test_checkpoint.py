@@ -32,7 +32,7 @@ def toy_simulation(width=4):
         }
         server = {"w": jnp.zeros(3), "key": jax.random.key(0), "step": np.int32(0), "none": ()}
         changed = {name: np.zeros(rows, np.int32) for name, rows in ROWS.items()}
-        return SimulationState(0, server, {"wide": wide, "stateless": ()}, np.full(4, -1, np.int32), changed)
+        return SimulationState(0, server, {"wide": wide, "stateless": ()}, np.full((1, 4), -1, np.int32), changed)
 
     def write(state, name, rows, tree):
         put = lambda x, new: x.at[rows].set(new) if isinstance(x, jax.Array) else _put(x, rows, new)  # noqa: E731
@@ -60,8 +60,8 @@ def advance(state, rows):
         "half": _put(wide["half"], rows, round),
         "key": wide["key"].at[np.array(rows)].set(jax.random.fold_in(jax.random.key(6, impl="rbg"), round)),
     }
-    server = {"w": state.server["w"] + 0.1, "key": jax.random.key(round), "step": np.int32(round), "none": ()}
-    last_round = np.array([round, -1, 0, 0], np.int32)
+    server = {"w": state.servers["w"] + 0.1, "key": jax.random.key(round), "step": np.int32(round), "none": ()}
+    last_round = np.array([[round, -1, 0, 0]], np.int32)
     return SimulationState(round, server, state.clients | {"wide": wide}, last_round, changed)
 
 
@@ -118,7 +118,7 @@ def test_every_kind_of_state_comes_back(folder):
     state, found = make_checkpointer(folder, simulation).restore()
     assert_same(state, COURSE[2])
     assert found == history
-    state.last_round[0] = state.changed["wide"][0] = 7  # a restored state can go on: its host arrays are writable
+    state.last_round[0, 0] = state.changed["wide"][0] = 7  # a restored state can go on: its host arrays are writable
 
 
 def test_a_checkpoint_writes_only_the_rows_that_changed(folder):

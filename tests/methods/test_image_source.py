@@ -110,7 +110,7 @@ def test_real_images_are_those_of_the_trial():
     for t, data in enumerate(splits):
         alone = make_simulation(method, federation, data, SimulationOptions(lanes=1, devices=1, seed=3 + t))
         own, _ = alone.run_round(alone.init())
-        for a, b in zip(jax.tree.leaves(state.server.model), jax.tree.leaves(own.server.model)):
+        for a, b in zip(jax.tree.leaves(state.servers.model), jax.tree.leaves(own.server.model)):
             np.testing.assert_allclose(a[t], b, rtol=1e-6, atol=1e-7)
 
 

@@ -53,7 +53,7 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
             for s in (scores if trials else [scores])
         ],
         "states": [total(s) for s in states],
-        "server": total(jax.device_get(state.server)),
+        "server": total(jax.device_get(state.servers)),
     }
 
 

@@ -100,7 +100,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
         floats.append([score.accuracy["test"][rule] for rule in method.rules])
     rows = lambda bucket: np.arange(len(state.changed[bucket.name]))  # noqa: E731
     states = {b.name: simulation.read_clients(state, b.name, rows(b)) for b in federation.buckets}
-    return {"exact": exact, "floats": jax.device_get((floats, states, state.server))}
+    return {"exact": exact, "floats": jax.device_get((floats, states, state.servers))}
 
 
 def difference(case: Case) -> str:

@@ -7,6 +7,7 @@ import pytest
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import Simulation, make_simulation, make_trials
+from fedjax_ht.simulation.trials import of_trial
 from tests.federations import (
     TRAINING,
     federation_data,
@@ -70,8 +71,9 @@ def test_it_is_scored_on_all_test_samples(statistics):
     state, told_apart = to_host(sim.init()), False
     for seed in range(6):
         server = drawn(state.server, seed)
+        servers = jax.tree.map(lambda x: x[None], server)
         by_hand = {kind: accuracy_by_hand(server, kind) for kind in ("batch", "training")}
-        scored = sim.evaluate(to_device(state._replace(server=server)))
+        scored = sim.evaluate(to_device(state._replace(servers=servers)))
         assert scored.global_accuracy == {"head": pytest.approx(by_hand[statistics])}
         told_apart |= by_hand["batch"] != by_hand["training"]
     assert told_apart
@@ -80,8 +82,8 @@ def test_it_is_scored_on_all_test_samples(statistics):
 def test_trials_have_servers_of_their_own():
     sim = simulation("training", trials=2)
     state = to_host(sim.init())
-    servers = [drawn(jax.tree.map(lambda x: x[0], state.server), seed) for seed in (0, 1)]
-    state = state._replace(server=jax.tree.map(lambda *xs: np.stack(xs), *servers))
+    servers = [drawn(of_trial(state.servers, 0), seed) for seed in (0, 1)]
+    state = state._replace(servers=jax.tree.map(lambda *xs: np.stack(xs), *servers))
     for scored, server in zip(sim.evaluate(to_device(state)), servers):
         assert scored.global_accuracy == {"head": pytest.approx(accuracy_by_hand(server, "training"))}
 

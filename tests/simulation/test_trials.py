@@ -7,6 +7,7 @@ import pytest
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from fedjax_ht.simulation.trials import of_trial
 from tests.federations import (
     NUM_CLIENTS,
     TRAINING,
@@ -62,9 +63,9 @@ def test_a_trial_is_the_run_it_would_be_alone(name):
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), states, state.clients[bucket]
             )
             assert name == "fedtgp" or identical(states, state.clients[bucket])
-        server = jax.tree.map(lambda x, t=t: x[t], together.server)
+        server = of_trial(together.servers, t)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), server, state.server)
-        np.testing.assert_array_equal(together.last_round[t], state.last_round)
+        np.testing.assert_array_equal(together.last_round[t], state.last_round[0])
         for own, single in zip(reports, alone):
             assert (own[t].arrived, own[t].uplink, own[t].downlink) == (single.arrived, single.uplink, single.downlink)
             np.testing.assert_array_equal(own[t].participants, single.participants)
@@ -80,7 +81,7 @@ def test_a_host_server_runs_each_trial():
     compiled = METHODS["fedavg"](TRAINING)
     on_host = compiled._replace(host_server=True)
     states = [played(make_trials(m, federation, data, options(SEED)))[0] for m in (compiled, on_host)]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), states[0].server, states[1].server)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), states[0].servers, states[1].servers)
 
 
 def test_the_host_store_holds_all_trials():
