@@ -55,7 +55,7 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
 
 def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> Callable:
     """Compiles functions of (states, schedule, servers, data, round), one a bucket, to one of ({bucket: states},
-    {bucket: schedule}, servers, {bucket: data}, round) that returns {bucket: result}.
+    {bucket: schedule}, servers, {bucket: data}, round) that returns {bucket: result}, of the buckets that it is given.
 
     On GPUs that is one program: buckets do not depend on each other, so that they are parallel branches of its graph.
     On CPU it is one program a bucket: there is nothing to win (docs/architecture.md), and less to compile anew.
@@ -63,12 +63,12 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
     if platform_of(mesh) == "gpu":
 
         def together(states, schedules, servers, data, round):
-            return {name: run(states[name], schedules[name], servers, data[name], round) for name, run in runs.items()}
+            return {name: runs[name](own, schedules[name], servers, data[name], round) for name, own in states.items()}
 
         return on_mesh(together, mesh, donate)
     programs = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}
 
     def one_by_one(states, schedules, servers, data, round):
-        return {name: run(states[name], schedules[name], servers, data[name], round) for name, run in programs.items()}
+        return {name: programs[name](own, schedules[name], servers, data[name], round) for name, own in states.items()}
 
     return one_by_one

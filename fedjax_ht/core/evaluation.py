@@ -15,6 +15,18 @@ from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, se
 from fedjax_ht.core.statistics import collect_statistics
 
 
+class Asked(NamedTuple):
+    """What to score: arguments of the compiled evaluation, so that one serves a round and an evaluation.
+
+    Attributes:
+      received: bool, the clients after `receive` with the newest downlink, else as their training left them.
+      splits: name of a clients' set -> bool.
+    """
+
+    received: jax.Array
+    splits: dict[str, jax.Array]
+
+
 class Scores(NamedTuple):
     """Per rule the number of correctly classified samples; and how many samples there were."""
 
@@ -52,38 +64,30 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
 
 
 def bucket_evaluation(
-    method: Method,
-    federation: Federation,
-    bucket: Bucket,
-    channel: Channel,
-    lanes: int,
-    received: bool,
-    batch_size: int,
-    splits: tuple[str, ...],
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int, batch_size: int
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, round) -> {split: Scores [P]}, on one device; the states stay.
+    """(states, schedule of Participant, servers, data, (round, Asked)) -> {split: Scores [P]}, on one device.
 
-    Args:
-      received: score the clients after `receive` with the newest downlink, else as they were trained.
-      splits: which of the clients' sets.
-      Others as `bucket_round`.
+    The states stay. A set that is not asked for counts as empty. Arguments as `bucket_round`, and samples a call.
     """
 
-    def one(client, participant: Participant, servers: TrialServers, data: Data, round):
+    def one(client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked):
         own = view(data, participant)
         server, root = servers.of(participant.trial)
         downlink = send(method, federation, bucket, channel, server, root, round, participant.info)
-        if received:
-            client = receive(method, bucket, client, downlink, own, root, round, participant.info)
+        took = lambda client: receive(method, bucket, client, downlink, own, root, round, participant.info)  # noqa: E731
+        client = lax.cond(asked.received, took, lambda client: client, client)
         predict = lambda x, mask: method.predict(bucket, client, downlink, x, mask)  # noqa: E731
-        return {name: score(predict, own, own.splits[name], batch_size) for name in splits}
+        wanted = {name: own.splits[name] for name in asked.splits}
+        wanted = {name: s._replace(count=jnp.where(asked.splits[name], s.count, 0)) for name, s in wanted.items()}
+        return {name: score(predict, own, split, batch_size) for name, split in wanted.items()}
 
-    def run(states, schedule: Schedule, servers: TrialServers, data: Data, round):
+    def run(states, schedule: Schedule, servers: TrialServers, data: Data, when: tuple[jax.Array, Asked]):
         # The states are read, not carried through the loop: evaluation changes none and must not copy them.
         def score_one(_, slot_and_own):
             slot, own = slot_and_own
             client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
-            return (), one(client, own, servers, data, round)
+            return (), one(client, own, servers, data, *when)
 
         plan = schedule._replace(own=(schedule.slots, schedule.own))
         return run_clients(score_one, (), plan, lanes)[1]

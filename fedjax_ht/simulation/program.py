@@ -9,8 +9,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.compiling import buckets_on_mesh, on_mesh
-from fedjax_ht.core.evaluation import bucket_evaluation, global_evaluation
+from fedjax_ht.core.compiling import buckets_on_mesh
+from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, spread
@@ -32,13 +32,11 @@ class Clients(NamedTuple):
       roster: who lives where.
       data: theirs, on all devices.
       first_states: see `round.first_states`.
-      evaluate: `round.bucket_evaluation` on the mesh.
     """
 
     roster: Roster
     data: Data
     first_states: Callable
-    evaluate: Callable
 
 
 class ServerSteps(NamedTuple):
@@ -73,8 +71,9 @@ class Program(NamedTuple):
       images: the data without its splits, on all devices.
       clients: bucket name -> its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
-      score_trained: `round.bucket_evaluation` likewise, of a round's participants as their training left them, before
-        anything comes down.
+      score: `evaluation.bucket_evaluation` likewise.
+      after_training: what to score of a round's participants, before anything comes down.
+      in_evaluation: what to score of clients in an evaluation.
       server: the server.
     """
 
@@ -89,7 +88,9 @@ class Program(NamedTuple):
     images: Data
     clients: dict[str, Clients]
     train: Callable
-    score_trained: Callable
+    score: Callable
+    after_training: Asked
+    in_evaluation: Asked
     server: ServerSteps
 
     @property
@@ -122,19 +123,17 @@ def bind(
     bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
     wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in wanted if data.counts[s].any())
-    tests = tuple(s for s in splits if s == "test")
-    received = options.evaluate == "received"
+    asked = lambda received, which: Asked(np.bool_(received), {s: np.bool_(s in which) for s in splits})  # noqa: E731
     clients = {
         b.name: Clients(
             rosters[b.name],
             images._replace(splits=spread(mesh, data.buckets[b.name].splits)),
             first_states(method, b, mesh),
-            on_mesh(bucket_evaluation(*bound[b.name], received, size, splits), mesh, donate=False),
         )
         for b in federation.buckets
     }
     train = {name: bucket_round(*arguments) for name, arguments in bound.items()}
-    score = {name: bucket_evaluation(*arguments, False, size, tests) for name, arguments in bound.items()}
+    score = {name: bucket_evaluation(*arguments, size) for name, arguments in bound.items()}
     return Program(
         method=method,
         federation=federation,
@@ -147,7 +146,9 @@ def bind(
         images=images,
         clients=clients,
         train=buckets_on_mesh(train, mesh, donate=True),
-        score_trained=buckets_on_mesh(score, mesh, donate=False),
+        score=buckets_on_mesh(score, mesh, donate=False),
+        after_training=spread(mesh, asked(False, ("test",))),
+        in_evaluation=spread(mesh, asked(options.evaluate == "received", splits)),
         server=server,
     )
 

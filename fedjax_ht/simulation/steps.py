@@ -1,13 +1,14 @@
 """What moves the state of a run: its beginning, a round, and an evaluation, which leaves it as it is."""
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
-from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.evaluation import Asked, Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
@@ -74,14 +75,18 @@ class Plan(NamedTuple):
     Attributes:
       rows: int [trials][..], each trial's.
       flat: their layout.
-      states: on the devices, what `schedule` has slots in.
-      schedule: who runs when, on the devices.
+      states: on the devices, what the schedules have slots in.
+      schedule: who trains when, on the devices.
+      scored: their layout when they are scored, padded as for an evaluation, which is then the same program.
+      scoring: who is scored when, on the devices.
     """
 
     rows: list[np.ndarray]
     flat: np.ndarray
     states: PyTree
     schedule: Schedule
+    scored: np.ndarray
+    scoring: Schedule
 
 
 class Trained(NamedTuple):
@@ -94,7 +99,8 @@ class Trained(NamedTuple):
       rows: int32 [trials, m], each trial's rows in that.
       flat: the layout of who took part.
       result: their results by that layout, without the uplinks.
-      scores: {"test": Scores} by that layout, of the models as training left them.
+      scored: the layout of the scores.
+      scores: {"test": Scores} by that, of the models as training left them.
       idle: see `roster.idle_lane_steps`.
     """
 
@@ -104,6 +110,7 @@ class Trained(NamedTuple):
     rows: np.ndarray
     flat: np.ndarray
     result: ClientResult
+    scored: np.ndarray
     scores: dict[str, Scores]
     idle: np.ndarray
 
@@ -162,9 +169,9 @@ def _train(
     plans = {name: _plan(program, name, state, now, chosen) for name in program.clients}
     schedules = {name: plan.schedule for name, plan in plans.items()}
     data = {name: clients.data for name, clients in program.clients.items()}
-    rest = (schedules, now.servers, data, now.round)
-    done = program.train({name: plan.states for name, plan in plans.items()}, *rest)
-    scores = program.score_trained({name: states for name, (states, _) in done.items()}, *rest)
+    done = program.train({name: plan.states for name, plan in plans.items()}, schedules, now.servers, data, now.round)
+    trained = {name: states for name, (states, _) in done.items()}
+    scores = _score(program, trained, {name: plan.scoring for name, plan in plans.items()}, now, program.after_training)
     return {name: _trained(program, name, state, plan, *done[name], scores[name]) for name, plan in plans.items()}
 
 
@@ -175,8 +182,22 @@ def _plan(
     mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
     lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
     flat = lay_out(roster, np.concatenate(mine), roster.capacity)
-    states, slots = program.store.load(state.clients[name], roster, flat)
-    return Plan(mine, flat, states, scatter(program.mesh, schedule(roster, flat, slots, now.info, lost)))
+    scored = lay_out(roster, np.concatenate(mine), program.store.block(roster))
+    states = program.store.load(state.clients[name], roster, flat)
+    training, scoring = (_schedule(program, name, layout, now, lost) for layout in (flat, scored))
+    return Plan(mine, flat, states, training, scored, scoring)
+
+
+def _schedule(program: Program, name: str, flat: np.ndarray, now: Now, lost: np.ndarray) -> Schedule:
+    roster = program.clients[name].roster
+    return scatter(program.mesh, schedule(roster, flat, program.store.slots(roster, flat), now.info, lost))
+
+
+def _score(
+    program: Program, states: dict[str, PyTree], schedules: dict[str, Schedule], now: Now, asked: Asked
+) -> dict[str, dict[str, Scores]]:
+    data = {name: program.clients[name].data for name in states}
+    return program.score(states, schedules, now.servers, data, (now.round, asked))
 
 
 def _trained(
@@ -196,7 +217,8 @@ def _trained(
     size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
     rows = np.stack([positions(plan.flat, mine, size) for mine in plan.rows])
     idle = idle_lane_steps(roster, plan.flat)
-    return Trained(stored, changed, received, rows, plan.flat, result._replace(uplink=()), scores, idle)
+    result = result._replace(uplink=())
+    return Trained(stored, changed, received, rows, plan.flat, result, plan.scored, scores, idle)
 
 
 def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -> list[RoundReport]:
@@ -207,9 +229,12 @@ def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -
     waiting, spent = sum(part.idle for part in trained.values())
     reports = []
     for t in range(len(program.options)):
-        mine = [
-            rows_of_trial(program.clients[name].roster, part.flat, t, results[name]) for name, part in trained.items()
-        ]
+        mine = []
+        for name, part in trained.items():
+            roster, (result, scores) = program.clients[name].roster, results[name]
+            # Rows stand in both layouts in one order: by device, longest first.
+            ids, result = rows_of_trial(roster, part.flat, t, result)
+            mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
         wasted = float(waiting / spent) if spent else 0.0
         reports.append(round_report(mine, *of_trial(of_server, t), wasted))
     return reports
@@ -220,7 +245,7 @@ def evaluate(program: Program, state: SimulationState, only: np.ndarray | None =
     # After k rounds the newest downlink is the one that round k (counted from 0) starts with.
     now = _now(program, state)
     ids = np.arange(program.federation.num_clients) if only is None else np.asarray(only)
-    scored = [part for name in program.clients for part in _scored(program, name, state, now, ids)]
+    scored = _scored(program, state, now, ids)
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
         pooled = program.server.score_global((state.servers, program.server.pooled), server_copy(program.images))
@@ -233,16 +258,20 @@ def evaluate(program: Program, state: SimulationState, only: np.ndarray | None =
 
 
 def _scored(
-    program: Program, name: str, state: SimulationState, now: Now, ids: np.ndarray
+    program: Program, state: SimulationState, now: Now, ids: np.ndarray
 ) -> list[tuple[Roster, np.ndarray, dict[str, Scores]]]:
-    """A bucket's clients among `ids`, as many at a time as a device has room for: layouts, and scores by them."""
-    clients, scored = program.clients[name], []
-    roster = clients.roster
-    rows = np.concatenate([roster.rows(t, ids) for t in range(len(program.options))])
-    for flat in blocks(roster, rows, program.store.block(roster)):
-        states, slots = program.store.load(state.clients[name], roster, flat)
-        plan = scatter(program.mesh, schedule(roster, flat, slots, now.info, rows[:0]))
-        scored.append((roster, flat, clients.evaluate(states, plan, now.servers, clients.data, now.round)))
+    """The clients of `ids`, as many at a time as a device has room for: rosters, layouts, and scores by them."""
+    layouts, scored, nobody = {}, [], np.zeros(0, np.int64)
+    rosters = {name: clients.roster for name, clients in program.clients.items()}
+    for name, roster in rosters.items():
+        rows = np.concatenate([roster.rows(t, ids) for t in range(len(program.options))])
+        layouts[name] = blocks(roster, rows, program.store.block(roster))
+    for flats in itertools.zip_longest(*layouts.values()):
+        now_scored = {name: flat for name, flat in zip(layouts, flats) if flat is not None}
+        states = {n: program.store.load(state.clients[n], rosters[n], flat) for n, flat in now_scored.items()}
+        schedules = {n: _schedule(program, n, flat, now, nobody) for n, flat in now_scored.items()}
+        found = _score(program, states, schedules, now, program.in_evaluation)
+        scored += [(rosters[n], flat, found[n]) for n, flat in now_scored.items()]
     return scored
 
 

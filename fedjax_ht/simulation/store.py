@@ -19,7 +19,8 @@ class ClientStore(NamedTuple):
 
     Attributes:
       init: (roster, make) -> stored states.
-      load: (stored, roster, flat) -> (stacked states on the devices, slots int [len(flat)] of the rows in them).
+      load: (stored, roster, flat) -> stacked states on the devices.
+      slots: (roster, flat) -> int [len(flat)], where in those each row is.
       save: (stored, device states, roster, flat) -> stored; padding is not written.
       read: (stored, roster, rows) -> those rows as NumPy.
       write: (stored, roster, rows, NumPy rows) -> stored.
@@ -27,7 +28,8 @@ class ClientStore(NamedTuple):
     """
 
     init: Callable[[Roster, Make], PyTree]
-    load: Callable[[PyTree, Roster, np.ndarray], tuple[PyTree, np.ndarray]]
+    load: Callable[[PyTree, Roster, np.ndarray], PyTree]
+    slots: Callable[[Roster, np.ndarray], np.ndarray]
     save: Callable[[PyTree, PyTree, Roster, np.ndarray], PyTree]
     read: Callable[[PyTree, Roster, np.ndarray], PyTree]
     write: Callable[[PyTree, Roster, np.ndarray, PyTree], PyTree]
@@ -63,7 +65,8 @@ def device_store(mesh: Mesh) -> ClientStore:
 
     return ClientStore(
         init=init,
-        load=lambda stored, roster, flat: (stored, roster.slot[flat]),
+        load=lambda stored, roster, flat: stored,
+        slots=lambda roster, flat: roster.slot[flat],
         save=lambda stored, states, roster, flat: states,
         read=read,
         write=write,
@@ -109,8 +112,10 @@ def host_store(mesh: Mesh) -> ClientStore:
     def load(stored, roster, flat):
         # Any row serves for padding, and for what other processes place.
         held = np.minimum(np.searchsorted(roster.local, flat), max(0, len(roster.local) - 1))
-        states = scatter(mesh, jax.tree.map(lambda x: x[held], stored))
-        return states, np.tile(np.arange(len(flat) // mesh.size), mesh.size)
+        return scatter(mesh, jax.tree.map(lambda x: x[held], stored))
+
+    def slots(roster, flat):
+        return np.tile(np.arange(len(flat) // mesh.size), mesh.size)
 
     def read(stored, roster, rows):
         mine = np.isin(rows, roster.local)
@@ -123,7 +128,7 @@ def host_store(mesh: Mesh) -> ClientStore:
             kept[np.searchsorted(roster.local, rows[mine])] = new[mine]
         return stored
 
-    return ClientStore(init, load, save, read, write, block=lambda roster: roster.capacity)
+    return ClientStore(init, load, slots, save, read, write, block=lambda roster: roster.capacity)
 
 
 def _from_all(mine: np.ndarray, values: np.ndarray) -> np.ndarray:

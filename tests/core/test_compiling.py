@@ -28,7 +28,7 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     monkeypatch.setattr(compiling, "platform_of", lambda mesh: "gpu")
     monkeypatch.setattr(compiling, "compiler_options", compiled.append)
     together, reports_together = two_rounds()
-    assert compiled == ["gpu"] * 4  # evaluation of two buckets, training and scoring of both together
+    assert compiled == ["gpu"] * 2  # training and scoring, of both buckets together
     chex.assert_trees_all_close((apart.server, apart.clients), (together.server, together.clients), rtol=0, atol=1e-6)
     chex.assert_trees_all_close(reports, reports_together, rtol=1e-5)
 
