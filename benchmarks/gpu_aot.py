@@ -8,6 +8,7 @@ there is no autotuning, so that a real one may take other kernels for its produc
 and graphs, and how much memory they take is what this tells. The estimate of a step's time is arithmetic.
 """
 
+import functools
 import json
 import os
 import sysconfig
@@ -30,6 +31,7 @@ from benchmarks.thunks import loops, read_thunks, step_bytes, steps_of
 from experiments.cli import parse_flags
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh
+from fedjax_ht.core.evaluation import Asked, bucket_evaluation
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import Bucket, Federation, make_federation
 from fedjax_ht.core.local_training import LocalTraining
@@ -41,13 +43,13 @@ from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation.lanes import H100
 
-SHAPE, CLASSES, BATCH, IMAGES = (32, 32, 3), 10, 10, 50_000
+SHAPE, CLASSES, BATCH, IMAGES, SCORED = (32, 32, 3), 10, 10, 50_000, 64
 TARGET = Path(__file__).parent / "h100.txtpb"
 GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
 
 _GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of several architectures are one program.")
 _LANES = flags.DEFINE_list("lanes", ["3"], "Clients side by side.")
-_MEASURE = flags.DEFINE_string("measure", None, "GROUP:LANES:FOLDER, to compile here and print JSON; for the child.")
+_MEASURE = flags.DEFINE_string("measure", None, "GROUP:LANES:WHAT:FOLDER, to compile and print JSON; for the child.")
 
 
 def described_mesh() -> Mesh:
@@ -67,20 +69,22 @@ def arguments(method: Method, federation: Federation, bucket: Bucket, clients: i
     states = jax.tree.map(lambda x: shape((clients, *x.shape), x.dtype), one)
     ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
     schedule = Schedule(ids, Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32))
-    splits = {"train": Split(shape((clients, 2000), jnp.int32), ids)}
+    split = Split(shape((clients, 2000), jnp.int32), ids)
+    splits = {"train": split, "test": split}
     channels = shape((SHAPE[-1],), jnp.float32)
     data = Data(shape((IMAGES, *SHAPE), jnp.uint8), shape((IMAGES,), jnp.int32), channels, channels, splits)
     return states, schedule, data
 
 
-def measure(group: str, lanes: int, folder: str) -> dict:
-    """Compiles a group's round in this process."""
+def measure(group: str, lanes: int, what: str, folder: str) -> dict:
+    """Compiles a group's "training" or "scoring" of a round in this process."""
     mesh = described_mesh()
     modules = model_group(group, CLASSES, SHAPE)
     federation = make_federation(modules, SHAPE, CLASSES, num_clients=2 * lanes * len(modules))
     method = METHODS["fedtgp"](LocalTraining(optax.sgd(0.01), batch_size=BATCH))
     channel = Channel(wire.chain(()), wire.chain(()))
-    runs = {b.name: bucket_round(method, federation, b, channel, lanes) for b in federation.buckets}
+    make = {"training": bucket_round, "scoring": functools.partial(bucket_evaluation, batch_size=SCORED)}[what]
+    runs = {b.name: make(method, federation, b, channel, lanes) for b in federation.buckets}
     each = {b.name: arguments(method, federation, b, 2 * lanes) for b in federation.buckets}
     states, schedules, data = ({name: own[i] for name, own in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -92,15 +96,18 @@ def measure(group: str, lanes: int, folder: str) -> dict:
         at = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), tree)
 
-    rest = (placed(x, REPLICATED) for x in (servers, data, jax.ShapeDtypeStruct((), jnp.int32)))
+    round, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), bool)
+    when = round if what == "training" else (round, Asked(flag, {"test": flag}))
+    rest = (placed(x, REPLICATED) for x in (servers, data, when))
     start = time.perf_counter()
     with mock.patch.object(jax, "default_backend", return_value="gpu"):  # what functions ask that suit the device
-        step = buckets_on_mesh(runs, mesh, donate=True)
+        step = buckets_on_mesh(runs, mesh, donate=what == "training")
         lowered = step.lower(placed(states, SHARDED), placed(schedules, SHARDED), *rest)
     traced = time.perf_counter()
     compiled = lowered.compile()
     done = time.perf_counter()
-    listings = sorted(Path(folder).glob("*thunk_sequence_after_thunk_passes.txt"), key=lambda path: path.stat().st_size)
+    # The longest is the program, by passes that put it into graphs where there were any.
+    listings = sorted(Path(folder).glob("*thunk_sequence*.txt"), key=lambda path: path.stat().st_size)
     nodes = read_thunks(listings[-1].read_text())
     steps = steps_of(nodes)
     return {
@@ -119,7 +126,7 @@ def measure(group: str, lanes: int, folder: str) -> dict:
     }
 
 
-def in_a_child(group: str, lanes: int) -> dict:
+def in_a_child(group: str, lanes: int, what: str) -> dict:
     """XLA's flags, which say where it writes what it compiled, hold for a whole process."""
     packages = sysconfig.get_paths()["purelib"]
     with tempfile.TemporaryDirectory() as folder:
@@ -130,20 +137,19 @@ def in_a_child(group: str, lanes: int) -> dict:
             "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={packages}/nvidia/cuda_nvcc "
             f"--xla_dump_to={folder}",
         }
-        return in_a_process("benchmarks.gpu_aot", [f"--measure={group}:{lanes}:{folder}"])
+        return in_a_process("benchmarks.gpu_aot", [f"--measure={group}:{lanes}:{what}:{folder}"])
 
 
-def row(group: str, lanes: int, found: dict) -> list[str]:
+def row(group: str, lanes: int, found: dict, scoring: dict) -> list[str]:
     kernels = sum(found["kernels"])
     launch, moved, computed = kernels * H100.launch, found["bytes"] / H100.bandwidth, found["flops"] / H100.arithmetic
-    one = found["graphed"] and found["graphs"] == 1 and not found["outside"]
-    graph = (f"yes, {found['branches']} abreast" if found["starts"] == 1 else "yes") if one else f"{found['graphs']}"
     return [
         group,
         str(lanes),
         " + ".join(map(str, found["kernels"])),
         str(sum(found["copies"])),
-        graph,
+        one_graph(found),
+        one_graph(scoring),
         number(found["temporary"] / 2**20),
         number(found["bytes"] / 2**20),
         number(found["flops"] / 1e9),
@@ -152,17 +158,32 @@ def row(group: str, lanes: int, found: dict) -> list[str]:
     ]
 
 
+def one_graph(found: dict) -> str:
+    if not found["graphed"] or found["graphs"] != 1 or found["outside"]:
+        return f"no, {found['graphs']}"
+    return f"yes, {found['branches']} abreast" if found["starts"] == 1 else "yes"
+
+
 def main(_) -> None:
     if _MEASURE.value:
-        group, lanes, folder = _MEASURE.value.split(":")
-        print(json.dumps(measure(group, int(lanes), folder)))
+        group, lanes, what, folder = _MEASURE.value.split(":")
+        print(json.dumps(measure(group, int(lanes), what, folder)))
         return
     rows = []
     for group in _GROUPS.value:
         for lanes in map(int, _LANES.value):
-            rows.append(row(group, lanes, in_a_child(group, lanes)))
+            rows.append(row(group, lanes, *(in_a_child(group, lanes, what) for what in ("training", "scoring"))))
             print(*rows[-1], flush=True)
-    head = ["group", "lanes", "kernels a step", "of them copies", "one graph", "temporary MiB", "MiB a step"]
+    head = [
+        "group",
+        "lanes",
+        "kernels a step",
+        "of them copies",
+        "one graph",
+        "scoring, too",
+        "temporary MiB",
+        "MiB a step",
+    ]
     head += ["GFLOP a step", "launch ms", "memory ms", "arithmetic ms", "seconds to compile"]
     units = f"{H100.launch * 1e6:.1f} us a kernel, {H100.bandwidth / 1e12:.2f} TB/s"
     units += f" and {H100.arithmetic / 1e12:.0f} TFLOP/s"

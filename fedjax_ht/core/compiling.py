@@ -18,13 +18,15 @@ def compiler_options(platform: str) -> dict[str, str] | None:
     On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops whose lengths are
     known on the device alone: outside a graph the host copies the condition back and waits, once an iteration. Inside
     one a round is a single launch; and what does not depend on each other, such as two buckets, is free to run side by
-    side, for memory of its own. Only jax 0.10 and 0.11 are known to have these options: other versions compile without.
+    side, for memory of its own. By default XLA leaves out what has fewer than five steps, such as the loop that scores
+    a bucket's clients. Only jax 0.10 and 0.11 are known to have these options: other versions compile without.
     """
     if platform != "gpu" or not (0, 10) <= jax.__version_info__ < (0, 12):
         return None
     return {
         "xla_gpu_enable_command_buffer": ",".join(GRAPHED),
         "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+        "xla_gpu_graph_min_graph_size": "1",
     }
 
 
