@@ -10,6 +10,7 @@ import optax
 from ml_collections import ConfigDict
 
 from experiments.configs.base import base_config
+from experiments.entries import Entry, as_run, entries_of
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
@@ -29,13 +30,14 @@ PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
 
 
 class Experiment(NamedTuple):
-    """What the methods of one run share; `partitions` has one for each trial."""
+    """A run: what its entries share, `partitions` one a trial; and by label the entries, methods and federations."""
 
     dataset: Dataset
     partitions: tuple[Partition, ...]
-    federation: Federation
     options: SimulationOptions
+    entries: dict[str, Entry]
     methods: dict[str, Method]
+    federations: dict[str, Federation]
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -44,10 +46,12 @@ def build(config: ConfigDict) -> Experiment:
     """
     check_fields(config)
     check_numbers(config)
-    training, options = local_training(config.training), simulation_options(config)
-    methods = {name: make_method(name, opts, training) for name, opts in method_options(config).items()}
-    partition = config.partition
-    rates = width_rates(config.model.rates, partition.num_clients)
+    options, entries = simulation_options(config), {entry.label: entry for entry in entries_of(config)}
+    configs, partition = {label: as_run(entry, config) for label, entry in entries.items()}, config.partition
+    for own in configs.values():
+        check_numbers(own)
+        width_rates(own.model.rates, partition.num_clients)
+    methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
         raise ValueError(f"unknown dataset {config.dataset.name!r}; there are {', '.join(dataset_names())}")
@@ -61,19 +65,23 @@ def build(config: ConfigDict) -> Experiment:
     if config.dataset.subset:
         dataset = subset(dataset, config.dataset.subset, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
-    if rates:
-        federation = sliced_federation(config.model, rates, dataset)
-    else:
-        federation = whole_federation(config.model, partition.num_clients, dataset)
-    for method in methods.values():
-        method.check(federation)
+    federations = {label: make_clients(own.model, partition.num_clients, dataset) for label, own in configs.items()}
+    for label, method in methods.items():
+        method.check(federations[label])
         check_pretraining(method, config.dataset)
     splits = [
         make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
         for trial in range(config.trials if partition.per_trial else 1)
     ]
     partitions = tuple(splits if partition.per_trial else splits * config.trials)
-    return Experiment(dataset, partitions, federation, options, methods)
+    return Experiment(dataset, partitions, options, entries, methods, federations)
+
+
+def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
+    """The clients' architectures from `config.model`."""
+    if rates := width_rates(model.rates, num_clients):
+        return sliced_federation(model, rates, dataset)
+    return whole_federation(model, num_clients, dataset)
 
 
 def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
@@ -243,17 +251,12 @@ def transforms(field: str, entries) -> tuple[Transform, ...]:
     return tuple(TRANSFORMS[name](*parameters) for name, *parameters in entries)
 
 
-def method_options(config: ConfigDict) -> dict[str, dict]:
-    """The configured method first, then those it is compared with."""
-    first = {k: v for k, v in config.method.options.items() if v is not None}
-    return {config.method.name: first} | {name: {} for name in config.compare if name != config.method.name}
-
-
-def make_method(name: str, options: dict, training: LocalTraining) -> Method:
-    """A method by name; its options are those of its factory."""
-    factory = method_factory(name)
-    refuse_unknown(name, options, list(inspect.signature(factory).parameters)[1:], f"method={name}")
-    return factory(training, **options)
+def make_method(entry: Entry, training: ConfigDict) -> Method:
+    """An entry's method; its options are those of its factory."""
+    factory = method_factory(entry.method)
+    options = {k: v for k, v in entry.options.items() if v is not None}
+    refuse_unknown(entry.method, options, list(inspect.signature(factory).parameters)[1:], f"method={entry.method}")
+    return factory(local_training(training), **options)
 
 
 def refuse_unknown(owner: str, options: Iterable[str], known: Iterable[str], argument: str) -> None:

@@ -1,7 +1,9 @@
 """Compares methods: python -m experiments.compare --config=experiments/configs/quickstart.py --methods=local,fedtgp.
 
-One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every method. The config's
-own method keeps its options, the others take their defaults; --methods and --trials are the config's unless given.
+One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every method. A name is
+the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05" has settings of its own, and
+"fedtgp@tuned" those that somebody has chosen for the config (experiments/entries.py). The report says which had what.
+--methods and --trials are the config's unless given.
 --target=0.8 asks what reaching that accuracy takes, --target_share=0.9 what nine tenths of the best accuracy do;
 --target_score=accuracy_participants asks it of that score. The same command again goes on where the run stopped.
 """
@@ -18,14 +20,16 @@ from ml_collections import ConfigDict
 
 from experiments import plots
 from experiments.cli import fail, parse_flags
-from experiments.configs.base import method_config
+from experiments.entries import described, entries_of
 from experiments.main import chosen_workdir, configured, execute, report
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
 
-_METHODS = flags.DEFINE_list("methods", None, "Methods to compare, such as local,fedtgp; by default the config's.")
+_METHODS = flags.DEFINE_list(
+    "methods", None, "What to compare, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's."
+)
 _TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; by default the config's.")
 _TARGET = flags.DEFINE_float("target", None, "An accuracy in (0, 1]; by default the lowest best accuracy.")
 _SHARE = flags.DEFINE_float("target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy.")
@@ -82,10 +86,10 @@ class Line(NamedTuple):
 
 
 def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | None) -> ConfigDict:
-    """A config that runs these methods; the configured one is first where it is among them.
+    """A config that runs these entries, or without any the config's.
 
     Raises:
-      ValueError: no method, one given twice, or one that does not exist.
+      ValueError: no entry, one given twice, or one that is wrong.
     """
     config = config.copy_and_resolve_references()
     if trials is not None:
@@ -94,9 +98,8 @@ def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | 
         return config
     if not methods or len(set(methods)) < len(methods):
         raise ValueError(f"--methods is {','.join(methods)!r}; it must name at least one method, and each once")
-    first = config.method if config.method.name in methods else method_config(methods[0])
-    config.method = first
-    config.compare = tuple(name for name in methods if name != first.name)
+    config.entries = tuple(methods)
+    entries_of(config)
     return config
 
 
@@ -225,6 +228,7 @@ def main(_) -> None:
         fail(error)
     lines = {method: summarise(history, aim, score) for method, history in histories.items()}
     text = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
+    text += f"\n\n{described(entries_of(config))}"
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
     table = write_csv(lines, aim, workdir / "compare.csv")

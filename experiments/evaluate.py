@@ -37,7 +37,7 @@ class LoadedRun(NamedTuple):
 
 
 def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
-    """Restores a run; `method` is the configured one by default.
+    """Restores a run; `method` is the label of an entry, by default of the first.
 
     Raises:
       ValueError, FileNotFoundError: there is no run there, or none of this method. One line.
@@ -47,13 +47,14 @@ def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
         raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
     config = ConfigDict(json.loads((workdir / "config.json").read_text()))
     experiment = build(config)
-    method = method or config.method.name
+    method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         raise ValueError(f"the run in {workdir} has no method {method!r}; it has {', '.join(experiment.methods)}")
     simulation = simulate(method, experiment)
-    found = make_checkpointer(workdir / method / "checkpoints", simulation).restore()
+    folder = workdir / experiment.entries[method].folder / "checkpoints"
+    found = make_checkpointer(folder, simulation).restore()
     if found is None:
-        raise FileNotFoundError(f"no readable checkpoint below {workdir / method / 'checkpoints'}")
+        raise FileNotFoundError(f"no readable checkpoint below {folder}")
     return LoadedRun(experiment, simulation, found[0], method)
 
 
@@ -66,7 +67,7 @@ def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
     trials = len(run.experiment.partitions)
     if not 0 <= trial < trials:
         raise ValueError(f"there is no trial {trial}; they run from 0 to {trials - 1}")
-    federation = run.experiment.federation
+    federation = run.experiment.federations[run.method]
     if not 0 <= client < federation.num_clients:
         raise ValueError(f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}")
     bucket = federation.buckets[federation.assignment[client]]
@@ -97,7 +98,7 @@ def main(_) -> None:
         state = client_state(run, _CLIENT.value, _TRIAL.value)
     except (ValueError, FileNotFoundError, ImportError) as error:
         fail(error)
-    client, federation = _CLIENT.value, run.experiment.federation
+    client, federation = _CLIENT.value, run.experiment.federations[run.method]
     evaluation = run.simulation.evaluate(run.state, np.array([client]))[_TRIAL.value]
     architecture = federation.buckets[federation.assignment[client]].name
     print(f"client {client} ({architecture}), {run.method} after {run.state.round} rounds")

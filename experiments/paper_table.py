@@ -52,8 +52,8 @@ SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
 SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
 SHOWN |= {f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes"}
 SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}  # DFRD's L.acc beside its G.acc
-SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "dataset.data_dir", "checkpoint", "lanes", "devices")
-SAME_RESULT += ("client_store",)
+SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "entries", "tuned", "tuned_on", "dataset.data_dir")
+SAME_RESULT += ("checkpoint", "lanes", "devices", "client_store")
 
 
 class Run(NamedTuple):
@@ -84,15 +84,26 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         config = json.loads((path.parent.parent / "config.json").read_text())
+        method, settings = settings_of(config, path.parent.name)
         with path.open() as file:
             history = [row for row in map(json.loads, file) if rounds is None or row["round"] <= rounds]
         for trial in by_trial(history):
             seed = config["seed"] + trial[0]["trial"]
-            found.append(Run(config["dataset"]["name"], path.parent.name, seed, trial, dict(leaves(config))))
+            found.append(Run(config["dataset"]["name"], method, seed, trial, settings))
     # Which settings tell an earlier table's runs of a method apart can be read off their names.
     names = {(run.dataset, *run.method.split()) for run in earlier}
     told = {(dataset, method, part.partition("=")[0]) for dataset, method, *parts in names for part in parts}
     return [run._replace(method=" ".join([run.method, *apart(run, found, told)])) for run in found]
+
+
+def settings_of(config: Mapping, folder: str) -> tuple[str, dict[str, str]]:
+    """The method in a folder of a run, and what may change its numbers."""
+    for entry in config.get("entries", ()):
+        if entry["label"].replace("/", "_") == folder:
+            own = {"method": {"name": entry["method"], "options": entry["options"]}}
+            own |= {part: {**config[part], **entry[part]} for part in ("training", "model")}
+            return entry["method"], dict(leaves({**config, **own}))
+    return folder, dict(leaves(config))  # a run from before there were entries
 
 
 def apart(run: Run, runs: Sequence[Run], told: Collection[tuple[str, str, str]] = ()) -> list[str]:

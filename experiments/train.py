@@ -4,7 +4,7 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
+from experiments.entries import Entry, described
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
@@ -23,10 +24,11 @@ from fedjax_ht.simulation.history import Row, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
 
+# Fields that say which entries there are, and with what: those are recorded one by one.
+NAMING = ("method", "compare", "entries", "tuned", "tuned_on")
 # Fields that change nothing about the numbers of a round: a run may go on with others.
 FREE_FIELDS = (
     "rounds",
-    "compare",
     "checkpoint.every",
     "checkpoint.keep",
     "dataset.data_dir",
@@ -46,7 +48,7 @@ class Interrupted(Exception):
 
 
 class Result(NamedTuple):
-    """histories: method -> rows, see `simulation.history`. summary: the table, as text. files: what was written."""
+    """histories: label -> rows, see `simulation.history`. summary: the table, as text. files: what was written."""
 
     histories: dict[str, list[Row]]
     summary: str
@@ -72,25 +74,27 @@ def train_and_evaluate(
     """
     workdir = Path(workdir)
     experiment = build(config)
-    remember_config(config, workdir)
+    remember_config(config, experiment.entries.values(), workdir)
     histories: dict[str, list[Row]] = {}
     with catch_signals() as caught, jax.default_matmul_precision(config.precision):
         for name in experiment.methods:
-            histories[name] = run_method(name, experiment, config, workdir / name, progress_fn, warn, caught)
-    summary, pictures = table.markdown(histories), []
+            folder = workdir / experiment.entries[name].folder
+            histories[name] = run_method(name, experiment, config, folder, progress_fn, warn, caught)
+    summary, pictures = f"{table.markdown(histories)}\n\n{described(experiment.entries.values())}", []
     if is_primary():
         with atomic_open(workdir / "summary.md") as file:
             file.write(summary + "\n")
         pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
-    files = [workdir / name / f for name in histories for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
-    files += [workdir / name / "checkpoints" for name in histories]
+    folders = [workdir / experiment.entries[name].folder for name in histories]
+    files = [folder / f for folder in folders for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
+    files += [folder / "checkpoints" for folder in folders]
     return Result(histories, summary, [workdir / "config.json", workdir / "summary.md", *files, *pictures])
 
 
 def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
     """One method's simulation, of all trials. `lanes` are given where "auto" was asked for
     and an earlier call has chosen."""
-    method, federation = experiment.methods[name], experiment.federation
+    method, federation = experiment.methods[name], experiment.federations[name]
     data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
     options = dataclasses.replace(experiment.options, lanes=lanes) if lanes else experiment.options
     return make_trials(method, federation, data, options)
@@ -180,23 +184,33 @@ def show_server(name: str, experiment: Experiment, state: SimulationState, workd
     if method.pictures is None:
         return
     first = of_trial(state.servers, 0)
-    blocks = jax.tree.map(np.asarray, method.pictures(experiment.federation, first))
+    blocks = jax.tree.map(np.asarray, method.pictures(experiment.federations[name], first))
     plots.save(plots.image_grid(blocks, experiment.dataset.class_names), workdir / "images" / f"{state.round:05d}.png")
 
 
-def remember_config(config: ConfigDict, workdir: Path) -> None:
-    """Writes config.json, or refuses a folder that holds a run of another config."""
-    path = workdir / "config.json"
-    fields = flatten(json.loads(config.to_json_best_effort()))
+def remember_config(config: ConfigDict, entries: Iterable[Entry], workdir: Path) -> None:
+    """Writes config.json, with every entry that the folder holds, or refuses one that holds a run of another config."""
+    path, fields = workdir / "config.json", json.loads(config.to_json_best_effort())
+    own = {entry.label: json.loads(json.dumps(entry._asdict())) for entry in entries}
+    there: dict[str, Any] = {}
     if path.exists():
-        earlier = flatten(read_json(path))
-        differing = [f for f in sorted(fields | earlier) if fields.get(f) != earlier.get(f) and f not in FREE_FIELDS]
+        earlier = read_json(path)
+        there = {entry["label"]: entry for entry in earlier.get("entries", ())}
+        before, now = _compared(earlier, there, own), _compared(fields, own, there)
+        differing = [f for f in sorted(before | now) if before.get(f) != now.get(f) and f not in FREE_FIELDS]
         if differing:
-            shown = ", ".join(f"{f}: {earlier.get(f)!r} there, {fields.get(f)!r} here" for f in differing[:5])
+            shown = ", ".join(f"{f}: {before.get(f)!r} there, {now.get(f)!r} here" for f in differing[:5])
             raise ValueError(f"{workdir} holds a run of another config ({shown}); choose another --workdir")
     if is_primary():
         with atomic_open(path) as file:
-            json.dump(json.loads(config.to_json_best_effort()), file, indent=2)
+            json.dump(fields | {"entries": list((there | own).values())}, file, indent=2)
+
+
+def _compared(fields: dict[str, Any], entries: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same in a run that goes on: fields, and the settings of entries that are among `others`, too."""
+    shared = {name: value for name, value in fields.items() if name not in NAMING}
+    both = {label: entry | {"tuned": ""} for label, entry in entries.items() if label in others}
+    return flatten(shared | both)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -51,7 +51,10 @@ def base_config() -> ConfigDict:
     config.trials = 1  # seeds seed, seed + 1, ... in one program
     config.rounds = 100
     config.method = method_config("fedtgp")
-    config.compare = ()  # further methods, with their default options, on the same split
+    config.compare = ()  # what else runs on the same split, as experiments/entries.py writes it: "fedproto:weight=3.0"
+    config.entries = ()  # what runs instead of all these
+    config.tuned = ()  # entries that somebody has chosen: what "fedtgp@tuned" stands for
+    config.tuned_on = ""  # on what they were chosen
 
     config.dataset = ConfigDict({"name": "fashion_mnist_10k", "data_dir": "data", "image_size": 0})  # 0: as published
     config.dataset.classes = ()  # names of the classes to keep; none: all

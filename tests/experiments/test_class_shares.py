@@ -2,8 +2,9 @@
 
 import pytest
 
-from experiments.build import local_training, make_method, method_options, simulation_options
+from experiments.build import make_method, simulation_options
 from experiments.configs import cifar10_class_shares, fashion_mnist_class_shares
+from experiments.entries import entries_of
 from fedjax_ht.methods import METHODS
 
 CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])
@@ -34,6 +35,6 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file)
         config = file.get_config(f"method={name}")
         trainings.add(config.training.to_json())
         assert config.shared_init and config.evaluate.mode == "trained"
-        ((_, options),) = method_options(config).items()
-        assert make_method(name, options, local_training(config.training)).name == name
+        (entry,) = entries_of(config)
+        assert make_method(entry, config.training).name == name and not entry.tuned
     assert len(trainings) == 1

@@ -9,6 +9,7 @@ import pytest
 from experiments import plots, table
 from experiments.compare import choose_target, comparison, cost_to_reach, markdown, summarise, write_csv
 from experiments.configs.base import base_config, method_config
+from experiments.entries import changes, entries_of
 from experiments.table import human_flops
 from fedjax_ht.simulation.history import wire_bytes
 
@@ -140,17 +141,15 @@ def test_bytes_of_one_way_or_both():
     assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (104, 200, 304)
 
 
-def test_the_configured_method_keeps_its_options():
+def test_named_methods_are_as_in_their_papers():
     config = base_config()
     config.method = method_config("fedtgp", tau=3.0)
     config.compare = ("fedproto",)
     chosen = comparison(config, ["local", "fedtgp"], 3)
-    assert chosen.method.options.tau == 3.0 and tuple(chosen.compare) == ("local",) and chosen.trials == 3
-    others = comparison(config, ["local", "fedproto"], None)
-    assert others.method.name == "local" and tuple(others.compare) == ("fedproto",) and others.trials == 1
-    same = comparison(config, None, None)
-    assert same.method.name == "fedtgp" and tuple(same.compare) == ("fedproto",)
-    assert config.trials == 1 and tuple(config.compare) == ("fedproto",)  # the argument stays
+    assert [(e.label, changes(e)) for e in entries_of(chosen)] == [("local", {}), ("fedtgp", {})] and chosen.trials == 3
+    same = entries_of(comparison(config, None, None))
+    assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
+    assert config.trials == 1 and config.entries == ()  # the argument stays
 
 
 @pytest.mark.parametrize("methods, message", [([], "at least one"), (["local", "local"], "each once"), (["x"], "'x'")])

