@@ -2,7 +2,7 @@
 
 An entry is written NAME[@tuned][:KEY=VALUE]..., which is also its label:
 
-    fedproto                                     as its paper has it
+    fedproto                                     as its paper has it, and what the config's `given` says of it
     fedproto:variant=released:weight=3           with two options of its own
     fedproto:training.learning_rate=0.05         with another field of the config's `training`, or `model`
     fedtgp@tuned                                 as the config's `tuned` has it
@@ -51,12 +51,14 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
     Raises:
       ValueError: an entry is wrong. One line.
     """
-    tuned = [parse_entry(spec, config, ()) for spec in config.tuned]
+    known = {entry.method: entry for entry in (parse_entry(spec, config, {}) for spec in config.given)}
+    tuned = [parse_entry(spec, config, known) for spec in config.tuned]
+    known |= {f"{entry.method}@tuned": entry for entry in tuned}
     if config.entries:
-        found = [_recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, tuned) for e in config.entries]
+        found = [_recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, known) for e in config.entries]
     else:
         own = Entry(config.method.name, config.method.name, _options(config.method), {}, {}, "")
-        found = [own, *(parse_entry(spec, config, tuned) for spec in config.compare)]
+        found = [own, *(parse_entry(spec, config, known) for spec in config.compare)]
     settings = [entry[1:5] for entry in tuned]
     first: dict[str, Entry] = {}
     for entry in found:
@@ -64,19 +66,18 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
     return tuple(first.values())
 
 
-def parse_entry(spec: str, config: ConfigDict, tuned: Sequence[Entry]) -> Entry:
-    """An entry as it is written; `tuned` are what NAME@tuned may stand for."""
+def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> Entry:
+    """An entry as it is written; `known` are what NAME and NAME@tuned stand for, but for settings of their own."""
     first, *settings = spec.split(":")
-    name, at, how = first.partition("@")
-    base = {entry.method: entry for entry in tuned}
-    if at and (how != "tuned" or name not in base):
-        there = ", ".join(f"{method}@tuned" for method in base) or "nothing"
+    name, at, _ = first.partition("@")
+    if at and first not in known:
+        there = ", ".join(label for label in known if "@" in label) or "nothing"
         raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {there}")
     method = method_config(name)
     parts = {"method": method.options} | {part: config[part].copy_and_resolve_references() for part in OVERRIDDEN}
     changed: dict[str, set[str]] = {part: set() for part in parts}
-    if at:
-        for part, values in zip(parts, base[name][2:5]):
+    if first in known:
+        for part, values in zip(parts, known[first][2:5]):
             parts[part].update({k: v for k, v in values.items() if v is not None})
             changed[part] |= set(values)
     for setting in settings:

@@ -25,7 +25,7 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_tr
 from fedjax_ht.simulation.trials import of_trial
 
 # Fields that say which entries there are, and with what: those are recorded one by one.
-NAMING = ("method", "compare", "entries", "tuned", "tuned_on")
+NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on")
 # Fields that change nothing about the numbers of a round: a run may go on with others.
 FREE_FIELDS = (
     "rounds",

@@ -53,6 +53,7 @@ def base_config() -> ConfigDict:
     config.method = method_config("fedtgp")
     config.compare = ()  # what else runs on the same split, as experiments/entries.py writes it: "fedproto:weight=3.0"
     config.entries = ()  # what runs instead of all these
+    config.given = ()  # what a setting fixes of a method, an entry each: "fedktl:generator=checkpoints/natural_32.npz"
     config.tuned = ()  # entries that somebody has chosen: what "fedtgp@tuned" stands for
     config.tuned_on = ""  # on what they were chosen
 

@@ -13,6 +13,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
+    config.given = ("fedktl:generator=checkpoints/imagenet64.pkl",)
     config.method = method_config("fedktl", generator="checkpoints/imagenet64.pkl")
     config.dataset.name = "cifar100"
     config.partition = partition_config("practical", alpha=0.1)

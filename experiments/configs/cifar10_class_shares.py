@@ -51,5 +51,6 @@ def setting(dataset, fedral_blocks, argument):
     config = apply_argument(config, argument, {"clients": set_clients}, rounds=1)
     # What a method's defaults do not suit: 5 x 5 blocks, and T reaching its end within the run.
     own = {"fedral": {"blocks": fedral_blocks}, "fedkd": {"rounds": config.rounds}}
+    config.given = (f"fedral:blocks={fedral_blocks}", f"fedkd:rounds={config.rounds}")
     config.method = method_config(config.method.name, **own.get(config.method.name, {}))
     return config

@@ -14,6 +14,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
+    config.given = ("fedktl:generator=checkpoints/fashion_mnist_32.npz",)
     config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
     config.dataset.name = "cifar10"
     config.dataset.subset = 10_000

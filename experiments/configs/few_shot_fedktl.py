@@ -16,6 +16,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
+    config.given = ("fedktl:generator=checkpoints/fashion_mnist_32.npz",)
     config.method = method_config("fedktl", generator="checkpoints/fashion_mnist_32.npz")
     config.dataset.name = "cifar10"
     config.partition = partition_config("few_shot", num_clients=1, shots=23)

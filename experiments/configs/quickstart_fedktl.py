@@ -15,6 +15,7 @@ from experiments.configs.base import apply_argument, base_config, method_config,
 
 def get_config(argument=None):
     config = base_config()
+    config.given = ("fedktl:generator=checkpoints/natural_32.npz",)
     config.method = method_config("fedktl", generator="checkpoints/natural_32.npz")
     config.compare = ("local",)
     config.dataset.name = "fashion_mnist_10k"

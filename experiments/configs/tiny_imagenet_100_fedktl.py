@@ -11,6 +11,7 @@ from experiments.configs.base import apply_argument
 
 def get_config(argument=None):
     config = tiny_imagenet_fedktl.get_config("classes=100")
+    config.given = ("fedktl:generator=checkpoints/fashion_mnist_32.npz",)
     config.method.options.generator = "checkpoints/fashion_mnist_32.npz"
     config.dataset.subset = 6_000
     config.rounds = 25

@@ -34,6 +34,7 @@ UNSEEN = (  # 100 classes at random of the 170 that checkpoints/natural_32.npz h
 
 def get_config(argument=None):
     config = base_config()
+    config.given = ("fedktl:generator=checkpoints/natural_32.npz",)
     config.method = method_config("fedktl", generator="checkpoints/natural_32.npz")
     config.dataset.name = "npz:tiny_imagenet_32.npz"
     set_classes(config, "40")

@@ -32,11 +32,9 @@ BAD = {
     "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
     "unknown model group 'resnet'": {"model.group": "resnet"},
     "unknown method 'fedfoo'": {"compare": ("fedfoo",)},
-    "entry 'fedproto:wait=3': 'wait=3' sets nothing; KEY=VALUE may set variant, weight, ": {"compare": ("fedproto:wait=3",)},
+    "entry 'fedproto:wait=3': 'wait=3' sets nothing; KEY=VALUE may set variant": {"compare": ("fedproto:wait=3",)},
     "entry 'local:3': '3' sets nothing; KEY=VALUE may set training.FIELD, model.FIELD": {"entries": ("local:3",)},
-    "entry 'fedproto:weight=high': weight cannot be 'high'; by default it is 1.0": {
-        "compare": ("fedproto:weight=high",)
-    },
+    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by default": {"compare": ("fedtgp:tau=a",)},
     "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
         "entries": ("fedproto@tuned",),
         "tuned": ("fedtgp:tau=3.0",),

@@ -55,6 +55,12 @@ def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     assert entries_of(config) == (first, second)
 
 
+def test_a_setting_gives_a_method_what_its_paper_leaves_open():
+    given = ("fedral:blocks=5",)
+    plain, other = entries_of(config_of("fedral", "fedral:inference=global", given=given))
+    assert plain.options["blocks"] == other.options["blocks"] == 5 and other.options["inference"] == "global"
+
+
 def test_a_path_in_an_option_makes_no_folder():
     (entry,) = entries_of(config_of("fedktl:generator=checkpoints/natural_32.npz"))
     assert entry.folder == "fedktl:generator=checkpoints_natural_32.npz"
