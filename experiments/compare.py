@@ -22,6 +22,7 @@ from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.entries import described, entries_of
 from experiments.main import chosen_workdir, configured, execute, report
+from experiments.statistics import beside_first
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
 from fedjax_ht.io.files import atomic_open
@@ -228,7 +229,7 @@ def main(_) -> None:
         fail(error)
     lines = {method: summarise(history, aim, score) for method, history in histories.items()}
     text = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
-    text += f"\n\n{described(entries_of(config))}"
+    text = "\n\n".join(filter(None, [text, beside_first(histories), described(entries_of(config))]))
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
     table = write_csv(lines, aim, workdir / "compare.csv")
