@@ -214,6 +214,26 @@ def local_training(config: ConfigDict) -> LocalTraining:
         shuffle=config.shuffle,
         drop_remainder=config.drop_remainder,
         augment=compose(tuple(config.augmentation)),
+        schedule=schedule(config.schedule),
+    )
+
+
+def schedule(text: str) -> optax.Schedule | None:
+    """What multiplies the learning rate, by round, from `training.schedule`. It names its rounds, and does not take the
+    run's, so that a run may go on for more."""
+    kind, *numbers = text.split("/")
+    try:
+        if kind == "constant" and not numbers:
+            return None
+        if kind == "cosine" and len(numbers) == 1 and int(numbers[0]) > 0:
+            return optax.cosine_decay_schedule(1.0, int(numbers[0]))
+        if kind == "step" and len(numbers) == 2 and int(numbers[0]) > 0 and 0 < float(numbers[1]) <= 1:
+            return optax.exponential_decay(1.0, int(numbers[0]), float(numbers[1]), staircase=True)
+    except ValueError:
+        pass
+    raise ValueError(
+        f"training.schedule is {text!r}; it must be constant, cosine/ROUNDS, or step/ROUNDS/FACTOR with a factor of at "
+        "most 1, such as step/100/0.1"
     )
 
 

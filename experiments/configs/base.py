@@ -74,6 +74,7 @@ def base_config() -> ConfigDict:
     config.training = ConfigDict()
     config.training.optimizer = "sgd"  # sgd or adam, made new every round
     config.training.learning_rate = 0.01
+    config.training.schedule = "constant"  # by round: cosine/500 falls to 0 in 500 rounds, step/100/0.1 by 10 every 100
     config.training.momentum = 0.0  # of sgd
     config.training.beta1 = 0.9  # of adam: how much of its mean gradient stays; the mean square keeps 0.999
     config.training.weight_decay = 0.0

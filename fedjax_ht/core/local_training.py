@@ -33,6 +33,8 @@ class LocalTraining:
       drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch at all;
         False trains on it, masked.
       augment: applied to every training batch on the device, or None.
+      schedule: (round int32, from 0) -> what the optimiser's updates are multiplied by, such as an `optax` schedule
+        from 1 on; or None. An optimiser made new each round cannot know the round by itself.
     """
 
     optimizer: optax.GradientTransformation
@@ -42,6 +44,7 @@ class LocalTraining:
     shuffle: bool = True
     drop_remainder: bool = True
     augment: Augment | None = None
+    schedule: optax.Schedule | None = None
 
     def __post_init__(self):
         for name in ("batch_size", "epochs", "steps"):
@@ -159,6 +162,9 @@ def train(
             batch = batch._replace(x=training.augment(jax.random.fold_in(augment_key, number), batch.x, black))
         gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, jax.random.fold_in(loss_key, number))
         updates, opt_state = training.optimizer.update(gradients, opt_state, params)
+        if training.schedule is not None:
+            factor = training.schedule(0 if isinstance(data.round, tuple) else data.round)
+            updates = jax.tree.map(lambda x: x * factor, updates)
         if sums is not None:
             sums = _add(sums, class_sums(out.rows, batch, num_classes))
         return optax.apply_updates(params, updates), opt_state, out.stats, total + out.value, sums

@@ -106,6 +106,16 @@ def test_a_number_of_steps_crosses_epochs():
     assert len(empty) == 0
 
 
+@pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam, lambda rate: optax.sgd(rate, momentum=0.5)])
+def test_a_schedule_multiplies_the_learning_rate_of_a_round(optimizer):
+    halved = optax.exponential_decay(0.5, 2, 0.5, staircase=True)
+    for round, factor in ((0, 0.5), (1, 0.5), (2, 0.25), (5, 0.125)):
+        _, found = record(recipe(optimizer=optimizer(0.4), schedule=halved), [8], round=jnp.int32(round))
+        _, expected = record(recipe(optimizer=optimizer(0.4 * factor)), [8], round=jnp.int32(round))
+        assert found.params != 0
+        np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
+
+
 def test_without_shuffle_samples_come_in_stored_order():
     (batches,), _ = record(recipe(shuffle=False, epochs=2, drop_remainder=False), [5])
     np.testing.assert_array_equal(batches, [[0, 1, 2], [3, 4, -1]] * 2)
