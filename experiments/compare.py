@@ -233,7 +233,7 @@ def main(_) -> None:
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
     table = write_csv(lines, aim, workdir / "compare.csv")
-    picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png")
+    picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
     report(text, [workdir / "compare.md", table, picture])
 
 

@@ -224,18 +224,16 @@ def markdown(
     return "\n\n".join([*parts, *([NOTE] if differs(PARTICIPANTS, score, runs) else [])])
 
 
-def curves(runs: Sequence[Run], score: str) -> plots.plt.Figure:
+def curves(runs: Sequence[Run], score: str) -> plots.Figure:
     """One picture a dataset, one line a method: the mean over its runs, and a band from the lowest to the highest."""
     datasets = list(dict.fromkeys(run.dataset for run in runs))
-    figure, axes = plots.plt.subplots(
-        1, len(datasets), figsize=(6.4 * len(datasets), 4), layout="constrained", squeeze=False
-    )
+    figure, axes = plots.subplots(1, len(datasets), figsize=(6.4 * len(datasets), 4), squeeze=False)
     for dataset, place in zip(datasets, axes[0]):
         grouped = by_method([run for run in runs if run.dataset == dataset], score)
         place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
         lines = {method: together(group, score) for method, group in grouped.items()}
         plots.draw_accuracy(place, lines, lambda trial: [row["round"] for row in evaluated(trial)], score)
-        place.legend(frameon=False, fontsize=8)
+        plots.legend(place, len(lines))
     return figure
 
 

@@ -43,11 +43,9 @@ def best_so_far(accuracy: np.ndarray, participants: int, rounds: int, repeats: i
     return np.maximum.accumulate(np.asarray(accuracy)[order[..., :participants]].mean(-1), axis=1)
 
 
-def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.plt.Figure:
+def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.Figure:
     """The clients' own accuracies on the left, the best of the draws against rounds on the right, in percent."""
-    figure, (left, right) = plots.plt.subplots(
-        1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3), layout="constrained"
-    )
+    figure, (left, right) = plots.subplots(1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3))
     left.boxplot(100 * accuracy, showmeans=True, flierprops={"markersize": 3}, tick_labels=["all clients"])
     left.set(ylabel="test accuracy (%)")
     low, middle, high = 100 * np.percentile(best, (5, 50, 95), axis=0)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")  # files only; a notebook shows them as images
-from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
@@ -15,58 +15,90 @@ from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
 
 DPI = 120
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on white."""
+MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")
+VECTOR = ("svg", "pdf")
+FEW = 4  # entries whose legend lies within the axes
+ROOM = 50  # clients that are shown one by one
+BUBBLES = 30  # classes, and no more, whose split is shown in bubbles
+
+
+def subplots(*grid: int, **options: Any) -> tuple[Figure, Any]:
+    """A figure and its axes. It belongs to no window, and the caller's matplotlib backend stays what it is."""
+    figure = Figure(figsize=options.pop("figsize"), layout="constrained")
+    return figure, figure.subplots(*grid, **options)
+
+
+def style(number: int) -> dict[str, str]:
+    """Colour, line and marker of an entry: each alone tells neighbours apart."""
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "ls": DASHES[number // len(COLOURS) % len(DASHES)],
+        "marker": MARKERS[number % len(MARKERS)],
+    }
+
+
+def legend(axes: Axes, entries: int) -> None:
+    """Within the axes for a few entries, beside them for more."""
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0), "fontsize": 8}
+    axes.legend(frameon=False, **(beside if entries > FEW else {}))
 
 
 def write_plots(
     histories: Mapping[str, Sequence[Row]], dataset: Dataset, partition: Partition, workdir: Path | str
 ) -> list[Path]:
-    """Writes accuracy.png, clients.png, spread.png and split.png below `workdir`/plots; returns their paths."""
+    """Writes accuracy, clients, spread and split below `workdir`/plots as PNG, SVG and PDF; returns
+    the paths of the PNGs."""
     figures = {
         "accuracy.png": accuracy_curves(histories),
         "clients.png": client_accuracy(histories),
         "spread.png": client_spread(histories),
-        "split.png": split_bubbles(
+        "split.png": split_picture(
             class_counts(dataset.labels, partition, num_classes=dataset.num_classes), dataset.class_names
         ),
     }
-    return [save(figure, Path(workdir) / "plots" / name) for name, figure in figures.items()]
+    return [save(figure, Path(workdir) / "plots" / name, VECTOR) for name, figure in figures.items()]
 
 
-def save(figure: plt.Figure, path: Path) -> Path:
-    """Writes a figure as PNG and closes it."""
-    with atomic_open(path, "wb") as file:
-        figure.savefig(file, format="png", dpi=DPI)
-    plt.close(figure)
+def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
+    """Writes a figure as PNG, and beside it in the formats `also`."""
+    for kind in ("png", *also):
+        with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
+            figure.savefig(file, format=kind, dpi=DPI)
     return path
 
 
-def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
+def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
     """Mean accuracy over clients against rounds, one line a method, its best round marked.
 
     Several trials: their mean, and a band from the lowest to the highest.
     """
-    figure, axes = plt.subplots(figsize=(6.4, 4), layout="constrained")
+    figure, axes = subplots(figsize=(6.4 if len(histories) <= FEW else 8.4, 4))
     draw_accuracy(axes, histories, lambda trial: [row["round"] for row in evaluated(trial)])
     axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
-    axes.legend(frameon=False)
+    legend(axes, len(histories))
     return figure
 
 
-def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) -> plt.Figure:
+def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) -> Figure:
     """Accuracy against rounds and, beside it, against the bytes sent until then, by all clients, up and down.
 
     The dotted line is the target, a share in [0, 1]. A method that sends nothing is a dashed line at its best accuracy.
     """
-    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(11, 4), layout="constrained")
+    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(11 if len(histories) <= FEW else 13, 4))
     draw_accuracy(left, histories, lambda trial: [row["round"] for row in evaluated(trial)])
     draw_accuracy(right, histories, mebibytes_sent)
     if any(wire_bytes(row) for history in histories.values() for row in history):
         right.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
+        right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        right.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        right.xaxis.set_minor_locator(NullLocator())
     for axes in (left, right):
         axes.axhline(100 * target, color="grey", ls=":", lw=1)
     left.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
     right.set(xlabel="MiB sent, up and down, all clients together")
-    left.legend(frameon=False)
+    legend(left if len(histories) <= FEW else right, len(histories))
     return figure
 
 
@@ -77,7 +109,7 @@ def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:
 
 
 def draw_accuracy(
-    axes: plt.Axes,
+    axes: Axes,
     histories: Mapping[str, Sequence[Row]],
     position: Callable[[Sequence[Row]], Sequence[float]],
     score: str = "accuracy",
@@ -87,46 +119,73 @@ def draw_accuracy(
         trials = by_trial(history)
         places = np.mean([position(trial) for trial in trials], axis=0)
         scores = 100 * np.array([[row[score] for row in evaluated(trial)] for trial in trials])
-        mean, color = scores.mean(0), f"C{i}"
+        mean, look = scores.mean(0), style(i)
         if not places.any():
-            axes.axhline(mean.max(), label=name, lw=1.8, color=color, ls="--")
+            axes.axhline(mean.max(), label=name, lw=1.8, color=look["color"], ls="--")
             continue
-        axes.plot(places, mean, label=name, lw=1.8, color=color, ls="-" if i < 10 else "-.")  # there are ten colours
+        every = max(1, len(places) // 10)
+        axes.plot(places, mean, label=name, lw=1.8, markevery=(i % every, every), ms=4, **look)
         if len(trials) > 1:
-            axes.fill_between(places, scores.min(0), scores.max(0), color=color, alpha=0.2, lw=0)
-        axes.plot(places[mean.argmax()], mean.max(), "o", color=color, ms=5)
+            axes.fill_between(places, scores.min(0), scores.max(0), color=look["color"], alpha=0.2, lw=0)
+        best_place = places[mean.argmax()]
+        axes.plot(best_place, mean.max(), look["marker"], color=look["color"], ms=9, mfc="white", mew=1.8)
     axes.grid(alpha=0.3)
 
 
-def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
-    """Accuracy of every client at the method's best round, mean over trials, ordered by the first method's accuracy."""
+def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
+    """Accuracy of every client at the method's best round, mean over trials, ordered by the first method's accuracy; of
+    more clients than have room, each method's own from worst to best."""
     values = {name: mean_of_clients(history) for name, history in histories.items()}
     first = next(iter(values.values()))
+    if len(first) > ROOM:
+        return client_quantiles(values)
     order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
-    figure, axes = plt.subplots(figsize=(min(40, max(6.4, 0.22 * len(order))), 4), layout="constrained")
-    for (name, accuracy), marker in zip(values.items(), "osD^vP*X" * len(values)):
-        axes.plot(accuracy[order], marker, ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8)
-    step = max(1, len(order) // 40)
+    figure, axes = subplots(figsize=(max(8.4, 0.22 * len(order) + 2), 4))
+    for i, (name, accuracy) in enumerate(values.items()):
+        look = style(i) | {"ls": "none"}
+        axes.plot(accuracy[order], ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8, **look)
     ids = next(iter(histories.values()))[0].get("client_ids", range(len(first)))
-    axes.set_xticks(range(0, len(order), step), [str(ids[i]) for i in order[::step]], fontsize=7)
+    axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
     axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    legend(axes, FEW + 1)  # points are everywhere within the axes
     return figure
 
 
-def client_spread(histories: Mapping[str, Sequence[Row]]) -> plt.Figure:
+def client_quantiles(values: Mapping[str, np.ndarray]) -> Figure:
+    """Accuracies of a method's clients in percent, from worst to best."""
+    figure, axes = subplots(figsize=(8.4, 4))
+    for i, (name, accuracy) in enumerate(values.items()):
+        ordered = np.sort(accuracy[~np.isnan(accuracy)])
+        share = 100 * (np.arange(len(ordered)) + 0.5) / max(1, len(ordered))
+        every = max(1, len(ordered) // 10)
+        look = style(i) | {"ms": 4, "lw": 1.5, "markevery": (i * every // len(values), every)}
+        axes.plot(share, ordered, label=f"{name} (mean {ordered.mean():.1f})", **look)
+    axes.set(xlabel="clients, from worst to best (%)", ylabel="test accuracy at the best round (%)")
+    axes.grid(alpha=0.3)
+    legend(axes, FEW + 1)
+    return figure
+
+
+def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
     """How accuracy is spread over clients at the method's best round (mean over trials): a box from the lower to the
     upper quartile with the median, whiskers to the furthest client within 1.5 box heights, the others as dots, and the
     mean as a triangle."""
-    figure, axes = plt.subplots(figsize=(max(4.0, 1.1 * len(histories) + 1.5), 4), layout="constrained")
+    figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
     values = [mean_of_clients(history) for history in histories.values()]
     boxes = [accuracy[~np.isnan(accuracy)] for accuracy in values]
-    axes.boxplot(boxes, tick_labels=list(histories), showmeans=True, flierprops={"markersize": 3})
-    if len(histories) > 4:
-        axes.tick_params(axis="x", rotation=45)
-    axes.set(ylabel="test accuracy of a client at the best round (%)")
-    axes.grid(alpha=0.3, axis="y")
+    looks = {"medianprops": {"color": COLOURS[1]}, "meanprops": {"markerfacecolor": COLOURS[2]}}
+    axes.boxplot(
+        boxes,
+        orientation="horizontal",
+        tick_labels=list(histories),
+        showmeans=True,
+        flierprops={"markersize": 3},
+        **looks,
+    )
+    axes.invert_yaxis()  # the first on top
+    axes.set(xlabel="test accuracy of a client at the best round (%)")
+    axes.grid(alpha=0.3, axis="x")
     return figure
 
 
@@ -137,15 +196,21 @@ def mean_of_clients(history: Sequence[Row]) -> np.ndarray:
     return np.where(counts > 0, 100 * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
 
 
-def split_bubbles(counts: np.ndarray, class_names: Sequence[str]) -> plt.Figure:
-    """Training samples of every class (rows) at every client (columns); a bubble's area is in proportion."""
+def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
+    """Training samples, int [clients, classes], of every class (rows) at every client (columns): a bubble's area is in
+    proportion, or, of more classes than bubbles show, a cell's darkness."""
     clients, classes = counts.shape
-    figure, axes = plt.subplots(
-        figsize=(min(40, max(6.4, 0.3 * clients + 1.5)), max(3.2, 0.3 * classes + 1)), layout="constrained"
-    )
+    if classes > BUBBLES:
+        figure, axes = subplots(figsize=(min(16, max(6.4, 0.12 * clients + 2)), min(12, max(5, 0.08 * classes + 1))))
+        cells = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        figure.colorbar(cells, ax=axes, label="training samples")
+        axes.set(xlabel="client id", ylabel="class")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return figure
+    figure, axes = subplots(figsize=(min(40, max(6.4, 0.3 * clients + 1.5)), max(3.2, 0.3 * classes + 1)))
     client, label = np.nonzero(counts)
     size = counts[client, label]
-    axes.scatter(client, label, s=220 * size / max(1, counts.max()), alpha=0.75, lw=0)
+    axes.scatter(client, label, s=220 * size / max(1, counts.max()), alpha=0.75, lw=0, color=COLOURS[0])
     step = max(1, clients // 40)
     axes.set_xticks(range(0, clients, step))
     axes.set_yticks(range(classes), class_names, fontsize=8 if classes <= 20 else 5)
@@ -155,12 +220,12 @@ def split_bubbles(counts: np.ndarray, class_names: Sequence[str]) -> plt.Figure:
     return figure
 
 
-def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> plt.Figure:
+def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> Figure:
     """Titled blocks of images float [n, H, W, 1 or 3] in [0, 1], enlarged without smoothing, the first of each class
     with its name above: image i is of class i mod the number of classes."""
     columns = min(len(class_names), 10)
     rows = {title: -(-len(images) // columns) for title, images in blocks.items()}
-    figure = plt.figure(figsize=(columns * 0.9, sum(rows.values()) * 0.95 + len(blocks) * 0.35), layout="constrained")
+    figure = Figure(figsize=(columns * 0.9, sum(rows.values()) * 0.95 + len(blocks) * 0.35), layout="constrained")
     parts = figure.subfigures(len(blocks), squeeze=False, height_ratios=[n + 0.3 for n in rows.values()])[:, 0]
     for part, (title, images) in zip(parts, blocks.items()):
         part.suptitle(title, fontsize=9)

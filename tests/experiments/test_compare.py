@@ -131,9 +131,7 @@ def test_the_picture_places_accuracies_by_bytes():
     dashed = [line for line in right.lines if line.get_linestyle() == "--"]
     assert [line.get_ydata()[0] for line in dashed] == [40] and dashed[0].get_color() == left.lines[2].get_color()
     assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
-    plots.plt.close(figure)
     assert plots.accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
-    plots.plt.close("all")
 
 
 def test_bytes_of_one_way_or_both():

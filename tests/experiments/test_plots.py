@@ -1,9 +1,21 @@
 """Pictures that need no run."""
 
-import numpy as np
-from matplotlib import pyplot as plt
+import subprocess
+import sys
 
-from experiments.plots import client_spread, image_grid
+import numpy as np
+import pytest
+
+from experiments.plots import (
+    FEW,
+    VECTOR,
+    accuracy_curves,
+    client_accuracy,
+    client_spread,
+    image_grid,
+    save,
+    split_picture,
+)
 
 
 def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
@@ -17,7 +29,6 @@ def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
     ]
     drawn = [cell.images[0].get_array().squeeze() for cell in parts[0].axes if cell.images]
     np.testing.assert_array_equal(drawn, images[..., 0])
-    plt.close(figure)
 
 
 def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
@@ -31,10 +42,49 @@ def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
         )
     ]
     (axes,) = client_spread({"local": rows}).axes
-    lines = [line.get_ydata() for line in axes.lines]
+    lines = [line.get_xdata() for line in axes.lines]
     clients = [10.0, 50.0, 90.0]  # percent; who has no score is left out
     drawn = np.concatenate(lines)
     assert drawn.min() == clients[0] and drawn.max() == clients[-1]
     assert any(np.allclose(line, clients[1]) and len(line) == 2 for line in lines)  # the median
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["local"]
-    plt.close("all")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["local"]
+
+
+def rows_of(clients: int) -> list[dict]:
+    accuracy = np.linspace(0.2, 0.9, clients)
+    return [{"trial": 0, "round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)]
+
+
+@pytest.mark.parametrize("entries", [FEW, 3 * FEW])
+def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
+    figure = accuracy_curves({str(i): rows_of(3) for i in range(entries)})
+    (axes,) = figure.axes
+    curves = [line for line in axes.lines if not line.get_label().startswith("_")]
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in curves}) == entries
+    figure.draw_without_rendering()
+    beside = axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1 - 1
+    assert beside == (entries > FEW)
+
+
+def test_many_clients_are_shown_as_shares():
+    (axes,) = client_accuracy({"local": rows_of(1000)}).axes
+    (curve,) = axes.lines
+    assert curve.get_xdata()[[0, -1]] == pytest.approx([0.05, 99.95])
+    assert curve.get_ydata()[[0, -1]] == pytest.approx([20, 90])
+
+
+def test_many_classes_are_cells():
+    counts = np.arange(3 * 31).reshape(3, 31)
+    axes = split_picture(counts, [str(c) for c in range(31)]).axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
+    assert not split_picture(counts[:, :30], [str(c) for c in range(30)]).axes[0].images
+
+
+def test_a_picture_is_written_in_every_format_and_leaves_the_backend_alone(tmp_path):
+    """A notebook's own backend stays."""
+    code = "import matplotlib as m; m.use('svg'); import experiments.train, experiments.plots; print(m.get_backend())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "svg"
+    path = save(accuracy_curves({"local": rows_of(3)}), tmp_path / "accuracy.png", VECTOR)
+    heads = [path.with_suffix(f".{kind}").read_bytes()[:5] for kind in ("png", *VECTOR)]
+    assert heads == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
