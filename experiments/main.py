@@ -1,6 +1,7 @@
 """Runs an experiment: python -m experiments.main --config=experiments/configs/quickstart.py [--config.rounds=50]."""
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from tqdm import tqdm
 
 from experiments.cli import fail, parse_flags
 from experiments.table import human_bytes
+from experiments.terminal import fitted
 from experiments.train import (
     Interrupted,
     Result,
@@ -93,8 +95,11 @@ def execute(config: ConfigDict, workdir: Path) -> Result:
 
 
 def report(summary: str, files: Sequence[Path]) -> None:
-    """Prints the result and what was written, once in a run of several processes."""
+    """Prints the result and what was written, once in a run of several processes: to a terminal tables that fit, to a
+    file or a pipe Markdown."""
     if is_primary():
+        if sys.stdout.isatty():
+            summary = fitted(summary, shutil.get_terminal_size().columns)
         print("\n".join(["", summary, "", "written:", *(f"  {path}" for path in files)]))
 
 
