@@ -22,6 +22,7 @@ from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.entries import described, entries_of
 from experiments.main import chosen_workdir, configured, execute, report
+from experiments.report import write_report
 from experiments.statistics import beside_first
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
@@ -219,22 +220,23 @@ def main(_) -> None:
     except ValueError as error:
         fail(error)
     workdir = chosen_workdir(f"{name}-compare", config)
-    found = execute(config, workdir).histories
+    result = execute(config, workdir)
     if not is_primary():
         return
-    histories = {method: found[method] for method in _METHODS.value or found}
+    histories = {label: result.histories[label] for label in _METHODS.value or result.histories}
     try:
         aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
     except ValueError as error:  # of runs that an older version made
         fail(error)
     lines = {method: summarise(history, aim, score) for method, history in histories.items()}
-    text = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
-    text = "\n\n".join(filter(None, [text, beside_first(histories), described(entries_of(config))]))
+    costs = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
+    text = "\n\n".join(filter(None, [costs, beside_first(histories), described(entries_of(config))]))
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
     table = write_csv(lines, aim, workdir / "compare.csv")
     picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
-    report(text, [workdir / "compare.md", table, picture])
+    page = write_report(config, result.experiment, histories, {"Results": costs}, workdir)
+    report(text, [workdir / "compare.md", table, picture, page])
 
 
 if __name__ == "__main__":

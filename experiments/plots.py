@@ -77,6 +77,7 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
     figure, axes = subplots(figsize=(6.4 if len(histories) <= FEW else 8.4, 4))
     draw_accuracy(axes, histories, lambda trial: [row["round"] for row in evaluated(trial)])
     axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend(axes, len(histories))
     return figure
 
@@ -100,6 +101,30 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
     right.set(xlabel="MiB sent, up and down, all clients together")
     legend(left if len(histories) <= FEW else right, len(histories))
     return figure
+
+
+def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
+    """Accuracy against what it took until then, of all clients together: bytes both ways, training FLOPs, seconds."""
+    figure, axes = subplots(1, 3, sharey=True, figsize=(13, 4))
+    labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
+    for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
+        draw_accuracy(place, histories, position)
+        place.set(xlabel=label)
+    axes[0].set(ylabel="test accuracy, mean over clients (%)")
+    legend(axes[2], FEW + 1)
+    return figure
+
+
+def teraflop(trial: Sequence[Row]) -> np.ndarray:
+    """Of all clients, until each evaluation of one trial."""
+    spent = np.cumsum([row.get("flops", 0.0) for row in trial]) / 1e12
+    return spent[["accuracy" in row for row in trial]]
+
+
+def seconds(trial: Sequence[Row]) -> np.ndarray:
+    """Of rounds without evaluations, until each evaluation of one trial; those of compiling are in the first."""
+    spent = np.cumsum([row["seconds_round"] for row in trial])
+    return spent[["accuracy" in row for row in trial]]
 
 
 def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
 from experiments.entries import Entry, described
+from experiments.report import write_report
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
@@ -48,11 +49,13 @@ class Interrupted(Exception):
 
 
 class Result(NamedTuple):
-    """histories: label -> rows, see `simulation.history`. summary: the table, as text. files: what was written."""
+    """histories: label -> rows, see `simulation.history`. summary: the table, as text. files: what was written.
+    experiment: what was run."""
 
     histories: dict[str, list[Row]]
     summary: str
     files: list[Path]
+    experiment: Experiment
 
 
 def train_and_evaluate(
@@ -80,15 +83,18 @@ def train_and_evaluate(
         for name in experiment.methods:
             folder = workdir / experiment.entries[name].folder
             histories[name] = run_method(name, experiment, config, folder, progress_fn, warn, caught)
-    summary, pictures = f"{table.markdown(histories)}\n\n{described(experiment.entries.values())}", []
+    results, pictures = table.markdown(histories), []
+    summary = f"{results}\n\n{described(experiment.entries.values())}"
     if is_primary():
         with atomic_open(workdir / "summary.md") as file:
             file.write(summary + "\n")
         pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
+        pictures.append(write_report(config, experiment, histories, {"Results": results}, workdir))
     folders = [workdir / experiment.entries[name].folder for name in histories]
     files = [folder / f for folder in folders for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
     files += [folder / "checkpoints" for folder in folders]
-    return Result(histories, summary, [workdir / "config.json", workdir / "summary.md", *files, *pictures])
+    files = [workdir / "config.json", workdir / "summary.md", *files, *pictures]
+    return Result(histories, summary, files, experiment)
 
 
 def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:

@@ -48,7 +48,7 @@ def test_a_run_writes_what_it_says(finished):
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in table] == ["method", "---", *METHODS]
     written = [line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()]
-    assert len(written) == 14
+    assert len(written) == 15
     for path in written:
         assert (ROOT / path).exists(), path
     for picture in ("accuracy.png", "clients.png", "spread.png", "split.png"):

@@ -1,0 +1,180 @@
+"""report.html: what a run was, what it found and how to repeat it, in one file that needs no network."""
+
+import base64
+import html
+import importlib.metadata
+import io
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments import plots
+from experiments.build import Experiment
+from experiments.entries import described
+from experiments.statistics import beside_first
+from fedjax_ht.data.partition import class_counts
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.simulation.history import Row, by_trial
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
+table { border-collapse: collapse; font-size: 0.85rem; display: block; overflow-x: auto }
+th, td { padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap } th { border-bottom: 2px solid #888 }
+th:first-child, td:first-child { text-align: left } tr:nth-child(even) td { background: #f6f6f6 }
+img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
+"""
+
+
+def write_report(
+    config: ConfigDict,
+    experiment: Experiment,
+    histories: Mapping[str, Sequence[Row]],
+    tables: Mapping[str, str],
+    workdir: Path,
+) -> Path:
+    """Writes report.html into a run's folder.
+
+    Args:
+      config: of the run.
+      experiment: what it was built to.
+      histories: label of an entry -> rows, those to be shown.
+      tables: heading -> Markdown with tables, such as the run's summary.
+      workdir: the run's folder.
+    """
+    dataset = experiment.dataset
+    sections = {"The setting": f"<p>{html.escape(setting(config, experiment))}</p>"}
+    sections |= {heading: from_markdown(text) for heading, text in tables.items()}
+    if beside := beside_first(histories):
+        sections["Beside the first"] = from_markdown(beside)
+    sections["Who had what"] = from_markdown(described([experiment.entries[label] for label in histories]))
+    sections["Accuracy"] = embedded(plots.accuracy_curves(histories))
+    sections["What it took"] = embedded(plots.costs(histories))
+    sections["Clients"] = embedded(plots.client_spread(histories)) + embedded(plots.client_accuracy(histories))
+    counts = class_counts(dataset.labels, experiment.partitions[0], num_classes=dataset.num_classes)
+    sections["The split"] = embedded(plots.split_picture(counts, dataset.class_names))
+    made = {label: workdir / experiment.entries[label].folder / "images" for label in histories}
+    if newest := {label: max(folder.glob("*.png")) for label, folder in made.items() if any(folder.glob("*.png"))}:
+        sections["What the servers made"] = "".join(
+            f"<p>{html.escape(label)}, round {int(file.stem)}</p>{image(file.read_bytes(), 'png', label)}"
+            for label, file in newest.items()
+        )
+    sections["To watch"] = "".join(f'<p class="warning">{html.escape(line)}</p>' for line in warnings(histories)) or (
+        "<p>Every result was finite.</p>"
+    )
+    sections["To repeat it"] = f"<pre>{html.escape(repeat())}</pre>"
+    body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
+    title = html.escape(f"{', '.join(histories)} on {dataset.name}")
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    path = workdir / "report.html"
+    with atomic_open(path) as file:
+        file.write(f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{title}</h1>{body}</body></html>\n')
+    return path
+
+
+def setting(config: ConfigDict, experiment: Experiment) -> str:
+    """The federation in words."""
+    partition, training = config.partition, config.training
+    parts = [len(client.train) for client in experiment.partitions[0]]
+    options = "".join(f"{name} {value}, " for name, value in sorted(partition.options.items()) if value is not None)
+    names = sorted({bucket.name for federation in experiment.federations.values() for bucket in federation.buckets})
+    length = f"{training.steps} steps" if training.steps else f"{training.epochs} local epochs"
+    share = "" if config.participation == 1 else f", of whom {100 * config.participation:.3g} % take part in a round"
+    drops = f" and {100 * config.drop_rate:.3g} % of these are lost" if config.drop_rate else ""
+    seeds = f"seed {config.seed}" if config.trials == 1 else f"seeds {config.seed} to {config.seed + config.trials - 1}"
+    return (
+        f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: {sum(parts)} training images, "
+        f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed {partition.seed}. Models: "
+        f"{', '.join(names)}. Training: {training.optimizer} at {training.learning_rate}, batches of "
+        f"{training.batch_size}, {length} a round. {config.rounds} rounds, {seeds}."
+    )
+
+
+def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
+    """What a reader should not miss, a line each."""
+    lines = []
+    for label, history in histories.items():
+        broken = [(row["round"], row["trial"], row["not_finite"]) for row in history if row.get("not_finite")]
+        if broken:
+            number, trial, clients = broken[0]
+            lines.append(
+                f"{label}: results that were not finite were left out in {len(broken)} rounds, first of clients "
+                f"{', '.join(map(str, clients))} in round {number} (trial {trial})"
+            )
+        wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
+        if wasted and np.mean(wasted) > 0.3:
+            lines.append(f"{label}: {100 * np.mean(wasted):.0f} % of the steps of lanes waited for a longer client")
+        falls = [
+            max(a) - a[-1]
+            for trial in by_trial(history)
+            if len(a := [row["accuracy"] for row in trial if "accuracy" in row]) > 1
+        ]
+        if falls and np.mean(falls) > 0.03:
+            lines.append(f"{label}: the last round is {100 * np.mean(falls):.1f} points below the best")
+    return lines
+
+
+def repeat() -> str:
+    """The command, versions, machine and commit."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    called = f"python -m {main.name} {shlex.join(sys.argv[1:])}" if main else "a call of train_and_evaluate"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    device = jax.devices()[0]
+    kind = names[0] if device.platform == "cpu" and names else device.device_kind
+    machine = f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return "\n".join([called, versions, machine, f"commit {commit()}"])
+
+
+def commit() -> str:
+    """Of the code that ran, where git tells."""
+    root = Path(__file__).parents[1]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    if not (root / ".git").exists():  # installed, perhaps into another repository
+        return "unknown"
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def embedded(figure: plots.Figure) -> str:
+    """A figure as SVG within the page; as an image of its own, so that two figures' names do not meet."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    axes = figure.axes[0]
+    return image(file.getvalue(), "svg+xml", f"{axes.get_ylabel() or axes.get_title()} by {axes.get_xlabel()}")
+
+
+def image(data: bytes, kind: str, words: str) -> str:
+    encoded = base64.b64encode(data).decode()
+    return f'<p><img alt="{html.escape(words)}" src="data:image/{kind};base64,{encoded}"></p>'
+
+
+def from_markdown(text: str) -> str:
+    """Tables, lists and paragraphs, which is what the run's own tables are made of."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            cells = [("th", head), *(("td", row) for row in rows)]
+            made = ("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) for kind, row in cells)
+            blocks.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in made)}</table>")
+        elif lines[0].startswith("* "):
+            items = re.split(r"^\* ", block, flags=re.MULTILINE)[1:]
+            blocks.append(f"<ul>{''.join(f'<li>{html.escape(item.strip())}</li>' for item in items)}</ul>")
+        else:
+            blocks.append(f"<p>{html.escape(block)}</p>")
+    return "".join(blocks)
