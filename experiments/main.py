@@ -1,8 +1,10 @@
 """Runs an experiment: python -m experiments.main --config=experiments/configs/quickstart.py [--config.rounds=50]."""
 
 import contextlib
+import functools
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,27 +33,47 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default a fo
 
 
 class Progress:
-    """A progress bar for each method: round, accuracy, seconds and bytes."""
+    """Round, accuracy, seconds and bytes of each entry: a bar on a terminal, elsewhere a line an evaluation. The time
+    that is left is reckoned without the first round, which compiles."""
 
-    def __init__(self, rounds: int):
-        self.rounds, self.bars, self.accuracy = rounds, {}, {}
+    def __init__(self, rounds: int, trials: int):
+        self.rounds, self.trials, self.bars, self.accuracy = rounds, trials, {}, {}
+        self.seconds: dict[str, list[float]] = {}
 
-    def __call__(self, method: str, row: dict) -> None:
-        if method not in self.bars:
-            self.close()  # one bar at a time
-            start = row["round"] - (row["round"] > 0)
-            self.bars[method] = tqdm(total=self.rounds, initial=start, desc=method.ljust(8), unit="round", leave=True)
-        bar = self.bars[method]
+    def __call__(self, label: str, row: dict) -> None:
         if "accuracy" in row:
-            self.accuracy[method, row["trial"]] = 100 * row["accuracy"]
-        trials = [accuracy for (name, _), accuracy in self.accuracy.items() if name == method]
-        shown = f"acc {sum(trials) / len(trials):.2f} %, " if trials else ""  # a resumed run may not have evaluated yet
-        bar.set_postfix_str(
-            f"{shown}{row['seconds_round'] + row['seconds_evaluation']:.1f} s, "
-            f"up {human_bytes(wire_bytes(row, 'uplink'))}, down {human_bytes(wire_bytes(row, 'downlink'))}"
-            + (f", not finite: clients {row['not_finite']}" if row.get("not_finite") else "")
-        )
-        bar.update(row["round"] - bar.n)
+            self.accuracy[label, row["trial"]] = 100 * row["accuracy"]
+        found = [accuracy for (name, _), accuracy in self.accuracy.items() if name == label]
+        seconds = row["seconds_round"] + row["seconds_evaluation"]
+        words = [f"acc {sum(found) / len(found):.2f} %"] if found else []  # a resumed run may not have evaluated yet
+        words += [
+            f"{seconds:.1f} s",
+            *(f"{way} {human_bytes(wire_bytes(row, f'{way}link'))}" for way in ("up", "down")),
+        ]
+        words += [f"not finite: clients {row['not_finite']}"] if row.get("not_finite") else []
+        if sys.stderr.isatty():
+            self.draw(label, row["round"], ", ".join(words))
+        elif row["trial"] == self.trials - 1:
+            self.seconds.setdefault(label, []).append(seconds)
+            if "accuracy" in row:
+                usual = self.seconds[label][2:]  # behind the untrained federation and the first round
+                left = (self.rounds - row["round"]) * sum(usual) / max(1, len(usual))
+                words += [f"{tqdm.format_interval(left)} left"] if left else []
+                print(
+                    f"{label}, round {row['round']} of {self.rounds}: {', '.join(words)}", file=sys.stderr, flush=True
+                )
+
+    def draw(self, label: str, round: int, words: str) -> None:
+        if label not in self.bars:
+            self.close()  # one bar at a time
+            start = round - (round > 0)
+            self.bars[label] = tqdm(total=self.rounds, initial=start, desc=label.ljust(8), unit="round", leave=True)
+        bar = self.bars[label]
+        bar.set_postfix_str(words)
+        first = bar.n == bar.initial and round > bar.n
+        bar.update(round - bar.n)
+        if first:
+            bar.start_t, bar.initial = time.time(), bar.n
 
     def close(self) -> None:
         for bar in self.bars.values():
@@ -85,8 +107,9 @@ def execute(config: ConfigDict, workdir: Path) -> Result:
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-        with contextlib.closing(Progress(config.rounds)) as progress:
-            return train_and_evaluate(config, workdir, progress, warn=tqdm.write)
+        with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
+            tell = functools.partial(tqdm.write, file=sys.stderr)
+            return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
     except Interrupted as stop:
         print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
 from experiments.entries import Entry, described
-from experiments.report import write_report
+from experiments.report import setting, write_report
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
@@ -63,6 +63,7 @@ def train_and_evaluate(
     workdir: Path | str,
     progress_fn: ProgressFn | None = None,
     warn: Callable[[str], None] = print,
+    stage: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Runs every method of the config on one split and writes metrics, checkpoints, a table and plots below `workdir`.
 
@@ -72,17 +73,21 @@ def train_and_evaluate(
     A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the round in progress
     finish, save, and raise `Interrupted`.
 
+    `stage` is told what begins, a line each: the run, and every entry that has rounds to do.
+
     Raises:
       ValueError, FileNotFoundError: the config is wrong, or `workdir` holds a run of another config. One line each.
     """
     workdir = Path(workdir)
     experiment = build(config)
     remember_config(config, experiment.entries.values(), workdir)
+    if is_primary():
+        stage(f"{setting(config, experiment)} Writing to {workdir}.")
     histories: dict[str, list[Row]] = {}
     with catch_signals() as caught, jax.default_matmul_precision(config.precision):
         for name in experiment.methods:
             folder = workdir / experiment.entries[name].folder
-            histories[name] = run_method(name, experiment, config, folder, progress_fn, warn, caught)
+            histories[name] = run_method(name, experiment, config, folder, progress_fn, warn, stage, caught)
     results, pictures = table.markdown(histories), []
     summary = f"{results}\n\n{described(experiment.entries.values())}"
     if is_primary():
@@ -123,6 +128,7 @@ def run_method(
     workdir: Path,
     progress_fn: ProgressFn | None,
     warn: Callable[[str], None],
+    stage: Callable[[str], None],
     caught: list[int],
 ) -> list[Row]:
     """One method from its newest checkpoint on; returns its history."""
@@ -134,6 +140,10 @@ def run_method(
     checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep, background=True)
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
+    if is_primary() and (state is None or state.round < config.rounds):
+        device, programs = jax.devices()[0], len(experiment.federations[name].buckets)
+        where = f"{len(jax.devices())} x {device.device_kind}" if config.devices != 1 else device.device_kind
+        stage(f"{name}: compiling {programs} architecture{'s' * (programs > 1)} for {where}, in the first round")
 
     def write(history) -> None:
         nonlocal written
