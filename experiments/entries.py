@@ -42,7 +42,17 @@ class Entry(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of its folder in the run's."""
-        return self.label.replace("/", "_")
+        return folder_of(self.label)
+
+    @property
+    def settings(self) -> tuple:
+        """What it trains and exchanges by, whatever it is called."""
+        return self.method, self.options, self.training, self.model
+
+
+def folder_of(label: str) -> str:
+    """A label may hold a path."""
+    return label.replace("/", "_")
 
 
 def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
@@ -59,10 +69,9 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
     else:
         own = Entry(config.method.name, config.method.name, _options(config.method), {}, {}, "")
         found = [own, *(parse_entry(spec, config, known) for spec in config.compare)]
-    settings = [entry[1:5] for entry in tuned]
-    first: dict[str, Entry] = {}
+    chosen, first = [entry.settings for entry in tuned], {}
     for entry in found:
-        first.setdefault(entry.label, entry._replace(tuned=config.tuned_on if entry[1:5] in settings else ""))
+        first.setdefault(entry.label, entry._replace(tuned=config.tuned_on if entry.settings in chosen else ""))
     return tuple(first.values())
 
 
@@ -77,7 +86,7 @@ def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> En
     parts = {"method": method.options} | {part: config[part].copy_and_resolve_references() for part in OVERRIDDEN}
     changed: dict[str, set[str]] = {part: set() for part in parts}
     if first in known:
-        for part, values in zip(parts, known[first][2:5]):
+        for part, values in zip(parts, known[first].settings[1:]):
             parts[part].update({k: v for k, v in values.items() if v is not None})
             changed[part] |= set(values)
     for setting in settings:
@@ -120,8 +129,8 @@ def described(entries: Sequence[Entry]) -> str:
     lines = []
     for entry in entries:
         differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
-        chosen = f"; tuned on {entry.tuned}" if entry.tuned else "; nothing tuned"
-        lines.append(f"* {entry.label}: {differing or 'as its paper has it'}{chosen}")
+        chosen = f"tuned on {entry.tuned}" if entry.tuned else "on what that was chosen is not recorded"
+        lines.append(f"* {entry.label}: " + (f"{differing}; {chosen}" if differing else "as its paper has it"))
     return "\n".join(lines)
 
 

@@ -29,6 +29,7 @@ from absl import app, flags
 from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.configs.base import method_config
+from experiments.entries import folder_of
 from experiments.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best_by, by_trial, evaluated, wire_bytes
@@ -99,7 +100,7 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
 def settings_of(config: Mapping, folder: str) -> tuple[str, dict[str, str]]:
     """The method in a folder of a run, and what may change its numbers."""
     for entry in config.get("entries", ()):
-        if entry["label"].replace("/", "_") == folder:
+        if folder_of(entry["label"]) == folder:
             own = {"method": {"name": entry["method"], "options": entry["options"]}}
             own |= {part: {**config[part], **entry[part]} for part in ("training", "model")}
             return entry["method"], dict(leaves({**config, **own}))

@@ -40,11 +40,12 @@ def test_training_and_models_may_be_an_entrys_own():
 def test_what_was_tuned_says_so_however_it_is_asked_for():
     names = ("fedtgp", "fedtgp@tuned", "fedtgp:tau=3.0:training.learning_rate=0.05", "fedtgp@tuned:weight=2")
     plain, tuned, written, beyond = entries_of(config_of(*names))
-    assert tuned[1:] == written[1:] and tuned.tuned == "validation, 9 settings"
+    assert tuned.settings == written.settings and tuned.tuned == "validation, 9 settings"
     assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
-    lines = described([plain, tuned]).splitlines()
-    assert lines[0] == "* fedtgp: as its paper has it; nothing tuned"
-    assert lines[1].startswith("* fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation")
+    lines = described([plain, tuned, beyond]).splitlines()
+    assert lines[0] == "* fedtgp: as its paper has it"
+    assert lines[1] == "* fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
+    assert lines[2].endswith("; on what that was chosen is not recorded")
 
 
 def test_without_entries_it_is_the_method_and_what_it_is_compared_with():

@@ -40,7 +40,11 @@ def test_the_page_stands_by_itself(run, tmp_path):
     ]
     assert not re.search(r"(src|href)=\"(?!data:)", page) and "<script" not in page
     assert page.count("data:image/svg+xml;base64,") == 5 and page.count("data:image/png;base64,bWFkZQ==") == 1
-    assert "<td>1 &lt; 2</td>" in page and "+10.00" in page and "weight=2.0; nothing tuned" in page
+    assert (
+        "<td>1 &lt; 2</td>" in page
+        and "+10.00" in page
+        and "weight=2.0; on what that was chosen is not recorded" in page
+    )
     assert "results that were not finite were left out in 2 rounds, first of clients 2 in round 0" in page
 
 
