@@ -70,7 +70,7 @@ def beside_first(histories: Mapping[str, Sequence[Row]]) -> str:
         return ""
     first = next(iter(histories))
     ends = {label: [best(trial) for trial in by_trial(history)] for label, history in histories.items()}
-    columns, cells = [""], {label: [label] for label in histories}
+    columns, cells = ["entry"], {label: [label] for label in histories}
     for when, row_of in (("best", lambda b: b.on_test), ("last", lambda b: b.last)):
         scores = {label: [100 * row_of(b)["accuracy"] for b in found] for label, found in ends.items()}
         columns += [f"{when} round %", f"minus {first}, points", "ahead in"]

@@ -182,14 +182,23 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     def run(*arguments):
         done = run_module("compare", f"--config={tiny_config}", f"--workdir={workdir}", *arguments)
         assert done.returncode == 0, done.stderr
-        table = [line for line in done.stdout.splitlines() if line.startswith("|")]
+        costs = done.stdout.partition("| entry |")[0]
+        table = [line for line in costs.splitlines() if line.startswith("|")]
         return done, {line.split("|")[1].strip(): line for line in table}
 
     first, table = run("--methods=local,fedproto", "--trials=2", "--config.rounds=1")
     assert list(table) == ["method", "---", "local", "fedproto"]
     assert "(the lowest best accuracy of all trials, which all reach)" in first.stdout
     assert " ± " in table["local"] and "| 0 B |" in table["local"] and "FLOP |" in table["local"]
-    for name in ("compare.md", "compare.csv", "plots/compare.png", "local/metrics.csv", "fedproto/metrics.csv"):
+    assert "| fedproto | " in first.stdout.partition("| entry |")[2] and "* local: as its paper has it" in first.stdout
+    for name in (
+        "compare.md",
+        "compare.csv",
+        "report.html",
+        "plots/compare.png",
+        "local/metrics.csv",
+        "fedproto/metrics.csv",
+    ):
         assert (workdir / name).stat().st_size > 0
     rows = (workdir / "fedproto" / "metrics.jsonl").read_text()
     assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [False, False, True, True]
