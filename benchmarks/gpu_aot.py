@@ -174,17 +174,8 @@ def main(_) -> None:
         for lanes in map(int, _LANES.value):
             rows.append(row(group, lanes, *(in_a_child(group, lanes, what) for what in ("training", "scoring"))))
             print(*rows[-1], flush=True)
-    head = [
-        "group",
-        "lanes",
-        "kernels a step",
-        "of them copies",
-        "one graph",
-        "scoring, too",
-        "temporary MiB",
-        "MiB a step",
-    ]
-    head += ["GFLOP a step", "launch ms", "memory ms", "arithmetic ms", "seconds to compile"]
+    head = ["group", "lanes", "kernels a step", "of them copies", "one graph", "scoring, too", "temporary MiB"]
+    head += ["MiB a step", "GFLOP a step", "launch ms", "memory ms", "arithmetic ms", "seconds to compile"]
     units = f"{H100.launch * 1e6:.1f} us a kernel, {H100.bandwidth / 1e12:.2f} TB/s"
     units += f" and {H100.arithmetic / 1e12:.0f} TFLOP/s"
     what = f"FedTGP's client round, compiled for an NVIDIA H100 that was not there; batch {BATCH}, {SHAPE}"

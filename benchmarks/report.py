@@ -8,23 +8,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import jax
 from absl import flags
 
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.machine import processor
 
 _OUT = flags.DEFINE_string("out", None, "Also write the report to this file.")
 
 
 def machine() -> str:
     """One line: processor, cores, versions, date."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return (
-        f"{names[0] if names else platform.machine()}, {len(os.sched_getaffinity(0))} cores, "
+        f"{processor()}, {len(os.sched_getaffinity(0))} cores, "
         f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python {platform.python_version()}, "
         f"{time.strftime('%Y-%m-%d')}."
     )

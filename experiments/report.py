@@ -23,6 +23,7 @@ from experiments.entries import described
 from experiments.statistics import beside_first
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.machine import processor
 from fedjax_ht.simulation.history import Row, by_trial
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -129,10 +130,8 @@ def repeat() -> str:
     main = getattr(sys.modules["__main__"], "__spec__", None)
     called = f"python -m {main.name} {shlex.join(sys.argv[1:])}" if main else "a call of train_and_evaluate"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
     device = jax.devices()[0]
-    kind = names[0] if device.platform == "cpu" and names else device.device_kind
+    kind = processor() if device.platform == "cpu" else device.device_kind
     machine = f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
     return "\n".join([called, versions, machine, f"commit {commit()}"])
 

@@ -103,8 +103,8 @@ def train_and_evaluate(
 
 
 def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
-    """One method's simulation, of all trials. `lanes` are given where "auto" was asked for
-    and an earlier call has chosen."""
+    """One entry's simulation, of all trials. `lanes` are given where "auto" was asked for and an earlier call has
+    chosen."""
     method, federation = experiment.methods[name], experiment.federations[name]
     data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
     options = dataclasses.replace(experiment.options, lanes=lanes) if lanes else experiment.options
@@ -141,8 +141,8 @@ def run_method(
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
     if is_primary() and (state is None or state.round < config.rounds):
-        device, programs = jax.devices()[0], len(experiment.federations[name].buckets)
-        where = f"{len(jax.devices())} x {device.device_kind}" if config.devices != 1 else device.device_kind
+        devices, programs = config.devices or len(jax.devices()), len(experiment.federations[name].buckets)
+        where = f"{devices} x {jax.devices()[0].device_kind}"
         stage(f"{name}: compiling {programs} architecture{'s' * (programs > 1)} for {where}, in the first round")
 
     def write(history) -> None:
