@@ -5,7 +5,7 @@ import functools
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from absl import app, flags
@@ -103,13 +103,20 @@ def chosen_workdir(name: str, config: ConfigDict) -> Path:
 
 
 def execute(config: ConfigDict, workdir: Path) -> Result:
-    """`train_and_evaluate` with progress bars; a mistake ends the program with 2, a signal with 128 + its number."""
+    """`train_and_evaluate` with progress bars."""
+    with orderly(workdir), contextlib.closing(Progress(config.rounds, config.trials)) as progress:
+        tell = functools.partial(tqdm.write, file=sys.stderr)
+        return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
+
+
+@contextlib.contextmanager
+def orderly(workdir: Path) -> Iterator[None]:
+    """Within it the processes of a run are joined and programs are cached; a mistake ends the program with 2, a signal
+    with 128 + its number."""
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
-        with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
-            tell = functools.partial(tqdm.write, file=sys.stderr)
-            return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
+        yield
     except Interrupted as stop:
         print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)

@@ -73,12 +73,13 @@ def bucket_evaluation(
 
     def one(client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked):
         own = view(data, participant)
-        server, root = servers.of(participant.trial)
-        downlink = send(method, federation, bucket, channel, server, root, round, participant.info)
-        took = receive(method, bucket, client, downlink, own, root, round, participant.info)
+        server, root, settings = servers.of(participant.trial)
+        mine = method.at(settings)
+        downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
+        took = receive(mine, bucket, client, downlink, own, root, round, participant.info)
         # Leaf by leaf: most methods receive nothing, or a head, and the rest needs no copy.
         client = jax.tree.map(lambda a, b: b if a is b else jnp.where(asked.received, a, b), took, client)
-        predict = lambda x, mask: method.predict(bucket, client, downlink, x, mask)  # noqa: E731
+        predict = lambda x, mask: mine.predict(bucket, client, downlink, x, mask)  # noqa: E731
         wanted = {name: own.splits[name] for name in asked.splits}
         wanted = {name: s._replace(count=jnp.where(asked.splits[name], s.count, 0)) for name, s in wanted.items()}
         return {name: score(predict, own, split, batch_size) for name, split in wanted.items()}

@@ -145,6 +145,8 @@ class Method(NamedTuple):
         i being of class i mod num_classes; or None.
       warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is
         wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
+      vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which may be traced: one
+        program then serves many of them. See `varied`; None without any.
     """
 
     name: str
@@ -166,3 +168,25 @@ class Method(NamedTuple):
     pretrained_on: tuple[str, ...] = ()
     pictures: Callable | None = None
     warn: Callable[[dict[str, Any]], str | None] | None = None
+    vary: Callable[[PyTree], "Method"] | None = None
+
+    def at(self, settings: PyTree) -> "Method":
+        """The method with these numbers; itself where none vary."""
+        return self if self.vary is None else self.vary(settings)
+
+
+def traced(value: Any) -> bool:
+    """Whether an option is an argument of compiled functions, see `varied`: it was checked where it was chosen, and no
+    branch can hang on it."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
+    """A method whose numbers are arguments of its compiled functions.
+
+    Args:
+      make: settings -> the method, such as `lambda s: fedtgp(LocalTraining(optax.sgd(s["rate"])), weight=s["weight"])`.
+        It is called with traced scalars: no number among them may decide a shape or a branch.
+      settings: values to begin with; whatever is asked of the method outside compiled functions is asked of these.
+    """
+    return make(settings)._replace(vary=make)

@@ -41,16 +41,19 @@ class TrialServers(NamedTuple):
     Attributes:
       state: the server states, stacked over trials.
       seeds: uint32 [trials].
+      settings: what `Method.at` takes, likewise; () where nothing varies.
     """
 
     state: PyTree
     seeds: jax.Array
+    settings: PyTree = ()
 
-    def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array]:
-        """The state and the root key of one trial."""
+    def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
+        """The state, the root key and the settings of one trial."""
         # A known index, where there is one trial alone, keeps the server shared by clients side by side.
         which = 0 if self.seeds.shape[0] == 1 else trial
-        return jax.tree.map(lambda x: x[which], self.state), jax.random.key(self.seeds[which])
+        state, settings = jax.tree.map(lambda x: x[which], (self.state, self.settings))
+        return state, jax.random.key(self.seeds[which]), settings
 
 
 class ClientResult(NamedTuple):
@@ -125,11 +128,12 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
         own = view(data, participant)
-        server, root = servers.of(participant.trial)
-        downlink = send(method, federation, bucket, channel, server, root, round, participant.info)
-        received = receive(method, bucket, client, downlink, own, root, round, participant.info)
+        server, root, settings = servers.of(participant.trial)
+        mine = method.at(settings)
+        downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
+        received = receive(mine, bucket, client, downlink, own, root, round, participant.info)
         ctx = client_context(Purpose.TRAIN, root, round, participant.info)
-        trained, uplink, metrics = method.client_update(bucket, received, downlink, own._replace(round=round), ctx)
+        trained, uplink, metrics = mine.client_update(bucket, received, downlink, own._replace(round=round), ctx)
         uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, participant.info.id), uplink)
         finite = all_finite((trained, uplink))
         # A client whose result is not finite keeps its old state and does not arrive.
@@ -142,12 +146,13 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """(seeds uint32 [P], client ids int32 [P]), sharded -> the clients' first states, sharded; compiled."""
+    """(seeds uint32 [P], client ids int32 [P], settings [P]), sharded -> the clients' first states, sharded;
+    compiled."""
 
     def one(args):
-        seed, client_id = args
+        seed, client_id, settings = args
         ctx = Context(client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id), jnp.int32(0), None)
-        return method.init_client(bucket, ctx)
+        return method.at(settings).init_client(bucket, ctx)
 
     run = jax.shard_map(
         lambda args: lax.map(one, args), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED, check_vma=False

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.method import PyTree, traced
 from fedjax_ht.methods.ensemble import Opinions, Teachers
 from fedjax_ht.methods.image_source import Images
 from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge, check_merge
@@ -87,9 +87,9 @@ class Distillation:
             if getattr(self, name) < bound:
                 hint = "; images='untrained' never trains it" if name == "generator_steps" else ""
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {bound}{hint}")
-        if self.temperature <= 0:
+        if not traced(self.temperature) and self.temperature <= 0:
             raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if not 0 <= self.decay <= 1:
+        if not traced(self.decay) and not 0 <= self.decay <= 1:
             raise ValueError(f"decay is {self.decay}; it must be in [0, 1]")
         for name, kinds in (("counts", Counts), ("student_batch", StudentBatch), ("images", Images)):
             if getattr(self, name) not in get_args(kinds):

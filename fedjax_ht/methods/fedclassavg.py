@@ -28,7 +28,7 @@ from jax import lax
 
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.method import Data, Method, PyTree, traced
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
@@ -66,9 +66,9 @@ def fedclassavg(
     variant: see the module's text.
     """
     check_variant(variant)
-    if mu < 0:
+    if not traced(mu) and mu < 0:
         raise ValueError(f"mu is {mu}; it must be at least 0")
-    if temperature <= 0:
+    if not traced(temperature) and temperature <= 0:
         raise ValueError(f"temperature is {temperature}; it must be above 0")
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
     training = dataclasses.replace(training, augment=None)

@@ -26,7 +26,7 @@ from jax import lax
 
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, traced
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
@@ -154,7 +154,7 @@ def fedgen(
             labels, everyone = draw(label_key, downlink.label_counts.value, training.batch_size)
             _, generated = generate(bucket, generator, noise_keys[0], labels, everyone)
             teaching = recipe.alpha * cross_entropy(logits(bucket, params, generated), labels, everyone)
-            if recipe.beta:
+            if traced(recipe.beta) or recipe.beta:
                 _, alike = generate(bucket, generator, noise_keys[1], batch.y, batch.mask)
                 teacher = lax.stop_gradient(logits(bucket, params, alike))
                 teaching += recipe.beta * kl_divergence(teacher, outputs, batch.mask)

@@ -51,7 +51,7 @@ from fedjax_ht.core.local_training import (
     sum_by_class,
     train,
 )
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, traced
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.wire import Masked
@@ -267,7 +267,7 @@ def fedktl(
                 bucket, params["model"], stats, batch.x, batch.mask, train=True, key=model_key
             )
             value = classification(scores(bucket, params["model"], found, outputs), batch.y, batch.mask)
-            if mu == 0 and transfer == "pairs":
+            if not traced(mu) and mu == 0 and transfer == "pairs":
                 return Loss(value, stats)
             index, mask = draw(images.mask, size, draw_key)
             pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2

@@ -36,7 +36,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.method import Data, Method, PyTree, traced
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.heads import init_head, take_head
@@ -87,7 +87,9 @@ def stabilisation(t: jax.Array, mu: float, stable_rounds: int, decay: Decay = "c
 
 def most_growth(mu: float, stable_rounds: int, decay: Decay = "cosine") -> float:
     """By how much fusing alone can lengthen a row: the product of 1 + mu_t, t = 1, 2, ..., of a constant history."""
-    return float(jnp.exp(jnp.sum(jnp.log1p(stabilisation(jnp.arange(1, stable_rounds + 1), mu, stable_rounds, decay)))))
+    with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
+        weights = stabilisation(jnp.arange(1, stable_rounds + 1), mu, stable_rounds, decay)
+        return float(jnp.exp(jnp.sum(jnp.log1p(weights))))
 
 
 def check_linear_heads(federation: Federation) -> None:
@@ -103,6 +105,8 @@ def check_linear_heads(federation: Federation) -> None:
 
 def check_options(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owners: Owners) -> None:
     """ValueError for an option out of range, and where mu compounds too far."""
+    if traced(mu):
+        return
     if not 0 <= mu <= 1:
         raise ValueError(f"mu is {mu}; it must be at least 0 and at most 1")
     if stable_rounds < 1:

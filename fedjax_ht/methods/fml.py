@@ -17,7 +17,7 @@ Settled here:
 
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, traced
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
@@ -34,7 +34,7 @@ def fml(training: LocalTraining, alpha: float = 0.5, beta: float = 0.5, variant:
     """
     check_variant(variant)
     for name, value in (("alpha", alpha), ("beta", beta)):
-        if not 0 <= value <= 1:
+        if not traced(value) and not 0 <= value <= 1:
             raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
     released = variant == "released"
 

@@ -13,7 +13,7 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import server_copy
-from fedjax_ht.core.method import ClientInfo, Data, PyTree, Received, Split
+from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Received, Split
 from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_round, view
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
@@ -70,7 +70,7 @@ def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fa
 
 
 def _play(program: Program, state: SimulationState, trial: int) -> None:
-    options = program.options[trial]
+    options, method = program.options[trial], program.method.at(of_trial(program.settings, trial))
     server = of_trial(jax.device_get(state.servers), trial)
     root, round = jax.random.key(np.uint32(options.seed)), jnp.int32(state.round)
     ids, dropped = choose_participants(options, program.federation.num_clients, state.round)
@@ -78,7 +78,7 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
     received = {}
     for bucket in program.federation.buckets:
         roster = program.clients[bucket.name].roster
-        stages = _stages(program, bucket, server, root, round)
+        stages = _stages(program, method, bucket, server, root, round)
         rows = roster.rows(trial, ids)
         # A bucket from which nobody takes part sends padding, in the shape of its first client's uplink.
         played = rows if len(rows) else roster.rows(trial, roster.members[:1])
@@ -97,9 +97,9 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
                 uplinks.append(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape))
         arrived = jnp.asarray(np.isin(members, ids) & ~np.isin(members, ids[dropped]))
         received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, arrived)
-    serve = server_round(program.method, program.federation)
-    serve = serve if program.method.host_server else jax.jit(serve)
-    data = server_copy(program.images)._replace(splits=_pooled(program, trial)) if program.method.sees_data else None
+    serve = server_round(method, program.federation)
+    serve = serve if method.host_server else jax.jit(serve)
+    data = server_copy(program.images)._replace(splits=_pooled(program, trial)) if method.sees_data else None
     _checked(trial, None, None, "server_update", serve, server, received, root, round, program.server.frozen, data)
 
 
@@ -116,9 +116,11 @@ def _client(stages: dict[str, Callable], client: PyTree, data: Data, info: Clien
     return call("uplink", stages["uplink"], uplink, info)
 
 
-def _stages(program: Program, bucket: Bucket, server: PyTree, root: jax.Array, round: jax.Array) -> dict[str, Callable]:
+def _stages(
+    program: Program, method: Method, bucket: Bucket, server: PyTree, root: jax.Array, round: jax.Array
+) -> dict[str, Callable]:
     """A round's calls for one client of a bucket, each compiled by itself."""
-    method, federation, options = program.method, program.federation, program.options[0]
+    federation, options = program.federation, program.options[0]
 
     def broadcast(server, root, round, info):
         return method.broadcast(federation, bucket, server, client_context(Purpose.BROADCAST, root, round, info))

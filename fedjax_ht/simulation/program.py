@@ -1,7 +1,7 @@
 """A method bound to a federation, its data and its devices: what a run does not change, compiled at its first call."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -45,6 +45,7 @@ class ServerSteps(NamedTuple):
     Attributes:
       first, serve, charge_all, score_global: its state, its step, a downlink to everyone, its own model's accuracy.
       seeds: uint32 [trials].
+      settings: as `Program.settings`.
       frozen: `Method.frozen`.
       pooled: all clients' samples, see `FederationData`.
     """
@@ -54,6 +55,7 @@ class ServerSteps(NamedTuple):
     charge_all: Callable
     score_global: Callable
     seeds: jax.Array
+    settings: PyTree
     frozen: PyTree
     pooled: dict[str, Split]
 
@@ -64,10 +66,11 @@ class Program(NamedTuple):
     Attributes:
       method, federation, data: what is bound.
       extra: per-client settings of the method.
-      options: of each trial, alike but for the seed.
+      options: of each trial, alike but for the seed; see `of_trials`.
       mesh: the devices.
       store: where states of clients at rest live.
-      seeds: as `ServerSteps.seeds`, on all devices.
+      own_seeds: of each trial, uint32 [trials], NumPy.
+      settings: what varies of the method, NumPy with a leading axis [trials]; () where nothing does.
       images: the data without its splits, on all devices.
       clients: bucket name -> its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
@@ -84,7 +87,8 @@ class Program(NamedTuple):
     options: tuple[SimulationOptions, ...]
     mesh: Mesh
     store: ClientStore
-    seeds: jax.Array
+    own_seeds: np.ndarray
+    settings: PyTree
     images: Data
     clients: dict[str, Clients]
     train: Callable
@@ -100,14 +104,18 @@ class Program(NamedTuple):
 
 
 def bind(
-    method: Method, federation: Federation, data: FederationData, options: SimulationOptions, extra: PyTree
+    method: Method,
+    federation: Federation,
+    data: FederationData,
+    options: SimulationOptions,
+    extra: PyTree,
+    seeds: Sequence[int],
+    settings: PyTree,
 ) -> Program:
-    """Arguments as of `simulation.make_simulation`, the data of all trials joined."""
+    """Arguments as of `simulation.make_trials`, the data of all trials joined."""
     method.check(federation)
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    each = tuple(dataclasses.replace(options, seed=options.seed + t) for t in range(len(data.counts["train"])))
-    seeds = collect(mesh, np.array([o.seed for o in each], np.uint32))
     images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
     size = options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
@@ -116,7 +124,8 @@ def bind(
         per_trial.serve(method, federation),
         per_trial.charge_all(method, federation, channel),
         per_trial.over_trials(global_scores),
-        seeds,
+        (),
+        (),
         *collect(mesh, (method.frozen, data.pooled)),
     )
     rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
@@ -134,15 +143,16 @@ def bind(
     }
     train = {name: bucket_round(*arguments) for name, arguments in bound.items()}
     score = {name: bucket_evaluation(*arguments, size) for name, arguments in bound.items()}
-    return Program(
+    program = Program(
         method=method,
         federation=federation,
         data=data,
         extra=extra,
-        options=each,
+        options=(options,),
         mesh=mesh,
         store=STORES[options.client_store](mesh),
-        seeds=spread(mesh, seeds),
+        own_seeds=np.zeros(0, np.uint32),
+        settings=(),
         images=images,
         clients=clients,
         train=buckets_on_mesh(train, mesh, donate=True),
@@ -150,6 +160,30 @@ def bind(
         after_training=spread(mesh, asked(False, ("test",))),
         in_evaluation=spread(mesh, asked(options.evaluate == "received", splits)),
         server=server,
+    )
+    return of_trials(program, seeds, settings)
+
+
+def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Program:
+    """The program with other seeds and settings, by the functions that are compiled already.
+
+    Raises:
+      ValueError: there is not one seed, and one of each setting, a trial; or the method varies and no settings are
+        given, or the other way round.
+    """
+    trials, given = len(program.train_counts), jax.tree.map(lambda x: np.asarray(x, np.float32), settings)
+    if len(seeds) != trials or any(x.shape[:1] != (trials,) for x in jax.tree.leaves(given)):
+        raise ValueError(f"there are {trials} trials, by their data; each has one seed, and one of each setting")
+    if (program.method.vary is None) != (not jax.tree.leaves(given)):
+        which = "no settings: it is not `varied`" if program.method.vary is None else "settings, and none are given"
+        raise ValueError(f"{program.method.name} has {which}")
+    own_seeds = np.array(seeds, np.uint32)
+    on_server = collect(program.mesh, {"seeds": own_seeds, "settings": given})
+    return program._replace(
+        options=tuple(dataclasses.replace(program.options[0], seed=int(seed)) for seed in seeds),
+        own_seeds=own_seeds,
+        settings=given,
+        server=program.server._replace(**on_server),
     )
 
 

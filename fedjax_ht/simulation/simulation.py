@@ -12,7 +12,7 @@ from fedjax_ht.data.client_data import FederationData, join_trials
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.faults import Fault, find_fault
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.program import Program, bind
+from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.steps import SimulationState, evaluate, first_state, run_round
 
@@ -32,6 +32,8 @@ class Simulation(NamedTuple):
       lanes: bucket name -> how many of its clients run side by side on a device.
       find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
         finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
+      of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of this one: nothing is
+        compiled again.
     """
 
     init: Callable[[], SimulationState]
@@ -43,6 +45,7 @@ class Simulation(NamedTuple):
     client_flops: Callable[[], np.ndarray]
     lanes: dict[str, int]
     find_fault: Callable[..., Fault | None]
+    of_trials: Callable[..., "Simulation"]
 
 
 def make_simulation(
@@ -73,12 +76,23 @@ def make_trials(
     data: Sequence[FederationData],
     options: SimulationOptions | None = None,
     extra: PyTree = (),
+    seeds: Sequence[int] | None = None,
+    settings: PyTree = (),
 ) -> Simulation:
-    """Several trials in one program: trial t runs on data[t] with seed `options.seed + t`, and as it would alone.
+    """Several trials in one program: trial t runs on data[t] with its own seed and settings, and as it would alone.
 
-    All entries of `data` hold the same images; they may be one split repeated. Other arguments as `make_simulation`.
+    Args:
+      data: they hold the same images, and may be one split repeated.
+      seeds: one a trial; `options.seed` and those that follow it, unless given.
+      settings: of a method that is `varied`, float32 arrays with a leading axis of trials.
+      Others as `make_simulation`.
     """
-    program = bind(method, federation, join_trials(data), options or SimulationOptions(), extra)
+    options = options or SimulationOptions()
+    seeds = range(options.seed, options.seed + len(data)) if seeds is None else seeds
+    return _simulation(bind(method, federation, join_trials(data), options, extra, seeds, settings))
+
+
+def _simulation(program: Program) -> Simulation:
     store, clients = program.store, program.clients
 
     def read_clients(state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
@@ -94,10 +108,11 @@ def make_trials(
         functools.partial(evaluate, program),
         read_clients,
         write_clients,
-        len(data),
+        len(program.options),
         functools.partial(_client_flops, program),
         {name: own.roster.lanes for name, own in clients.items()},
         functools.partial(find_fault, program),
+        lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
     )
 
 
@@ -113,7 +128,11 @@ def _alone(simulation: Simulation) -> Simulation:
         return evaluation
 
     return simulation._replace(
-        trials=None, run_round=run_round, evaluate=evaluate, client_flops=lambda: simulation.client_flops()[0]
+        trials=None,
+        run_round=run_round,
+        evaluate=evaluate,
+        client_flops=lambda: simulation.client_flops()[0],
+        of_trials=lambda seeds, settings=(): _alone(simulation.of_trials(seeds, settings)),
     )
 
 

@@ -117,14 +117,14 @@ class Trained(NamedTuple):
 
 def first_state(program: Program) -> SimulationState:
     """Before the first round."""
-    own_seeds = np.array([o.seed for o in program.options], np.uint32)
 
     def first_states(clients: Clients, flat: np.ndarray) -> PyTree:
         roster = clients.roster
         trial, client = roster.client(np.where(flat == PADDING, 0, flat))
         # With shared_init the bucket's first client stands for all of them.
         source = np.full_like(client, roster.members[0]) if program.options[0].shared_init else client
-        return clients.first_states(scatter(program.mesh, (own_seeds[trial], source.astype(np.int32))))
+        own = jax.tree.map(lambda x: x[trial], program.settings)
+        return clients.first_states(scatter(program.mesh, (program.own_seeds[trial], source.astype(np.int32), own)))
 
     stored = {
         name: program.store.init(clients.roster, functools.partial(first_states, clients))
@@ -132,7 +132,7 @@ def first_state(program: Program) -> SimulationState:
     }
     changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
     last_round = np.full(program.train_counts.shape, -1, np.int32)
-    servers = collect(program.mesh, program.server.first(program.server.seeds, ()))
+    servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), ()))
     return SimulationState(0, servers, stored, last_round, changed)
 
 
@@ -145,13 +145,15 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
-        everyone = server.charge_all((state.servers, server.seeds, collect(mesh, now.info)), number)
+        infos = collect(mesh, now.info)
+        everyone = server.charge_all((state.servers, server.seeds, server.settings, infos), number)
     rows = collect(mesh, {name: part.rows for name, part in trained.items()})
     received = {name: part.received for name, part in trained.items()}
     splits, images = {}, ()
     if program.method.sees_data:
         splits, images = {"train": server.pooled["train"]}, server_copy(program.images)
-    new, metrics = server.serve((state.servers, server.seeds, rows, splits), (received, number, server.frozen, images))
+    own = (state.servers, server.seeds, server.settings, rows, splits)
+    new, metrics = server.serve(own, (received, number, server.frozen, images))
 
     last_round = state.last_round.copy()
     for reached, (ids, _) in zip(last_round, chosen):
@@ -284,5 +286,5 @@ def clients_info(program: Program, state: SimulationState) -> ClientInfo:
 
 
 def _now(program: Program, state: SimulationState) -> Now:
-    servers = TrialServers(spread(program.mesh, state.servers), program.seeds)
+    servers = TrialServers(*(spread(program.mesh, x) for x in (state.servers, program.own_seeds, program.settings)))
     return Now(clients_info(program, state), spread(program.mesh, np.int32(state.round)), servers)

@@ -40,24 +40,28 @@ def of_trial(tree: PyTree, trial: int) -> PyTree:
 
 
 def first_server(method: Method, federation: Federation) -> Callable:
-    """(seeds, ()) -> server state."""
-    return over_trials(
-        lambda seed, _: method.init_server(federation, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0))
-    )
+    """((seeds, settings), ()) -> server state."""
+
+    def one(own, _):
+        seed, settings = own
+        return method.at(settings).init_server(federation, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0))
+
+    return over_trials(one)
 
 
 def serve(method: Method, federation: Federation) -> Callable:
-    """((server, seeds, rows, splits), ({bucket: Received}, round, Method.frozen, images)) -> (server, metrics).
+    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Method.frozen, images)) -> (server,
+    metrics).
 
     `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding. `splits` and `images`, a
     `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
     """
-    step = server_round(method, federation)
 
     def one(own, shared):
-        (server, seed, rows, splits), (received, round, frozen, images) = own, shared
+        (server, seed, settings, rows, splits), (received, round, frozen, images) = own, shared
         mine = {name: pick(r, rows[name]) for name, r in received.items()}
         data = images._replace(splits=splits) if splits else None
+        step = server_round(method.at(settings), federation)
         return step(server, mine, jax.random.key(seed), round, frozen, data)
 
     return over_trials(one, method.host_server)
@@ -70,11 +74,12 @@ def pick(received: Received, rows: jax.Array) -> Received:
 
 
 def charge_all(method: Method, federation: Federation, channel: Channel) -> Callable:
-    """((server, seeds, ClientInfo [num_clients]), round) -> WireCost [num_clients] of a downlink to everyone."""
-    costs = downlink_costs(method, federation, channel)
+    """((server, seeds, settings, ClientInfo [num_clients]), round) -> WireCost [num_clients] of a downlink to
+    everyone."""
 
-    def one(own: tuple[PyTree, jax.Array, ClientInfo], round):
-        server, seed, infos = own
+    def one(own: tuple[PyTree, jax.Array, PyTree, ClientInfo], round):
+        server, seed, settings, infos = own
+        costs = downlink_costs(method.at(settings), federation, channel)
         return costs(server, infos, jax.random.key(seed), round)
 
     return over_trials(one)

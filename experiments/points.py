@@ -1,0 +1,261 @@
+"""Trains the points of a search: by the same compiled programs where they differ in numbers alone, the worse half of
+them for fewer rounds."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from experiments.build import Experiment, evaluated_clients, make_method
+from experiments.entries import OVERRIDDEN, Entry, as_run
+from experiments.search import better_half
+from experiments.train import Interrupted
+from fedjax_ht.core.method import Method, varied
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.writers import write_history
+from fedjax_ht.simulation.history import Row, best, by_trial, run
+from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
+from fedjax_ht.simulation.trials import of_trial
+
+SCORE = "val_accuracy"
+
+
+class Family(NamedTuple):
+    """Points that one program serves.
+
+    Attributes:
+      labels: theirs.
+      method: the first one's, whose `keys` are arguments of its functions.
+      settings: label -> value of each of those keys.
+    """
+
+    labels: list[str]
+    method: Method
+    settings: dict[str, dict[str, float]]
+
+
+class Place(NamedTuple):
+    """Where a point stands: a folder, and the labels of the points that were trained there together."""
+
+    folder: Path
+    labels: list[str]
+
+
+def families(experiment: Experiment, config: ConfigDict, trace: bool = True) -> list[Family]:
+    """The points of an experiment by what has to be compiled for them.
+
+    Args:
+      trace: False compiles each for itself.
+    """
+    entries = list(experiment.entries.values())
+    keys = [key for key in _numbers(entries) if trace and _may_vary(entries[0], config, key)]
+    alike: dict[str, list[Entry]] = {}
+    for entry in entries:
+        fixed = {key: value for key, value in _settings(entry).items() if key not in keys}
+        alike.setdefault(repr((entry.method, fixed)), []).append(entry)
+    found = []
+    for members in alike.values():
+        settings = {entry.label: {key: _settings(entry)[key] for key in keys} for entry in members}
+        first, method = members[0], experiment.methods[members[0].label]
+        if keys:
+            method = varied(lambda values, entry=first: _with(entry, config, values), settings[first.label])
+        found.append(Family([entry.label for entry in members], method, settings))
+    return found
+
+
+def _settings(entry: Entry) -> dict[str, Any]:
+    """All of an entry's by the names that it is written with."""
+    overrides = {f"{part}.{field}": v for part in OVERRIDDEN for field, v in getattr(entry, part).items()}
+    return entry.options | overrides
+
+
+def _numbers(entries: Sequence[Entry]) -> list[str]:
+    """Settings that differ between the entries, all of them numbers that need not be whole."""
+    every = [_settings(entry) for entry in entries]
+    shared = set.intersection(*map(set, every))
+    differing = [key for key in every[0] if key in shared and len({repr(own[key]) for own in every}) > 1]
+    return [key for key in differing if not key.startswith("model.") and all(type(own[key]) is float for own in every)]
+
+
+def _with(entry: Entry, config: ConfigDict, values: Mapping[str, Any]) -> Method:
+    """An entry's method with other values of some settings, which may be traced."""
+    training, options = as_run(entry, config).training.to_dict(), dict(entry.options)
+    for key, value in values.items():
+        part, _, field = key.rpartition(".")
+        (training if part == "training" else options)[field] = value
+    return make_method(entry._replace(options=options), SimpleNamespace(**training))
+
+
+def _may_vary(entry: Entry, config: ConfigDict, key: str) -> bool:
+    """Whether a method can be made without knowing this number."""
+    try:
+        jax.eval_shape(lambda value: _with(entry, config, {key: value}) and value, _settings(entry)[key])
+    except jax.errors.ConcretizationTypeError:
+        return False
+    return True
+
+
+def simulations(experiment: Experiment, trials: int, found: Sequence[Family]) -> Callable[[Sequence[str]], Simulation]:
+    """(labels of one family) -> their simulation: the trials of the first, then those of the next. Compiled once for as
+    many points."""
+    seed, made = experiment.options.seed, {}
+
+    def simulation(labels: Sequence[str]) -> Simulation:
+        family = next(f for f in found if labels[0] in f.labels)
+        own = [family.settings[label] for label in labels for _ in range(trials)]
+        settings = {key: np.array([each[key] for each in own]) for key in own[0]} or ()
+        seeds = [seed + t for _ in labels for t in range(trials)]
+        key = family.labels[0], len(labels)
+        if key in made:
+            return made[key].of_trials(seeds, settings)
+        federation = experiment.federations[labels[0]]
+        data = [make_federation_data(experiment.dataset, p, federation) for p in experiment.partitions] * len(labels)
+        made[key] = make_trials(family.method, federation, data, experiment.options, seeds=seeds, settings=settings)
+        return made[key]
+
+    return simulation
+
+
+def regrouped(
+    target: Simulation, labels: Sequence[str], trials: int, sources: Mapping[str, tuple[Simulation, Any, list[str]]]
+) -> tuple[SimulationState, list[Row]]:
+    """State and history of points that were trained in other company; `sources` are label -> (simulation, (state,
+    history), labels there)."""
+    state, history = target.init(), []
+    servers, last_round, changed = [], [], {name: x.copy() for name, x in state.changed.items()}
+    sizes = {name: len(x) // (trials * len(labels)) for name, x in changed.items()}
+    for position, label in enumerate(labels):
+        simulation, (before, rows), company = sources[label]
+        there = range(company.index(label) * trials, (company.index(label) + 1) * trials)
+        here = range(position * trials, (position + 1) * trials)
+        servers += [of_trial(before.servers, t) for t in there]
+        last_round += [before.last_round[t] for t in there]
+        for name, size in sizes.items():
+            source, to = (np.arange(r.start * size, r.stop * size) for r in (there, here))
+            state = target.write_clients(state, name, to, simulation.read_clients(before, name, source))
+            changed[name][to] = before.changed[name][source]
+        moved = position * trials - there.start
+        history += [row | {"trial": row["trial"] + moved} for row in rows if row["trial"] in there]
+    history.sort(key=lambda row: (row["round"], row["trial"]))
+    stacked = jax.tree.map(lambda *xs: jax.numpy.stack(xs), *servers)
+    state = state._replace(round=before.round, servers=stacked, last_round=np.stack(last_round), changed=changed)
+    return state, history
+
+
+class Found(NamedTuple):
+    """What a search saw.
+
+    Attributes:
+      best: the label of the chosen point.
+      scores: after so many rounds -> label -> its best validation accuracy till then, mean over trials.
+    """
+
+    best: str
+    scores: dict[int, dict[str, float]]
+
+
+def search(
+    experiment: Experiment,
+    config: ConfigDict,
+    workdir: Path,
+    at: Sequence[int],
+    together: int,
+    caught: Sequence[int],
+    tell: Callable[[str], None],
+) -> Found:
+    """Trains the points of an experiment up to the rounds `at`; the better half goes on from each but the last.
+
+    What is done is kept in `workdir`/search.json, and checkpoints of what is not below `workdir`/points: a second call
+    goes on from there.
+
+    Args:
+      together: points that train in one program, side by side where trials do.
+      caught: a signal's number in it stops the search, when the round in progress is saved.
+      tell: is told how every point did.
+
+    Raises:
+      Interrupted: by a signal.
+    """
+    try:
+        return _search(experiment, config, workdir, at, together, caught, tell, families(experiment, config))
+    except jax.errors.ConcretizationTypeError:
+        tell("one of these settings cannot vary within a program: every point compiles its own")
+        found = families(experiment, config, trace=False)
+        return _search(experiment, config, workdir, at, together, caught, tell, found)
+
+
+def _search(experiment, config, workdir, at, together, caught, tell, found: Sequence[Family]) -> Found:
+    record = workdir / "search.json"
+    done = {int(k): v for k, v in json.loads(record.read_text()).items()} if record.exists() else {}
+    simulation = simulations(experiment, config.trials, found)
+    alive, places = list(experiment.entries), {}
+    for before, rounds in zip([0, *at], at):
+        scores, new = done.setdefault(rounds, {}), {}
+        for number, company in enumerate(_companies(found, alive, together)):
+            folder = workdir / "points" / f"{rounds:05d}" / f"{number:03d}"
+            new |= {label: Place(folder, company) for label in company}
+            if set(company) <= set(scores):
+                continue
+            own = {label: places[label] for label in company} if before else {}
+            history = _train(simulation, company, config, folder, rounds, own, experiment, caught)
+            for label, trials in zip(company, _parts(by_trial(history), config.trials)):
+                scores[label] = float(np.mean([best(trial).on_val[SCORE] for trial in trials]))
+                tell(f"{label}, {rounds} rounds: {100 * scores[label]:.2f} % on validation")
+            with atomic_open(record) as file:
+                json.dump(done, file, indent=2)
+        for folder in {place.folder for place in places.values()}:
+            for kept in folder.glob("checkpoints*"):
+                shutil.rmtree(kept)
+        places = new
+        if rounds != at[-1]:
+            alive = better_half({label: scores[label] for label in alive})
+    last = done[at[-1]]
+    return Found(max(alive, key=lambda label: -math.inf if math.isnan(last[label]) else last[label]), done)
+
+
+def _companies(found: Sequence[Family], alive: Sequence[str], together: int) -> list[list[str]]:
+    """Those that train in one program at a time."""
+    members = [[label for label in family.labels if label in alive] for family in found]
+    return [own[i : i + together] for own in members for i in range(0, len(own), together)]
+
+
+def _parts(trials: list, size: int) -> list[list]:
+    return [trials[i : i + size] for i in range(0, len(trials), size)]
+
+
+def _train(simulation, company, config, folder, rounds, places, experiment, caught) -> list[Row]:
+    """Trains some points up to `rounds`, from where they stand: here, in the places where they were before, or new."""
+    own = simulation(company)
+    checkpointer = make_checkpointer(folder / "checkpoints", own, keep=1)
+    state, history = checkpointer.restore() or (None, [])
+    if state is None and places:
+        sources = {}
+        for label, place in places.items():
+            there = simulation(place.labels)
+            sources[label] = there, make_checkpointer(place.folder / "checkpoints", there).restore(), place.labels
+        state, history = regrouped(own, company, config.trials, sources)
+
+    def after_round(state, history) -> bool:
+        stop = bool(caught)
+        if stop or state.round % config.checkpoint.every == 0:
+            checkpointer.save(state, history)
+        return stop
+
+    method = experiment.methods[company[0]]
+    every, only = config.evaluate.every, evaluated_clients(config)
+    state, history = run(own, method, rounds, state, history, every, after_round=after_round, only=only)
+    if caught:
+        raise Interrupted(caught[0])
+    checkpointer.save(state, history)
+    checkpointer.wait()
+    write_history(history, folder)
+    return history
