@@ -3,7 +3,8 @@
 One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every method. A name is
 the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05" has settings of its own, and
 "fedtgp@tuned" those that somebody has chosen for the config (experiments/entries.py). The report says which had what.
---methods and --trials are the config's unless given.
+--methods and --trials are the config's unless given. --fair=9 first searches nine settings of each method, by
+validation (experiments/fair.py), and compares the best.
 --target=0.8 asks what reaching that accuracy takes, --target_share=0.9 what nine tenths of the best accuracy do;
 --target_score=accuracy_participants asks it of that score. The same command again goes on where the run stopped.
 """
@@ -21,7 +22,8 @@ from ml_collections import ConfigDict
 from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.entries import described, entries_of
-from experiments.main import chosen_workdir, configured, execute, report
+from experiments.fair import fairly_tuned
+from experiments.main import chosen_workdir, configured, execute, orderly, report, tell
 from experiments.report import write_report
 from experiments.statistics import beside_first
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
@@ -33,6 +35,7 @@ _METHODS = flags.DEFINE_list(
     "methods", None, "What to compare, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's."
 )
 _TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; by default the config's.")
+_FAIR = flags.DEFINE_integer("fair", None, "How many settings of each method to search first, by validation.")
 _TARGET = flags.DEFINE_float("target", None, "An accuracy in (0, 1]; by default the lowest best accuracy.")
 _SHARE = flags.DEFINE_float("target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy.")
 _OF = flags.DEFINE_string("target_score", "accuracy", "The score that the target is of, as in metrics.jsonl.")
@@ -219,11 +222,15 @@ def main(_) -> None:
             raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
     except ValueError as error:
         fail(error)
-    workdir = chosen_workdir(f"{name}-compare", config)
-    result = execute(config, workdir)
+    workdir = chosen_workdir(f"{name}-compare" if _FAIR.value is None else f"{name}-fair{_FAIR.value}", config)
+    with orderly(workdir):
+        if _FAIR.value is not None:
+            config = fairly_tuned(config, [entry.label for entry in entries_of(config)], _FAIR.value, workdir, tell)
+        result = execute(config, workdir)
     if not is_primary():
         return
-    histories = {label: result.histories[label] for label in _METHODS.value or result.histories}
+    asked = None if _FAIR.value else _METHODS.value
+    histories = {label: result.histories[label] for label in asked or result.histories}
     try:
         aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
     except ValueError as error:  # of runs that an older version made

@@ -129,8 +129,9 @@ def described(entries: Sequence[Entry]) -> str:
     lines = []
     for entry in entries:
         differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
-        chosen = f"tuned on {entry.tuned}" if entry.tuned else "on what that was chosen is not recorded"
-        lines.append(f"* {entry.label}: " + (f"{differing}; {chosen}" if differing else "as its paper has it"))
+        unknown = "; on what that was chosen is not recorded" if differing else ""
+        chosen = f"; tuned on {entry.tuned}" if entry.tuned else unknown
+        lines.append(f"* {entry.label}: {differing or 'as its paper has it'}{chosen}")
     return "\n".join(lines)
 
 

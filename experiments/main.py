@@ -1,7 +1,6 @@
 """Runs an experiment: python -m experiments.main --config=experiments/configs/quickstart.py [--config.rounds=50]."""
 
 import contextlib
-import functools
 import shutil
 import sys
 import time
@@ -102,10 +101,14 @@ def chosen_workdir(name: str, config: ConfigDict) -> Path:
     return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
 
 
+def tell(line: str) -> None:
+    """Says it above a progress bar."""
+    tqdm.write(line, file=sys.stderr)
+
+
 def execute(config: ConfigDict, workdir: Path) -> Result:
-    """`train_and_evaluate` with progress bars."""
-    with orderly(workdir), contextlib.closing(Progress(config.rounds, config.trials)) as progress:
-        tell = functools.partial(tqdm.write, file=sys.stderr)
+    """`train_and_evaluate` with progress bars, in an `orderly` program."""
+    with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
         return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
 
 
@@ -135,7 +138,9 @@ def report(summary: str, files: Sequence[Path]) -> None:
 
 def main(_) -> None:
     config, name = configured()
-    result = execute(config, chosen_workdir(name, config))
+    workdir = chosen_workdir(name, config)
+    with orderly(workdir):
+        result = execute(config, workdir)
     report(result.summary, result.files)
 
 

@@ -13,16 +13,16 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments.build import Experiment, evaluated_clients, make_method
+from experiments.build import Experiment, build, evaluated_clients, make_method
 from experiments.entries import OVERRIDDEN, Entry, as_run
-from experiments.search import better_half
-from experiments.train import Interrupted
+from experiments.search import better_half, rounds_trained, rungs
+from experiments.train import Interrupted, catch_signals, remember_config
 from fedjax_ht.core.method import Method, varied
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
-from fedjax_ht.simulation.history import Row, best, by_trial, run
+from fedjax_ht.simulation.history import Row, best_by, by_trial, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
 
@@ -56,34 +56,28 @@ def families(experiment: Experiment, config: ConfigDict, trace: bool = True) -> 
     Args:
       trace: False compiles each for itself.
     """
-    entries = list(experiment.entries.values())
-    keys = [key for key in _numbers(entries) if trace and _may_vary(entries[0], config, key)]
-    alike: dict[str, list[Entry]] = {}
-    for entry in entries:
-        fixed = {key: value for key, value in _settings(entry).items() if key not in keys}
-        alike.setdefault(repr((entry.method, fixed)), []).append(entry)
+    entries, every = experiment.entries, {label: _settings(e, config) for label, e in experiment.entries.items()}
+    differing = {key for own in every.values() for key in own if len({repr(o.get(key)) for o in every.values()}) > 1}
+    alike: dict[tuple, list[str]] = {}
+    for label, own in every.items():
+        numbers = [key for key in sorted(differing) if type(own.get(key)) is float and not key.startswith("model.")]
+        keys = tuple(key for key in numbers if trace and _may_vary(entries[label], config, key))
+        fixed = repr({key: value for key, value in own.items() if key not in keys})
+        alike.setdefault((entries[label].method, keys, fixed), []).append(label)
     found = []
-    for members in alike.values():
-        settings = {entry.label: {key: _settings(entry)[key] for key in keys} for entry in members}
-        first, method = members[0], experiment.methods[members[0].label]
+    for (_, keys, _), labels in alike.items():
+        settings = {label: {key: every[label][key] for key in keys} for label in labels}
+        first, method = entries[labels[0]], experiment.methods[labels[0]]
         if keys:
             method = varied(lambda values, entry=first: _with(entry, config, values), settings[first.label])
-        found.append(Family([entry.label for entry in members], method, settings))
+        found.append(Family(labels, method, settings))
     return found
 
 
-def _settings(entry: Entry) -> dict[str, Any]:
-    """All of an entry's by the names that it is written with."""
-    overrides = {f"{part}.{field}": v for part in OVERRIDDEN for field, v in getattr(entry, part).items()}
-    return entry.options | overrides
-
-
-def _numbers(entries: Sequence[Entry]) -> list[str]:
-    """Settings that differ between the entries, all of them numbers that need not be whole."""
-    every = [_settings(entry) for entry in entries]
-    shared = set.intersection(*map(set, every))
-    differing = [key for key in every[0] if key in shared and len({repr(own[key]) for own in every}) > 1]
-    return [key for key in differing if not key.startswith("model.") and all(type(own[key]) is float for own in every)]
+def _settings(entry: Entry, config: ConfigDict) -> dict[str, Any]:
+    """All that an entry trains and exchanges by, as it names them."""
+    own = as_run(entry, config)
+    return entry.options | {f"{part}.{field}": value for part in OVERRIDDEN for field, value in own[part].items()}
 
 
 def _with(entry: Entry, config: ConfigDict, values: Mapping[str, Any]) -> Method:
@@ -98,7 +92,7 @@ def _with(entry: Entry, config: ConfigDict, values: Mapping[str, Any]) -> Method
 def _may_vary(entry: Entry, config: ConfigDict, key: str) -> bool:
     """Whether a method can be made without knowing this number."""
     try:
-        jax.eval_shape(lambda value: _with(entry, config, {key: value}) and value, _settings(entry)[key])
+        jax.eval_shape(lambda value: _with(entry, config, {key: value}) and value, _settings(entry, config)[key])
     except jax.errors.ConcretizationTypeError:
         return False
     return True
@@ -208,7 +202,7 @@ def _search(experiment, config, workdir, at, together, caught, tell, found: Sequ
             own = {label: places[label] for label in company} if before else {}
             history = _train(simulation, company, config, folder, rounds, own, experiment, caught)
             for label, trials in zip(company, _parts(by_trial(history), config.trials)):
-                scores[label] = float(np.mean([best(trial).on_val[SCORE] for trial in trials]))
+                scores[label] = float(np.mean([best_by(trial, SCORE)[SCORE] for trial in trials]))
                 tell(f"{label}, {rounds} rounds: {100 * scores[label]:.2f} % on validation")
             with atomic_open(record) as file:
                 json.dump(done, file, indent=2)
@@ -259,3 +253,52 @@ def _train(simulation, company, config, folder, rounds, places, experiment, caug
     checkpointer.wait()
     write_history(history, folder)
     return history
+
+
+def searched(
+    config: ConfigDict,
+    labels: Sequence[str],
+    halvings: int,
+    together: int | None,
+    workdir: Path,
+    tell: Callable[[str], None],
+) -> Found:
+    """Searches among entries, on the config's split and seeds.
+
+    Raises:
+      ValueError, FileNotFoundError: the config is wrong, or has no validation sets. One line.
+      Interrupted: by a signal.
+    """
+    config = config.copy_and_resolve_references()
+    config.entries, at = tuple(labels), rungs(config.rounds, halvings)
+    experiment = build(config)
+    if not any(len(client.val) for client in experiment.partitions[0]):
+        raise ValueError(
+            "the clients have no validation sets to choose by; give them a share of each client's samples, such as "
+            "--config.partition.options.val_share=0.2"
+        )
+    remember_config(config, experiment.entries.values(), workdir)
+    size = together or (1 if jax.default_backend() == "cpu" else len(labels))
+    with catch_signals() as caught, jax.default_matmul_precision(config.precision):
+        return search(experiment, config, workdir, at, size, caught, tell)
+
+
+def table(found: Found) -> str:
+    """Markdown: every point's validation accuracy by rounds, the best of the longest first."""
+    rounds = sorted(found.scores)
+    order = sorted(found.scores[rounds[0]], key=lambda x: [-found.scores[r].get(x, -1) for r in reversed(rounds)])
+    rows = [["entry", *(f"{r} rounds, validation %" for r in rounds)], ["---"] * (1 + len(rounds))]
+    for label in order:
+        scores = [found.scores[r].get(label) for r in rounds]
+        rows.append([label, *("" if score is None else f"{100 * score:.2f}" for score in scores)])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def budget(config: ConfigDict, points: int, halvings: int) -> str:
+    """What a search spends, in words."""
+    at = rungs(config.rounds, halvings)
+    trained = rounds_trained(points, at)
+    return (
+        f"{points} settings, {trained} rounds of training, by validation on {config.trials} split"
+        f"{'s' * (config.trials > 1)} of seed {config.partition.seed}, seed {config.seed}"
+    )

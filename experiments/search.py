@@ -121,3 +121,18 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
         total += points * (rounds - before)
         points, before = -(-points // 2), rounds
     return total
+
+
+def points_of(entry: str, over: Sequence[str], draws: int | None) -> list[str]:
+    """The labels of what is tried; with draws the entry as it is given comes first.
+
+    Raises:
+      ValueError: the space is wrong.
+    """
+    space = parse_space(over)
+    if not space:
+        raise ValueError("--over names no setting to search, such as --over=training.learning_rate=0.01,0.1")
+    if draws is not None and draws < 1:
+        raise ValueError(f"--draws is {draws}; it must be at least 1")
+    points = grid(space) if draws is None else [{}, *draw(space, draws)]
+    return list(dict.fromkeys(label_of(entry, point) for point in points))

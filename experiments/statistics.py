@@ -64,16 +64,23 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> Diffe
 
 
 def beside_first(histories: Mapping[str, Sequence[Row]]) -> str:
-    """Every entry's accuracy, and its difference to the first one's, in the best round and in the last: a table in
-    Markdown; "" of one entry alone."""
+    """Every entry's accuracy, and its difference to the first one's, in the best round, in the one that validation
+    chooses where there is any, and in the last: a table in Markdown; "" of one entry alone."""
     if len(histories) < 2:
         return ""
     first = next(iter(histories))
     ends = {label: [best(trial) for trial in by_trial(history)] for label, history in histories.items()}
     columns, cells = ["entry"], {label: [label] for label in histories}
-    for when, row_of in (("best", lambda b: b.on_test), ("last", lambda b: b.last)):
+    rounds = {
+        "best round": lambda b: b.on_test,
+        "validation's round": lambda b: b.on_val,
+        "last round": lambda b: b.last,
+    }
+    if not all(b.on_val for found in ends.values() for b in found):
+        del rounds["validation's round"]
+    for when, row_of in rounds.items():
         scores = {label: [100 * row_of(b)["accuracy"] for b in found] for label, found in ends.items()}
-        columns += [f"{when} round %", f"minus {first}, points", "ahead in"]
+        columns += [f"{when} %", f"minus {first}, points", "ahead in"]
         for label, values in scores.items():
             cells[label].append(_shown(mean_interval(values), ".2f"))
             found = paired_difference(values, scores[first])
