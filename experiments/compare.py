@@ -25,7 +25,7 @@ from experiments.entries import described, entries_of
 from experiments.fair import fairly_tuned
 from experiments.main import chosen_workdir, configured, execute, orderly, report, tell
 from experiments.report import write_report
-from experiments.statistics import beside_first
+from experiments.statistics import beside_first, write_trials
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
 from fedjax_ht.io.files import atomic_open
@@ -241,9 +241,11 @@ def main(_) -> None:
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
     table = write_csv(lines, aim, workdir / "compare.csv")
+    splits = [config.partition.seed + t * config.partition.per_trial for t in range(config.trials)]
+    trials = write_trials(histories, config.seed, splits, workdir / "trials.csv")
     picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
     page = write_report(config, result.experiment, histories, {"Results": costs}, workdir)
-    report(text, [workdir / "compare.md", table, picture, page])
+    report(text, [workdir / "compare.md", table, trials, picture, page])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,15 @@ import math
 import numpy as np
 import pytest
 
-from experiments.statistics import beside_first, mean_interval, paired_difference
+from experiments.statistics import (
+    beside_first,
+    mean_interval,
+    mean_ranks,
+    paired_difference,
+    ranked,
+    read_trials,
+    write_trials,
+)
 
 
 def test_an_interval_of_a_mean_is_students():
@@ -51,3 +59,25 @@ def test_the_table_puts_every_entry_beside_the_first():
     assert beside_first({"a": histories["a"]}) == ""
     alone = {"c": histories["c"], "d": history([0.1, 0.25])}
     assert "| d | 25.00 | -25.00 | 0 of 1 |" in beside_first(alone)
+
+
+def test_ranks_are_within_trials_and_over_settings(tmp_path):
+    def rows(accuracies):
+        shown = [(r, t, a - 0.1 * (1 - r)) for r in (0, 1) for t, a in enumerate(accuracies)]
+        return [{"round": r, "trial": t, "accuracy": a, "val_accuracy": a} for r, t, a in shown]
+
+    histories = {"a": rows([0.5, 0.9]), "b": rows([0.6, 0.7]), "c": rows([0.6, 0.2])}
+    one = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
+    trials = read_trials(one, "best")
+    assert trials == {"a": [0.5, 0.9], "b": [0.6, 0.7], "c": [0.6, 0.2]}
+    assert read_trials(one, "by_validation") == trials
+    assert mean_ranks(trials) == {"a": 2.0, "b": 1.75, "c": 2.25}  # 3 and 1, 1.5 and 2, 1.5 and 3
+    text = ranked({"x": trials, "y": {"c": [0.9], "b": [0.8], "a": [0.1]}}).splitlines()
+    assert [line.split("|")[1:3] for line in text[2:]] == [[" c ", " 1.62 "], [" b ", " 1.88 "], [" a ", " 2.50 "]]
+    with pytest.raises(ValueError, match="y does not have the same entries as the others: c"):
+        ranked({"x": trials, "y": {"a": [0.1], "b": [0.2]}})
+    (tmp_path / "x.csv").write_text("entry,seed,split,best\na,1,1,0.5\nb,1,1,0.5\nb,2,1,0.5\n")
+    with pytest.raises(ValueError, match="does not have the same trials"):
+        read_trials(tmp_path / "x.csv", "best")
+    with pytest.raises(ValueError, match="no last of every trial"):
+        read_trials(tmp_path / "x.csv", "last")
