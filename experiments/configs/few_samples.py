@@ -1,0 +1,33 @@
+r"""Twenty clients with five architectures, some hundred training images each, and validation sets to choose by.
+
+    python -m experiments.compare --config=experiments/configs/few_samples.py --fair=9 --trials=6
+    python -m experiments.compare --config=experiments/configs/few_samples.py:classes=2 --fair=9 --trials=6
+
+The embedded images by a Dirichlet(1.0) split, or, with classes=2, two classes a client. A fifth of a client's samples
+trains, a fifth validates, three fifths test; every trial has a split of its own. Results: docs/comparisons.md.
+"""
+
+from experiments.configs.base import apply_argument, base_config, method_config, partition_config
+
+SHARES = {"train_share": 0.2, "val_share": 0.2}
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.method = method_config("local")
+    config.compare = ("lg_fedavg", "fedproto", "fedtgp", "fedssa", "fedgen", "fedclassavg", "fedktl", "fedapen")
+    config.given = ("fedktl:generator=checkpoints/natural_32.npz",)
+    config.partition = partition_config("practical", alpha=1.0, **SHARES)
+    config.partition.per_trial = True
+    config.training.learning_rate = 0.05
+    config.rounds = 24
+    config.evaluate.every = 6
+    return apply_argument(config, argument, {"classes": few_classes}, rounds=2)
+
+
+def few_classes(config, value):
+    """Clients of so many classes."""
+    if not value.isdigit():
+        raise ValueError(f"classes={value}: it must be a number, such as classes=2")
+    config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)
+    config.partition.per_trial = True
