@@ -8,7 +8,8 @@ import pytest
 from experiments.build import build
 from experiments.entries import entries_of
 from experiments.fair import fairly_tuned, space_of
-from experiments.points import families, searched
+from experiments.families import families
+from experiments.points import searched
 from experiments.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
 from experiments.train import Interrupted
 
