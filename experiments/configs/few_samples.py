@@ -1,9 +1,9 @@
 r"""Twenty clients with five architectures, some hundred training images each, and validation sets to choose by.
 
     python -m experiments.compare --config=experiments/configs/few_samples.py --fair=9 --trials=6
-    python -m experiments.compare --config=experiments/configs/few_samples.py:classes=2 --fair=9 --trials=6
+    python -m experiments.compare --config=experiments/configs/few_samples.py:classes=4 --fair=9 --trials=6
 
-The embedded images by a Dirichlet(1.0) split, or, with classes=2, two classes a client. A fifth of a client's samples
+The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of a client's samples
 trains, a fifth validates, three fifths test; every trial has a split of its own. Results: docs/comparisons.md.
 """
 
@@ -28,6 +28,6 @@ def get_config(argument=None):
 def few_classes(config, value):
     """Clients of so many classes."""
     if not value.isdigit():
-        raise ValueError(f"classes={value}: it must be a number, such as classes=2")
+        raise ValueError(f"classes={value}: it must be a number, such as classes=4")
     config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)
     config.partition.per_trial = True

@@ -1,0 +1,63 @@
+"""Which numbers of a method may be arguments of its programs: all that a factory takes traced go through a round."""
+
+import dataclasses
+import inspect
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.method import varied
+from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_trials
+from tests.federations import TRAINING, federation_data, federation_for
+from tests.method_wires import settings
+
+# Decide a branch or a shape, or are reckoned with on the host.
+FIXED = {
+    "fedktl": {"clip_norm", "margin"},
+    "fedral": {"byte_budget"},
+    "fedkd": {"start", "end"},
+    "dense": {"alpha", "b_bn"},
+    "fedftg": {"alpha"},
+    "dfrd": {"alpha"},
+}
+
+
+def numbers(name: str) -> dict[str, float]:
+    """The options that need not be whole, and the learning rate."""
+    parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]
+    own = {p.name: settings(name).get(p.name, p.default) for p in parameters}
+    optional = {p.name: 0.5 for p in parameters if own[p.name] is None and "float" in str(p.annotation)}
+    found = {key: value for key, value in (own | optional).items() if type(value) is float}
+    return {"rate": 0.05} | {key: value for key, value in found.items() if key not in FIXED.get(name, ())}
+
+
+def maker(name: str):
+    def make(values):
+        training = dataclasses.replace(TRAINING, optimizer=optax.sgd(values["rate"]))
+        options = {key: value for key, value in values.items() if key != "rate"}
+        return method_factory(name)(training, **settings(name) | options)
+
+    return make
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_factory_takes_them_traced(name):
+    jax.eval_shape(lambda values: maker(name)(values) and 0, numbers(name))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "fedssa" else pytest.mark.slow) for name in METHODS]
+)
+def test_a_round_does_too(name):
+    federation, values = federation_for(name), numbers(name)
+    given = {key: np.array([value]) for key, value in values.items()}
+    options = SimulationOptions(lanes=1, devices=1)
+    simulation = make_trials(
+        varied(maker(name), values), federation, [federation_data(federation)], options, settings=given
+    )
+    state, _ = simulation.run_round(simulation.init())
+    simulation.evaluate(state)
