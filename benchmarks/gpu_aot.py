@@ -104,8 +104,9 @@ def small_group(name: str) -> str:
 
 
 def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
-    """Compiles a method's "training" or "scoring" of a round, with a group of models, in this process."""
-    mesh = described_mesh()
+    """Compiles a method's "training" or "scoring" of a round, with a group of models or what it fits of `SMALL`, in
+    this process."""
+    mesh, group = described_mesh(), group or small_group(name)
     federation, method = federation_of(group, lanes), method_of(name)
     channel = Channel(wire.chain(()), wire.chain(()))
     make = {"training": bucket_round, "scoring": functools.partial(bucket_evaluation, batch_size=SCORED)}[what]
@@ -137,6 +138,7 @@ def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
     every = loops(nodes, loop_turns(compiled.as_text()))
     outermost, steps = [loop for loop in every if loop.depth == 0], steps_of(every)
     return {
+        "group": group,
         "kernels": [len(loop.body) for loop in steps],
         "copies": [Counter(node.kind for node in loop.body)["Copy"] for loop in steps],
         "graphs": sum(node.depth == 0 and node.kind == "CommandBuffer" for node in nodes),
@@ -171,7 +173,7 @@ def row(name: str, group: str, lanes: int) -> dict[str, str]:
     kernels = sum(found["kernels"])
     return {
         "method": name,
-        "group": group,
+        "group": found["group"],
         "lanes": str(lanes),
         "kernels a step": " + ".join(map(str, found["kernels"])),
         "of them copies": str(sum(found["copies"])),
@@ -199,7 +201,7 @@ def main(_) -> None:
         print(json.dumps(measure(name, group, int(lanes), what, folder)))
         return
     names = list(METHODS) if _METHODS.value == ["all"] else _METHODS.value
-    cases = [(name, small_group(name)) for name in names] or [("fedtgp", group) for group in _GROUPS.value]
+    cases = [(name, "") for name in names] or [("fedtgp", group) for group in _GROUPS.value]
     rows = []
     for name, group in cases:
         for lanes in map(int, _LANES.value):
