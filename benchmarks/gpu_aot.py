@@ -1,13 +1,16 @@
 """What XLA makes of a round of clients on a GPU, asked without one: kernels, graphs, memory, time to compile.
 
     python -m benchmarks.gpu_aot [--groups=cnn4,resnet18,cnn5] [--lanes=3,9] [--out=benchmarks/results/gpu_aot_h100.md]
+    python -m benchmarks.gpu_aot --methods=all --out=benchmarks/results/gpu_aot_methods_h100.md
 
 FedTGP's training, 32x32x3, batches of 10, compiled for a device that benchmarks/h100.txtpb describes; a group of
-several architectures is one program. Needs jax's CUDA plugin (pip install "jax[cuda12]"), and no GPU. Without a device
+several architectures is one program. With --methods it is theirs, of a small CNN or, where clients train slices, of
+slices of whole and half its width. Needs jax's CUDA plugin (pip install "jax[cuda12]"), and no GPU. Without a device
 there is no autotuning, so that a real one may take other kernels for its products; how many there are, in which loops
 and graphs, and how much memory they take is what this tells. The estimate of a step's time is arithmetic.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -27,29 +30,32 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 
 from benchmarks.report import in_a_process, machine, number, publish, table
-from benchmarks.thunks import loops, read_thunks, step_bytes, steps_of
+from benchmarks.thunks import loop_turns, loops, read_thunks, step_bytes, steps_of
 from experiments.cli import parse_flags
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation
 from fedjax_ht.core.executor import Schedule
-from fedjax_ht.core.federation import Bucket, Federation, make_federation
+from fedjax_ht.core.federation import Bucket, Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
-from fedjax_ht.models import model_group
+from fedjax_ht.models import SLICED, model_group, sliced_network
 from fedjax_ht.simulation.lanes import H100
 
 SHAPE, CLASSES, BATCH, IMAGES, SCORED = (32, 32, 3), 10, 10, 50_000, 64
 TARGET = Path(__file__).parent / "h100.txtpb"
+OF_METHODS = ("method", "group", "kernels a step", "one graph", "scoring, too", "temporary MiB", "seconds to compile")
+SMALL = ("cnn4", "conv4")  # methods run on the first of them that they fit
 GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
 
 _GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of several architectures are one program.")
+_METHODS = flags.DEFINE_list("methods", [], "Instead of groups: these methods, or all.")
 _LANES = flags.DEFINE_list("lanes", ["3"], "Clients side by side.")
-_MEASURE = flags.DEFINE_string("measure", None, "GROUP:LANES:WHAT:FOLDER, to compile and print JSON; for the child.")
+_MEASURE = flags.DEFINE_string("measure", None, "Of the child: METHOD:GROUP:LANES:WHAT:FOLDER, whose JSON is printed.")
 
 
 def described_mesh() -> Mesh:
@@ -76,12 +82,32 @@ def arguments(method: Method, federation: Federation, bucket: Bucket, clients: i
     return states, schedule, data
 
 
-def measure(group: str, lanes: int, what: str, folder: str) -> dict:
-    """Compiles a group's "training" or "scoring" of a round in this process."""
-    mesh = described_mesh()
+def federation_of(group: str, lanes: int) -> Federation:
+    """Two chunks of clients an architecture."""
+    if group in SLICED:
+        return make_sliced_federation(sliced_network(group, CLASSES, SHAPE), (1.0, 0.5) * 2 * lanes, SHAPE, CLASSES)
     modules = model_group(group, CLASSES, SHAPE)
-    federation = make_federation(modules, SHAPE, CLASSES, num_clients=2 * lanes * len(modules))
-    method = METHODS["fedtgp"](LocalTraining(optax.sgd(0.01), batch_size=BATCH))
+    return make_federation(modules, SHAPE, CLASSES, num_clients=2 * lanes * len(modules))
+
+
+def method_of(name: str) -> Method:
+    return METHODS[name](LocalTraining(optax.sgd(0.01), batch_size=BATCH))
+
+
+def small_group(name: str) -> str:
+    """The first of `SMALL` that a method runs on."""
+    for group in SMALL:
+        with contextlib.suppress(ValueError):
+            method_of(name).check(federation_of(group, 1))
+            return group
+    raise ValueError(f"method {name!r} runs on none of {', '.join(SMALL)}")
+
+
+def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
+    """Compiles a method's "training" or "scoring" of a round, with a group of models or what it fits of `SMALL`, in
+    this process."""
+    mesh, group = described_mesh(), group or small_group(name)
+    federation, method = federation_of(group, lanes), method_of(name)
     channel = Channel(wire.chain(()), wire.chain(()))
     make = {"training": bucket_round, "scoring": functools.partial(bucket_evaluation, batch_size=SCORED)}[what]
     runs = {b.name: make(method, federation, b, channel, lanes) for b in federation.buckets}
@@ -109,15 +135,17 @@ def measure(group: str, lanes: int, what: str, folder: str) -> dict:
     # The longest is the program, by passes that put it into graphs where there were any.
     listings = sorted(Path(folder).glob("*thunk_sequence*.txt"), key=lambda path: path.stat().st_size)
     nodes = read_thunks(listings[-1].read_text())
-    steps = steps_of(nodes)
+    every = loops(nodes, loop_turns(compiled.as_text()))
+    outermost, steps = [loop for loop in every if loop.depth == 0], steps_of(every)
     return {
+        "group": group,
         "kernels": [len(loop.body) for loop in steps],
         "copies": [Counter(node.kind for node in loop.body)["Copy"] for loop in steps],
         "graphs": sum(node.depth == 0 and node.kind == "CommandBuffer" for node in nodes),
         "outside": sum(node.depth == 0 and node.kind != "CommandBuffer" for node in nodes),
-        "graphed": all(loop.graphed for loop in loops(nodes)),
-        "branches": sum(loop.depth == 0 for loop in loops(nodes)),
-        "starts": len({loop.after for loop in loops(nodes) if loop.depth == 0}),
+        "graphed": all(loop.graphed for loop in every),
+        "branches": len(outermost),
+        "starts": len({loop.after for loop in outermost}),
         "temporary": compiled.memory_analysis().temp_size_in_bytes,
         "bytes": step_bytes(compiled.as_text()),
         "flops": sum(lanes * BATCH * sample_flops(b) for b in federation.buckets),
@@ -126,7 +154,7 @@ def measure(group: str, lanes: int, what: str, folder: str) -> dict:
     }
 
 
-def in_a_child(group: str, lanes: int, what: str) -> dict:
+def in_a_child(name: str, group: str, lanes: int, what: str) -> dict:
     """XLA's flags, which say where it writes what it compiled, hold for a whole process."""
     packages = sysconfig.get_paths()["purelib"]
     with tempfile.TemporaryDirectory() as folder:
@@ -137,25 +165,28 @@ def in_a_child(group: str, lanes: int, what: str) -> dict:
             "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={packages}/nvidia/cuda_nvcc "
             f"--xla_dump_to={folder}",
         }
-        return in_a_process("benchmarks.gpu_aot", [f"--measure={group}:{lanes}:{what}:{folder}"])
+        return in_a_process("benchmarks.gpu_aot", [f"--measure={name}:{group}:{lanes}:{what}:{folder}"])
 
 
-def row(group: str, lanes: int, found: dict, scoring: dict) -> list[str]:
+def row(name: str, group: str, lanes: int) -> dict[str, str]:
+    found, scoring = (in_a_child(name, group, lanes, what) for what in ("training", "scoring"))
     kernels = sum(found["kernels"])
-    launch, moved, computed = kernels * H100.launch, found["bytes"] / H100.bandwidth, found["flops"] / H100.arithmetic
-    return [
-        group,
-        str(lanes),
-        " + ".join(map(str, found["kernels"])),
-        str(sum(found["copies"])),
-        one_graph(found),
-        one_graph(scoring),
-        number(found["temporary"] / 2**20),
-        number(found["bytes"] / 2**20),
-        number(found["flops"] / 1e9),
-        *(number(1e3 * seconds) for seconds in (launch, moved, computed)),
-        number(found["lower"] + found["compile"]),
-    ]
+    return {
+        "method": name,
+        "group": found["group"],
+        "lanes": str(lanes),
+        "kernels a step": " + ".join(map(str, found["kernels"])),
+        "of them copies": str(sum(found["copies"])),
+        "one graph": one_graph(found),
+        "scoring, too": one_graph(scoring),
+        "temporary MiB": number(found["temporary"] / 2**20),
+        "MiB a step": number(found["bytes"] / 2**20),
+        "GFLOP a step": number(found["flops"] / 1e9),
+        "launch ms": number(1e3 * kernels * H100.launch),
+        "memory ms": number(1e3 * found["bytes"] / H100.bandwidth),
+        "arithmetic ms": number(1e3 * found["flops"] / H100.arithmetic),
+        "seconds to compile": number(found["lower"] + found["compile"]),
+    }
 
 
 def one_graph(found: dict) -> str:
@@ -166,20 +197,23 @@ def one_graph(found: dict) -> str:
 
 def main(_) -> None:
     if _MEASURE.value:
-        group, lanes, what, folder = _MEASURE.value.split(":")
-        print(json.dumps(measure(group, int(lanes), what, folder)))
+        name, group, lanes, what, folder = _MEASURE.value.split(":")
+        print(json.dumps(measure(name, group, int(lanes), what, folder)))
         return
+    names = list(METHODS) if _METHODS.value == ["all"] else _METHODS.value
+    cases = [(name, "") for name in names] or [("fedtgp", group) for group in _GROUPS.value]
     rows = []
-    for group in _GROUPS.value:
+    for name, group in cases:
         for lanes in map(int, _LANES.value):
-            rows.append(row(group, lanes, *(in_a_child(group, lanes, what) for what in ("training", "scoring"))))
-            print(*rows[-1], flush=True)
-    head = ["group", "lanes", "kernels a step", "of them copies", "one graph", "scoring, too", "temporary MiB"]
-    head += ["MiB a step", "GFLOP a step", "launch ms", "memory ms", "arithmetic ms", "seconds to compile"]
-    units = f"{H100.launch * 1e6:.1f} us a kernel, {H100.bandwidth / 1e12:.2f} TB/s"
-    units += f" and {H100.arithmetic / 1e12:.0f} TFLOP/s"
-    what = f"FedTGP's client round, compiled for an NVIDIA H100 that was not there; batch {BATCH}, {SHAPE}"
-    publish(f"{what}. Milliseconds are estimates, a step, at {units}. {machine()}\n\n{table(head, rows)}")
+            rows.append(row(name, group, lanes))
+            print(*rows[-1].values(), flush=True)
+    what = "Methods' client rounds" if names else "FedTGP's client round"
+    what += f", compiled for an NVIDIA H100 that was not there; batch {BATCH}, {SHAPE}. "
+    if not names:
+        what += f"Milliseconds are estimates, a step, at {H100.launch * 1e6:.1f} us a kernel, "
+        what += f"{H100.bandwidth / 1e12:.2f} TB/s and {H100.arithmetic / 1e12:.0f} TFLOP/s. "
+    head = OF_METHODS if names else [column for column in rows[0] if column != "method"]
+    publish(f"{what}{machine()}\n\n{table(head, ([cells[column] for column in head] for cells in rows))}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks.thunks import bytes_of, loops, read_thunks, step_bytes, steps_of
+from benchmarks.thunks import bytes_of, loop_turns, loops, read_thunks, step_bytes, steps_of
 
 LISTING = """\
 000: kCommandBuffer [source | sink]
@@ -60,11 +60,16 @@ ENTRY %main (r: (s32[], f32[2,3], u8[9,9])) -> (s32[], f32[2,3], u8[9,9]) {
 """
 
 
+UNKNOWN = [None] * 4
+KNOWN = HLO.replace("body=%step", 'body=%step, backend_config={"known_trip_count":{"n":"2"}}')
+
+
 def test_kernels_of_a_loop_are_those_of_its_own_body():
-    """Without its condition, and without what loops within run."""
+    """Without its condition, and without what loops within run, whose length is not known."""
     nodes = read_thunks(LISTING)
     assert [node.kind for node in nodes].count("While") == 4 and nodes[7].name == "gemm_fusion_dot_1"
-    found = [(loop.depth, loop.graphed, loop.after, [node.kind for node in loop.body]) for loop in loops(nodes)]
+    every = loops(nodes, UNKNOWN)
+    found = [(loop.depth, loop.graphed, loop.after, [node.kind for node in loop.body]) for loop in every]
     kernel = "CustomKernel"
     assert found == [
         (0, True, "001", [kernel, kernel]),
@@ -72,7 +77,19 @@ def test_kernels_of_a_loop_are_those_of_its_own_body():
         (0, True, "001", [kernel]),
         (0, False, "000", [kernel]),
     ]
-    assert [len(loop.body) for loop in steps_of(nodes)] == [2]
+    assert [len(loop.body) for loop in steps_of(every)] == [2]
+
+
+def test_a_loop_of_known_length_is_part_of_the_step_around_it():
+    """With its condition, as often as it turns: such as a scan over a model's blocks."""
+    every = loops(read_thunks(LISTING), [None, 3, None, None])
+    names = ["loop_gather_fusion_8", *["loop_reduce_fusion", "gemm_fusion_dot_1", "kCopy"] * 3, "loop_and_fusion"]
+    assert [node.name for node in every[0].body] == names and every[1].turns == 3
+    assert steps_of(every) == [every[0], every[2], every[3]]
+
+
+def test_lengths_are_read_in_the_order_of_the_listing():
+    assert loop_turns(HLO) == [None, None] and loop_turns(KNOWN) == [None, 2]
 
 
 def test_bytes_are_those_of_the_innermost_loop():
@@ -81,17 +98,54 @@ def test_bytes_are_those_of_the_innermost_loop():
     assert step_bytes(HLO) == 4 * (6 + 10) + 4 * (10 + 10)
 
 
+STACKED = """\
+%fused (p0: f32[9,4], p1: s32[], p2: f32[4], p3: f32[9,4]) -> (f32[9,4], f32[4]) {
+  %p0 = f32[9,4]{1,0} parameter(0)
+  %p1 = s32[] parameter(1)
+  %p2 = f32[4]{0} parameter(2)
+  %p3 = f32[9,4]{1,0} parameter(3)
+  %flat = f32[36]{0} bitcast(%p0)
+  %part = f32[2]{0} dynamic-slice(%flat, %p1), dynamic_slice_sizes={2}
+  %put = f32[9,4]{1,0} dynamic-update-slice(%p3, %p2, %p1)
+  ROOT %both = (f32[9,4]{1,0}, f32[2]{0}) tuple(%put, %part)
+}
+
+%block (p: (s32[], f32[9,4], f32[4])) -> (s32[], f32[9,4], f32[4]) {
+  %p = (s32[], f32[9,4]{1,0}, f32[4]{0}) parameter(0)
+  %f = (f32[9,4]{1,0}, f32[2]{0}) fusion(%p, %p, %p, %p), kind=kLoop, calls=%fused
+}
+
+%step (q: (s32[], f32[9,4], f32[4])) -> (s32[], f32[9,4], f32[4]) {
+  %q = (s32[], f32[9,4]{1,0}, f32[4]{0}) parameter(0)
+  %w = (s32[], f32[9,4]{1,0}) while(%q), condition=%c, body=%block, backend_config={"known_trip_count":{"n":"9"}}
+  %x = f32[9,4]{1,0} get-tuple-element(%w), index=1
+  %y = f32[9,4]{1,0} copy(%x)
+}
+
+ENTRY %main (r: (s32[], f32[9,4], f32[4])) -> (s32[], f32[9,4], f32[4]) {
+  %r = (s32[], f32[9,4]{1,0}, f32[4]{0}) parameter(0)
+  ROOT %v = (s32[], f32[9,4]{1,0}, f32[4]{0}) while(%r), condition=%d, body=%step
+}
+"""
+
+
+def test_bytes_of_a_loop_of_known_length_are_those_of_its_slices():
+    """In every turn two numbers and an index read, two written; four read and put into their place."""
+    assert step_bytes(STACKED) == 9 * 4 * (2 + 1 + 2 + 4 + 4) + 4 * (36 + 36)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs jax's CUDA plugin")
 def test_a_round_of_clients_is_one_graph():
-    """Of five architectures, whose branches wait for nothing of each other."""
-    command = [sys.executable, "-m", "benchmarks.gpu_aot", "--groups=cnn4,cnn5"]
+    """Of five architectures, whose branches wait for nothing of each other, and of one with a scanned stage."""
+    command = [sys.executable, "-m", "benchmarks.gpu_aot", "--groups=cnn4,cnn5,resnet152"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    one, five = (
+    one, five, scanned = (
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table.splitlines()
-        if line.startswith(("| cnn4", "| cnn5"))
+        if line.startswith(("| cnn4", "| cnn5", "| resnet152"))
     )
+    assert scanned[4:6] == ["yes, 1 abreast"] * 2 and int(scanned[2]) < 2000
     assert int(one[2]) < 70 and len(five[2].split("+")) == 5
     assert one[4:6] == ["yes, 1 abreast"] * 2 and five[4] == "yes, 5 abreast" and five[5].startswith("yes")
     assert float(one[6].replace(",", "")) < 500 and float(five[6].replace(",", "")) < 2000  # MiB

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.models import stacking
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.resnets import ResNet, resnet
 from fedjax_ht.models.stacking import scan_blocks, stack_blocks, unstack_blocks
@@ -40,6 +41,18 @@ def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statis
     scanned, unrolled = run(SCANNED, variables), run(UNROLLED, unstack_blocks(variables))
     assert jax.tree.structure(scanned) == jax.tree.structure(unrolled)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), scanned, unrolled)
+
+
+def test_on_gpus_a_turn_runs_several_blocks_and_gives_the_same(monkeypatch):
+    """With blocks left over and without, of variables in the same form."""
+    x = np.random.default_rng(3).normal(size=(2, 4)).astype(np.float32)
+    one_by_one = jax.jit(Chain().init_with_output)(jax.random.key(0), x)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    for at_once in (2, 3, 7):
+        monkeypatch.setattr(stacking, "ON_GPUS", at_once)
+        run = jax.jit(Chain().init_with_output)
+        assert str(run.trace(jax.random.key(0), x).jaxpr).count(f"unroll={at_once}")
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), run(jax.random.key(0), x), one_by_one)
 
 
 def test_variables_convert_both_ways():
