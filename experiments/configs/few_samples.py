@@ -15,7 +15,7 @@ SHARES = {"train_share": 0.2, "val_share": 0.2}
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("local")
-    config.compare = ("lg_fedavg", "fedproto", "fedtgp", "fedssa", "fedgen", "fedclassavg", "fedktl", "fedapen")
+    config.compare = ("lg_fedavg", "fedproto", "fedtgp", "fedssa", "fedgen", "fedclassavg", "fedktl")
     config.given = ("fedktl:generator=checkpoints/natural_32.npz",)
     config.partition = partition_config("practical", alpha=1.0, **SHARES)
     config.partition.per_trial = True
