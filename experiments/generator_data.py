@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.npz import read_jpegs
 from fedjax_ht.generators.embedded import SIZE
@@ -58,7 +59,7 @@ def _read_dataset(name: str, data_dir: str | None) -> Pictures:
 def _read_jpegs(path: Path) -> Pictures:
     if not path.is_file():
         raise FileNotFoundError(f"no images at {path}")
-    with np.load(path, allow_pickle=False) as file:
+    with opened_npz(path) as file:
         try:
             images = read_jpegs(file)
         except ValueError as error:
