@@ -114,7 +114,7 @@ def _read_torch_zip(file: BinaryIO) -> dict[str, np.ndarray]:
         for name, value in content.items():
             tensors[name] = build_tensor(name, value, storage)
             size += tensors[name].nbytes  # many may be views of one storage
-            limits.keep("its tensors", size, limit)
+            limits.keep("the state dict", size, limit)
         return tensors
 
 

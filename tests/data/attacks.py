@@ -24,7 +24,7 @@ import numpy as np
 
 SECONDS, BYTES = 20, 1 << 30  # that an attack may take, the latter above what the process has when it starts
 HUGE = 4_000_000_000
-_BLOCK = 16 << 20
+_BLOCK = 1 << 20
 
 
 @functools.cache
@@ -315,7 +315,8 @@ def read(folder: Path, kind: str, argument: str) -> None:
 
 
 def attacked(make: Callable[[Path], tuple], folder: Path) -> dict:
-    """Reads in a child that has so much memory and time: {"end", "line", "seconds", "mib"}, the latter of the child."""
+    """Reads in a child that has so much memory and time: {"end", "line", "seconds", "busy", "mib"}; the latter two are
+    the child's time on a processor and its most memory."""
     folder.mkdir(parents=True)
     how, result = make(folder), folder / "result.json"
     start, child = time.monotonic(), os.fork()
@@ -337,7 +338,9 @@ def attacked(make: Callable[[Path], tuple], folder: Path) -> dict:
             os._exit(0)
     _, status, used = os.wait4(child, 0)
     said = json.loads(result.read_text()) if result.exists() else {"end": f"signal {status & 127}", "line": ""}
-    return said | {"seconds": round(time.monotonic() - start, 2), "mib": used.ru_maxrss >> 10}
+    busy = used.ru_utime + used.ru_stime
+    times = {"seconds": round(time.monotonic() - start, 2), "busy": round(busy, 2)}
+    return said | times | {"mib": used.ru_maxrss >> 10}
 
 
 def main() -> None:
