@@ -325,7 +325,8 @@ def attacked(make: Callable[[Path], tuple], folder: Path) -> dict:
             pages = int(Path("/proc/self/statm").read_text().split()[0])
             resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.alarm(SECONDS)
+            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS,) * 2)
+            signal.alarm(5 * SECONDS)  # for one that waits, on a machine that may be busy
             end, line = "read", ""
             try:
                 read(folder, *how)
