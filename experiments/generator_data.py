@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.npz import read_jpegs
 from fedjax_ht.generators.embedded import SIZE
+from fedjax_ht.generators.npz import one_line
 
 
 class Pictures(NamedTuple):
@@ -58,12 +60,11 @@ def _read_dataset(name: str, data_dir: str | None) -> Pictures:
 def _read_jpegs(path: Path) -> Pictures:
     if not path.is_file():
         raise FileNotFoundError(f"no images at {path}")
-    with np.load(path, allow_pickle=False) as file:
-        try:
-            images = read_jpegs(file)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        labels, names = file["label"], file["wnid"]
+    try:
+        with opened_npz(path) as file:
+            images, labels, names = read_jpegs(file), file["label"], file["wnid"]
+    except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
+        raise ValueError(f"{path}: {one_line(error)}") from error
     if images.shape[1:] != (SIZE, SIZE, 3):
         raise ValueError(f"{path}: images must be {SIZE}x{SIZE}")
     return Pictures(images, labels.astype(np.int32), tuple(map(str, names)))

@@ -14,6 +14,7 @@ import numpy as np
 from experiments.gan import GanState, Recipe, is_penalised, train_step
 from experiments.generator_data import Pictures
 from experiments.generator_scores import score, write_comparison, write_grid
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.generators import embedded
 from fedjax_ht.generators.base import Card
 from fedjax_ht.io.files import atomic_open
@@ -79,7 +80,7 @@ def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
         return like, []
     leaves, structure = jax.tree.flatten(like)
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened_npz(path) as file:
             stored = [file[f"state/{i:03d}"] for i in range(len(leaves))]
             log = [tuple(row) for row in file["log"].tolist()]
     except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file

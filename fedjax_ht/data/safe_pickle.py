@@ -4,16 +4,22 @@ A pickle is a program: unpickling calls whatever it names. Here the few numpy na
 recorded instead of called, and every other name is refused; the arrays are then built from the checked records.
 (An allow-list of the real numpy functions would not do: a forged dtype state makes numpy take bytes for pointers.)
 torch's pickles are recorded by the same unpickler, in `io.torch_files` and `generators.snapshot`.
+
+A pickle may also ask for more than there is: memory, or a comparison or a text of lists in lists without end. What it
+may ask for is in `data.limits`.
 """
 
 import contextlib
-import io
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
+
+from fedjax_ht.data import limits
+from fedjax_ht.data.arrays import read_npy, read_npy_header
+from fedjax_ht.data.bounded import size_of
 
 
 class Call:
@@ -31,11 +37,62 @@ class Call:
 class Dict(dict):
     """A dictionary of a class of its own, of which only the entries count."""
 
+    def __init__(self, entries=(), **_):
+        entries = [(key, value) for key, value in (entries.items() if isinstance(entries, dict) else entries)]
+        check_keys(key for key, _ in entries)
+        super().__init__(entries)
+
     def __setstate__(self, state):
         pass
 
 
-class Recorder(pickle.Unpickler):
+_KEYS = (str, bytes, int, float, type(None), Call, type)
+_KEY_PARTS = 16  # of a tuple as a key
+
+
+def check_keys(keys: Iterable[Any]) -> None:
+    """Raises:
+    ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as it likes.
+    """
+    for key in keys:
+        parts = key if isinstance(key, tuple) and len(key) <= _KEY_PARTS else (key,)
+        for part in parts:
+            if not isinstance(part, _KEYS) or (isinstance(part, int) and abs(part) >= 1 << 63):
+                kind = type(part).__name__
+                raise ValueError(f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits")
+
+
+class _Whole:
+    """A pickle's bytes; asking for more than there are allocates nothing."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.left = file, size_of(file) - file.tell()
+
+    def read(self, size: int) -> bytes:
+        self.left -= size
+        if self.left < 0 or size < 0:
+            raise EOFError("it ends too early")
+        return self.file.read(size)
+
+    def readline(self) -> bytes:
+        line = self.file.readline()
+        self.left -= len(line)
+        return line
+
+
+class _Handlers(dict):
+    """What is done at each opcode, for so many opcodes."""
+
+    steps = 0
+
+    def __getitem__(self, opcode):
+        self.steps += 1
+        if self.steps > limits.PICKLE_STEPS:
+            limits.keep("the pickle", self.steps, limits.PICKLE_STEPS, "steps")
+        return super().__getitem__(opcode)
+
+
+class Recorder(pickle._Unpickler):  # in Python: the one in C allocates and hashes whatever it is told to
     """Gives plain values as they are; the names in `allowed` are of the type given there, every other is refused.
 
     Args:
@@ -48,15 +105,49 @@ class Recorder(pickle.Unpickler):
     def __init__(
         self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str, others: type | None = None
     ):
-        super().__init__(file, encoding="latin1")
+        super().__init__(_Whole(file), encoding="latin1")
         self.allowed, self.content, self.others = allowed, content, others
+        self.dispatch, self.names = _Handlers(_DISPATCH), 0
 
     def find_class(self, module, name):
+        self.names += 1
+        limits.keep("the pickle", self.names, limits.PICKLE_NAMES, "names")
         recorder = self.allowed.get((module, name), self.others)
         if recorder is None:
-            raise ValueError(f"the pickle names {module}.{name}; only {self.content} are allowed")
+            raise ValueError(f"the pickle names {f'{module}.{name}'[:100]}; only {self.content} are allowed")
         # A new class each time, so that a pickle cannot alter a shared one.
         return type(name, (recorder,), {})
+
+
+def _check_stack(handler, keys: slice):
+    """The handler, after a look at those of the values on the stack that it hashes."""
+
+    def checked(self):
+        check_keys(self.stack[keys])
+        handler(self)
+
+    return checked
+
+
+def _refuse_long(self):
+    raise ValueError("the pickle has a number of more than 255 bytes")
+
+
+def _load_bytearray8(self):
+    self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+
+
+_DISPATCH = dict(pickle._Unpickler.dispatch)
+_DISPATCH |= {pickle.LONG4[0]: _refuse_long, pickle.BYTEARRAY8[0]: _load_bytearray8} | {
+    opcode[0]: _check_stack(_DISPATCH[opcode[0]], keys)
+    for opcode, keys in (
+        (pickle.SETITEM, slice(-2, -1)),
+        (pickle.SETITEMS, slice(None, None, 2)),
+        (pickle.DICT, slice(None, None, 2)),
+        (pickle.ADDITEMS, slice(None)),
+        (pickle.FROZENSET, slice(None)),
+    )
+}
 
 
 @contextlib.contextmanager
@@ -67,7 +158,7 @@ def damage_is_a_value_error() -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(f"damaged pickle: {type(error).__name__}: {error}") from error
+        raise ValueError(f"damaged pickle: {type(error).__name__}: {str(error)[:200]}") from error
 
 
 _NAMES = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
@@ -98,24 +189,40 @@ def load_npy(file: BinaryIO) -> Any:
     Raises:
       ValueError: not an .npy file, damaged, or a pickle that `load_pickle` refuses.
     """
-    content = io.BytesIO(file.read())
-    version = np.lib.format.read_magic(content)
-    if version == (1, 0):
-        _, _, dtype = np.lib.format.read_array_header_1_0(content)
-    elif version == (2, 0):
-        _, _, dtype = np.lib.format.read_array_header_2_0(content)
-    else:
-        raise ValueError(f".npy format version {version}; versions (1, 0) and (2, 0) are read")
+    *_, dtype = read_npy_header(file)
     if not dtype.hasobject:
-        content.seek(0)
-        return np.lib.format.read_array(content, allow_pickle=False)
-    value = load_pickle(content)
+        file.seek(0)
+        return read_npy(file, size_of(file))
+    value = load_pickle(file)
     return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
 
 
 def build(value: Any) -> Any:
-    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a ValueError."""
+    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a ValueError, and so is more of
+    it than `limits` allow."""
+    _extent(value, 0, {})
     return _build(value, {})
+
+
+def _extent(value: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many values there are in a value, and how deep they are nested; what is shared counts wherever it is."""
+    match value:
+        case dict():
+            children = (*value.keys(), *value.values())
+        case Call():
+            children = (value.args, value.state)
+        case list() | tuple():
+            children = value
+        case _:
+            return 1, 1
+    if id(value) not in known:
+        limits.keep("the pickle", depth, limits.PICKLE_DEPTH, "levels")
+        parts = [_extent(child, depth + 1, known) for child in children]
+        count, height = 1 + sum(n for n, _ in parts), 1 + max((h for _, h in parts), default=0)
+        limits.keep("the pickle", height, limits.PICKLE_DEPTH, "levels")
+        limits.keep("the pickle", count, limits.PICKLE_VALUES, "values")
+        known[id(value)] = count, height
+    return known[id(value)]
 
 
 def _build(value: Any, done: dict[int, Any]) -> Any:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.npz import one_line
 from fedjax_ht.io.files import atomic_open
@@ -113,7 +114,7 @@ def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
     cache = path / PROMPT_FILE
     if cache.is_file():
         try:
-            with np.load(cache, allow_pickle=False) as file:
+            with opened_npz(cache) as file:
                 kept, embedding = str(file["prompt"]), np.asarray(file["embedding"], np.float32)
         except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
             raise ValueError(f"{cache}: damaged; without it the prompt is encoded anew ({one_line(error)})") from error

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.generators.base import Card
 from fedjax_ht.io.files import atomic_open
 
@@ -31,9 +32,9 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
     if not path.is_file():
         raise FileNotFoundError(f"no generator at {path}")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened_npz(path) as file:
             metadata = json.loads(str(file[METADATA]))
-            values = {name: file[name] for name in file.files if arrays and name != METADATA}
+            values = {name: file[name] for name in file if arrays and name != METADATA}
     except Exception as error:  # zipfile, zlib, numpy and json each have their own for a damaged file
         raise ValueError(f"{path}: not an .npz with an entry {METADATA} that is JSON ({one_line(error)})") from error
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), str):

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_ht.data.bounded import open_regular
+from fedjax_ht.data.limits import short
 from fedjax_ht.data.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, build, damage_is_a_value_error
 from fedjax_ht.io.torch_files import TENSOR_CALLS, build_tensor, read_storage
 
@@ -77,7 +79,7 @@ class Module(NamedTuple):
         """The finite number of this name."""
         value = self.attribute(name)
         if not np.isscalar(value) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
-            raise ValueError(f"{self.name}.{name} is {value!r}; expected a number")
+            raise ValueError(f"{self.name}.{name} is {short(value)}; expected a number")
         return value.item() if isinstance(value, np.generic) else value
 
     def _group(self, name: str) -> dict[str, Any]:
@@ -97,10 +99,10 @@ def open_snapshot(path: Path | str) -> Module:
       ValueError: the file is damaged or holds no such network. One line.
     """
     path = Path(path)
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"no snapshot at {path}")
     try:
-        with open(path, "rb") as file, damage_is_a_value_error():
+        with open_regular(path) as file, damage_is_a_value_error():
             content = Recorder(file, _ALLOWED, "", others=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
             raise ValueError(

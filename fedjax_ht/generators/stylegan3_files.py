@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.data.limits import short
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.snapshot import Module, open_snapshot
@@ -185,6 +186,8 @@ def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
     """The arrays as variables, if they fit the network and the network fits together."""
     if not network.layers:
         raise ValueError("the synthesis has no layers")
+    if network.mapping_layers > len(arrays):
+        raise ValueError(f"it says {short(network.mapping_layers)} mapping layers and holds {len(arrays)} arrays")
     channels, sizes = network.layers[0].inputs, network.size
     for i, layer in enumerate(network.layers):
         if layer.inputs != channels or layer.to_rgb != (i == len(network.layers) - 1) or min(layer.up, layer.down) < 1:

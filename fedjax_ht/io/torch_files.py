@@ -6,11 +6,13 @@ import math
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.data import limits
+from fedjax_ht.data.bounded import Zip, open_regular, size_of
 from fedjax_ht.data.safe_pickle import Call, Dict, Recorder, damage_is_a_value_error
 
 _STORAGES = {
@@ -80,16 +82,22 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(path):
+    with open_regular(path) as file:
+        return _read_torch_zip(file)
+
+
+def _read_torch_zip(file: BinaryIO) -> dict[str, np.ndarray]:
+    if not zipfile.is_zipfile(file):
         raise ValueError(
             "not the zip format of torch 1.6; torch reads an older file, and writes it anew with "
             "torch.save(torch.load(path, weights_only=True), path)"
         )
-    with damage_is_a_value_error(), zipfile.ZipFile(path) as archive:
-        tops = [name.removesuffix("data.pkl") for name in archive.namelist() if name.endswith("/data.pkl")]
+    with damage_is_a_value_error():
+        archive = Zip(file)
+        tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
         if len(tops) != 1:
             raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
-        if f"{tops[0]}byteorder" in archive.namelist() and _entry(archive, f"{tops[0]}byteorder") != b"little":
+        if f"{tops[0]}byteorder" in archive.entries and _entry(archive, f"{tops[0]}byteorder") != b"little":
             raise ValueError("written on a big-endian machine; only little-endian files are read")
         pickled = io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))
         allowed = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
@@ -102,14 +110,19 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
             return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), _STORAGES[kind])
 
         storage = lambda record: numbers(*_kind_and_key(record))  # noqa: E731
-        return {name: build_tensor(name, value, storage) for name, value in content.items()}
+        tensors, size, limit = {}, 0, limits.decompressed(size_of(file))
+        for name, value in content.items():
+            tensors[name] = build_tensor(name, value, storage)
+            size += tensors[name].nbytes  # many may be views of one storage
+            limits.keep("the state dict", size, limit)
+        return tensors
 
 
-def _entry(archive: zipfile.ZipFile, name: str) -> bytes:
-    # torch compresses nothing, and so the arrays are never larger than the file.
-    if archive.getinfo(name).compress_type != zipfile.ZIP_STORED:
+def _entry(archive: Zip, name: str) -> bytearray:
+    # torch compresses nothing, and so a storage is never larger than the file.
+    if archive.entries[name].compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"the entry {name} is compressed; torch writes none that is")
-    return archive.read(name)
+    return archive.read(name, math.inf)
 
 
 def read_storage(content: bytes) -> np.ndarray:
@@ -146,7 +159,7 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
     match value:
         case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if isinstance(name, str):
             return _strided(name, storage(where), offset, shape, strides)
-    raise ValueError(f"the entry {name!r} is no tensor; expected tensors by name")
+    raise ValueError(f"the entry {limits.short(name)} is no tensor; expected tensors by name")
 
 
 def _kind_and_key(persistent_id: Any) -> tuple[str, str]:
@@ -157,10 +170,12 @@ def _kind_and_key(persistent_id: Any) -> tuple[str, str]:
 
 
 def _strided(name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple) -> np.ndarray:
-    sound = len(shape) == len(strides) and all(isinstance(n, int) and n >= 0 for n in (offset, *shape, *strides))
+    sound = len(shape) == len(strides) and all(
+        isinstance(n, int) and 0 <= n < 1 << 63 for n in (offset, *shape, *strides)
+    )
     if sound and 0 in shape:
         return np.empty(shape, storage.dtype)
     if not sound or max(offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1, math.prod(shape)) > len(storage):
-        raise ValueError(f"the tensor {name!r} does not lie in its storage; the file is damaged")
+        raise ValueError(f"the tensor {limits.short(name)} does not lie in its storage; the file is damaged")
     steps = [s * storage.itemsize for s in strides]
     return np.asarray(np.lib.stride_tricks.as_strided(storage[offset:], shape, steps), order="C")

@@ -70,7 +70,7 @@ def test_npy_of_numbers_needs_no_pickle():
 
 def test_shared_values_are_built_once():
     value = [1]
-    for _ in range(100):  # would be 2 ** 100 elements if each reference were built anew
+    for _ in range(20):
         value = [value, value]
     loaded = load_pickle(io.BytesIO(pickle.dumps(value)))
     assert loaded[0] is loaded[1]
@@ -156,7 +156,7 @@ def test_damaged_pickles_are_value_errors(content):
 
 
 def test_too_deep_a_pickle_is_a_value_error():
-    with pytest.raises(ValueError, match="RecursionError"):
+    with pytest.raises(ValueError, match="65 levels, more than the 64"):
         load_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."))
 
 

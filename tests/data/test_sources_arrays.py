@@ -181,6 +181,24 @@ def test_client_folders_with_another_config(tmp_path, config):
     assert load_error(ValueError, f"client_folders:{tmp_path}").startswith(str(tmp_path / "config.json"))
 
 
+def test_client_folders_without_a_test_sample(tmp_path):
+    _write_clients(tmp_path, counts=((3, 0), (2, 0)))
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path)) and "no client has a test sample" in message
+
+
+def test_labels_that_start_at_1(tmp_path, caplog):
+    np.savez(tmp_path / "own.npz", images=BYTES, labels=[1, 2])
+    assert load_dataset("npz:own.npz", tmp_path).num_classes == 3
+    _write_clients(tmp_path / "made", counts=((3, 1),))
+    for split in ("train", "test"):
+        np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
+    assert load_dataset("client_folders:made", tmp_path).num_classes == 4
+    own, clients = caplog.messages
+    assert own.startswith(f"{tmp_path}/own.npz: labels run from 1 to 2, so that class 0 has no sample")
+    assert clients.startswith(f"{tmp_path}/made: labels run from 1 to 3")
+
+
 def test_client_folders_with_missing_files(tmp_path):
     _write_clients(tmp_path)
     (tmp_path / "test/1.npz").unlink()

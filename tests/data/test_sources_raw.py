@@ -187,6 +187,17 @@ def test_cifar_repickled_by_python_3(tmp_path):
     _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
 
 
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_cifar_repickled_with_bytes_as_keys(tmp_path, protocol):
+    """What Python 3 makes of the publisher's files when it reads them with encoding="bytes"."""
+
+    def dump(batch):
+        return pickle.dumps({k.encode(): v for k, v in batch.items()}, protocol)
+
+    _, images, labels = _write_cifar("cifar10", "py", tmp_path, dump)
+    _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
+
+
 def test_cifar_pickle_runs_nothing(tmp_path):
     folder, _, _ = _write_cifar("cifar10", "py", tmp_path)
     target = tmp_path / "written"

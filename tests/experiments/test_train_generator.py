@@ -157,6 +157,9 @@ def test_classes_of_jpeg_files_are_chosen_by_name(tmp_path):
         load_pictures(str(tmp_path / "none.npz"))
     with pytest.raises(ValueError, match="images must be 32x32"):
         load_pictures(jpegs(tmp_path / "large.npz", 40))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "large.npz").read_bytes()[:-30])
+    with pytest.raises(ValueError, match=r"cut\.npz: "):
+        load_pictures(str(tmp_path / "cut.npz"))
     np.savez(tmp_path / "other.npz", jpeg=np.zeros(3, np.uint8))
     with pytest.raises(ValueError, match="no entry label, offset, wnid"):
         load_pictures(str(tmp_path / "other.npz"))

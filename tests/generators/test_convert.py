@@ -99,6 +99,10 @@ DAMAGED = {
     "field missing": ({"metadata": lambda m: {"format": "stylegan3"}}, "'network' is missing"),
     "field unknown": ({"metadata": lambda m: with_layer(m, stride=2)}, "unexpected keyword argument 'stride'"),
     "text for a number": ({"metadata": lambda m: with_layer(m, up="2")}, "no converted StyleGAN3"),
+    "10^12 layers": (
+        {"metadata": lambda m: m | {"network": m["network"] | {"mapping_layers": 10**12}}},
+        r"says 1,000,000,000,000 mapping layers and holds \d+ arrays",
+    ),
     "nothing": ({"metadata": lambda m: m | {"network": m["network"] | {"layers": []}}}, "the synthesis has no layers"),
 }
 

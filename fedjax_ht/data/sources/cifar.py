@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.safe_pickle import load_pickle
 from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
+from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 
 
@@ -60,7 +61,12 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
         wanted = "|".join(map(re.escape, (*layout.train, layout.test)))
         meta = "|".join(map(re.escape, layout.meta))
         pattern = re.compile(rf"^(?:\./)?(?:[^/]+/)?(?P<file>(?:{wanted})(?:\.bin)?|{meta})$")
+        if source.is_file():
+            check_sum(name, source)
         found = {match["file"]: content for match, content in members(source, pattern)}
+        if source.is_dir():
+            for file, content in found.items():
+                check_sum(name, source / file, content)
         binary = layout.meta[1] in found
         meta, *batches = take(
             found,
@@ -72,7 +78,7 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
             batches = [_parse_binary(batch, layout.label_bytes) for batch in batches]
         else:
             (class_names,) = take(_load_dict(meta), (layout.names_key,), "entries")
-            class_names = tuple(map(str, class_names))
+            class_names = tuple(c.decode() if isinstance(c, bytes) else str(c) for c in class_names)
             batches = [_parse_python(batch) for batch in batches]
     images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     train = sum(len(labels) for _, labels in batches[:-1])
@@ -101,7 +107,8 @@ def _parse_python(content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load_dict(content: bytes) -> dict:
+    """A pickled dict; Python 3 makes its keys bytes where Python 2 had written them."""
     value = load_pickle(io.BytesIO(content))
     if not isinstance(value, dict):
         raise ValueError(f"a pickle holds a {type(value).__name__}, not a dict")
-    return value
+    return {key.decode("latin1") if isinstance(key, bytes) else key: entry for key, entry in value.items()}

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
-
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.idx import FASHION_CLASSES
 from fedjax_ht.data.sources.images import resize
@@ -16,6 +15,6 @@ def read_embedded(data_dir: Path | None, image_size: int | None) -> Dataset:
 
     It has no official sets, since all of it is one; `data_dir` is not looked at.
     """
-    with np.load(_FILE, allow_pickle=False) as arrays:
+    with opened_npz(_FILE) as arrays:
         images, labels = arrays["images"], arrays["labels"]
     return Dataset("fashion_mnist_10k", resize(images, image_size), labels, FASHION_CLASSES)

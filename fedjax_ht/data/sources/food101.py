@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members, stack
 
 _ORIGIN = Origin(
@@ -28,6 +29,7 @@ def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def _decode(source: Path, size: int) -> Dataset:
+    check_sum("food101", source)
     decoded, texts = decode_members(source, _PATTERN, size)
     train, test = (text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files"))
     keys = train + test  # such as apple_pie/1005649

@@ -4,14 +4,15 @@ The format is described on the MNIST page (LeCun, Cortes and Burges): two zero b
 number of dimensions, the dimensions as big-endian uint32, the values.
 """
 
-import gzip
 import math
 from pathlib import Path
 
 import numpy as np
 
+from fedjax_ht.data.bounded import read_whole
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search
+from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 
 FASHION_CLASSES = (
@@ -44,10 +45,11 @@ def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Datase
             origin = Origin(f"{file} or {file}.gz", f"download it from the dataset's page ({_PAGES[name]})")
             path = search(name, data_dir, folders, (file, f"{file}.gz"), origin)
             with reading(path, origin):
-                content = path.read_bytes()
-                parts.append(_parse(gzip.decompress(content) if path.suffix == ".gz" else content, ndim))
+                content = read_whole(path)
+                parts.append(_parse(content, ndim))
                 if ndim == 1 and len(parts[-1]) != len(parts[-2]):
                     raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
+                check_sum(name, path.with_name(file), content)  # gzip writes one content in many ways
     images = resize(np.concatenate(parts[::2])[..., None], image_size)
     train = len(parts[0])
     official = {"train": np.arange(train), "test": np.arange(train, len(images))}

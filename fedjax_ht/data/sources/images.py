@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from fedjax_ht.data import limits
 from fedjax_ht.data.sources.archive import members
 
+_FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")  # none that Pillow gives to another program
 _GREY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
@@ -27,6 +29,7 @@ def decode_members(source: Path, pattern: re.Pattern, size: int | None) -> tuple
             if groups["image"]:
                 yield groups["image"], content
             else:
+                limits.keep(groups["text"], len(content), limits.TEXT_BYTES)
                 texts[groups["text"]] = content.decode()
 
     return decode_all(encoded(), size), texts
@@ -48,13 +51,16 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
     Transparency is dropped. `name` is for the error only.
 
     Raises:
-      ValueError: not an image, a damaged one, or one with more than 8 bits a channel.
+      ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than `limits.PIXELS`.
     """
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
             if image.mode not in _GREY_MODES + _COLOUR_MODES:
                 raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
-            image = image.convert("L" if image.mode in _GREY_MODES else "RGB")
+            image.load()
+            mode = "L" if image.mode in _GREY_MODES else "RGB"
+            image = image if image.mode == mode else image.convert(mode)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
         reason = "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
         raise ValueError(f"image {name} cannot be decoded ({reason})") from error

@@ -1,16 +1,17 @@
 """Any .npz file with images and labels."""
 
-import io
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.limits import numbered_classes
 from fedjax_ht.data.sources.archive import Origin, reading, user_path
-from fedjax_ht.data.sources.images import resize
+from fedjax_ht.data.sources.images import decode_all, resize, stack
+from fedjax_ht.data.sources.labels import warn_of_empty_class_0
 
 _KEYS = (("images", "labels"), ("x", "y"))
 _ORIGIN = Origin(
@@ -28,15 +29,13 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
     """
     file = user_path(path, data_dir)
     with reading(file, _ORIGIN):
-        arrays = np.load(file, allow_pickle=False)
-        if not isinstance(arrays, np.lib.npyio.NpzFile):
-            raise ValueError("a single array, not an .npz")
-        with arrays:
+        with opened_npz(file) as arrays:
             packed = "jpeg" in arrays
             images, labels, official = (read_jpegs(arrays), arrays["label"], {}) if packed else _select(arrays)
             names = arrays["wnid"].tolist() if packed else None
         images, labels = to_bytes(to_nhwc(images)), _to_labels(labels)
-        class_names = tuple(map(str, names or range(labels.max(initial=-1) + 1)))
+        class_names = tuple(map(str, names)) if names else numbered_classes(int(labels.max(initial=-1)) + 1)
+        warn_of_empty_class_0(file, labels)
         return Dataset(f"npz:{path}", resize(images, image_size), labels, class_names, official=official)
 
 
@@ -49,12 +48,18 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """
     if missing := {"jpeg", "offset", "label", "wnid"} - set(arrays):
         raise ValueError(f"no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels")
-    jpeg = arrays["jpeg"].tobytes()
-    files = (io.BytesIO(jpeg[start:end]) for start, end in itertools.pairwise(arrays["offset"].tolist()))
-    images = [np.asarray(Image.open(file).convert("RGB")) for file in files]
-    if len({image.shape for image in images}) > 1:
+    jpeg, offset = arrays["jpeg"], arrays["offset"]
+    if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offset.dtype.kind not in "iu" or offset.ndim != 1:
+        raise ValueError(f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; see read_jpegs")
+    steps = np.concatenate([[0], offset, [len(jpeg)]]).astype(np.int64)
+    if len(offset) < 2 or (np.diff(steps) < 0).any():
+        raise ValueError(f"offset must run from 0 to {len(jpeg)}, the length of jpeg, without going back")
+    files = ((i, jpeg[start:end].tobytes()) for i, (start, end) in enumerate(itertools.pairwise(offset.tolist())))
+    images = list(decode_all(files, None).values())
+    if len({image.shape[:2] for image in images}) > 1:
         raise ValueError("the JPEG files are of more than one size")
-    return np.stack(images)
+    images = stack(images)
+    return np.repeat(images, 3, -1) if images.shape[-1] == 1 else images
 
 
 def to_nhwc(images: np.ndarray) -> np.ndarray:
@@ -78,7 +83,7 @@ def to_bytes(images: np.ndarray) -> np.ndarray:
     return np.round((images * 0.5 + 0.5 if low < 0 else images) * 255).astype(np.uint8)
 
 
-def _select(arrays: np.lib.npyio.NpzFile) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def _select(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Images, labels and official sets by whichever keys the file has."""
     for images, labels in _KEYS:
         if images in arrays and labels in arrays:

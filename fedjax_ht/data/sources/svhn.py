@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.mat import load_mat
 
@@ -24,6 +25,7 @@ def _read_split(split: str, data_dir: Path | None) -> tuple[np.ndarray, np.ndarr
     origin = Origin(file, "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)")
     path = search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), origin)
     with reading(path, origin):
+        check_sum("svhn", path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
             raise ValueError(f"X is {images.dtype} {images.shape} for {labels.size} labels, not uint8 [32, 32, 3, n]")

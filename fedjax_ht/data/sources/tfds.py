@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_ht.data.bounded import open_regular
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading
+from fedjax_ht.data.sources.archive import Origin, files_below, reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_all, stack
 
@@ -34,6 +35,8 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
         if len(prepared) > 1:
             names = ", ".join(path.relative_to(root).as_posix() for path in prepared)
             raise ValueError(f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION")
+        for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
+            open_regular(path).close()
         return cached(f"tfds:{dataset}", image_size, root, prepared, lambda: _decode(dataset, prepared[0], image_size))
 
 

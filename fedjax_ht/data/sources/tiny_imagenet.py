@@ -8,6 +8,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members, stack
 
 _ORIGIN = Origin(
@@ -33,6 +34,7 @@ def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset
 
 
 def _decode(source: Path, image_size: int | None) -> Dataset:
+    check_sum("tiny_imagenet", source)
     decoded, texts = decode_members(source, _PATTERN, image_size)
     (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
     train = sorted(key for key in decoded if key.startswith("train/"))
