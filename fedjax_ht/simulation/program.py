@@ -65,6 +65,7 @@ class Program(NamedTuple):
       method, federation, data: what is bound.
       extra: per-client settings of the method.
       options: of each trial, alike but for the seed.
+      channel: what transforms the messages on the wire.
       mesh: the devices.
       store: where states of clients at rest live.
       seeds: as `ServerSteps.seeds`, on all devices.
@@ -82,6 +83,7 @@ class Program(NamedTuple):
     data: FederationData
     extra: PyTree
     options: tuple[SimulationOptions, ...]
+    channel: Channel
     mesh: Mesh
     store: ClientStore
     seeds: jax.Array
@@ -109,7 +111,7 @@ def bind(
     each = tuple(dataclasses.replace(options, seed=options.seed + t) for t in range(len(data.counts["train"])))
     seeds = collect(mesh, np.array([o.seed for o in each], np.uint32))
     images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
-    size = options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
+    size = evaluation_batch(federation, options)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
         per_trial.first_server(method, federation),
@@ -140,6 +142,7 @@ def bind(
         data=data,
         extra=extra,
         options=each,
+        channel=channel,
         mesh=mesh,
         store=STORES[options.client_store](mesh),
         seeds=spread(mesh, seeds),
@@ -151,6 +154,11 @@ def bind(
         in_evaluation=spread(mesh, asked(options.evaluate == "received", splits)),
         server=server,
     )
+
+
+def evaluation_batch(federation: Federation, options: SimulationOptions) -> int:
+    """Samples of a forward pass that scores."""
+    return options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
 
 
 def _rosters(

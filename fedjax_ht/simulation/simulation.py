@@ -14,6 +14,7 @@ from fedjax_ht.simulation.faults import Fault, find_fault
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.representations import client_features
 from fedjax_ht.simulation.steps import SimulationState, evaluate, first_state, run_round
 
 
@@ -32,6 +33,8 @@ class Simulation(NamedTuple):
       lanes: bucket name -> how many of its clients run side by side on a device.
       find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
         finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
+      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it makes of the images
+        `indices` (see `simulation.representations`).
     """
 
     init: Callable[[], SimulationState]
@@ -43,6 +46,7 @@ class Simulation(NamedTuple):
     client_flops: Callable[[], np.ndarray]
     lanes: dict[str, int]
     find_fault: Callable[..., Fault | None]
+    features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
 
 
 def make_simulation(
@@ -98,6 +102,7 @@ def make_trials(
         functools.partial(_client_flops, program),
         {name: own.roster.lanes for name, own in clients.items()},
         functools.partial(find_fault, program),
+        functools.partial(client_features, program),
     )
 
 
