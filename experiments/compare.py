@@ -22,7 +22,6 @@ from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.entries import described, entries_of
 from experiments.main import chosen_workdir, configured, execute, report
-from experiments.report import write_report
 from experiments.statistics import beside_first
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
@@ -220,23 +219,24 @@ def main(_) -> None:
     except ValueError as error:
         fail(error)
     workdir = chosen_workdir(f"{name}-compare", config)
-    result = execute(config, workdir)
+
+    def costs(histories: Mapping[str, Sequence[Row]]) -> tuple[dict[str, Line], float, str]:
+        aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
+        lines = {method: summarise(history, aim, score) for method, history in histories.items()}
+        origin = origin if score == "accuracy" else f"{origin}, by the round's participants"
+        return lines, aim, markdown(lines, aim, origin)
+
+    result = execute(config, workdir, tables=lambda histories: {"Results": costs(histories)[2]})
     if not is_primary():
         return
     histories = {label: result.histories[label] for label in _METHODS.value or result.histories}
-    try:
-        aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
-    except ValueError as error:  # of runs that an older version made
-        fail(error)
-    lines = {method: summarise(history, aim, score) for method, history in histories.items()}
-    costs = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
-    text = "\n\n".join(filter(None, [costs, beside_first(histories), described(entries_of(config))]))
+    lines, aim, table = costs(histories)
+    text = "\n\n".join(filter(None, [table, beside_first(histories), described(entries_of(config))]))
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
-    table = write_csv(lines, aim, workdir / "compare.csv")
+    sheet = write_csv(lines, aim, workdir / "compare.csv")
     picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
-    page = write_report(config, result.experiment, histories, {"Results": costs}, workdir)
-    report(text, [workdir / "compare.md", table, picture, page])
+    report(text, [workdir / "compare.md", sheet, picture, workdir / "report.html"])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
@@ -102,14 +103,14 @@ def chosen_workdir(name: str, config: ConfigDict) -> Path:
     return Path(_WORKDIR.value or f"checkpoints/runs/{name}-seed{config.seed}{trials}")
 
 
-def execute(config: ConfigDict, workdir: Path) -> Result:
+def execute(config: ConfigDict, workdir: Path, **options: Any) -> Result:
     """`train_and_evaluate` with progress bars; a mistake ends the program with 2, a signal with 128 + its number."""
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
             tell = functools.partial(tqdm.write, file=sys.stderr)
-            return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
+            return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell, **options)
     except Interrupted as stop:
         print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
