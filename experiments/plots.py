@@ -120,7 +120,8 @@ def scale_bytes(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
     """Bytes by orders of magnitude, where anything was sent."""
     if any(wire_bytes(row) for history in histories.values() for row in history):
         axes.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+        few = axes.dataLim.x1 < 300 * axes.dataLim.minposx
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         axes.xaxis.set_minor_locator(NullLocator())
 

@@ -30,10 +30,10 @@ from fedjax_ht.simulation.history import Row, by_trial
 FAR = 3  # Tukey's "far out"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
-table { border-collapse: collapse; font-size: 0.85rem; display: block; overflow-x: auto }
-th, td { padding: 0.25rem 0.5rem; text-align: right; white-space: nowrap }
+table { border-collapse: collapse; font-size: 0.8rem; display: block; overflow-x: auto }
+th, td { padding: 0.25rem 0.4rem; text-align: right; white-space: nowrap }
 th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child { text-align: left } tr:nth-child(even) td { background: #f6f6f6 }
 h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
