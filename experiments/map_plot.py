@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from experiments.build import Experiment
 from experiments.maps import FeatureMap, load_map, save_map
-from experiments.plots import MARKERS, VECTOR, save
+from experiments.plots import MARKERS, save
 
 COLOURS = matplotlib.color_sequences["petroff10"]
 """One a class; Petroff's ten, chosen so that the colour-blind tell them apart."""
@@ -65,8 +65,8 @@ def umap(rows: np.ndarray) -> np.ndarray:
 
 
 def write_maps(folders: Mapping[str, Path], experiment: Experiment) -> list[Path]:
-    """Draws the map of every entry that has one, by its folder, as features.png, .svg and .pdf beside it; returns the
-    paths of the PNGs."""
+    """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it; returns the paths
+    of the PNGs."""
     pictures = []
     for label, folder in folders.items():
         found = load_map(folder)
@@ -78,7 +78,7 @@ def write_maps(folders: Mapping[str, Path], experiment: Experiment) -> list[Path
         federation = experiment.federations[label]
         names = [federation.buckets[federation.assignment[i]].name for i in found.clients]
         figure = feature_picture(whole, experiment.dataset.class_names, names)
-        pictures.append(save(figure, folder / "features.png", VECTOR))
+        pictures.append(save(figure, folder / "features.png", ["svg"]))
     return pictures
 
 
