@@ -24,7 +24,6 @@ from experiments.cli import fail, parse_flags
 from experiments.entries import described, entries_of
 from experiments.fair import fairly_tuned
 from experiments.main import chosen_workdir, configured, execute, orderly, report, tell
-from experiments.report import write_report
 from experiments.statistics import beside_first, write_trials
 from experiments.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
 from experiments.train import is_primary
@@ -223,29 +222,30 @@ def main(_) -> None:
     except ValueError as error:
         fail(error)
     workdir = chosen_workdir(f"{name}-compare" if _FAIR.value is None else f"{name}-fair{_FAIR.value}", config)
+
+    def costs(histories: Mapping[str, Sequence[Row]]) -> tuple[dict[str, Line], float, str]:
+        aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
+        lines = {method: summarise(history, aim, score) for method, history in histories.items()}
+        origin = origin if score == "accuracy" else f"{origin}, by the round's participants"
+        return lines, aim, markdown(lines, aim, origin)
+
     with orderly(workdir):
         if _FAIR.value is not None:
             config = fairly_tuned(config, [entry.label for entry in entries_of(config)], _FAIR.value, workdir, tell)
-        result = execute(config, workdir)
+        result = execute(config, workdir, tables=lambda histories: {"Results": costs(histories)[2]})
     if not is_primary():
         return
     asked = None if _FAIR.value else _METHODS.value
     histories = {label: result.histories[label] for label in asked or result.histories}
-    try:
-        aim, origin = choose_target(histories, score, _TARGET.value, _SHARE.value)
-    except ValueError as error:  # of runs that an older version made
-        fail(error)
-    lines = {method: summarise(history, aim, score) for method, history in histories.items()}
-    costs = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
-    text = "\n\n".join(filter(None, [costs, beside_first(histories), described(entries_of(config))]))
+    lines, aim, table = costs(histories)
+    text = "\n\n".join(filter(None, [table, beside_first(histories), described(entries_of(config))]))
     with atomic_open(workdir / "compare.md") as file:
         file.write(text + "\n")
-    table = write_csv(lines, aim, workdir / "compare.csv")
+    sheet = write_csv(lines, aim, workdir / "compare.csv")
     splits = [config.partition.seed + t * config.partition.per_trial for t in range(config.trials)]
     trials = write_trials(histories, config.seed, splits, workdir / "trials.csv")
     picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
-    page = write_report(config, result.experiment, histories, {"Results": costs}, workdir)
-    report(text, [workdir / "compare.md", table, trials, picture, page])
+    report(text, [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"])
 
 
 if __name__ == "__main__":

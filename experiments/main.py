@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
@@ -106,10 +107,10 @@ def tell(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def execute(config: ConfigDict, workdir: Path) -> Result:
+def execute(config: ConfigDict, workdir: Path, **options: Any) -> Result:
     """`train_and_evaluate` with progress bars, in an `orderly` program."""
     with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
-        return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
+        return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell, **options)
 
 
 @contextlib.contextmanager

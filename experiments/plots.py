@@ -20,6 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")
 VECTOR = ("svg", "pdf")
 FEW = 4  # entries whose legend lies within the axes
+WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
 ROOM = 50  # clients that are shown one by one
 BUBBLES = 30  # classes, and no more, whose split is shown in bubbles
 
@@ -48,10 +49,11 @@ def legend(axes: Axes, entries: int) -> None:
 def write_plots(
     histories: Mapping[str, Sequence[Row]], dataset: Dataset, partition: Partition, workdir: Path | str
 ) -> list[Path]:
-    """Writes accuracy, clients, spread and split below `workdir`/plots as PNG, SVG and PDF; returns
-    the paths of the PNGs."""
+    """Writes accuracy, costs, clients, spread and split below `workdir`/plots as PNG, SVG and PDF; returns the paths of
+    the PNGs."""
     figures = {
         "accuracy.png": accuracy_curves(histories),
+        "costs.png": costs(histories),
         "clients.png": client_accuracy(histories),
         "spread.png": client_spread(histories),
         "split.png": split_picture(
@@ -90,11 +92,7 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
     figure, (left, right) = subplots(1, 2, sharey=True, figsize=(11 if len(histories) <= FEW else 13, 4))
     draw_accuracy(left, histories, lambda trial: [row["round"] for row in evaluated(trial)])
     draw_accuracy(right, histories, mebibytes_sent)
-    if any(wire_bytes(row) for history in histories.values() for row in history):
-        right.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
-        right.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        right.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        right.xaxis.set_minor_locator(NullLocator())
+    scale_bytes(right, histories)
     for axes in (left, right):
         axes.axhline(100 * target, color="grey", ls=":", lw=1)
     left.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
@@ -104,15 +102,35 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
 
 
 def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Accuracy against what it took until then, of all clients together: bytes both ways, training FLOPs, seconds."""
-    figure, axes = subplots(1, 3, sharey=True, figsize=(13, 4))
+    """Accuracy against what it took until then, of all clients together: bytes both ways, training FLOPs, seconds. The
+    broad grey line is the frontier: the highest accuracy of any entry that had taken no more."""
+    figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
     labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
     for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
-        draw_accuracy(place, histories, position)
+        draw_frontier(place, draw_accuracy(place, histories, position))
         place.set(xlabel=label)
+    scale_bytes(axes[0], histories)
     axes[0].set(ylabel="test accuracy, mean over clients (%)")
-    legend(axes[2], FEW + 1)
+    handles, names = axes[1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
+
+
+def scale_bytes(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
+    """Bytes by orders of magnitude, where anything was sent."""
+    if any(wire_bytes(row) for history in histories.values() for row in history):
+        axes.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
+        few = axes.dataLim.x1 < 300 * axes.dataLim.minposx
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+
+
+def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """The highest of all curves (places, scores) up to each place, as steps."""
+    places, scores = (np.concatenate(part) for part in zip(*curves))
+    order = np.argsort(places, kind="stable")
+    axes.step(places[order], np.maximum.accumulate(scores[order]), where="post", color="0.8", lw=6, zorder=0)
 
 
 def teraflop(trial: Sequence[Row]) -> np.ndarray:
@@ -138,13 +156,16 @@ def draw_accuracy(
     histories: Mapping[str, Sequence[Row]],
     position: Callable[[Sequence[Row]], Sequence[float]],
     score: str = "accuracy",
-) -> None:
-    """Draws the curves of `accuracy_curves`; `position` places the evaluations of one trial, its mean is taken."""
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Draws the curves of `accuracy_curves`, and returns them; `position` places the evaluations of one trial, its mean
+    is taken."""
+    curves = []
     for i, (name, history) in enumerate(histories.items()):
         trials = by_trial(history)
         places = np.mean([position(trial) for trial in trials], axis=0)
         scores = 100 * np.array([[row[score] for row in evaluated(trial)] for trial in trials])
         mean, look = scores.mean(0), style(i)
+        curves.append((places, mean))
         if not places.any():
             axes.axhline(mean.max(), label=name, lw=1.8, color=look["color"], ls="--")
             continue
@@ -155,6 +176,7 @@ def draw_accuracy(
         best_place = places[mean.argmax()]
         axes.plot(best_place, mean.max(), look["marker"], color=look["color"], ms=9, mfc="white", mew=1.8)
     axes.grid(alpha=0.3)
+    return curves
 
 
 def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
@@ -165,7 +187,7 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
     if len(first) > ROOM:
         return client_quantiles(values)
     order = np.argsort(np.nan_to_num(first, nan=-1.0), kind="stable")
-    figure, axes = subplots(figsize=(max(8.4, 0.22 * len(order) + 2), 4))
+    figure, axes = subplots(figsize=(min(WIDE, max(8.4, 0.22 * len(order) + 2)), 4))
     for i, (name, accuracy) in enumerate(values.items()):
         look = style(i) | {"ls": "none"}
         axes.plot(accuracy[order], ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8, **look)
@@ -223,22 +245,26 @@ def mean_of_clients(history: Sequence[Row]) -> np.ndarray:
 
 def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
     """Training samples, int [clients, classes], of every class (rows) at every client (columns): a bubble's area is in
-    proportion, or, of more classes than bubbles show, a cell's darkness."""
+    proportion, or, of more classes or clients than bubbles show, a cell's darkness."""
     clients, classes = counts.shape
-    if classes > BUBBLES:
-        figure, axes = subplots(figsize=(min(16, max(6.4, 0.12 * clients + 2)), min(12, max(5, 0.08 * classes + 1))))
+    if classes > BUBBLES or clients > ROOM:
+        height = 0.25 * classes + 1 if classes <= BUBBLES else min(9, 0.08 * classes + 1)
+        figure, axes = subplots(figsize=(min(WIDE, max(6.4, 0.12 * clients + 2)), max(3.2, height)))
         cells = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
         figure.colorbar(cells, ax=axes, label="training samples")
         axes.set(xlabel="client id", ylabel="class")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if classes <= BUBBLES:
+            axes.set_yticks(range(classes), class_names, fontsize=8)
         return figure
-    figure, axes = subplots(figsize=(min(40, max(6.4, 0.3 * clients + 1.5)), max(3.2, 0.3 * classes + 1)))
+    width = min(WIDE, max(6.4, 0.3 * clients + 1.5))
+    figure, axes = subplots(figsize=(width, max(3.2, 0.3 * classes + 1)))
+    room = min(1.0, (width - 1.5) / (0.3 * clients))
     client, label = np.nonzero(counts)
     size = counts[client, label]
-    axes.scatter(client, label, s=220 * size / max(1, counts.max()), alpha=0.75, lw=0, color=COLOURS[0])
-    step = max(1, clients // 40)
-    axes.set_xticks(range(0, clients, step))
-    axes.set_yticks(range(classes), class_names, fontsize=8 if classes <= 20 else 5)
+    axes.scatter(client, label, s=220 * room**2 * size / max(1, counts.max()), alpha=0.75, lw=0, color=COLOURS[0])
+    axes.set_xticks(range(0, clients, 1 + clients // 40))
+    axes.set_yticks(range(classes), class_names, fontsize=8)
     axes.set(xlabel="client id", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
     axes.set_title(f"training samples per class and client (largest bubble: {counts.max()})", fontsize=10)
     axes.grid(alpha=0.2)

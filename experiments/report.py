@@ -3,7 +3,6 @@
 import base64
 import html
 import importlib.metadata
-import io
 import os
 import platform
 import re
@@ -17,24 +16,57 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from experiments import plots
 from experiments.build import Experiment
 from experiments.entries import described
+from experiments.map_plot import one_space
+from experiments.maps import load_map
+from experiments.plots import FEW, mean_of_clients
 from experiments.statistics import beside_first
-from fedjax_ht.data.partition import class_counts
+from experiments.table import sent
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.machine import processor
 from fedjax_ht.simulation.history import Row, by_trial
 
+FAR = 3  # Tukey's "far out"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
-table { border-collapse: collapse; font-size: 0.85rem; display: block; overflow-x: auto }
-th, td { padding: 0.25rem 0.6rem; text-align: right; white-space: nowrap } th { border-bottom: 2px solid #888 }
+table { border-collapse: collapse; font-size: 0.8rem; display: block; overflow-x: auto }
+th, td { padding: 0.25rem 0.4rem; text-align: right; white-space: nowrap }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child { text-align: left } tr:nth-child(even) td { background: #f6f6f6 }
+h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
 img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
 """
+
+# Heading -> figure of plots/ -> what is to be seen in it.
+PICTURES = {
+    "Accuracy": {
+        "accuracy": "Mean over clients of the accuracy on their own test images; the large mark is the best round. Of "
+        "several trials the mean, and a band from the lowest to the highest."
+    },
+    "What it took": {
+        "costs": "The same accuracy against what all clients together had sent, computed and waited for until then. "
+        "The grey line is the highest accuracy that any entry had for so much."
+    },
+    "Clients": {
+        "spread": "Each entry's clients at its best round: quartiles and median, whiskers to the furthest client "
+        "within 1.5 box lengths, the others as dots, the mean as a triangle.",
+        "clients": "The same client by client, in the order of the first entry; of more than 50 each entry's own from "
+        "worst to best.",
+    },
+    "The split": {"split": "Training images of each class at each client, of the first trial."},
+}
+MAPS = (
+    "A few clients, spread over the architectures, look at the same test images, drawn from all clients' test sets, "
+    "of up to ten classes; their models are as they are evaluated after the last round. Above, each client's "
+    "features in a PCA of its own, so that directions of two panels have nothing to do with each other: filled are "
+    "classes that the client trains on, rings are others, stars the server's prototypes. Below, all clients in one "
+    "space: small points are images, large marks a client's means of the images of each class that it trains on. "
+    "Where marks of one colour lie together, the clients' spaces agree; a method that does not align them has no "
+    "reason to let them. t-SNE and UMAP keep neighbours and no distances."
+)
 
 
 def write_report(
@@ -59,12 +91,16 @@ def write_report(
     if beside := beside_first(histories):
         sections["Beside the first"] = from_markdown(beside)
     sections["Who had what"] = from_markdown(described([experiment.entries[label] for label in histories]))
-    sections["Accuracy"] = embedded(plots.accuracy_curves(histories))
-    sections["What it took"] = embedded(plots.costs(histories))
-    sections["Clients"] = embedded(plots.client_spread(histories)) + embedded(plots.client_accuracy(histories))
-    counts = class_counts(dataset.labels, experiment.partitions[0], num_classes=dataset.num_classes)
-    sections["The split"] = embedded(plots.split_picture(counts, dataset.class_names))
-    made = {label: workdir / experiment.entries[label].folder / "images" for label in histories}
+    sections |= {
+        heading: "".join(picture(workdir / "plots" / f"{name}.svg", words) for name, words in pictures.items())
+        for heading, pictures in PICTURES.items()
+    }
+    sections["What it took"] += from_markdown(sent(histories))
+    folders = {label: workdir / experiment.entries[label].folder for label in histories}
+    sections["Features and prototypes"] = f"<p>{MAPS}</p>" + "".join(
+        f"<h3>{html.escape(label)}</h3>{map_of(folder)}" for label, folder in folders.items()
+    )
+    made = {label: folder / "images" for label, folder in folders.items()}
     if newest := {label: max(folder.glob("*.png")) for label, folder in made.items() if any(folder.glob("*.png"))}:
         sections["What the servers made"] = "".join(
             f"<p>{html.escape(label)}, round {int(file.stem)}</p>{image(file.read_bytes(), 'png', label)}"
@@ -75,7 +111,8 @@ def write_report(
     )
     sections["To repeat it"] = f"<pre>{html.escape(repeat())}</pre>"
     body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
-    title = html.escape(f"{', '.join(histories)} on {dataset.name}")
+    who = ", ".join(histories) if len(histories) <= FEW else f"{len(histories)} entries"
+    title = html.escape(f"{who} on {dataset.name}")
     head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
     path = workdir / "report.html"
     with atomic_open(path) as file:
@@ -115,6 +152,8 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
         wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
         if wasted and np.mean(wasted) > 0.3:
             lines.append(f"{label}: {100 * np.mean(wasted):.0f} % of the steps of lanes waited for a longer client")
+        for clients, end in far_clients(history):
+            lines.append(f"{label}: {clients} reached far {end} than the others")
         falls = [
             max(a) - a[-1]
             for trial in by_trial(history)
@@ -123,6 +162,24 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
         if falls and np.mean(falls) > 0.03:
             lines.append(f"{label}: the last round is {100 * np.mean(falls):.1f} points below the best")
     return lines
+
+
+def far_clients(history: Sequence[Row]) -> list[tuple[str, str]]:
+    """Clients whose accuracy at the best round lies further than `FAR` box lengths, and 5 points, from the box of their
+    quartiles: ("clients 3 (12 %) and 7 (20 %)", "less" or "more")."""
+    accuracy = mean_of_clients(history)
+    ids = next((row["client_ids"] for row in history if "client_ids" in row), range(len(accuracy)))
+    if np.isnan(accuracy).all():
+        return []
+    low, high = np.nanquantile(accuracy, [0.25, 0.75])
+    reach, found = max(FAR * (high - low), 5.0), []
+    for distance, end in ((low - accuracy, "less"), (accuracy - high, "more")):
+        far = [i for i in np.argsort(-distance, kind="stable").tolist() if distance[i] > reach]
+        if far:
+            named = ", ".join(f"{ids[i]} ({accuracy[i]:.0f} %)" for i in far[:5])
+            others = f" and {len(far) - 5} others" if len(far) > 5 else ""
+            found.append((f"client{'s' * (len(far) > 1)} {named}{others}", end))
+    return found
 
 
 def repeat() -> str:
@@ -148,17 +205,24 @@ def commit() -> str:
         return "unknown"
 
 
-def embedded(figure: plots.Figure) -> str:
-    """A figure as SVG within the page; as an image of its own, so that two figures' names do not meet."""
-    file = io.BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    axes = figure.axes[0]
-    return image(file.getvalue(), "svg+xml", f"{axes.get_ylabel() or axes.get_title()} by {axes.get_xlabel()}")
+def picture(path: Path, words: str) -> str:
+    """An SVG file within the page, with its caption; as an image of its own, so that two figures' names do not meet."""
+    shown = image(path.read_bytes(), "svg+xml", path.stem)
+    return f"<figure>{shown}<figcaption>{html.escape(words)}</figcaption></figure>"
+
+
+def map_of(folder: Path) -> str:
+    """An entry's map, or that it has none."""
+    found = load_map(folder)
+    if found is None:
+        return "<p>No map: the method has no features to look at, or nobody has test images.</p>"
+    apart = "" if one_space(found) else " The clients' features have no common space, so none is drawn."
+    return picture(folder / "features.svg", f"After round {found.round}, trial 0.{apart}")
 
 
 def image(data: bytes, kind: str, words: str) -> str:
     encoded = base64.b64encode(data).decode()
-    return f'<p><img alt="{html.escape(words)}" src="data:image/{kind};base64,{encoded}"></p>'
+    return f'<img alt="{html.escape(words)}" src="data:image/{kind};base64,{encoded}">'
 
 
 def from_markdown(text: str) -> str:

@@ -60,6 +60,20 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     return "\n".join([*lines, *(["", NOTE] if any(drawn.values()) else [])])
 
 
+def sent(histories: Mapping[str, Sequence[Row]]) -> str:
+    """What each entry sent, payload and metadata: means per round over rounds and trials, of all clients together and
+    of one whose uplink arrived; and a trial's whole run. A table in Markdown."""
+    lines = ["| entry | up a round | down a round | up, one client | the whole run |", "|---|---|---|---|---|"]
+    for name, history in histories.items():
+        rounds = [row for row in history if row["round"] > 0]
+        mean = lambda *ways, rows=rounds: float(np.mean([wire_bytes(r, *ways) for r in rows])) if rows else 0.0  # noqa: E731
+        one = [wire_bytes(row, "uplink") / row["arrived"] for row in rounds if row.get("arrived")]
+        whole = math.fsum(map(wire_bytes, rounds)) / len(by_trial(history))
+        cells = [mean("uplink"), mean("downlink"), np.mean(one) if one else 0.0, whole]
+        lines.append(f"| {name} | {' | '.join(map(human_bytes, cells))} |")
+    return "\n".join(lines)
+
+
 def tops_of(history: Sequence[Row], score: str) -> list[Row]:
     """Each trial's row in which a score is highest; [] where none has it."""
     return [row for trial in by_trial(history) if (row := best_by(trial, score)) is not None]

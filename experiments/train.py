@@ -16,6 +16,8 @@ from ml_collections import ConfigDict
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
 from experiments.entries import Entry, described
+from experiments.map_plot import write_maps
+from experiments.maps import remember_map
 from experiments.report import setting, write_report
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
@@ -38,6 +40,7 @@ FREE_FIELDS = (
 )
 
 ProgressFn = Callable[[str, Row], None]  # (method, new row)
+Tables = Callable[[Mapping[str, list[Row]]], Mapping[str, str]]  # (histories) -> heading -> Markdown
 
 
 class Interrupted(Exception):
@@ -64,8 +67,10 @@ def train_and_evaluate(
     progress_fn: ProgressFn | None = None,
     warn: Callable[[str], None] = print,
     stage: Callable[[str], None] = lambda line: None,
+    tables: Tables = lambda histories: {"Results": table.markdown(histories)},
 ) -> Result:
-    """Runs every method of the config on one split and writes metrics, checkpoints, a table and plots below `workdir`.
+    """Runs every method of the config on one split and writes metrics, checkpoints, a table, plots and a page below
+    `workdir`. `tables` are the first of the page, by heading.
 
     Under `jax.distributed` every process makes the same call, and the first of them writes; `workdir` must be a folder
     that all of them see.
@@ -84,20 +89,20 @@ def train_and_evaluate(
     if is_primary():
         stage(f"{setting(config, experiment)} Writing to {workdir}.")
     histories: dict[str, list[Row]] = {}
+    folders = {name: workdir / entry.folder for name, entry in experiment.entries.items()}
     with catch_signals() as caught, jax.default_matmul_precision(config.precision):
         for name in experiment.methods:
-            folder = workdir / experiment.entries[name].folder
-            histories[name] = run_method(name, experiment, config, folder, progress_fn, warn, stage, caught)
+            histories[name] = run_method(name, experiment, config, folders[name], progress_fn, warn, stage, caught)
     results, pictures = table.markdown(histories), []
     summary = f"{results}\n\n{described(experiment.entries.values())}"
     if is_primary():
         with atomic_open(workdir / "summary.md") as file:
             file.write(summary + "\n")
         pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
-        pictures.append(write_report(config, experiment, histories, {"Results": results}, workdir))
-    folders = [workdir / experiment.entries[name].folder for name in histories]
-    files = [folder / f for folder in folders for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
-    files += [folder / "checkpoints" for folder in folders]
+        pictures += write_maps(folders, experiment)
+        pictures.append(write_report(config, experiment, histories, tables(histories), workdir))
+    files = [folder / f for folder in folders.values() for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
+    files += [folder / "checkpoints" for folder in folders.values()]
     files = [workdir / "config.json", workdir / "summary.md", *files, *pictures]
     return Result(histories, summary, files, experiment)
 
@@ -191,6 +196,7 @@ def run_method(
     write(history)
     if agreed(bool(caught)):
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
+    remember_map(name, experiment, simulation, state, workdir, is_primary(), warn)
     return history
 
 

@@ -63,6 +63,22 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
     return Scores(correct, split.count)
 
 
+def as_scored(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
+    """(client, Participant, servers, the client's own data, round, received) -> (the method with the trial's settings,
+    the client's state as an evaluation scores it, downlink); `received` as of `Asked`, the others as of a round."""
+
+    def prepare(client, participant: Participant, servers: TrialServers, own: Data, round, received):
+        server, root, settings = servers.of(participant.trial)
+        mine = method.at(settings)
+        downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
+        took = receive(mine, bucket, client, downlink, own, root, round, participant.info)
+        # Leaf by leaf: most methods receive nothing, or a head, and the rest needs no copy.
+        client = jax.tree.map(lambda a, b: b if a is b else jnp.where(received, a, b), took, client)
+        return mine, client, downlink
+
+    return prepare
+
+
 def bucket_evaluation(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int, batch_size: int
 ) -> Callable:
@@ -71,14 +87,11 @@ def bucket_evaluation(
     The states stay. A set that is not asked for counts as empty. Arguments as `bucket_round`, and samples a call.
     """
 
+    prepare = as_scored(method, federation, bucket, channel)
+
     def one(client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked):
         own = view(data, participant)
-        server, root, settings = servers.of(participant.trial)
-        mine = method.at(settings)
-        downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
-        took = receive(mine, bucket, client, downlink, own, root, round, participant.info)
-        # Leaf by leaf: most methods receive nothing, or a head, and the rest needs no copy.
-        client = jax.tree.map(lambda a, b: b if a is b else jnp.where(asked.received, a, b), took, client)
+        mine, client, downlink = prepare(client, participant, servers, own, round, asked.received)
         predict = lambda x, mask: mine.predict(bucket, client, downlink, x, mask)  # noqa: E731
         wanted = {name: own.splits[name] for name in asked.splits}
         wanted = {name: s._replace(count=jnp.where(asked.splits[name], s.count, 0)) for name, s in wanted.items()}

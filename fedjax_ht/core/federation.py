@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.method import PyTree
+PyTree = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +207,11 @@ def _features(module: nn.Module, params, stats, x, mask, train: bool, key):
     run = functools.partial(module.apply, method="features", mutable=["batch_stats"], rngs=rngs)
     out, changed = run({"params": params, "batch_stats": stats}, x, train, mask)
     return out, changed.get("batch_stats", stats)
+
+
+def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Features in evaluation mode, float [B, K], of a client whose state has its model as "params" and "stats"."""
+    return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
 
 def logits(bucket: Bucket, params: PyTree, representations: jax.Array) -> jax.Array:

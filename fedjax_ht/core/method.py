@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
+from fedjax_ht.core.federation import PyTree, own_features
+
 if TYPE_CHECKING:
     from fedjax_ht.core.local_training import LocalTraining
 
-PyTree = Any
 Metrics = dict[str, jax.Array]  # name -> float32 scalar
 
 
@@ -143,6 +144,9 @@ class Method(NamedTuple):
       pretrained_on: names of the datasets that `frozen` has seen; a run on one of them must be asked for.
       pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
         i being of class i mod num_classes; or None.
+      features: (bucket, client, x [B, H, W, C], mask bool [B]) -> float [B, K], what a client makes of images before it
+        compares classes, to be looked at; by default the features of the model in its state. None: nothing to look at.
+      prototypes: (server) -> Masked float [C, K] among those features, one a class; or None.
       warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is
         wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which may be traced: one
@@ -167,6 +171,8 @@ class Method(NamedTuple):
     sees_data: bool = False
     pretrained_on: tuple[str, ...] = ()
     pictures: Callable | None = None
+    features: Callable | None = own_features
+    prototypes: Callable | None = None
     warn: Callable[[dict[str, Any]], str | None] | None = None
     vary: Callable[[PyTree], "Method"] | None = None
 

@@ -332,6 +332,9 @@ def fedktl(
         changed = new.available & ~kept(server)
         return new._replace(images=jnp.where(changed[:, None, None, None], images, server.images)), metrics
 
+    def compared(bucket, client, x, mask):
+        return representation(own(bucket), client["params"], client["stats"], x, mask)[1]
+
     def predict(bucket, client, downlink, x, mask):
         bucket = own(bucket)
         found, outputs, _ = representation(bucket, client["params"], client["stats"], x, mask)
@@ -347,6 +350,7 @@ def fedktl(
         client_update=client_update,
         server_update=server_update,
         predict=predict,
+        features=compared,
         rules=(classifier,),
         host_server=generator.host,
         frozen=generator.variables,

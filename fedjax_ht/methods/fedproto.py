@@ -56,6 +56,9 @@ def fedproto(
         c, k = federation.num_classes, federation.feature_dim
         return Server(jnp.zeros((c, k)), jnp.zeros(c, bool))
 
+    def published(server):
+        return Masked(server.prototypes, server.available)
+
     def client_update(bucket, client, downlink, data, ctx):
         pull = prototypes.regulariser(downlink, strength, variant)
         client, result = train_model(training, bucket, client, data, ctx, pull, gather_features=in_flight)
@@ -77,9 +80,10 @@ def fedproto(
         init_server=init_server,
         init_client=prototypes.init_client,
         receive=prototypes.receive,
-        broadcast=lambda federation, bucket, server, ctx: Masked(server.prototypes, server.available),
+        broadcast=lambda federation, bucket, server, ctx: published(server),
         client_update=client_update,
         server_update=server_update,
         predict=prototypes.scores,
         rules=prototypes.RULES,
+        prototypes=published,
     )

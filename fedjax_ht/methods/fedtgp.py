@@ -96,8 +96,8 @@ def fedtgp(
         trained = init_trained(key, federation.num_classes, federation.feature_dim, use_f)
         return Server(trained, global_prototypes(trained), jnp.array(False))
 
-    def broadcast(federation, bucket, server, ctx):
-        return Masked(server.prototypes, jnp.full(federation.num_classes, server.ready))
+    def published(server):
+        return Masked(server.prototypes, jnp.full(len(server.prototypes), server.ready))
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(
@@ -127,9 +127,10 @@ def fedtgp(
         init_server=init_server,
         init_client=prototypes.init_client,
         receive=prototypes.receive,
-        broadcast=broadcast,
+        broadcast=lambda federation, bucket, server, ctx: published(server),
         client_update=client_update,
         server_update=server_update,
         predict=prototypes.scores,
         rules=prototypes.RULES,
+        prototypes=published,
     )

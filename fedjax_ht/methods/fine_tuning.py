@@ -206,6 +206,7 @@ def fine_tuning(
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: below.predict(bucket, client.model, downlink, x, mask),
+        features=lambda bucket, client, x, mask: below.features(bucket, client.model, x, mask),
         global_params=lambda server: server.model,
         pictures=functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None,
         sees_data=recipe.images == "real",

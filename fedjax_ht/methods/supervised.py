@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, features, init_variables, logits
+from fedjax_ht.core.federation import Bucket, features, init_variables, logits, own_features
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.method import Context, Data, PyTree
 from fedjax_ht.losses import cross_entropy
@@ -63,11 +63,6 @@ def train_model(
 
     result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
     return client | {"params": result.params, "stats": result.stats}, result
-
-
-def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Features in evaluation mode, float [B, K]."""
-    return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
 
 def head_scores(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:

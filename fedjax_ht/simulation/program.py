@@ -67,6 +67,7 @@ class Program(NamedTuple):
       method, federation, data: what is bound.
       extra: per-client settings of the method.
       options: of each trial, alike but for the seed; see `of_trials`.
+      channel: what transforms the messages on the wire.
       mesh: the devices.
       store: where states of clients at rest live.
       own_seeds: of each trial, uint32 [trials], NumPy.
@@ -85,6 +86,7 @@ class Program(NamedTuple):
     data: FederationData
     extra: PyTree
     options: tuple[SimulationOptions, ...]
+    channel: Channel
     mesh: Mesh
     store: ClientStore
     own_seeds: np.ndarray
@@ -117,7 +119,7 @@ def bind(
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
     images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
-    size = options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
+    size = evaluation_batch(federation, options)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
         per_trial.first_server(method, federation),
@@ -149,6 +151,7 @@ def bind(
         data=data,
         extra=extra,
         options=(options,),
+        channel=channel,
         mesh=mesh,
         store=STORES[options.client_store](mesh),
         own_seeds=np.zeros(0, np.uint32),
@@ -185,6 +188,11 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
         settings=given,
         server=program.server._replace(**on_server),
     )
+
+
+def evaluation_batch(federation: Federation, options: SimulationOptions) -> int:
+    """Samples of a forward pass that scores."""
+    return options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
 
 
 def _rosters(

@@ -14,6 +14,7 @@ from fedjax_ht.simulation.faults import Fault, find_fault
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport
+from fedjax_ht.simulation.representations import client_features
 from fedjax_ht.simulation.steps import SimulationState, evaluate, first_state, run_round
 
 
@@ -34,6 +35,8 @@ class Simulation(NamedTuple):
         finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
       of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of this one: nothing is
         compiled again.
+      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it makes of the images
+        `indices` (see `simulation.representations`).
     """
 
     init: Callable[[], SimulationState]
@@ -46,6 +49,7 @@ class Simulation(NamedTuple):
     lanes: dict[str, int]
     find_fault: Callable[..., Fault | None]
     of_trials: Callable[..., "Simulation"]
+    features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
 
 
 def make_simulation(
@@ -113,6 +117,7 @@ def _simulation(program: Program) -> Simulation:
         {name: own.roster.lanes for name, own in clients.items()},
         functools.partial(find_fault, program),
         lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
+        functools.partial(client_features, program),
     )
 
 

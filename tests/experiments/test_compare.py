@@ -200,6 +200,7 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
         "fedproto/metrics.csv",
     ):
         assert (workdir / name).stat().st_size > 0
+    assert "<p>Target: " in (workdir / "report.html").read_text()  # the page has the comparison's table
     rows = (workdir / "fedproto" / "metrics.jsonl").read_text()
     assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [False, False, True, True]
     # Another method joins; those that have run are taken as they are.

@@ -9,9 +9,11 @@ import pytest
 from experiments.plots import (
     FEW,
     VECTOR,
+    WIDE,
     accuracy_curves,
     client_accuracy,
     client_spread,
+    costs,
     image_grid,
     save,
     split_picture,
@@ -67,10 +69,50 @@ def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
 
 
 def test_many_clients_are_shown_as_shares():
-    (axes,) = client_accuracy({"local": rows_of(1000)}).axes
+    rows = [row | {"clients": row["clients"][::-1]} for row in rows_of(1000)]
+    (axes,) = client_accuracy({"local": rows}).axes
     (curve,) = axes.lines
     assert curve.get_xdata()[[0, -1]] == pytest.approx([0.05, 99.95])
     assert curve.get_ydata()[[0, -1]] == pytest.approx([20, 90])
+
+
+def spent(accuracies, mebibytes) -> list[dict]:
+    """Of one trial, a round each; the first has sent nothing."""
+    costs = {"flops": 1e12, "seconds_round": 1.0, "uplink_payload_bytes": mebibytes << 20}
+    return [
+        {"trial": 0, "round": r, "accuracy": a} | (costs if r else {"seconds_round": 0.0})
+        for r, a in enumerate(accuracies)
+    ]
+
+
+def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
+    histories = {
+        "dear": spent([0.1, 0.5, 0.8], 1000),
+        "cheap": spent([0.1, 0.4, 0.6], 1),
+        "silent": spent([0.1, 0.2, 0.3], 0),
+    }
+    figure = costs(histories)
+    assert [axes.get_xscale() for axes in figure.axes] == ["log", "linear", "linear"]
+    frontier = next(line for line in figure.axes[0].lines if line.get_drawstyle() == "steps-post")
+    best = dict(zip(frontier.get_xdata(), frontier.get_ydata()))  # the last of a place
+    assert best == pytest.approx({0: 30, 1: 40, 2: 60, 1000: 60, 2000: 80})
+    (words,) = figure.legends
+    assert [text.get_text() for text in words.get_texts()] == list(histories)
+
+
+def test_no_picture_is_wider_than_a_page():
+    counts = np.arange(2000 * 3).reshape(2000, 3)
+    figures = [split_picture(counts, list("abc")), split_picture(counts[:50], list("abc"))]
+    figures += [split_picture(np.ones((1000, 100)), [str(c) for c in range(100)]), client_accuracy({"a": rows_of(50)})]
+    assert all(figure.get_figwidth() <= WIDE for figure in figures)
+
+
+def test_many_clients_are_cells_with_names_of_classes():
+    counts = np.arange(51 * 3).reshape(51, 3)
+    axes = split_picture(counts, list("abc")).axes[0]
+    np.testing.assert_array_equal(axes.images[0].get_array(), counts.T)
+    assert [label.get_text() for label in axes.get_yticklabels()] == list("abc")
+    assert not split_picture(counts[:50], list("abc")).axes[0].images
 
 
 def test_many_classes_are_cells():

@@ -1,12 +1,18 @@
 """The page of a run: what stands in it, and that it needs nothing else."""
 
+import base64
 import re
 
+import numpy as np
 import pytest
 
+from experiments import plots
 from experiments.build import build
 from experiments.configs.base import base_config
+from experiments.map_plot import write_maps
+from experiments.maps import FeatureMap, save_map
 from experiments.report import from_markdown, setting, warnings, write_report
+from experiments.table import sent
 
 
 def history(*accuracies, **columns):
@@ -32,14 +38,25 @@ def test_the_page_stands_by_itself(run, tmp_path):
     histories = {"local": history(0.1, 0.6), "fedproto:weight=2.0": history(0.1, 0.7, not_finite=[2])}
     (tmp_path / "fedproto:weight=2.0" / "images").mkdir(parents=True)
     (tmp_path / "fedproto:weight=2.0" / "images" / "00001.png").write_bytes(b"made")
+    rng = np.random.default_rng(0)
+    features, none = tuple(rng.normal(size=(2, 6, 4)).astype(np.float32)), np.zeros(0, np.int32)
+    labels, trains_on = np.arange(6, dtype=np.int32), np.ones((2, 10), bool)
+    prototypes = np.zeros((0, 4), np.float32)
+    save_map(FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}), tmp_path / "local")
+    plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
+    write_maps({"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"}, experiment)
     path = write_report(config, experiment, histories, {"Results": "| a | b |\n|---|---|\n| x | 1 < 2 |"}, tmp_path)
     page = path.read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
         *("The setting", "Results", "Beside the first", "Who had what", "Accuracy", "What it took", "Clients"),
-        *("The split", "What the servers made", "To watch", "To repeat it"),
+        *("The split", "Features and prototypes", "What the servers made", "To watch", "To repeat it"),
     ]
     assert not re.search(r"(src|href)=\"(?!data:)", page) and "<script" not in page
-    assert page.count("data:image/svg+xml;base64,") == 5 and page.count("data:image/png;base64,bWFkZQ==") == 1
+    drawn = [*(tmp_path / "plots").glob("*.svg"), tmp_path / "local" / "features.svg"]  # each once, as it was written
+    assert len(drawn) == 6 == page.count("data:image/svg+xml;base64,")
+    assert all(page.count(base64.b64encode(file.read_bytes()).decode()) == 1 for file in drawn)
+    assert page.count("After round 7, trial 0.") == page.count("No map: ") == 1
+    assert page.count("data:image/png;base64,bWFkZQ==") == 1
     assert (
         "<td>1 &lt; 2</td>" in page
         and "+10.00" in page
@@ -61,6 +78,39 @@ def test_a_fall_and_idle_lanes_are_pointed_at():
     assert fell == "a: the last round is 10.0 points below the best"
     (idle,) = warnings({"a": history(0.1, 0.6, wasted_lane_steps=0.5)})
     assert idle == "a: 50 % of the steps of lanes waited for a longer client"
+
+
+def test_a_client_far_from_the_others_is_named():
+    rows = history(0.5, 0.6)
+    assert warnings({"a": rows}) == []
+    rows[1]["clients"] = [0.6, 0.62, 0.61, 0.1, 0.63, 0.64, 0.7, None]
+    (far,) = warnings({"a": rows})
+    assert far == "a: client 3 (10 %) reached far less than the others"
+    for row in rows:
+        row["client_ids"] = [10, 11, 12, 13, 14, 15, 16, 17]
+    rows[1]["clients"][6] = 0.99
+    less, more = warnings({"a": rows})
+    assert less.startswith("a: client 13 (10 %) reached far less") and more.startswith(
+        "a: client 16 (99 %) reached far m"
+    )
+
+
+def test_what_was_sent_is_a_mean_of_rounds():
+    spent = {"uplink_payload_bytes": 3072, "uplink_metadata_bytes": 1024, "downlink_payload_bytes": 2048, "arrived": 2}
+    rows = [row | (spent if row["round"] else {}) for row in history(0.1, 0.5, 0.6)]
+    both = [row | {"trial": t} for t in (0, 1) for row in rows]
+    head, _, line = sent({"a": both}).splitlines()
+    assert head == "| entry | up a round | down a round | up, one client | the whole run |"
+    assert line == "| a | 4.00 KiB | 2.00 KiB | 2.00 KiB | 12.00 KiB |"
+
+
+def test_many_entries_are_counted_in_the_title(run, tmp_path):
+    config, experiment = run
+    histories = {str(i): history(0.1, 0.6) for i in range(plots.FEW + 1)}
+    experiment = experiment._replace(entries=dict.fromkeys(histories, experiment.entries["local"]))
+    plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
+    page = write_report(config, experiment, histories, {}, tmp_path).read_text()
+    assert "<h1>5 entries on fashion_mnist_10k</h1>" in page
 
 
 def test_what_the_tables_are_made_of():

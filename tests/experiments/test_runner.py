@@ -48,11 +48,13 @@ def test_a_run_writes_what_it_says(finished):
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in table] == ["method", "---", *METHODS]
     written = [line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()]
-    assert len(written) == 15
+    assert len(written) == 18
     for path in written:
         assert (ROOT / path).exists(), path
-    for picture in ("accuracy.png", "clients.png", "spread.png", "split.png"):
-        assert (workdir / "plots" / picture).read_bytes()[:4] == b"\x89PNG"
+    pictures = [f"plots/{name}.png" for name in ("accuracy", "costs", "clients", "spread", "split")]
+    for picture in (*pictures, *(f"{method}/features.png" for method in METHODS)):
+        assert (workdir / picture).read_bytes()[:4] == b"\x89PNG"
+    assert (workdir / "report.html").read_text().count("After round 3, trial 0.") == len(METHODS)
     for method in METHODS:
         assert [row["round"] for row in metrics(workdir, method)] == [0, 1, 2, 3]
         assert len(list(csv.reader((workdir / method / "clients.csv").open()))[1]) == 2 + 4
@@ -171,6 +173,17 @@ def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path)
     monkeypatch.setattr(train, "build", with_warning)
     train.train_and_evaluate(config, tmp_path / "run", warn=said.append)
     assert said == ["local, round 2: it swings"]
+
+
+def test_the_page_is_written_once_and_begins_with_the_callers_tables(monkeypatch, tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), method_config("local"), 1
+    pages = []
+    monkeypatch.setattr(train, "write_report", lambda *arguments: pages.append(arguments[3]) or tmp_path)
+    result = train.train_and_evaluate(
+        config, tmp_path / "run", tables=lambda histories: {"Costs": ", ".join(histories)}
+    )
+    assert pages == [{"Costs": "local"}] and "| method |" in result.summary
 
 
 def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, tmp_path):

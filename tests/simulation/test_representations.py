@@ -1,0 +1,82 @@
+"""What a client makes of images is what an evaluation scores."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation, make_trials
+from tests.federations import (
+    FEATURE_DIM,
+    NUM_CLASSES,
+    TRAINING,
+    by_name,
+    each_client,
+    federation_data,
+    federation_for,
+    identical,
+    mixed_federation,
+    samples,
+    to_host,
+)
+from tests.method_wires import settings
+
+IDS = [4, 0, 3]  # of both architectures, in no order, one without training samples
+
+
+@by_name(("local", "fedproto", "fedktl", "heterofl", "heterofl+dfrd"))
+def test_every_method_has_features_of_the_same_images(name):
+    federation = federation_for(name)
+    sim = make_simulation(method_factory(name)(TRAINING, **settings(name)), federation, federation_data(federation))
+    found = sim.features(sim.init(), IDS, np.arange(21))
+    assert [x.shape[0] for x in found] == [21] * 3 and all(np.isfinite(x).all() and x.std() > 0 for x in found)
+
+
+@pytest.mark.parametrize("mode", ["received", "trained"])
+def test_they_are_those_that_an_evaluation_scores(mode):
+    """After receipt, or as training left it; the state stays."""
+
+    def receive(bucket, client, downlink, data, ctx):
+        return jax.tree.map(lambda x: 1.1 * x, client)
+
+    method = METHODS["local"](TRAINING)._replace(receive=receive)
+    federation = mixed_federation()
+    data = [federation_data(federation)] * 2  # what is looked at is the first trial
+    sim = make_trials(method, federation, data, SimulationOptions(evaluate=mode, devices=1))
+    state, _ = sim.run_round(sim.init())
+    before = to_host(state)
+    indices = np.array([5, 0, 7])
+    found = sim.features(state, IDS, indices)
+    assert identical(before, to_host(state))
+    dataset, _ = samples()
+    x = (dataset.images[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
+    for i, rows in zip(IDS, found):
+        bucket, client = federation.buckets[federation.assignment[i]], each_client(federation, before)[i]
+        if mode == "received":
+            client = jax.tree.map(lambda x: 1.1 * x, client)
+        expected = method.features(bucket, client, jnp.asarray(x, jnp.float32), jnp.ones(3, bool))
+        np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+        assert rows.shape == (3, FEATURE_DIM) and rows.std(0).any()
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
+def test_prototypes_lie_among_the_features(name):
+    """Of the classes that have one; nobody trains on the last."""
+    federation = mixed_federation()
+    method = METHODS[name](TRAINING)
+    sim = make_simulation(method, federation, federation_data(federation))
+    state = sim.init()
+    assert not method.prototypes(state.server).mask.any()
+    state, _ = sim.run_round(state)
+    shown = method.prototypes(state.server)
+    assert shown.values.shape == (NUM_CLASSES, FEATURE_DIM) and shown.mask[:-1].all()
+
+
+def test_a_method_without_features_says_so():
+    federation = mixed_federation()
+    method = METHODS["local"](TRAINING)._replace(features=None)
+    sim = make_simulation(method, federation, federation_data(federation))
+    with pytest.raises(ValueError, match="local has no features"):
+        sim.features(sim.init(), IDS, np.arange(3))
