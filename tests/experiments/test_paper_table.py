@@ -6,15 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.paper_table import (
-    curves,
-    find_runs,
-    markdown,
-    read_evaluations,
-    read_published,
-    tops,
-    write_evaluations,
-)
+from experiments.evaluations import curves, read_evaluations, read_published, tops, write_evaluations
+from experiments.paper_table import find_runs, markdown
 
 SGD, ADAM = ({"optimizer": name, "learning_rate": rate, "beta1": 0.9} for name, rate in (("sgd", 0.01), ("adam", 1e-4)))
 
