@@ -101,12 +101,13 @@ def together(runs: Sequence[Run], score: str) -> list[Row]:
 
 def curves(runs: Sequence[Run], score: str) -> plots.Figure:
     """One picture a dataset, one line a method: the mean over its runs, and a band from the lowest to the highest."""
-    datasets = list(dict.fromkeys(run.dataset for run in runs))
-    figure, axes = plots.subplots(1, len(datasets), figsize=(6.4 * len(datasets), 4), squeeze=False)
-    for dataset, place in zip(datasets, axes[0]):
-        grouped = by_method([run for run in runs if run.dataset == dataset], score)
+    datasets = dict.fromkeys(run.dataset for run in runs)
+    grouped = {dataset: by_method([run for run in runs if run.dataset == dataset], score) for dataset in datasets}
+    width = sum(6.4 if len(groups) <= plots.FEW else 9.0 for groups in grouped.values())  # a legend beside needs room
+    figure, axes = plots.subplots(1, len(grouped), figsize=(width, 4), squeeze=False)
+    for (dataset, groups), place in zip(grouped.items(), axes[0]):
         place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
-        lines = {method: together(group, score) for method, group in grouped.items()}
+        lines = {method: together(group, score) for method, group in groups.items()}
         plots.draw_accuracy(place, lines, lambda trial: [row["round"] for row in evaluated(trial)], score)
         plots.legend(place, len(lines))
     return figure

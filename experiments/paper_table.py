@@ -9,10 +9,11 @@ the method's options by what differs from their defaults, as "fedktl mu=0.0", of
 do not share. What it trained by (optimizer, learning rate, epochs) is held against all runs of the dataset, as
 "fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
 evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
-apart), accuracy (in %, empty where a paper says that it did not converge) and source.
+apart), accuracy (in %, empty where a paper says that it did not converge) and source, and may have std.
 --published_score says which of our scores these numbers are of, if it is not --score. --curves draws --score over the
 evaluations that all runs of a method have. --also names files like STEM.csv of earlier tables, whose runs then stand
-beside these under the names that they have there.
+beside these under the names that they have there. `experiments.paper_tables` makes the page of all papers' tables of
+such files.
 """
 
 import json
