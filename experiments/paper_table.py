@@ -9,19 +9,18 @@ the method's options by what differs from their defaults, as "fedktl mu=0.0", of
 do not share. What it trained by (optimizer, learning rate, epochs) is held against all runs of the dataset, as
 "fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
 evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
-apart), accuracy (in %, empty where a paper says that it did not converge) and source.
+apart), accuracy (in %, empty where a paper says that it did not converge) and source, and may have std.
 --published_score says which of our scores these numbers are of, if it is not --score. --curves draws --score over the
 evaluations that all runs of a method have. --also names files like STEM.csv of earlier tables, whose runs then stand
-beside these under the names that they have there.
+beside these under the names that they have there. `experiments.paper_tables` makes the page of all papers' tables of
+such files.
 """
 
-import csv
 import json
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from absl import app, flags
@@ -30,9 +29,20 @@ from experiments import plots
 from experiments.cli import fail, parse_flags
 from experiments.configs.base import method_config
 from experiments.entries import folder_of
+from experiments.evaluations import (
+    SHOWN,
+    SHOWN_BESIDE_GLOBAL,
+    Run,
+    by_method,
+    curves,
+    read_evaluations,
+    read_published,
+    tops,
+    write_evaluations,
+)
 from experiments.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.simulation.history import Row, best_by, by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers, if there are any.")
@@ -43,28 +53,8 @@ _ALSO = flags.DEFINE_list("also", [], "CSV files of earlier tables, whose runs c
 _ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
 _CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against rounds, a PNG.")
 
-COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
-COLUMNS += ("accuracy_own_prototype", "accuracy_global", "global_accuracy_head", "accuracy_train_weighted")
-COLUMNS += ("accuracy_participants", "best_participants", "best_participants_own_prototype", "best_participants_head")
-COLUMNS += ("loss", "classes")  # the classes that somebody uploaded, of methods that tell
-COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
-SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "accuracy_own_prototype": "own classes' prototypes"}
-SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
-SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
-SHOWN |= {f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes"}
-SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}  # DFRD's L.acc beside its G.acc
 SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "entries", "given", "tuned", "tuned_on")
 SAME_RESULT += ("dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
-
-
-class Run(NamedTuple):
-    """One trial of one method: its rows, and the fields of its config that may change them."""
-
-    dataset: str
-    method: str
-    seed: int
-    history: list[Row]
-    settings: dict[str, str]
 
 
 def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -129,56 +119,6 @@ def apart(run: Run, runs: Sequence[Run], told: Collection[tuple[str, str, str]] 
     return found
 
 
-def write_evaluations(runs: Sequence[Run], path: Path) -> None:
-    """One row an evaluation; bytes are those of the round before it, "best_participants" is the highest accuracy of a
-    round's participants so far. `read_evaluations` reads them back."""
-    with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for run in runs:
-            for row in evaluated(run.history):
-                values = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
-                for key in (column for column in COLUMNS if column.startswith("best_")):
-                    score = key.replace("best_", "accuracy_")
-                    drawn = [r[score] for r in run.history if score in r and r["round"] <= row["round"]]
-                    values |= {key: max(drawn)} if drawn else {}
-                values |= {f"{way}_bytes": wire_bytes(row, way) for way in ("uplink", "downlink")}
-                cells = (values.get(column, "") for column in COLUMNS)
-                writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in cells])
-
-
-def read_evaluations(path: Path) -> list[Run]:
-    """The runs of a file that `write_evaluations` wrote: what was evaluated, and before each evaluation a row with the
-    participants' best until then, as a run's history has rows without an evaluation."""
-    histories = defaultdict(list)
-    with path.open(newline="") as file:
-        for cells in csv.DictReader(file):
-            row = {key: float(x) for key, x in cells.items() if x and key not in ("dataset", "method", "seed", "round")}
-            drawn = {key.replace("best_", "accuracy_"): row.pop(key) for key in list(row) if key.startswith("best_")}
-            row |= {f"{way}_payload_bytes": int(row.pop(f"{way}_bytes", 0)) for way in ("uplink", "downlink")}
-            when = {"round": int(cells["round"]), "trial": 0}
-            history = histories[cells["dataset"], cells["method"], int(cells["seed"])]
-            history += [when | drawn, when | row] if drawn else [when | row]
-    return [Run(*names, history, {}) for names, history in histories.items()]
-
-
-def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """(dataset, method) -> the CSV's rows, one a source; nothing for no path."""
-    found = defaultdict(list)
-    if path is None:
-        return found
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            found[row["dataset"], row["method"]].append(row)
-    return found
-
-
-def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
-    """Of each run that has this score, the evaluation where it (or another, `by`) is best."""
-    rows = (best_by([row for row in run.history if score in row], by or score) for run in runs)
-    return [row for row in rows if row is not None]
-
-
 def line(
     runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str], theirs: str
 ) -> list[str]:
@@ -225,35 +165,6 @@ def markdown(
     return "\n\n".join([*parts, *([NOTE] if differs(PARTICIPANTS, score, runs) else [])])
 
 
-def curves(runs: Sequence[Run], score: str) -> plots.Figure:
-    """One picture a dataset, one line a method: the mean over its runs, and a band from the lowest to the highest."""
-    datasets = list(dict.fromkeys(run.dataset for run in runs))
-    figure, axes = plots.subplots(1, len(datasets), figsize=(6.4 * len(datasets), 4), squeeze=False)
-    for dataset, place in zip(datasets, axes[0]):
-        grouped = by_method([run for run in runs if run.dataset == dataset], score)
-        place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
-        lines = {method: together(group, score) for method, group in grouped.items()}
-        plots.draw_accuracy(place, lines, lambda trial: [row["round"] for row in evaluated(trial)], score)
-        plots.legend(place, len(lines))
-    return figure
-
-
-def together(runs: Sequence[Run], score: str) -> list[Row]:
-    """Runs as trials of one history, with the evaluations that all of them have and that have the score."""
-    scored = [{row["round"]: row for row in evaluated(run.history) if score in row} for run in runs]
-    common = sorted(set.intersection(*map(set, scored)))
-    return [rows[number] | {"trial": i} for i, rows in enumerate(scored) for number in common]
-
-
-def by_method(runs: Sequence[Run], score: str) -> dict[str, list[Run]]:
-    """Those of the runs that have this score, by their method."""
-    grouped = defaultdict(list)
-    for run in runs:
-        if tops([run], score):
-            grouped[run.method].append(run)
-    return grouped
-
-
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
     """Whether any evaluation has another number there."""
     rows = (row for run in runs for row in run.history)
@@ -266,10 +177,8 @@ def main(_) -> None:
             fail(ValueError(f"no --{name}; see --help"))
     try:
         earlier = [run for path in _ALSO.value for run in read_evaluations(Path(path))]
-        runs, published = (
-            earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier),
-            read_published(_PUBLISHED.value),
-        )
+        runs = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier)
+        published = read_published(_PUBLISHED.value)
     except FileNotFoundError as error:
         fail(error)
     if not any(tops([run], _SCORE.value) for run in runs):

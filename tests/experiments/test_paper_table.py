@@ -6,15 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from experiments.paper_table import (
-    curves,
-    find_runs,
-    markdown,
-    read_evaluations,
-    read_published,
-    tops,
-    write_evaluations,
-)
+from experiments.evaluations import Run, curves, read_evaluations, read_published, tops, write_evaluations
+from experiments.paper_table import find_runs, markdown
 
 SGD, ADAM = ({"optimizer": name, "learning_rate": rate, "beta1": 0.9} for name, rate in (("sgd", 0.01), ("adam", 1e-4)))
 
@@ -175,3 +168,10 @@ def test_curves_of_a_score_that_the_first_evaluation_lacks(tmp_path):
     del run.history[0]["accuracy_participants"]
     (axes,) = curves([run], "accuracy_participants").axes
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1, 60], [2, 70]])
+
+
+def test_a_legend_that_stands_beside_the_curves_has_room():
+    """Curves stay as wide as those of few methods."""
+    row = {"round": 0, "trial": 0, "accuracy": 0.5}
+    runs = [Run("digits", f"method {i}", 0, [row], {}) for i in range(5)]
+    assert curves(runs, "accuracy").get_figwidth() > curves(runs[:4], "accuracy").get_figwidth() + 2

@@ -1,0 +1,103 @@
+"""experiments/results/tables.toml: which runs stand beside which published numbers. Its head explains the fields."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
+
+NONE: Mapping[str, str] = MappingProxyType({})
+UNKNOWN = "not recorded"
+Kind = TypeVar("Kind", bound=tuple)
+
+
+class Selection(NamedTuple):
+    """Runs of one dataset in a CSV of `write_evaluations`; all methods, seeds and rounds unless told."""
+
+    csv: str
+    dataset: str
+    methods: Sequence[str] = ()
+    seeds: Sequence[int] = ()
+    rounds: int | None = None
+
+
+class Part(NamedTuple):
+    """Runs beside the numbers of one column of a paper's table."""
+
+    runs: Selection
+    title: str
+    command: str = ""
+    score: str = "accuracy"
+    also: Sequence[str] = ()
+    rules: Mapping[str, str] = NONE
+    published: str = ""
+    published_score: str = ""
+    published_dataset: str = ""
+    published_as: Mapping[str, str] = NONE
+
+
+class Table(NamedTuple):
+    """A paper's table, as far as it was run."""
+
+    title: str
+    configs: Sequence[str]
+    page: str
+    parts: Sequence[Part]
+    machine: str = UNKNOWN
+    seconds: str = UNKNOWN
+    differs: str = UNKNOWN
+    unstated: str = UNKNOWN
+    tried: str = UNKNOWN
+
+
+class Missing(NamedTuple):
+    """Tables of a paper that were not run."""
+
+    paper: str
+    tables: str
+    why: str
+
+
+class Picture(NamedTuple):
+    """Curves of a score; `file` is below the repository's root."""
+
+    file: str
+    score: str
+    runs: Sequence[Selection]
+
+
+class Manifest(NamedTuple):
+    tables: Sequence[Table]
+    missing: Sequence[Missing]
+    pictures: Sequence[Picture]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises:
+    ValueError: it is no TOML file, or an entry has an unknown field or lacks one. One line.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
+    manifest = filled(Manifest, found, path.name)
+    tables = [filled(Table, values, "tables") for values in manifest.tables]
+    for number, table in enumerate(tables):
+        parts = [filled(Part, values, table.title) for values in table.parts]
+        parts = [part._replace(runs=filled(Selection, part.runs, f"{table.title}, {part.title}")) for part in parts]
+        tables[number] = table._replace(parts=parts)
+    pictures = [filled(Picture, values, "pictures") for values in manifest.pictures]
+    for number, picture in enumerate(pictures):
+        pictures[number] = picture._replace(runs=[filled(Selection, runs, picture.file) for runs in picture.runs])
+    return Manifest(tables, [filled(Missing, values, "missing") for values in manifest.missing], pictures)
+
+
+def filled(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
+    """A `kind` with these fields, and the defaults of the others."""
+    for name in values:
+        if name not in kind._fields:
+            raise ValueError(f"{where}: there is no field {name!r}; there are {', '.join(kind._fields)}")
+    for name in kind._fields:
+        if name not in values and name not in kind._field_defaults:
+            raise ValueError(f"{where}: the field {name!r} is missing")
+    return kind(**values)
