@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from fedjax_ht.io import checkpoint
+from fedjax_ht.io import checkpoint, sealed
 from fedjax_ht.io.checkpoint import Placement, make_checkpointer, rows_to_write
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
@@ -282,28 +282,38 @@ def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
     assert len(warnings) == 1 and "it holds float32[3, 4], expected float32[3, 5]" in warnings[0]
 
 
-@pytest.mark.parametrize("moment", ["before the checkpoint", "before old ones go", "before unused segments go"])
-def test_killed_while_saving(folder, moment, monkeypatch):
+@pytest.mark.parametrize(
+    "owner, name, below",
+    [
+        (sealed, "place", "checkpoints.segments"),
+        (sealed, "place", "checkpoints"),
+        (sealed, "remove", "checkpoints"),
+        (sealed.shutil, "rmtree", "checkpoints"),
+        (checkpoint, "delete_unused", ""),
+        (sealed.shutil, "rmtree", "checkpoints.segments"),
+    ],
+)
+def test_killed_while_saving(folder, owner, name, below, monkeypatch):
     make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[1], [])
+    whole = getattr(owner, name)
 
-    def die(*args, **kwargs):
-        raise KeyboardInterrupt
+    def die(path):
+        if below in ("", path.parent.name):
+            raise KeyboardInterrupt
+        whole(path)
 
     writer = make_checkpointer(folder, toy_simulation(), keep=1)
     writer.restore()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        owner, name = {
-            "before the checkpoint": (ocp.CheckpointManager, "save"),
-            "before old ones go": (ocp.CheckpointManager, "delete"),
-            "before unused segments go": (checkpoint, "delete_unused"),
-        }[moment]
         patch.setattr(owner, name, die)
         writer.save(COURSE[5], [])
     half_written = folder.with_name("checkpoints.segments") / "9.orbax-checkpoint-tmp"
     half_written.mkdir()
     writer = make_checkpointer(folder, toy_simulation(), keep=1)
-    state, _ = writer.restore()
-    assert_same(state, COURSE[1 if moment == "before the checkpoint" else 5])
+    warnings = []
+    state, _ = writer.restore(warnings.append)
+    assert_same(state, COURSE[1 if name == "place" else 5])
+    assert not warnings
     final = advance(COURSE[5], [0, 1, 2, 5, 7, 11])
     writer.save(final, [])
     assert checkpoints(folder) == [6]
