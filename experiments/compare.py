@@ -14,6 +14,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.signals import end_on_signals
+
+if __name__ == "__main__":  # before anything that takes time to import
+    end_on_signals()
+
 import numpy as np
 from absl import app, flags
 from ml_collections import ConfigDict
@@ -231,12 +236,18 @@ def main(_) -> None:
     lines = {method: summarise(history, aim, score) for method, history in histories.items()}
     costs = markdown(lines, aim, origin if score == "accuracy" else f"{origin}, by the round's participants")
     text = "\n\n".join(filter(None, [costs, beside_first(histories), described(entries_of(config))]))
-    with atomic_open(workdir / "compare.md") as file:
-        file.write(text + "\n")
-    table = write_csv(lines, aim, workdir / "compare.csv")
-    picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
-    page = write_report(config, result.experiment, histories, {"Results": costs}, workdir)
-    report(text, [workdir / "compare.md", table, picture, page])
+    written = []
+    try:
+        if result.files:  # else the folder is read-only
+            with atomic_open(workdir / "compare.md") as file:
+                file.write(text + "\n")
+            page = write_report(config, result.experiment, histories, {"Results": costs}, workdir)
+            picture = workdir / "plots" / "compare.png"
+            plots.save(plots.accuracy_and_bytes(histories, aim), picture, plots.VECTOR)
+            written = [workdir / "compare.md", write_csv(lines, aim, workdir / "compare.csv"), picture, page]
+    except OSError as error:
+        fail(error, code=1)
+    report(text, written)
 
 
 if __name__ == "__main__":

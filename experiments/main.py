@@ -8,6 +8,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.signals import end_on_signals
+
+if __name__ == "__main__":  # before anything that takes time to import
+    end_on_signals()
+
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
@@ -18,6 +23,7 @@ from experiments.terminal import fitted
 from experiments.train import (
     Interrupted,
     Result,
+    Unwritable,
     enable_compilation_cache,
     is_primary,
     join_processes,
@@ -103,7 +109,8 @@ def chosen_workdir(name: str, config: ConfigDict) -> Path:
 
 
 def execute(config: ConfigDict, workdir: Path) -> Result:
-    """`train_and_evaluate` with progress bars; a mistake ends the program with 2, a signal with 128 + its number."""
+    """`train_and_evaluate` with progress bars; a mistake ends the program with 2, what cannot be written once it has
+    begun with 1, a signal with 128 + its number."""
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
@@ -111,9 +118,11 @@ def execute(config: ConfigDict, workdir: Path) -> Result:
             tell = functools.partial(tqdm.write, file=sys.stderr)
             return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell)
     except Interrupted as stop:
-        print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
+        print(f"{stop}; what was done is saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except Unwritable as error:
+        fail(error, code=1)
+    except (ValueError, OSError, ImportError) as error:
         fail(error)
 
 
@@ -123,7 +132,7 @@ def report(summary: str, files: Sequence[Path]) -> None:
     if is_primary():
         if sys.stdout.isatty():
             summary = fitted(summary, shutil.get_terminal_size().columns)
-        print("\n".join(["", summary, "", "written:", *(f"  {path}" for path in files)]))
+        print("\n".join(["", summary, "", *["written:"] * bool(files), *(f"  {path}" for path in files)]))
 
 
 def main(_) -> None:

@@ -84,6 +84,8 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
     runs of an `earlier` table, too."""
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
+        if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
+            continue
         config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
         with path.open() as file:

@@ -9,7 +9,7 @@ from experiments.build import build
 from experiments.configs import quickstart
 from experiments.configs.base import base_config, method_config
 from experiments.entries import as_run, changes, described, entries_of
-from experiments.train import remember_config
+from experiments.run_folder import remember_config
 
 
 def config_of(*entries, **fields):
@@ -68,7 +68,7 @@ def test_a_path_in_an_option_makes_no_folder():
 
 
 def remember(config, folder):
-    remember_config(config, entries_of(config), folder)
+    remember_config(config, entries_of(config), folder, {})
     return ConfigDict(json.loads((folder / "config.json").read_text()))
 
 
