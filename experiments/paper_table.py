@@ -53,7 +53,7 @@ SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
 SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
 SHOWN |= {f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes"}
 SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}  # DFRD's L.acc beside its G.acc
-SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "entries", "given", "tuned", "tuned_on")
+SAME_RESULT = ("run", "seed", "partition.seed", "trials", "compare", "entries", "given", "tuned", "tuned_on")
 SAME_RESULT += ("dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
 
 
