@@ -386,6 +386,9 @@ def test_killed_while_saving(folder, owner, name, below, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, die)
         writer.save(COURSE[5], [])
+    for parent in (folder, folder.with_name("checkpoints.segments")):
+        for number in sealed.numbers(parent):
+            sealed.check(parent / str(number))  # under its name nothing is ever half there
     half_written = folder.with_name("checkpoints.segments") / "9.orbax-checkpoint-tmp"
     half_written.mkdir()
     writer = make_checkpointer(folder, toy_simulation(), keep=1)
