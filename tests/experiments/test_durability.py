@@ -108,10 +108,10 @@ def test_the_cost_of_checksums(tmp_path):
     sealed.temporary(path).mkdir()
     for part in range(14):
         (sealed.temporary(path) / str(part)).write_bytes(rng.bytes(64 << 20))
-    times = [time.perf_counter()]
+    times = [time.process_time()]
     for call in (sealed.place, sealed.check):
         call(path)
-        times.append(time.perf_counter())
+        times.append(time.process_time())
     write, read = np.diff(times)
-    print(f"\nchecksums of 0.94 GB: {write:.2f} s to write, {read:.2f} s to check")
-    assert write < 30 and read < 30
+    print(f"\nchecksums of 0.94 GB: {write:.2f} s of CPU to write, {read:.2f} s to check")
+    assert write < 10 and read < 10
