@@ -20,7 +20,11 @@ class catch_signals:
 
         def note(number, frame):
             self.caught.append(number)
-            signal.signal(number, self.previous[number])
+            previous = self.previous[number]
+            if hasattr(previous, "take"):
+                previous.take(note)
+            else:
+                signal.signal(number, previous)
 
         try:
             for number in NUMBERS:
@@ -37,28 +41,36 @@ class catch_signals:
 def end_on_signals() -> None:
     """From now on SIGINT and SIGTERM end the program with one line, at once, whatever it is doing. Of a block of
     `catch_signals` that holds for the second one; the first is left to it."""
+    ending = threading.Lock()
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
 
     def end(number, frame):
-        """The thread below has ended the program by then; Python's own handlers run between two bytecodes of the main
-        thread only, and so not while it compiles."""
+        if ending.acquire(blocking=False):  # the main thread and the one below may come here together
+            say(f"stopped by {signal.Signals(number).name}")
+            os._exit(128 + number)
 
     def say(line):
         os.write(2, f"{line}\n".encode())  # the main thread may hold the lock of sys.stderr
 
     def watch():
-        left_to, since = None, 0.0
+        """Python's handlers run between two bytecodes of the main thread only, and so not while it compiles."""
+        since = 0.0
         while True:
             number = receiver.recv(1)[0]
             handler = signal.getsignal(number)
-            if handler not in (end, left_to):
-                left_to, since = handler, time.monotonic()
+            first = bool(owed) if handler is end else handler not in counted
+            counted.update(owed, [handler])
+            owed.clear()
+            if first:
+                since = time.monotonic()
                 say(f"{signal.Signals(number).name}: the round in progress is still saved; a second one ends at once")
             elif time.monotonic() - since > SAME:
-                say(f"stopped by {signal.Signals(number).name}")
-                os._exit(128 + number)
+                end(number, None)
 
+    # Blocks whose first signal the thread has counted; blocks that had it before the thread was told.
+    counted, owed = set(), set()
+    end.take = lambda block: None if block in counted else owed.add(block)
     for number in NUMBERS:
         signal.signal(number, end)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)

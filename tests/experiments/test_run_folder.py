@@ -269,6 +269,16 @@ def test_while_it_compiles_the_first_signal_waits_and_the_second_ends_at_once(nu
     assert process.returncode == 128 + number and errors.splitlines()[1:] == [f"stopped by {number.name}"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_between_two_computations_the_first_signal_is_left_to_the_run(number):
+    """Here the main thread may be told before the thread that watches."""
+    body = "with catch_signals() as caught:\n  print('busy', flush=True)\n  while not caught: pass\ntime.sleep(0.3)"
+    process = busy(body, 1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "over\n")
+
+
 @pytest.mark.parametrize("seconds", [0.4, 1.5])
 def test_a_signal_while_the_program_starts_is_a_line(run_module, tiny_config, tmp_path, seconds):
     arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}")
