@@ -8,10 +8,10 @@ from absl import flags
 QUOTES = "'\""
 
 
-def fail(error: Exception) -> NoReturn:
-    """Prints the error as one line and exits with code 2."""
+def fail(error: Exception, code: int = 2) -> NoReturn:
+    """Prints the error as one line and exits with a code: 2 for what was wrong from the start."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def parse_flags(arguments: list[str]) -> list[str]:

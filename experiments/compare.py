@@ -15,6 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.signals import end_on_signals
+
+if __name__ == "__main__":  # before anything that takes time to import
+    end_on_signals()
+
 import numpy as np
 from absl import app, flags
 from ml_collections import ConfigDict
@@ -239,13 +244,20 @@ def main(_) -> None:
     histories = {label: result.histories[label] for label in asked or result.histories}
     lines, aim, table = costs(histories)
     text = "\n\n".join(filter(None, [table, beside_first(histories), described(entries_of(config))]))
-    with atomic_open(workdir / "compare.md") as file:
-        file.write(text + "\n")
-    sheet = write_csv(lines, aim, workdir / "compare.csv")
-    splits = [config.partition.seed + t * config.partition.per_trial for t in range(config.trials)]
-    trials = write_trials(histories, config.seed, splits, workdir / "trials.csv")
-    picture = plots.save(plots.accuracy_and_bytes(histories, aim), workdir / "plots" / "compare.png", plots.VECTOR)
-    report(text, [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"])
+    written = []
+    try:
+        if result.files:  # else the folder is read-only
+            with atomic_open(workdir / "compare.md") as file:
+                file.write(text + "\n")
+            sheet = write_csv(lines, aim, workdir / "compare.csv")
+            splits = [config.partition.seed + t * config.partition.per_trial for t in range(config.trials)]
+            trials = write_trials(histories, config.seed, splits, workdir / "trials.csv")
+            picture = workdir / "plots" / "compare.png"
+            plots.save(plots.accuracy_and_bytes(histories, aim), picture, plots.VECTOR)
+            written = [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"]
+    except OSError as error:
+        fail(error, code=1)
+    report(text, written)
 
 
 if __name__ == "__main__":

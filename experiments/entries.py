@@ -65,7 +65,7 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
     tuned = [parse_entry(spec, config, known) for spec in config.tuned]
     known |= {f"{entry.method}@tuned": entry for entry in tuned}
     if config.entries:
-        found = [_recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, known) for e in config.entries]
+        found = [recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, known) for e in config.entries]
     else:
         own = Entry(config.method.name, config.method.name, _options(config.method), {}, {}, "")
         found = [own, *(parse_entry(spec, config, known) for spec in config.compare)]
@@ -135,8 +135,8 @@ def described(entries: Sequence[Entry]) -> str:
     return "\n".join(lines)
 
 
-def _recorded(entry: Mapping[str, Any]) -> Entry:
-    """An entry of a run's config.json."""
+def recorded(entry: Mapping[str, Any]) -> Entry:
+    """An entry of a run's config.json; options that its version did not know have today's defaults."""
     label, method = entry["label"], method_config(entry["method"])
     if unknown := sorted(set(entry["options"]) - set(method.options)):
         raise ValueError(f"entry {label!r}: {entry['method']} has no option {unknown[0]!r}")

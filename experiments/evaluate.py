@@ -3,9 +3,13 @@
 python -m experiments.evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3 [--export=client3.npz]
 """
 
-import json
 from pathlib import Path
 from typing import NamedTuple
+
+from experiments.signals import end_on_signals
+
+if __name__ == "__main__":  # before anything that takes time to import
+    end_on_signals()
 
 import jax
 import numpy as np
@@ -14,6 +18,7 @@ from ml_collections import ConfigDict
 
 from experiments.build import Experiment, build
 from experiments.cli import fail, parse_flags
+from experiments.run_folder import check_data, fingerprints, read_config
 from experiments.train import enable_compilation_cache, simulate
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.io.checkpoint import make_checkpointer
@@ -40,13 +45,15 @@ def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
     """Restores a run; `method` is the label of an entry, by default of the first.
 
     Raises:
-      ValueError, FileNotFoundError: there is no run there, or none of this method. One line.
+      ValueError, OSError: there is no run there, or none of this method, or its data are others now. One line.
     """
     workdir = Path(workdir)
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
-    config = ConfigDict(json.loads((workdir / "config.json").read_text()))
+    fields, noted = read_config(workdir)
+    config = ConfigDict(fields)
     experiment = build(config)
+    check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         raise ValueError(f"the run in {workdir} has no method {method!r}; it has {', '.join(experiment.methods)}")
@@ -96,7 +103,7 @@ def main(_) -> None:
     try:
         run = load_run(_WORKDIR.value, _METHOD.value)
         state = client_state(run, _CLIENT.value, _TRIAL.value)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         fail(error)
     client, federation = _CLIENT.value, run.experiment.federations[run.method]
     evaluation = run.simulation.evaluate(run.state, np.array([client]))[_TRIAL.value]
@@ -107,7 +114,10 @@ def main(_) -> None:
             accuracy, count = by_rule[rule][client], evaluation.counts[split][client]
             print(f"  {split} accuracy by {rule}: {100 * accuracy:.2f} % of {count} images")
     if _EXPORT.value:
-        export(state, _EXPORT.value)
+        try:
+            export(state, _EXPORT.value)
+        except OSError as error:
+            fail(error, code=1)
         print(f"  exported to {_EXPORT.value}")
 
 

@@ -8,6 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.signals import end_on_signals
+
+if __name__ == "__main__":  # before anything that takes time to import
+    end_on_signals()
+
 from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
@@ -18,6 +23,7 @@ from experiments.terminal import fitted
 from experiments.train import (
     Interrupted,
     Result,
+    Unwritable,
     enable_compilation_cache,
     is_primary,
     join_processes,
@@ -115,16 +121,18 @@ def execute(config: ConfigDict, workdir: Path, **options: Any) -> Result:
 
 @contextlib.contextmanager
 def orderly(workdir: Path) -> Iterator[None]:
-    """Within it the processes of a run are joined and programs are cached; a mistake ends the program with 2, a signal
-    with 128 + its number."""
+    """Within it the processes of a run are joined and programs are cached; a mistake ends the program with 2, what
+    cannot be written once it has begun with 1, a signal with 128 + its number."""
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         yield
     except Interrupted as stop:
-        print(f"{stop}; saved below {workdir}. The same command goes on from there.", file=sys.stderr)
+        print(f"{stop}; what was done is saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except Unwritable as error:
+        fail(error, code=1)
+    except (ValueError, OSError, ImportError) as error:
         fail(error)
 
 
@@ -134,7 +142,7 @@ def report(summary: str, files: Sequence[Path]) -> None:
     if is_primary():
         if sys.stdout.isatty():
             summary = fitted(summary, shutil.get_terminal_size().columns)
-        print("\n".join(["", summary, "", "written:", *(f"  {path}" for path in files)]))
+        print("\n".join(["", summary, "", *["written:"] * bool(files), *(f"  {path}" for path in files)]))
 
 
 def main(_) -> None:

@@ -53,7 +53,7 @@ _ALSO = flags.DEFINE_list("also", [], "CSV files of earlier tables, whose runs c
 _ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
 _CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against rounds, a PNG.")
 
-SAME_RESULT = ("seed", "partition.seed", "trials", "compare", "entries", "given", "tuned", "tuned_on")
+SAME_RESULT = ("run", "seed", "partition.seed", "trials", "compare", "entries", "given", "tuned", "tuned_on")
 SAME_RESULT += ("dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
 
 
@@ -74,6 +74,8 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
     runs of an `earlier` table, too."""
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
+        if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
+            continue
         config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
         with path.open() as file:

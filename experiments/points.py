@@ -13,8 +13,11 @@ from ml_collections import ConfigDict
 
 from experiments.build import Experiment, build, evaluated_clients
 from experiments.families import Family, families, simulations
+from experiments.run_folder import fingerprints, remember_config
+from experiments.run_lock import locked
 from experiments.search import better_half, rounds_trained, rungs
-from experiments.train import Interrupted, catch_signals, remember_config
+from experiments.signals import catch_signals
+from experiments.train import Interrupted
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
@@ -148,7 +151,10 @@ def _train(simulation, company, config, folder, rounds, places, experiment, caug
         sources = {}
         for label, place in places.items():
             there = simulation(place.labels)
-            sources[label] = there, make_checkpointer(place.folder / "checkpoints", there).restore(), place.labels
+            found = make_checkpointer(place.folder / "checkpoints", there).restore()
+            if found is None:
+                raise ValueError(f"{place.folder} has no checkpoint that can be read; begin again in another --workdir")
+            sources[label] = there, found, place.labels
         state, history = regrouped(own, company, config.trials, sources)
 
     def after_round(state, history) -> bool:
@@ -179,7 +185,8 @@ def searched(
     """Searches among entries, on the config's split and seeds.
 
     Raises:
-      ValueError, FileNotFoundError: the config is wrong, or has no validation sets. One line.
+      ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or of another search.
+        One line.
       Interrupted: by a signal.
     """
     if jax.process_count() > 1:
@@ -192,9 +199,10 @@ def searched(
             "the clients have no validation sets to choose by; give them a share of each client's samples, such as "
             "--config.partition.options.val_share=0.2"
         )
-    remember_config(config, experiment.entries.values(), workdir)
     size = together or (1 if jax.default_backend() == "cpu" else len(labels))
-    with catch_signals() as caught, jax.default_matmul_precision(config.precision):
+    with locked(workdir, tell), catch_signals() as caught, jax.default_matmul_precision(config.precision):
+        prints = fingerprints(experiment.dataset, experiment.partitions)
+        remember_config(config, experiment.entries.values(), workdir, prints)
         return search(experiment, config, workdir, at, size, caught, tell)
 
 

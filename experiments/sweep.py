@@ -12,6 +12,11 @@ entry for `experiments.compare --methods`; test sets have no say in it.
 import shlex
 import time
 
+from experiments.signals import end_on_signals
+
+if __name__ == "__main__":  # before anything that takes time to import
+    end_on_signals()
+
 import jax
 from absl import app, flags
 

@@ -4,40 +4,30 @@ import dataclasses
 import json
 import os
 import signal
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 from experiments import plots, table
 from experiments.build import Experiment, build, evaluated_clients
-from experiments.entries import Entry, described
+from experiments.entries import described
 from experiments.map_plot import write_maps
 from experiments.maps import remember_map
 from experiments.report import setting, write_report
+from experiments.run_folder import fingerprints, read_json, remember_config, start_again
+from experiments.run_lock import agreed, is_primary, locked
+from experiments.signals import catch_signals
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.io.writers import write_history
-from fedjax_ht.simulation.history import Row, run
+from fedjax_ht.io.writers import FILES, write_history
+from fedjax_ht.simulation.history import Row, by_trial, out_of_patience, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
-
-# Fields that say which entries there are, and with what: those are recorded one by one.
-NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on")
-# Fields that change nothing about the numbers of a round: a run may go on with others.
-FREE_FIELDS = (
-    "rounds",
-    "checkpoint.every",
-    "checkpoint.keep",
-    "dataset.data_dir",
-    "devices",
-    "client_store",
-)
 
 ProgressFn = Callable[[str, Row], None]  # (method, new row)
 Tables = Callable[[Mapping[str, list[Row]]], Mapping[str, str]]  # (histories) -> heading -> Markdown
@@ -51,9 +41,13 @@ class Interrupted(Exception):
         self.signal = number
 
 
+class Unwritable(OSError):
+    """What a run had to write after it had begun could not be written."""
+
+
 class Result(NamedTuple):
-    """histories: label -> rows, see `simulation.history`. summary: the table, as text. files: what was written.
-    experiment: what was run."""
+    """histories: label -> rows, see `simulation.history`. summary: the table, as text. files: what was written, nothing
+    where a finished run was shown from a read-only folder. experiment: what was run."""
 
     histories: dict[str, list[Row]]
     summary: str
@@ -76,35 +70,61 @@ def train_and_evaluate(
     that all of them see.
 
     A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the round in progress
-    finish, save, and raise `Interrupted`.
+    finish, save, and raise `Interrupted`. Of a finished run in a read-only folder the result is shown.
 
     `stage` is told what begins, a line each: the run, and every entry that has rounds to do.
 
     Raises:
-      ValueError, FileNotFoundError: the config is wrong, or `workdir` holds a run of another config. One line each.
+      ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does, or it holds a run of
+        another config or on other data. One line each.
+      Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One line.
     """
     workdir = Path(workdir)
     experiment = build(config)
-    remember_config(config, experiment.entries.values(), workdir)
-    if is_primary():
-        stage(f"{setting(config, experiment)} Writing to {workdir}.")
-    histories: dict[str, list[Row]] = {}
-    folders = {name: workdir / entry.folder for name, entry in experiment.entries.items()}
-    with catch_signals() as caught, jax.default_matmul_precision(config.precision):
-        for name in experiment.methods:
-            histories[name] = run_method(name, experiment, config, folders[name], progress_fn, warn, stage, caught)
-    results, pictures = table.markdown(histories), []
-    summary = f"{results}\n\n{described(experiment.entries.values())}"
-    if is_primary():
-        with atomic_open(workdir / "summary.md") as file:
-            file.write(summary + "\n")
-        pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
-        pictures += write_maps(folders, experiment)
-        pictures.append(write_report(config, experiment, histories, tables(histories), workdir))
-    files = [folder / f for folder in folders.values() for f in ("metrics.csv", "metrics.jsonl", "clients.csv")]
-    files += [folder / "checkpoints" for folder in folders.values()]
+    with locked(workdir, warn) as writable:
+        writes = writable and is_primary()
+        prints = fingerprints(experiment.dataset, experiment.partitions)
+        remember_config(config, experiment.entries.values(), workdir, prints, writes)
+        folders = {name: workdir / entry.folder for name, entry in experiment.entries.items()}
+        for folder in folders.values() if writes else ():
+            folder.mkdir(exist_ok=True)
+        if is_primary():
+            stage(f"{setting(config, experiment)} {'Writing to' if writable else 'Nothing is written to'} {workdir}.")
+        histories: dict[str, list[Row]] = {}
+        tell = warn if is_primary() else lambda line: None
+        try:
+            with catch_signals() as caught, jax.default_matmul_precision(config.precision):
+                for name, folder in folders.items():
+                    histories[name] = run_method(
+                        name, experiment, config, folder, progress_fn, tell, stage, caught, writable
+                    )
+            summary = f"{table.markdown(histories)}\n\n{described(experiment.entries.values())}"
+            pictures = (
+                write_results(config, experiment, histories, summary, tables(histories), workdir) if writes else []
+            )
+        except OSError as error:
+            raise Unwritable(
+                f"{error}; what was saved before is whole, and the same command goes on from there"
+            ) from error
+    files = [folder / file for folder in folders.values() for file in (*FILES, "checkpoints")]
     files = [workdir / "config.json", workdir / "summary.md", *files, *pictures]
-    return Result(histories, summary, files, experiment)
+    return Result(histories, summary, files if writable else [], experiment)
+
+
+def write_results(
+    config: ConfigDict,
+    experiment: Experiment,
+    histories: Mapping[str, list[Row]],
+    summary: str,
+    tables: Mapping[str, str],
+    workdir: Path,
+) -> list[Path]:
+    """Writes the summary, plots and report of a run; returns the paths of the pictures and of the report."""
+    with atomic_open(workdir / "summary.md") as file:
+        file.write(summary + "\n")
+    pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
+    pictures += write_maps({label: workdir / experiment.entries[label].folder for label in histories}, experiment)
+    return [*pictures, write_report(config, experiment, histories, tables, workdir)]
 
 
 def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
@@ -116,16 +136,6 @@ def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None 
     return make_trials(method, federation, data, options)
 
 
-def is_primary() -> bool:
-    """Whether this process is the one that writes and speaks."""
-    return jax.process_index() == 0
-
-
-def agreed(stop: bool) -> bool:
-    """Whether any process was told to stop; they then all stop in the same round."""
-    return bool(np.any(multihost_utils.process_allgather(np.array(stop)))) if jax.process_count() > 1 else stop
-
-
 def run_method(
     name: str,
     experiment: Experiment,
@@ -135,16 +145,27 @@ def run_method(
     warn: Callable[[str], None],
     stage: Callable[[str], None],
     caught: list[int],
+    writable: bool,
 ) -> list[Row]:
     """One method from its newest checkpoint on; returns its history."""
     chosen = workdir.parent / "lanes.json"
+    writes = writable and is_primary()
     simulation = simulate(name, experiment, read_json(chosen) if chosen.exists() else None)
-    if experiment.options.lanes == "auto" and not chosen.exists() and is_primary():
+    if experiment.options.lanes == "auto" and not chosen.exists() and writes:
         with atomic_open(chosen) as file:
             json.dump(simulation.lanes, file, indent=2)
     checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep, background=True)
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
+    patience = config.evaluate.patience or None
+    if not writable and not (history and is_finished(state.round, history, config.rounds, patience)):
+        raise ValueError(f"{workdir} cannot be written to, and {name} is not finished")
+    stop_if_told(caught)
+    if state is None and writes and (aside := start_again(workdir)):
+        warn(
+            f"{name}: {workdir} has no checkpoint that can be read; it starts again at round 0, and what was there is "
+            f"now in {aside}"
+        )
     if is_primary() and (state is None or state.round < config.rounds):
         devices, programs = config.devices or len(jax.devices()), len(experiment.federations[name].buckets)
         where = f"{devices} x {jax.devices()[0].device_kind}"
@@ -152,7 +173,7 @@ def run_method(
 
     def write(history) -> None:
         nonlocal written
-        if is_primary():
+        if writes:
             written = write_history(history, workdir, written)
 
     def save(state, history) -> None:
@@ -166,9 +187,15 @@ def run_method(
 
     def tell(row: Row) -> None:
         line = experiment.methods[name].warn and experiment.methods[name].warn(row)
-        if line and line not in told and is_primary():
+        if line and line not in told:
             told.add(line)
             warn(f"{name}, round {row['round']}: {line}")
+
+    def show(row: Row) -> None:
+        if progress_fn is not None and is_primary():
+            progress_fn(name, row)
+        if row["round"] == 0 and row["trial"] == config.trials - 1:
+            stop_if_told(caught)  # the untrained federation is evaluated; the first round may compile for long
 
     def after_round(state, history) -> bool:
         write(history)
@@ -185,8 +212,8 @@ def run_method(
         state,
         history,
         config.evaluate.every,
-        config.evaluate.patience or None,
-        (lambda row: progress_fn(name, row)) if progress_fn is not None and is_primary() else None,
+        patience,
+        show,
         after_round,
         only=evaluated_clients(config),
     )
@@ -194,10 +221,20 @@ def run_method(
         save(state, history)
     checkpointer.wait()
     write(history)
+    stop_if_told(caught)
+    remember_map(name, experiment, simulation, state, workdir, writable and is_primary(), warn)
+    return history
+
+
+def stop_if_told(caught: list[int]) -> None:
+    """Raises `Interrupted` in every process of a run, if any was told to stop."""
     if agreed(bool(caught)):
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
-    remember_map(name, experiment, simulation, state, workdir, is_primary(), warn)
-    return history
+
+
+def is_finished(round: int, history: list[Row], rounds: int, patience: int | None) -> bool:
+    """Whether a run that has come to a round has none left to do."""
+    return round >= rounds or all(out_of_patience(trial, patience) for trial in by_trial(history))
 
 
 def show_server(name: str, experiment: Experiment, state: SimulationState, workdir: Path) -> None:
@@ -208,70 +245,6 @@ def show_server(name: str, experiment: Experiment, state: SimulationState, workd
     first = of_trial(state.servers, 0)
     blocks = jax.tree.map(np.asarray, method.pictures(experiment.federations[name], first))
     plots.save(plots.image_grid(blocks, experiment.dataset.class_names), workdir / "images" / f"{state.round:05d}.png")
-
-
-def remember_config(config: ConfigDict, entries: Iterable[Entry], workdir: Path) -> None:
-    """Writes config.json, with every entry that the folder holds, or refuses one that holds a run of another config."""
-    path, fields = workdir / "config.json", json.loads(config.to_json_best_effort())
-    own = {entry.label: json.loads(json.dumps(entry._asdict())) for entry in entries}
-    there: dict[str, Any] = {}
-    if path.exists():
-        earlier = read_json(path)
-        there = {entry["label"]: entry for entry in earlier.get("entries", ())}
-        before, now = _compared(earlier, there, own), _compared(fields, own, there)
-        differing = [f for f in sorted(before | now) if before.get(f) != now.get(f) and f not in FREE_FIELDS]
-        if differing:
-            shown = ", ".join(f"{f}: {before.get(f)!r} there, {now.get(f)!r} here" for f in differing[:5])
-            raise ValueError(f"{workdir} holds a run of another config ({shown}); choose another --workdir")
-    if is_primary():
-        with atomic_open(path) as file:
-            json.dump(fields | {"entries": list((there | own).values())}, file, indent=2)
-
-
-def _compared(fields: dict[str, Any], entries: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same in a run that goes on: fields, and the settings of entries that are among `others`, too."""
-    shared = {name: value for name, value in fields.items() if name not in NAMING}
-    both = {label: entry | {"tuned": ""} for label, entry in entries.items() if label in others}
-    return flatten(shared | both)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a run's folder holds, or a ValueError."""
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable as JSON ({error}); choose another --workdir") from None
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-class catch_signals:
-    """Within the block SIGINT and SIGTERM are noted in the list; a second one of the same kind acts as usual."""
-
-    def __enter__(self) -> list[int]:
-        self.caught: list[int] = []
-        self.previous: dict[int, Any] = {}
-
-        def note(number, frame):
-            self.caught.append(number)
-            signal.signal(number, self.previous[number])
-
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.previous[number] = signal.signal(number, note)
-        except ValueError:  # not the main thread (a notebook's worker): signals stay as they are
-            self.previous.clear()
-        return self.caught
-
-    def __exit__(self, *error) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
 
 
 def enable_compilation_cache(folder: Path | str | None = None) -> None:

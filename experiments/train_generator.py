@@ -5,18 +5,20 @@ python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minu
 Ctrl-C and SIGTERM save first. --minutes=0 with --out exports what a workdir holds, also while another process trains.
 """
 
+import json
 import math
 import time
 from pathlib import Path
 
 from absl import app, flags
-from ml_collections import ConfigDict
 
 from experiments.cli import fail, parse_flags
 from experiments.gan import GanState, Recipe, init_gan
 from experiments.generator_data import load_pictures
 from experiments.generator_training import Log, export, read_checkpoint, train, write_checkpoint, write_samples
-from experiments.train import catch_signals, enable_compilation_cache, remember_config
+from experiments.run_folder import remember_fields
+from experiments.signals import catch_signals
+from experiments.train import enable_compilation_cache
 from fedjax_ht.generators.base import Card
 
 _DATA = flags.DEFINE_string("data", None, "A dataset's name, or an .npz of 32x32 JPEG files.")
@@ -42,8 +44,8 @@ def main(_) -> None:
         workdir, seed = Path(_WORKDIR.value), _SEED.value
         recipe = Recipe(channels=tuple(map(int, _CHANNELS.value)))
         pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
-        config = {"data": _DATA.value, "classes": tuple(_CLASSES.value), "seed": seed, "recipe": recipe._asdict()}
-        remember_config(ConfigDict(config), workdir)
+        config = {"data": _DATA.value, "classes": _CLASSES.value, "seed": seed, "recipe": recipe._asdict()}
+        remember_fields(json.loads(json.dumps(config)), workdir)
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     except (ValueError, FileNotFoundError, ImportError) as error:
         fail(error)

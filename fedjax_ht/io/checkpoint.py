@@ -1,4 +1,4 @@
-"""Checkpoints with orbax that write only what changed: the newest few stay, and a run goes on from them bit for bit.
+"""Checkpoints that write only what changed: the newest few stay, and a run goes on from them bit for bit.
 
 A run's first client states are a pure function of its config and seed, so a client that never changed is not stored.
 A checkpoint writes the states that changed since the one before it as a segment, and beside it what is small: server,
@@ -6,22 +6,26 @@ history, and for every client which segment holds its newest state. Restoring is
 the segments written over it. Segments that no checkpoint refers to any more are deleted. As in a log-structured file
 system (Rosenblum and Ousterhout, ACM TOCS 1992) the emptiest segments' states move along into the next one, so that the
 segments of one checkpoint hold at most twice the states that have ever changed.
+
+Every folder carries the checksums of its files, and a checkpoint those of its segments (`sealed`): they are looked at
+before anything is read. What cannot be read is passed over, and moved aside when the run goes on; it is never deleted.
 """
 
+import json
 import logging
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.io import sealed
+from fedjax_ht.io.trees import is_key, load_tree, plain, save_tree
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 SEGMENT_BYTES = 64 << 20  # more is cut into several segments, so that host memory needs no second copy of all states
@@ -92,16 +96,18 @@ def make_checkpointer(
     if keep < 1:
         raise ValueError(f"keep is {keep}; it must be at least 1")
     directory = Path(directory).absolute()
-    segments = directory.with_name(f"{directory.name}.segments")
+    segments = segments_of(directory)
     base: Placement | None = None  # of the checkpoint that the run has last saved or been restored from
+    reached = -1  # its round
     pool = ThreadPoolExecutor(1, "checkpoint") if background and jax.process_count() == 1 else None
     writing: Future | None = None
 
     def save(state: SimulationState, history: list[dict]) -> None:
-        nonlocal base, writing
+        nonlocal base, reached, writing
         wait()
-        there = base is not None and all((segments / str(s)).exists() for s in base.held)
-        if not there or base.round > state.round:
+        if reached > state.round:
+            base, reached = None, -1
+        if base is None or not all((segments / str(s)).exists() for s in base.held):
             base = Placement(-1, {name: np.zeros(len(x), np.int32) for name, x in state.changed.items()}, {})
         copied, size = copy(simulation, state, history, base)
         if pool is None or size > COPIED_BYTES:
@@ -116,46 +122,63 @@ def make_checkpointer(
             done.result()
 
     def write(copied: Copied) -> None:
-        nonlocal base
-        with manager(directory, cleanup_tmp_directories=True) as m:
-            if copied.round == base.round and copied.round in m.all_steps():
-                return
-            placed = write_segments(segments, copied, base)
-            if copied.round in m.all_steps():  # of another course of the run
-                m.delete(copied.round)
-            items = {
-                "small": ocp.args.StandardSave(_pack((*copied.small, placed.where))),
-                "held": ocp.args.JsonSave({str(s): rows for s, rows in placed.held.items()}),
-                "history": ocp.args.JsonSave({"rows": copied.history}),
+        nonlocal base, reached
+        if copied.round == reached and copied.round in sealed.numbers(directory):
+            return
+        if jax.process_index() == 0:
+            make_room(directory, reached)
+        _together("room for a checkpoint")
+        placed = write_segments(segments, copied, base)
+        path = directory / str(copied.round)
+        save_tree(sealed.temporary(path) / "small", (*copied.small, placed.where))
+        if jax.process_index() == 0:
+            held = {
+                str(s): {"rows": rows, "seal": sealed.seal_of(segments / str(s))} for s, rows in placed.held.items()
             }
-            m.save(copied.round, args=ocp.args.Composite(**items), force=True)
-            past = [step for step in m.all_steps() if step <= base.round]
-            base, kept = placed, [*sorted(past), copied.round][-keep:]
-            for step in set(m.all_steps()) - set(kept):
-                m.delete(step)
-            delete_unused(segments, m, kept)
+            for name, content in (("segments.json", held), ("history.json", copied.history)):
+                (sealed.temporary(path) / name).write_text(json.dumps(content))
+            sealed.place(path)
+            for step in sealed.numbers(directory)[:-keep]:
+                sealed.remove(directory / str(step))
+            delete_unused(directory)
+        _together("a checkpoint")
+        base, reached = placed, copied.round
 
     def restore(warn: Callable[[str], None] = logging.warning):
-        nonlocal base
+        nonlocal base, reached
         wait()
-        if not directory.exists():
-            return None
-        with manager(directory) as m:
-            for step in sorted(m.all_steps(), reverse=True):
-                try:
-                    state, base, history = read(m, step, segments, simulation)
-                    return state, history
-                except Exception as error:  # whatever is wrong with one file, an older checkpoint may be whole
-                    reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-                    warn(f"checkpoint {directory / str(step)} cannot be read ({reason}); trying the one before it")
+        for step in reversed(sealed.numbers(directory)):
+            try:
+                state, base, history = read(directory / str(step), simulation)
+                reached = step
+                return state, history
+            except Exception as error:  # whatever is wrong with one file, an older checkpoint may be whole
+                reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+                warn(f"checkpoint {directory / str(step)} cannot be read ({reason}); trying the one before it")
         return None
 
     return Checkpointer(save, wait, restore)
 
 
-def manager(directory: Path, **options) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False, **options)
-    return ocp.CheckpointManager(directory, options=options)
+def segments_of(directory: Path) -> Path:
+    """Where the segments of a folder of checkpoints are."""
+    return directory.with_name(f"{directory.name}.segments")
+
+
+def make_room(directory: Path, reached: int) -> None:
+    """Before a run goes on from round `reached`, -1 for none: later checkpoints, and segments that no other has, are
+    moved aside; what a killed process left half written goes."""
+    segments = segments_of(directory)
+    for folder in (directory, segments):
+        folder.mkdir(parents=True, exist_ok=True)
+        sealed.remove_half_written(folder)
+    steps = sealed.numbers(directory)
+    later = [step for step in steps if step > reached]
+    if later:
+        used = used_segments(directory, [step for step in steps if step <= reached])
+        unused = [] if used is None else sorted(set(sealed.numbers(segments)) - used)
+        paths = [*(directory / str(step) for step in later), *(segments / str(s) for s in unused)]
+        sealed.set_aside(paths, directory.parent)
 
 
 def rows_to_write(base: Placement, changed: dict[str, np.ndarray], row_bytes: dict[str, int]) -> Rows:
@@ -196,7 +219,7 @@ def copy(simulation: Simulation, state: SimulationState, history: list[dict], ba
         (piece, {name: simulation.read_clients(state, name, x) for name, x in piece.items()})
         for piece in pieces(rows, row_bytes, SEGMENT_BYTES)
     )
-    small = jax.tree.map(_plain, (state.servers, state.last_round, state.changed))
+    small = jax.tree.map(plain, (state.servers, state.last_round, state.changed))
     size = sum(len(x) * row_bytes[name] for name, x in rows.items())
     return Copied(state.round, small, list(history), parts), size
 
@@ -205,13 +228,15 @@ def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement
     """Writes what changed since `base`; each segment is there as a whole or not at all."""
     where = {name: x.copy() for name, x in base.where.items()}
     held = dict(base.held)
-    there = max((int(p.name) for p in segments.glob("*") if p.name.isdigit()), default=0)
+    there = max(sealed.numbers(segments), default=0)
     if jax.process_count() > 1:
         there = int(multihost_utils.broadcast_one_to_all(np.int32(there)))
     for number, (piece, states) in enumerate(copied.parts, there + 1):  # a number is never used twice
         tree = {name: (x.astype(np.int32), states[name]) for name, x in piece.items()}
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            checkpointer.save(segments / str(number), args=ocp.args.StandardSave(_pack(tree)))
+        path = segments / str(number)
+        save_tree(sealed.temporary(path), tree)
+        if jax.process_index() == 0:
+            sealed.place(path)
         for name, x in piece.items():
             where[name][x] = number
         held[number] = {name: len(x) for name, x in piece.items()}
@@ -219,83 +244,77 @@ def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement
     return Placement(copied.round, where, {s: rows for s, rows in held.items() if s in used})
 
 
-def read(
-    steps: ocp.CheckpointManager, step: int, segments: Path, simulation: Simulation
-) -> tuple[SimulationState, Placement, list[dict]]:
-    """The checkpoint of a round.
+def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement | None, list[dict]]:
+    """A checkpoint; without a placement where later ones cannot build on it.
 
     Raises:
       Exception: of any kind, if a file is missing, damaged or of another simulation.
     """
-    items = {"small": ocp.args.StandardRestore()} | {name: ocp.args.JsonRestore() for name in ("held", "history")}
-    found = steps.restore(step, args=ocp.args.Composite(**items))
+    segments, held = segments_of(path.parent), held_segments(path)
     state = simulation.init()
+    if not is_older(path):
+        sealed.check(path)
+    for segment, found in held.items():
+        if found["seal"]:
+            sealed.check(segments / str(segment), found["seal"])
     small = (state.servers, state.last_round, state.changed, state.changed)
-    servers, last_round, changed, where = _unpack(small, found["small"])
-    held = {int(s): rows for s, rows in found["held"].items()}
+    servers, last_round, changed, where = load_tree(path / "small", small)
     examples = {name: simulation.read_clients(state, name, np.zeros(1, np.int64)) for name in changed}
-    for segment, counts in held.items():
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            stored = checkpointer.restore(segments / str(segment))
-        template = {name: (np.zeros(m, np.int32), _repeated(examples[name], m)) for name, m in counts.items()}
-        for name, (rows, states) in _unpack(template, stored).items():
+    for segment, found in held.items():
+        template = {name: (np.zeros(m, np.int32), _repeated(examples[name], m)) for name, m in found["rows"].items()}
+        for name, (rows, states) in load_tree(segments / str(segment), template).items():
             newest = where[name][rows] == segment
             if newest.any():
                 states = jax.tree.map(lambda x, keep=newest: x[keep], states)
                 state = simulation.write_clients(state, name, rows[newest].astype(np.int64), states)
-    state = state._replace(round=step, servers=servers, last_round=last_round, changed=changed)
-    return state, Placement(step, where, held), found["history"]["rows"]
+    state = state._replace(round=int(path.name), servers=servers, last_round=last_round, changed=changed)
+    if is_older(path):
+        return state, None, json.loads((path / "history" / "metadata").read_text())["rows"]
+    placed = Placement(state.round, where, {segment: found["rows"] for segment, found in held.items()})
+    return state, placed, sealed.read_json(path, "history.json")
 
 
-def delete_unused(segments: Path, steps: ocp.CheckpointManager, kept: list[int]) -> None:
-    """Deletes the segments that none of these checkpoints refers to, and what a killed process left half written."""
-    used = set()
-    for step in kept:
-        try:
-            used |= set(steps.restore(step, args=ocp.args.Composite(held=ocp.args.JsonRestore()))["held"])
-        except Exception:  # what a damaged checkpoint refers to is unknown, so all stay until it has gone
-            return
-    for path in segments.glob("*") if jax.process_index() == 0 else ():
-        if path.name not in used:
-            shutil.rmtree(path)
+def is_older(path: Path) -> bool:
+    """Whether a checkpoint was written before there were checksums; it can be read, and nothing is built on it."""
+    return (path / "held").is_dir()
 
 
-def _is_key(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def held_segments(path: Path) -> dict[int, dict]:
+    """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint. ValueError or OSError if it is
+    damaged."""
+    if is_older(path):
+        held = json.loads((path / "held" / "metadata").read_text())
+        return {int(s): {"rows": rows, "seal": None} for s, rows in held.items()}
+    return {int(s): found for s, found in sealed.read_json(path, "segments.json").items()}
 
 
-def _plain(leaf: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+def used_segments(directory: Path, steps: Iterable[int]) -> set[int] | None:
+    """The segments that these checkpoints refer to; None where one is damaged, and so all may be needed."""
+    try:
+        return {segment for step in steps for segment in held_segments(directory / str(step))}
+    except (ValueError, OSError, AttributeError):
+        return None
 
 
-def _pack(tree: PyTree) -> dict[str, np.ndarray]:
-    """The leaves that hold anything, by position: orbax takes no empty array and need not know a method's types."""
-    leaves = map(_plain, jax.tree.leaves(tree))
-    return {f"{i:05d}": leaf for i, leaf in enumerate(leaves) if leaf.size}
+def delete_unused(directory: Path) -> None:
+    """Deletes the segments that no checkpoint refers to."""
+    segments, used = segments_of(directory), used_segments(directory, sealed.numbers(directory))
+    for segment in sealed.numbers(segments) if used is not None else ():
+        if segment not in used:
+            sealed.remove(segments / str(segment))
 
 
-def _unpack(template: PyTree, stored: dict[str, np.ndarray]) -> PyTree:
-    """The tree that `_pack` took apart, of the template's structure, shapes, dtypes and placement."""
-    leaves, structure = jax.tree.flatten(template)
-    for i, leaf in enumerate(leaves):
-        like = _plain(leaf)
-        value = stored[f"{i:05d}"] if like.size else like
-        if value.shape != like.shape or value.dtype != like.dtype:
-            raise ValueError(f"it holds {value.dtype}{list(value.shape)}, expected {like.dtype}{list(like.shape)}")
-        value = (
-            jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
-            if _is_key(leaf)
-            else np.require(value, requirements="W")
-        )
-        leaves[i] = jax.device_put(value, leaf.sharding) if isinstance(leaf, jax.Array) else value
-    return jax.tree.unflatten(structure, leaves)
+def _together(what: str) -> None:
+    """Waits for every process of the run."""
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)
 
 
 def _repeated(example: PyTree, count: int) -> PyTree:
     """A view of `count` rows like the example's only one."""
-    repeat = lambda x: (jnp if _is_key(x) else np).broadcast_to(x, (count, *x.shape[1:]))  # noqa: E731
+    repeat = lambda x: (jnp if is_key(x) else np).broadcast_to(x, (count, *x.shape[1:]))  # noqa: E731
     return jax.tree.map(repeat, example)
 
 
 def _bytes(row: PyTree) -> int:
-    return 4 + sum(_plain(leaf).nbytes for leaf in jax.tree.leaves(row))  # its number, and its states
+    return 4 + sum(plain(leaf).nbytes for leaf in jax.tree.leaves(row))  # its number, and its states

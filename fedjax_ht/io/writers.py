@@ -11,6 +11,7 @@ from fedjax_ht.io.files import atomic_open
 
 HistoryRow = dict[str, Any]
 PER_CLIENT = ("clients", "client_ids")
+FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 
 
 def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: int = 0) -> int:

@@ -1,5 +1,7 @@
 """A tiny data set and experiment on disk, for the runner's tests."""
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+TIMING = ("seconds_round", "seconds_evaluation")
 
 CONFIG = """
 from experiments.configs.base import apply_argument, base_config, method_config, partition_config
@@ -37,6 +40,19 @@ def tiny_config(tmp_path_factory) -> Path:
     np.savez(folder / "data.npz", images=images, labels=labels)
     (folder / "tiny.py").write_text(CONFIG.format(data=folder / "data.npz"))
     return folder / "tiny.py"
+
+
+def metrics(workdir, method):
+    rows = [json.loads(line) for line in (workdir / method / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
+
+
+def config_of(path):
+    """What a config file's get_config returns."""
+    spec = importlib.util.spec_from_file_location("tiny", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.get_config()
 
 
 def command(module: str, *arguments: str) -> list[str]:

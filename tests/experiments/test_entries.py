@@ -9,7 +9,7 @@ from experiments.build import build
 from experiments.configs import quickstart
 from experiments.configs.base import base_config, method_config
 from experiments.entries import as_run, changes, described, entries_of
-from experiments.train import remember_config
+from experiments.run_folder import remember_config
 
 
 def config_of(*entries, **fields):
@@ -68,7 +68,7 @@ def test_a_path_in_an_option_makes_no_folder():
 
 
 def remember(config, folder):
-    remember_config(config, entries_of(config), folder)
+    remember_config(config, entries_of(config), folder, {})
     return ConfigDict(json.loads((folder / "config.json").read_text()))
 
 
@@ -95,3 +95,16 @@ def test_an_entry_of_the_same_label_must_be_the_same(tmp_path, entries, fields, 
         remember(config_of(*entries, **fields), tmp_path)
     assert message in str(error.value)
     remember(config_of("fedproto"), tmp_path)  # another one may join
+
+
+def test_an_option_that_an_earlier_version_did_not_know_has_its_default(tmp_path):
+    config = config_of("fedtgp:tau=3")
+    remember(config, tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    del content["entries"][0]["options"]["server_epochs"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (entry,) = entries_of(config)
+    other = entry._replace(options=entry.options | {"server_epochs": 7})
+    with pytest.raises(ValueError, match=r"tau=3\.options\.server_epochs: 100 there, 7 here"):
+        remember_config(config, [other], tmp_path, {})
+    assert remember(config, tmp_path).entries[0].options.server_epochs == 100

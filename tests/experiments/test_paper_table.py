@@ -17,7 +17,7 @@ def write_run(folder, method, seed, accuracies, options=(), training=SGD, **more
     (folder / method).mkdir(parents=True)
     config = {"seed": seed, "dataset": {"name": "digits", "data_dir": str(folder)}}
     config |= {"checkpoint": {"every": seed}, "partition": {"seed": seed}}
-    config["training"] = training
+    config["training"], config["run"] = training, {"version": 1, "split": f"of seed {seed}"}
     config["method"] = {"name": method, "options": dict(options)}
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / method / "metrics.jsonl").open("w") as file:
@@ -37,6 +37,13 @@ def runs(tmp_path):
     add("b", "fedktl", 0, [0.1, 0.2, 0.4], {"mu": 0.0})
     add("c", "dfrd", 0, [0.1, 0.3, 0.2], global_accuracy_head=[0.0, 0.4, 0.5])
     return find_runs(tmp_path)
+
+
+def test_a_course_that_was_set_aside_is_no_run(tmp_path):
+    write_run(tmp_path / "a", "local", 0, [0.1, 0.4])
+    (tmp_path / "a" / "local" / "set_aside_1").mkdir()
+    (tmp_path / "a" / "local" / "set_aside_1" / "metrics.jsonl").write_text("{}")
+    assert len(find_runs(tmp_path)) == 1
 
 
 def test_published_numbers_can_be_of_the_participants_score(tmp_path):

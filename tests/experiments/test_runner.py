@@ -1,7 +1,6 @@
 """The real runner: its files, resume, signals, kill -9, and the evaluation of one client."""
 
 import csv
-import importlib.util
 import json
 import shutil
 import signal
@@ -15,23 +14,9 @@ import pytest
 from experiments import train
 from experiments.build import build
 from experiments.configs.base import method_config
-from tests.experiments.conftest import ROOT, command, environment
+from tests.experiments.conftest import ROOT, command, config_of, environment, metrics
 
 METHODS = ("fedtgp", "local")
-TIMING = ("seconds_round", "seconds_evaluation")
-
-
-def metrics(workdir, method):
-    rows = [json.loads(line) for line in (workdir / method / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
-
-
-def config_of(path):
-    """What a config file's get_config returns."""
-    spec = importlib.util.spec_from_file_location("tiny", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.get_config()
 
 
 @pytest.fixture(scope="module")

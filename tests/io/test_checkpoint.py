@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from fedjax_ht.io import checkpoint
+from fedjax_ht.io import checkpoint, sealed
 from fedjax_ht.io.checkpoint import Placement, make_checkpointer, rows_to_write
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.simulation.options import SimulationOptions
@@ -275,6 +275,85 @@ def test_a_broken_newest_falls_back_with_a_warning(folder, what):
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
 
+def flip(file, at, bit=0):
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
+    writer = make_checkpointer(folder, toy_simulation())
+    for state in COURSE[1:4]:
+        writer.save(state, [{"round": state.round}])
+    files = sorted(p for p in folder.parent.rglob("*") if p.is_file() and p.stat().st_size)
+    named = set()
+    for file in files:
+        at, whole, warnings = file.stat().st_size // 2, file.read_bytes(), []
+        flip(file, at)
+        found = make_checkpointer(folder, toy_simulation()).restore(warnings.append)
+        if found is None:
+            assert len(warnings) == 2  # of a segment that both have
+        else:
+            assert_same(found[0], COURSE[3 - len(warnings)])
+            assert found[1] == [{"round": found[0].round}]
+        named |= {file} if warnings and file.name in warnings[0] else set()
+        file.write_bytes(whole)
+    newest = {file for file in files if "3" in file.relative_to(folder.parent).parts}
+    assert newest <= named and len(newest) > 10  # round 3 alone has segment 3
+
+
+def test_a_segment_of_another_run_is_not_taken_for_its_own(folder, tmp_path):
+    for place, rows in ((folder, [0, 1]), (tmp_path / "other" / "checkpoints", [2, 3])):
+        make_checkpointer(place, toy_simulation()).save(course(rows)[1], [])
+    shutil.rmtree(segments(folder)[1])
+    shutil.copytree(segments(tmp_path / "other" / "checkpoints")[1], folder.with_name("checkpoints.segments") / "1")
+    warnings = []
+    assert make_checkpointer(folder, toy_simulation()).restore(warnings.append) is None
+    assert "checkpoints.segments/1 is not the one that was written with it" in warnings[0]
+
+
+def test_what_could_not_be_read_is_moved_aside_as_it_is(folder):
+    writer = make_checkpointer(folder, toy_simulation())
+    for state in COURSE[1:4]:
+        writer.save(state, [])
+    damage(folder / "3")
+    own = [folder / "3", segments(folder)[3]]
+    before = {p.relative_to(folder.parent): p.read_bytes() for f in own for p in f.rglob("*") if p.is_file()}
+    writer = make_checkpointer(folder, toy_simulation())
+    writer.restore(lambda line: None)
+    writer.save(COURSE[4], [])
+    aside = folder.parent / "set_aside_1"
+    assert {p.relative_to(aside): p.read_bytes() for p in aside.rglob("*") if p.is_file()} == before
+    writer.save(COURSE[5], [])
+    assert not (folder.parent / "set_aside_2").exists()
+
+
+def test_strays_in_the_folders_crash_nothing(folder):
+    make_checkpointer(folder, toy_simulation()).save(COURSE[1], [])
+    for parent in (folder, folder.with_name("checkpoints.segments")):
+        for name in (".DS_Store", "7", "notes.txt"):
+            (parent / name).write_text("stray")
+        for name in ("copy of 1", "²", "007"):
+            (parent / name).mkdir()
+    writer, warnings = make_checkpointer(folder, toy_simulation()), []
+    assert_same(writer.restore(warnings.append)[0], COURSE[1])
+    writer.save(COURSE[2], [])
+    assert_same(make_checkpointer(folder, toy_simulation()).restore(warnings.append)[0], COURSE[2])
+    assert not warnings and (folder / "notes.txt").exists() and (folder / "copy of 1").exists()
+
+
+def test_a_full_disk_is_an_os_error_and_the_last_checkpoint_stays(folder, monkeypatch):
+    def full(*args, **kwargs):
+        raise ValueError("RESOURCE_EXHAUSTED: Failed writing:\n No space left on device")  # as tensorstore says it
+
+    writer = make_checkpointer(folder, toy_simulation(), keep=1)
+    writer.save(COURSE[1], [])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="writing: No space left on device"):
+        patch.setattr(ocp.Checkpointer, "save", full)
+        writer.save(COURSE[2], [])
+    assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[1])
+
+
 def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
     make_checkpointer(folder, toy_simulation()).save(COURSE[1], [])
     warnings = []
@@ -282,28 +361,41 @@ def test_a_checkpoint_of_another_simulation_is_passed_over(folder):
     assert len(warnings) == 1 and "it holds float32[3, 4], expected float32[3, 5]" in warnings[0]
 
 
-@pytest.mark.parametrize("moment", ["before the checkpoint", "before old ones go", "before unused segments go"])
-def test_killed_while_saving(folder, moment, monkeypatch):
+@pytest.mark.parametrize(
+    "owner, name, below",
+    [
+        (sealed, "place", "checkpoints.segments"),
+        (sealed, "place", "checkpoints"),
+        (sealed, "remove", "checkpoints"),
+        (sealed.shutil, "rmtree", "checkpoints"),
+        (checkpoint, "delete_unused", ""),
+        (sealed.shutil, "rmtree", "checkpoints.segments"),
+    ],
+)
+def test_killed_while_saving(folder, owner, name, below, monkeypatch):
     make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[1], [])
+    whole = getattr(owner, name)
 
-    def die(*args, **kwargs):
-        raise KeyboardInterrupt
+    def die(path):
+        if below in ("", path.parent.name):
+            raise KeyboardInterrupt
+        whole(path)
 
     writer = make_checkpointer(folder, toy_simulation(), keep=1)
     writer.restore()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        owner, name = {
-            "before the checkpoint": (ocp.CheckpointManager, "save"),
-            "before old ones go": (ocp.CheckpointManager, "delete"),
-            "before unused segments go": (checkpoint, "delete_unused"),
-        }[moment]
         patch.setattr(owner, name, die)
         writer.save(COURSE[5], [])
+    for parent in (folder, folder.with_name("checkpoints.segments")):
+        for number in sealed.numbers(parent):
+            sealed.check(parent / str(number))  # under its name nothing is ever half there
     half_written = folder.with_name("checkpoints.segments") / "9.orbax-checkpoint-tmp"
     half_written.mkdir()
     writer = make_checkpointer(folder, toy_simulation(), keep=1)
-    state, _ = writer.restore()
-    assert_same(state, COURSE[1 if moment == "before the checkpoint" else 5])
+    warnings = []
+    state, _ = writer.restore(warnings.append)
+    assert_same(state, COURSE[1 if name == "place" else 5])
+    assert not warnings
     final = advance(COURSE[5], [0, 1, 2, 5, 7, 11])
     writer.save(final, [])
     assert checkpoints(folder) == [6]

@@ -1,0 +1,62 @@
+"""Who writes in a run's folder: of all processes one, and of one run's processes the first."""
+
+import contextlib
+import datetime
+import fcntl
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+
+def is_primary() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return jax.process_index() == 0
+
+
+def agreed(stop: bool) -> bool:
+    """Whether any process says so; every process has to ask."""
+    return bool(np.any(multihost_utils.process_allgather(np.array(stop)))) if jax.process_count() > 1 else stop
+
+
+@contextlib.contextmanager
+def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
+    """Makes the folder and holds it for this run within the block; the kernel frees it when the process ends, however.
+    Yields whether it can be written to: a finished run is shown from a read-only disk, too.
+
+    Raises:
+      ValueError, OSError: another process holds it, or it cannot be made. One line.
+    """
+    writable, lock, problem = not workdir.exists() or os.access(workdir, os.W_OK), None, None
+    if is_primary() and writable:
+        try:
+            lock = _lock(workdir, warn)
+        except (ValueError, OSError) as error:
+            problem = error
+    if agreed(problem is not None):
+        raise problem or ValueError(f"the first process cannot use {workdir}")
+    with lock or contextlib.nullcontext():
+        yield writable
+
+
+def _lock(workdir: Path, warn: Callable[[str], None]) -> TextIO:
+    workdir.mkdir(parents=True, exist_ok=True)
+    file = os.fdopen(os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = file.read() or "another process"
+        file.close()
+        raise ValueError(f"{workdir} is in use by {holder}; wait for it, or choose another --workdir") from None
+    except OSError as error:  # not every network's file system has locks
+        warn(f"{workdir} cannot be locked ({error.strerror}): see to it that no second process runs there")
+    file.truncate(0)
+    now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")
+    file.flush()
+    return file

@@ -1,0 +1,108 @@
+"""Numbered folders that carry the checksums of their files: each is whole and unchanged, or known to be damaged."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+SEAL = "seal.json"
+_HALF_WRITTEN = re.compile(r"[0-9]+\.(tmp|orbax-checkpoint-tmp).*")
+
+
+def numbers(parent: Path) -> list[int]:
+    """Of the numbered folders, ascending; whatever else lies there does not count. None where `parent` is missing."""
+    names = [path.name for path in parent.iterdir() if path.is_dir()] if parent.exists() else []
+    return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
+
+
+def temporary(path: Path) -> Path:
+    """Where a folder is written before `place`, and what it is called while it is deleted."""
+    return path.with_name(f"{path.name}.tmp")
+
+
+def place(path: Path) -> None:
+    """Seals the folder `temporary(path)` and puts it in place."""
+    half = temporary(path)
+    files = {str(file.relative_to(half)): _sha256(file) for file in sorted(half.rglob("*")) if file.is_file()}
+    (half / SEAL).write_text(json.dumps({"sha256": _sha256_of(files), "files": files}))
+    os.rename(half, path)
+
+
+def seal_of(folder: Path) -> str:
+    """The checksum of a folder's checksums.
+
+    Raises:
+      ValueError, OSError: there is none, or it is damaged.
+    """
+    return _sha256_of(_checksums(folder))
+
+
+def check(folder: Path, seal: str | None = None) -> None:
+    """ValueError or OSError, one line, unless every file is as it was sealed, and the seal the given one."""
+    files = _checksums(folder)
+    if seal is not None and _sha256_of(files) != seal:
+        raise ValueError(f"{folder} is not the one that was written with it")
+    for name, expected in files.items():
+        if _sha256(folder / name) != expected:
+            raise ValueError(f"{folder / name} has changed since it was written")
+
+
+def read_json(folder: Path, name: str) -> dict:
+    """A file of a sealed folder; ValueError or OSError where it has changed."""
+    text = (folder / name).read_bytes()
+    if hashlib.sha256(text).hexdigest() != _checksums(folder).get(name):
+        raise ValueError(f"{folder / name} has changed since it was written")
+    return json.loads(text)
+
+
+def remove(path: Path) -> None:
+    """Deletes a folder, which is never half there under its name."""
+    os.rename(path, temporary(path))
+    shutil.rmtree(temporary(path))
+
+
+def remove_half_written(parent: Path) -> None:
+    """Deletes what a killed process left half written or half deleted."""
+    for path in parent.iterdir() if parent.exists() else ():
+        if path.is_dir() and _HALF_WRITTEN.fullmatch(path.name):
+            shutil.rmtree(path)
+
+
+def set_aside(paths: Iterable[Path], root: Path) -> Path | None:
+    """Moves what there is of some files and folders below `root` to root/set_aside_1, or the next free number, under
+    their own names; returns that folder, None where nothing was there."""
+    paths = [path for path in paths if path.exists()]
+    if not paths:
+        return None
+    number = 1
+    while (aside := root / f"set_aside_{number}").exists():
+        number += 1
+    for path in paths:
+        target = aside / path.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(path, target)
+    return aside
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    try:
+        seal = json.loads((folder / SEAL).read_bytes())
+        if seal["sha256"] != _sha256_of(seal["files"]):
+            raise ValueError
+    except FileNotFoundError:
+        raise ValueError(f"{folder} has no {SEAL}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder / SEAL} has changed since it was written") from None
+    return seal["files"]
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _sha256_of(files: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
