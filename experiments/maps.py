@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from experiments.build import Experiment
+from experiments.run_folder import MAP
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.data.client_data import mixed
 from fedjax_ht.data.dataset import Partition
@@ -18,7 +19,6 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.trials import of_trial
 
 CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
-FILE = "features.npz"
 
 
 class FeatureMap(NamedTuple):
@@ -121,14 +121,14 @@ def save_map(found: FeatureMap, folder: Path) -> None:
     arrays = {name: value for name, value in found._asdict().items() if name not in ("features", "flat")}
     arrays |= {f"features_{i}": x for i, x in enumerate(found.features)}
     arrays |= {f"flat_{name}": places for name, places in found.flat.items()}
-    with atomic_open(folder / FILE, "wb") as file:
+    with atomic_open(folder / MAP, "wb") as file:
         np.savez_compressed(file, **arrays)
 
 
 def load_map(folder: Path) -> FeatureMap | None:
     """What `save_map` wrote; None where there is none, or none that can be read."""
     try:
-        with np.load(folder / FILE, allow_pickle=False) as stored:
+        with np.load(folder / MAP, allow_pickle=False) as stored:
             fields = {name: stored[name] for name in FeatureMap._fields if name not in ("features", "flat")}
             features = tuple(stored[f"features_{i}"] for i in range(len(stored["clients"])))
             flat = {name.removeprefix("flat_"): stored[name] for name in stored.files if name.startswith("flat_")}

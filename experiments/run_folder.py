@@ -22,6 +22,8 @@ VERSION = 1
 """Of a run's folder. A folder without a number is of version 0, before data and split were noted in it. Whoever adds a
 field to the base config gives it a default that leaves earlier runs as they were: `completed` relies on it."""
 
+MAP = "features.npz"  # of an entry, see `maps`
+
 # Fields that say which entries there are, and with what: those are recorded one by one.
 NAMING = ("method", "compare", "entries", "given", "tuned", "tuned_on")
 # Fields that change nothing about the numbers of a round: a run may go on with others.
@@ -130,7 +132,7 @@ def start_again(folder: Path) -> Path | None:
     where that is now, None if nothing was there."""
     checkpoints = folder / "checkpoints"
     left = [path for path in (checkpoints, segments_of(checkpoints)) if path.is_dir() and any(path.iterdir())]
-    return set_aside([*left, *(folder / name for name in FILES)], folder)
+    return set_aside([*left, *(folder / name for name in (*FILES, MAP))], folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
