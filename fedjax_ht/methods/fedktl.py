@@ -193,9 +193,8 @@ def fedktl(
             raise ValueError(f"{name} is {value!r}; it must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
     if clip_norm < 0:
         raise ValueError(f"clip_norm is {clip_norm}; it must be at least 0")
-    if not isinstance(generator, Generator):
-        generator = open_generator(generator)
-    generator = in_units(generator)
+    with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
+        generator = in_units(generator if isinstance(generator, Generator) else open_generator(generator))
     if tuple(bandwidths) == ("median",):  # in a tuple, so that a command line can give numbers instead
         bandwidths = "median"
     latent_dim, etf = generator.latent_dim, classifier == "etf"

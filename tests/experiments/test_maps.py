@@ -81,7 +81,7 @@ def test_a_map_is_read_as_it_was_written(tmp_path):
     for a, b in zip((*written[:4], *written.features, *written[5:7]), (*read[:4], *read.features, *read[5:7])):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(read.flat["t-SNE"], written.flat["t-SNE"])
-    (tmp_path / maps.FILE).write_bytes(b"PK half a file")
+    (tmp_path / maps.MAP).write_bytes(b"PK half a file")
     assert load_map(tmp_path) is None and load_map(tmp_path / "nowhere") is None
 
 
