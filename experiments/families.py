@@ -90,6 +90,8 @@ def simulations(experiment: Experiment, trials: int, found: Sequence[Family]) ->
         key = family.labels[0], len(labels)
         if key in made:
             return made[key].of_trials(seeds, settings)
+        if any(family.labels[0] != first for first, _ in made):
+            made.clear()  # thousands of memory maps, of which Linux lets a process have 65,530
         federation = experiment.federations[labels[0]]
         data = [make_federation_data(experiment.dataset, p, federation) for p in experiment.partitions] * len(labels)
         made[key] = make_trials(family.method, federation, data, experiment.options, seeds=seeds, settings=settings)

@@ -132,7 +132,7 @@ def start_again(folder: Path) -> Path | None:
     where that is now, None if nothing was there."""
     checkpoints = folder / "checkpoints"
     left = [path for path in (checkpoints, segments_of(checkpoints)) if path.is_dir() and any(path.iterdir())]
-    return set_aside([*left, *(folder / name for name in (*FILES, MAP))], folder)
+    return set_aside([*left, *(folder / name for name in FILES), *folder.glob(f"{Path(MAP).stem}.*")], folder)
 
 
 def read_json(path: Path) -> dict[str, Any]:
