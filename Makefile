@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 .PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m experiments.main --config=experiments/configs/quickstart.py
+	$(BIN)/python -m experiments.compare --config=experiments/configs/demo.py
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
