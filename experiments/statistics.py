@@ -85,7 +85,8 @@ def beside_first(histories: Mapping[str, Sequence[Row]]) -> str:
         del rounds["validation's round"]
     for when, row_of in rounds.items():
         scores = {label: [100 * row_of(b)["accuracy"] for b in found] for label, found in ends.items()}
-        columns += [f"{when} %", f"minus {first}, points", "ahead in"]
+        apart = "" if when == "best round" else f", {when}"  # a terminal leaves columns out by name
+        columns += [f"{when} %", f"minus {first}, points{apart}", f"ahead in{apart}"]
         for label, values in scores.items():
             cells[label].append(shown(mean_interval(values), ".2f"))
             found = paired_difference(values, scores[first])

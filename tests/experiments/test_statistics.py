@@ -52,7 +52,8 @@ def test_the_table_puts_every_entry_beside_the_first():
 
     histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8]), "c": history([0.5, 0.5])}
     lines = beside_first({name: histories[name] for name in "ab"}).splitlines()
-    head = "| entry | best round % | minus a, points | ahead in | last round % | minus a, points | ahead in |"
+    head = "| entry | best round % | minus a, points | ahead in "
+    head += "| last round % | minus a, points, last round | ahead in, last round |"
     assert lines[0] == head and lines[2].startswith("| a | 55.00 (-8.53 to 118.53) |  |  | 55.00 (")
     assert lines[3].startswith("| b | 75.00 (11.47 to 138.53) | +20.00 (+20.00 to +20.00) | 2 of 2 | 60.00 (")
     assert lines[3].endswith("| +5.00 (-10.00 to +20.00) | 1 of 2 |")
