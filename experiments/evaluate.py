@@ -25,7 +25,8 @@ from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.")
+# experiments.main has one of this name, too, and one process may import both.
+_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
 _METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
 _TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")

@@ -14,4 +14,4 @@ def test_the_quickstart_notebook_runs():
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
     text = "".join(o.get("text", "") for o in outputs)
     assert "| fedtgp |" in text and "| local |" in text
-    assert sum("image/png" in o.get("data", {}) for o in outputs) == 4
+    assert sum("image/png" in o.get("data", {}) for o in outputs) == 7  # five of plots, a map of each entry

@@ -107,4 +107,4 @@ def test_an_option_that_an_earlier_version_did_not_know_has_its_default(tmp_path
     other = entry._replace(options=entry.options | {"server_epochs": 7})
     with pytest.raises(ValueError, match=r"tau=3\.options\.server_epochs: 100 there, 7 here"):
         remember_config(config, [other], tmp_path, {})
-    assert remember(config, tmp_path).entries[0].options.server_epochs == 100
+    assert remember(config, tmp_path)["entries"][0]["options"]["server_epochs"] == 100

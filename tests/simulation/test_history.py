@@ -30,7 +30,7 @@ def scripted(*accuracies, trials=None):
     flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
     start = SimulationState(0, (), {}, np.array([-1]), {})
     each = lambda: flops if trials else flops[0]  # noqa: E731
-    return Simulation(lambda: start, run_round, evaluate, None, None, trials, each, {}, lambda: None)
+    return Simulation(lambda: start, run_round, evaluate, None, None, trials, each, {}, None, None, None)
 
 
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():
