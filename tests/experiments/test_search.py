@@ -10,9 +10,14 @@ from experiments.build import build
 from experiments.entries import entries_of
 from experiments.fair import fairly_tuned, space_of
 from experiments.families import families
-from experiments.points import searched
+from experiments.points import regrouped, searched
 from experiments.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
 from experiments.train import Interrupted
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_trials
+from fedjax_ht.simulation.trials import of_trial
+from tests.federations import TRAINING, federation_data, federation_for, identical
 
 
 def test_a_grid_is_every_combination():
@@ -142,3 +147,25 @@ def test_spaces_name_options_that_there_are(config):
     for method in SPACES:
         config.entries = tuple(points_of(method, space_of(method, config), 2))
         assert len(entries_of(config)) == 3
+
+
+def test_points_in_other_company_keep_what_is_theirs():
+    federation = federation_for("fedtgp")
+    data, method = [federation_data(federation)] * 2, METHODS["fedtgp"](TRAINING)
+    there = make_trials(
+        method, federation, data, SimulationOptions(participation=0.6, lanes=1, devices=1), seeds=[3, 4]
+    )
+    before, _ = there.run_round(there.init())
+    rows = [{"round": 1, "trial": trial, "of": label} for trial, label in enumerate("ab")]
+    sources = {label: (there, (before, rows), ["a", "b"]) for label in "ab"}
+    state, history = regrouped(there.of_trials([4, 3]), ["b", "a"], 1, sources)
+    assert [(row["trial"], row["of"]) for row in history] == [(0, "b"), (1, "a")]
+    for new, old in ((0, 1), (1, 0)):
+        assert identical(of_trial(state.servers, new), of_trial(before.servers, old))
+        assert np.array_equal(state.last_round[new], before.last_round[old])
+        for bucket in federation.buckets:
+            size = len(federation.members(bucket))
+            mine, theirs = (np.arange(t * size, (t + 1) * size) for t in (new, old))
+            assert np.array_equal(state.changed[bucket.name][mine], before.changed[bucket.name][theirs])
+            read = there.read_clients
+            assert identical(read(state, bucket.name, mine), read(before, bucket.name, theirs))
