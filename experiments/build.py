@@ -1,9 +1,9 @@
 """From a config to the objects of the library, every mistake found before anything is compiled."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 import optax
@@ -11,11 +11,13 @@ from ml_collections import ConfigDict
 
 from experiments.configs.base import base_config
 from experiments.entries import Entry, as_run, entries_of
+from fedjax_ht.core.attacks import Attack, Kind, attackers
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.wire import TRANSFORMS, Transform
+from fedjax_ht.core.robust import DEFENCES
+from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.dataset import Dataset, Partition, of_classes, subset
 from fedjax_ht.data.moments import normalised
@@ -251,24 +253,40 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         lanes=config.lanes or "auto",
         devices=config.devices or None,
         client_store=config.client_store,
-        uplink=transforms("uplink", config.uplink),
-        downlink=transforms("downlink", config.downlink),
+        uplink=named("transform", "uplink", config.uplink, TRANSFORMS),
+        downlink=named("transform", "downlink", config.downlink, TRANSFORMS),
+        robust=named("defence", "robust", config.robust, DEFENCES),
+        attack=attack(config.attack),
     )
 
 
 def evaluated_clients(config: ConfigDict) -> np.ndarray | None:
-    """Ids of the `evaluate.sample` clients that a run looks at, ascending, a pure function of the seed; None: all."""
-    generator = host_generator(config.seed, Purpose.EVALUATION, 0)
-    sample = generator.permutation(config.partition.num_clients)[: config.evaluate.sample]
-    return np.sort(sample) if config.evaluate.sample else None
+    """Ids of the clients that a run looks at, ascending, a pure function of the config: no attackers, and of the others
+    `evaluate.sample` if that is given; None: all."""
+    everyone = host_generator(config.seed, Purpose.EVALUATION, 0).permutation(config.partition.num_clients)
+    if attacks := attack(config.attack):
+        everyone = everyone[~attackers(attacks, len(everyone))[everyone]]
+    sample = np.sort(everyone[: config.evaluate.sample or None])
+    return None if len(sample) == config.partition.num_clients else sample
 
 
-def transforms(field: str, entries) -> tuple[Transform, ...]:
-    """Transforms from (name, parameters...) tuples."""
+def attack(config: ConfigDict) -> Attack | None:
+    """What some clients do, from `config.attack`."""
+    if config.kind == "none":
+        return None
+    if config.kind not in get_args(Kind):
+        raise ValueError(f"attack.kind is {config.kind!r}; it must be none or one of {', '.join(get_args(Kind))}")
+    if not 0 <= config.share < 1:
+        raise ValueError(f"attack.share is {config.share}; it must be at least 0 and below 1")
+    return Attack(**config)
+
+
+def named(what: str, field: str, entries: Iterable[tuple], known: Mapping[str, Callable]) -> tuple:
+    """What (name, parameters...) tuples stand for."""
     for entry in entries:
-        if entry[0] not in TRANSFORMS:
-            raise ValueError(f"unknown transform {entry[0]!r} in {field}; there are {', '.join(TRANSFORMS)}")
-    return tuple(TRANSFORMS[name](*parameters) for name, *parameters in entries)
+        if entry[0] not in known:
+            raise ValueError(f"unknown {what} {entry[0]!r} in {field}; there are {', '.join(known)}")
+    return tuple(known[name](*parameters) for name, *parameters in entries)
 
 
 def make_method(entry: Entry, training: ConfigDict) -> Method:

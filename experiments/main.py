@@ -17,10 +17,12 @@ from absl import app, flags
 from ml_collections import ConfigDict, config_flags
 from tqdm import tqdm
 
+from experiments.bad_clients import far_words
 from experiments.cli import fail, parse_flags
 from experiments.table import human_bytes
 from experiments.terminal import fitted
 from experiments.train import (
+    GaveUp,
     Interrupted,
     Result,
     Unwritable,
@@ -57,6 +59,7 @@ class Progress:
             *(f"{way} {human_bytes(wire_bytes(row, f'{way}link'))}" for way in ("up", "down")),
         ]
         words += [f"not finite: clients {row['not_finite']}"] if row.get("not_finite") else []
+        words += [f"{far_words(row['far_off'])} what is usual"] if row.get("far_off") else []
         if sys.stderr.isatty():
             self.draw(label, row["round"], ", ".join(words))
         elif row["trial"] == self.trials - 1:
@@ -130,7 +133,7 @@ def orderly(workdir: Path) -> Iterator[None]:
     except Interrupted as stop:
         print(f"{stop}; what was done is saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
-    except Unwritable as error:
+    except (Unwritable, GaveUp) as error:
         fail(error, code=1)
     except (ValueError, OSError, ImportError) as error:
         fail(error)

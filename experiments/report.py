@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from experiments.bad_clients import far_words
 from experiments.build import Experiment
 from experiments.entries import described
 from experiments.map_plot import one_space
@@ -148,6 +149,19 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
             lines.append(
                 f"{label}: results that were not finite were left out in {len(broken)} rounds, first of clients "
                 f"{', '.join(map(str, clients))} in round {number} (trial {trial})"
+            )
+        far = [(row["round"], row["far_off"]) for row in history if row.get("far_off")]
+        if far:
+            clients = sorted({int(client) for _, found in far for client, _ in found})
+            lines.append(
+                f"{label}: in {len(far)} rounds uploads were far off the others', of clients "
+                f"{', '.join(map(str, clients))}; first in round {far[0][0]}: {far_words(far[0][1])} what is usual"
+            )
+        kept = [row["round"] for row in history if not row.get("server_finite", True)]
+        if kept:
+            lines.append(
+                f"{label}: in {len(kept)} rounds, first in {kept[0]}, the server's step was not finite, and its last "
+                "state was kept"
             )
         wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
         if wasted and np.mean(wasted) > 0.3:

@@ -34,6 +34,7 @@ FREE_FIELDS = (
     "dataset.data_dir",
     "devices",
     "client_store",
+    "give_up",
 )
 
 

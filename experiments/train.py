@@ -13,6 +13,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from experiments import plots, table
+from experiments.bad_clients import why_silent
 from experiments.build import Experiment, build, evaluated_clients
 from experiments.entries import described
 from experiments.map_plot import write_maps
@@ -25,7 +26,7 @@ from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import FILES, write_history
-from fedjax_ht.simulation.history import Row, by_trial, out_of_patience, run
+from fedjax_ht.simulation.history import Row, by_trial, is_over, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
 
@@ -39,6 +40,10 @@ class Interrupted(Exception):
     def __init__(self, number: int):
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.signal = number
+
+
+class GaveUp(Exception):
+    """Nothing arrived any more in a run, which has saved and written its results. One line."""
 
 
 class Unwritable(OSError):
@@ -78,6 +83,7 @@ def train_and_evaluate(
       ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does, or it holds a run of
         another config or on other data. One line each.
       Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One line.
+      GaveUp: in an entry nothing arrived for `give_up` rounds in a row; the others have run to their end.
     """
     workdir = Path(workdir)
     experiment = build(config)
@@ -106,6 +112,8 @@ def train_and_evaluate(
             raise Unwritable(
                 f"{error}; what was saved before is whole, and the same command goes on from there"
             ) from error
+    if lost := [line for name in histories if (line := why_silent(name, histories[name], config.give_up))]:
+        raise GaveUp(". ".join(lost))
     files = [folder / file for folder in folders.values() for file in (*FILES, "checkpoints")]
     files = [workdir / "config.json", workdir / "summary.md", *files, *pictures]
     return Result(histories, summary, files if writable else [], experiment)
@@ -136,6 +144,23 @@ def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None 
     return make_trials(method, federation, data, options)
 
 
+def with_noted_lanes(name: str, experiment: Experiment, noted: Path, writes: bool) -> Simulation:
+    """One entry's simulation; where "auto" chooses lanes, with those that this run has noted for an architecture, and
+    what is new noted."""
+    if experiment.options.lanes != "auto":
+        return simulate(name, experiment)
+    known = read_json(noted) if noted.exists() else {}
+    names = {bucket.name for bucket in experiment.federations[name].buckets}
+    if names <= set(known):
+        return simulate(name, experiment, {bucket: known[bucket] for bucket in names})
+    simulation = simulate(name, experiment)
+    if writes:
+        with atomic_open(noted) as file:
+            json.dump(simulation.lanes | known, file, indent=2)
+    lanes = simulation.lanes | {bucket: known[bucket] for bucket in names & set(known)}
+    return simulation if lanes == simulation.lanes else simulate(name, experiment, lanes)
+
+
 def run_method(
     name: str,
     experiment: Experiment,
@@ -148,17 +173,13 @@ def run_method(
     writable: bool,
 ) -> list[Row]:
     """One method from its newest checkpoint on; returns its history."""
-    chosen = workdir.parent / "lanes.json"
     writes = writable and is_primary()
-    simulation = simulate(name, experiment, read_json(chosen) if chosen.exists() else None)
-    if experiment.options.lanes == "auto" and not chosen.exists() and writes:
-        with atomic_open(chosen) as file:
-            json.dump(simulation.lanes, file, indent=2)
+    simulation = with_noted_lanes(name, experiment, workdir.parent / "lanes.json", writes)
     checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep, background=True)
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
-    patience = config.evaluate.patience or None
-    if not writable and not (history and is_finished(state.round, history, config.rounds, patience)):
+    ends = {"patience": config.evaluate.patience or None, "give_up": config.give_up or None}
+    if not writable and not (history and is_finished(state.round, history, config.rounds, **ends)):
         raise ValueError(f"{workdir} cannot be written to, and {name} is not finished")
     stop_if_told(caught)
     if state is None and writes and (aside := start_again(workdir)):
@@ -212,10 +233,10 @@ def run_method(
         state,
         history,
         config.evaluate.every,
-        patience,
-        show,
-        after_round,
+        progress_fn=show,
+        after_round=after_round,
         only=evaluated_clients(config),
+        **ends,
     )
     if state.round != saved:
         save(state, history)
@@ -232,9 +253,9 @@ def stop_if_told(caught: list[int]) -> None:
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
 
 
-def is_finished(round: int, history: list[Row], rounds: int, patience: int | None) -> bool:
+def is_finished(round: int, history: list[Row], rounds: int, patience: int | None, give_up: int | None) -> bool:
     """Whether a run that has come to a round has none left to do."""
-    return round >= rounds or all(out_of_patience(trial, patience) for trial in by_trial(history))
+    return round >= rounds or all(is_over(trial, patience, give_up) for trial in by_trial(history))
 
 
 def show_server(name: str, experiment: Experiment, state: SimulationState, workdir: Path) -> None:

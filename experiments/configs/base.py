@@ -91,6 +91,12 @@ def base_config() -> ConfigDict:
     config.shared_init = False
     config.uplink = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
     config.downlink = ()
+    config.robust = ()  # what the server does against bad clients, in order: (("norm_bound", 3.0), ("median",))
+    config.attack = ConfigDict({"kind": "none"})  # or what some clients do: see fedjax_ht/core/attacks.py
+    config.attack.share = 0.0  # of the clients; accuracies are then those of the others
+    config.attack.strength = 1.0
+    config.attack.seed = 0  # of who attacks
+    config.give_up = 10  # rounds in a row from which nothing arrives, after which a run stops; 0: never
 
     config.evaluate = ConfigDict({"every": 1, "mode": "received", "batch_size": 0, "patience": 0})  # patience 0: never
     # batch_size 0: as the device likes, or 64 where norms of a model go by the batch they see

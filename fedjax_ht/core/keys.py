@@ -21,6 +21,7 @@ class Purpose(enum.IntEnum):
     DROPOUT = 9
     EVALUATION = 10
     SHARED = 11
+    ATTACK = 12
 
 
 def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:

@@ -151,6 +151,8 @@ class Method(NamedTuple):
         wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which may be traced: one
         program then serves many of them. See `varied`; None without any.
+      uplinks: what a position in an uplink means, for who compares them (`core.robust`): the same in all uplinks of one
+        shape ("alike"); and in a smaller one what it means in a larger ("nested"); or every client's own ("own").
     """
 
     name: str
@@ -175,6 +177,7 @@ class Method(NamedTuple):
     prototypes: Callable | None = None
     warn: Callable[[dict[str, Any]], str | None] | None = None
     vary: Callable[[PyTree], "Method"] | None = None
+    uplinks: Literal["alike", "nested", "own"] = "alike"
 
     def at(self, settings: PyTree) -> "Method":
         """The method with these numbers; itself where none vary."""

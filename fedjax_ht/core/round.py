@@ -14,7 +14,8 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import SHARDED
-from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
+from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Metrics, PyTree, Received, Split
+from fedjax_ht.core.robust import far_off
 
 
 class Participant(NamedTuple):
@@ -65,6 +66,20 @@ class ClientResult(NamedTuple):
     metrics: dict[str, jax.Array]
     uplink_cost: wire.WireCost
     downlink_cost: wire.WireCost
+
+
+class ServerResult(NamedTuple):
+    """What a server's round says, beside its state.
+
+    Attributes:
+      metrics: the method's.
+      finite: bool, False where what the method made was not finite: the server stays as it was.
+      far: float32 [num_clients], see `robust.far_off`.
+    """
+
+    metrics: Metrics
+    finite: jax.Array
+    far: jax.Array
 
 
 class Channel(NamedTuple):
@@ -172,7 +187,7 @@ def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel
     return run
 
 
-def server_round(method: Method, federation: Federation) -> Callable:
+def server_step(method: Method, federation: Federation) -> Callable:
     """(server, {bucket: Received}, root, round, Method.frozen, Context.data) -> (server, metrics); nothing changes if
     nobody arrives."""
 
@@ -182,6 +197,19 @@ def server_round(method: Method, federation: Federation) -> Callable:
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics
+
+    return run
+
+
+def server_round(method: Method, federation: Federation) -> Callable:
+    """`server_step` with a state that stays finite: (...) -> (server, ServerResult)."""
+    step = server_step(method, federation)
+
+    def run(server, received: dict[str, Received], *others):
+        new, metrics = step(server, received, *others)
+        finite = all_finite(new)
+        far = far_off(method, federation.num_clients, received)
+        return select(finite, new, server), ServerResult(metrics, finite, far)
 
     return run
 

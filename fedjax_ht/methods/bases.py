@@ -43,7 +43,7 @@ def alone(training: LocalTraining) -> Method:
     def init_server(federation, key):
         return init_variables(federation.global_model, key)["params"]
 
-    return local(training)._replace(name="none", init_server=init_server, client_update=client_update)
+    return local(training)._replace(name="none", init_server=init_server, client_update=client_update, uplinks="own")
 
 
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {

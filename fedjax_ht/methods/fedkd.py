@@ -171,4 +171,5 @@ def fedkd(
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        uplinks="own",  # components of a decomposition have no order of their own
     )

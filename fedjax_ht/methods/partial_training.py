@@ -27,7 +27,6 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods.fedssa import head_of, rows_of
 from fedjax_ht.methods.heads import Weighting, check_weighting
 from fedjax_ht.methods.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
 from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
@@ -39,7 +38,7 @@ class Uplink(NamedTuple):
 
     Attributes:
       base: the extractor's parameters.
-      head: Masked(float32 [C, K + 1], bool [C]), the head's rows as `fedssa.rows_of` makes them.
+      head: Masked(float32 [C, 1 + K], bool [C]), the head's rows as `rows_of` makes them.
       classes: Metadata(bool [C]), those that the client has training samples of.
       num_samples: Metadata(int32), or () where it weighs nothing.
     """
@@ -66,6 +65,17 @@ def slice_plan(
     widths = federation.global_model.module.base.channels(per_layer).widths
     key = jax.random.fold_in(ctx.shared_key, client_id) if mode == "random" else None
     return make_plan(widths, rate, mode, ctx.round, key)
+
+
+def rows_of(head: PyTree) -> jax.Array:
+    """A linear layer's parameters by class, float32 [C, 1 + K]: its bias, then its weights, so that a narrower slice's
+    row lies in a wider one's."""
+    return jnp.concatenate([head["bias"][:, None], head["kernel"].T], axis=1)
+
+
+def head_of(rows: jax.Array) -> PyTree:
+    """The inverse of `rows_of`."""
+    return {"bias": rows[:, 0], "kernel": rows[:, 1:].T}
 
 
 def uploaded_params(uplink: Uplink) -> PyTree:
@@ -157,4 +167,5 @@ def partial_training(
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         global_params=lambda server: server,
+        uplinks="own" if mode == "random" else "nested",
     )

@@ -14,7 +14,7 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import server_copy
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Received, Split
-from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_round, view
+from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_step, view
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.steps import SimulationState, clients_info
@@ -97,7 +97,7 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
                 uplinks.append(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape))
         arrived = jnp.asarray(np.isin(members, ids) & ~np.isin(members, ids[dropped]))
         received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, arrived)
-    serve = server_round(method, program.federation)
+    serve = server_step(method, program.federation)
     serve = serve if method.host_server else jax.jit(serve)
     data = server_copy(program.images)._replace(splits=_pooled(program, trial)) if method.sees_data else None
     _checked(trial, None, None, "server_update", serve, server, received, root, round, program.server.frozen, data)

@@ -65,6 +65,7 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
             names = ["accuracy_participants"] * (i == 0) + [f"accuracy_participants_{rule}"] * (len(rules) > 1)
             row |= dict.fromkeys(names, float(np.nanmean(values)))
     row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
+    row |= {"server_finite": report.server_finite, "far_off": [list(one) for one in report.far_off]}
     row["flops"] = float(client_flops[report.participants].sum())
     row["wasted_lane_steps"] = report.wasted_lane_steps
     for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
@@ -116,6 +117,17 @@ def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
     return len(scores) - 1 - int(np.argmax(scores)) >= patience
 
 
+def silent(history: Sequence[Row], rounds: int | None) -> bool:
+    """True once nothing has arrived in so many rounds of one trial in a row."""
+    arrived = [row["arrived"] for row in history if "arrived" in row]
+    return bool(rounds) and len(arrived) >= rounds and not any(arrived[-rounds:])
+
+
+def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -> bool:
+    """Whether one trial ends before its last round."""
+    return out_of_patience(history, patience) or silent(history, give_up)
+
+
 def run(
     simulation: Simulation,
     method: Method,
@@ -127,6 +139,7 @@ def run(
     progress_fn: Callable[[Row], None] | None = None,
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
     only: np.ndarray | None = None,
+    give_up: int | None = None,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
@@ -140,6 +153,7 @@ def run(
       progress_fn: called with each new row.
       after_round: called with the state and the history after each round; True stops the run.
       only: ids of the clients to evaluate, or None for all.
+      give_up: rounds in a row without a single upload, in every trial, after which to stop, or None.
     """
     history = list(history)
     state = simulation.init() if state is None else state
@@ -162,7 +176,7 @@ def run(
         start = time.perf_counter()
         rows = evaluate()
         add([rows], {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
-    while state.round < rounds and not all(out_of_patience(trial, patience) for trial in by_trial(history)):
+    while state.round < rounds and not all(is_over(trial, patience, give_up) for trial in by_trial(history)):
         start = time.perf_counter()
         state, reports = simulation.run_round(state)
         trained = time.perf_counter()

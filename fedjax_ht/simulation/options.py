@@ -7,8 +7,10 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.attacks import Attack
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.robust import Defence
 from fedjax_ht.simulation.store import STORES
 
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
@@ -31,6 +33,9 @@ class SimulationOptions:
       devices: how many to shard the clients over; None takes all that there are.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
+      robust: defences before the server, in order, see `core.robust`.
+      attack: what some clients do instead of what the method says, or None; they are left out of all accuracies of a
+        round, and `attackers` says who they are.
 
     Raises:
       ValueError: a value is outside its range.
@@ -49,6 +54,8 @@ class SimulationOptions:
     client_store: Literal["device", "host"] = "device"
     uplink: tuple[wire.Transform, ...] = ()
     downlink: tuple[wire.Transform, ...] = ()
+    robust: tuple[Defence, ...] = ()
+    attack: Attack | None = None
 
     def __post_init__(self):
         if self.seed < 0:

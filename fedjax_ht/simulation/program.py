@@ -9,12 +9,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
+from fedjax_ht.core.attacks import attacked, attackers
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.robust import defended
 from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import sample_flops
@@ -64,7 +66,7 @@ class Program(NamedTuple):
     """What a simulation runs.
 
     Attributes:
-      method, federation, data: what is bound.
+      method, federation, data: what is bound; the method with the attack and the defences of the options.
       extra: per-client settings of the method.
       options: of each trial, alike but for the seed; see `of_trials`.
       channel: what transforms the messages on the wire.
@@ -104,6 +106,12 @@ class Program(NamedTuple):
         """int64 [trials, num_clients]."""
         return self.data.counts["train"]
 
+    @property
+    def attackers(self) -> np.ndarray:
+        """bool [num_clients]."""
+        attack, clients = self.options[0].attack, self.federation.num_clients
+        return attackers(attack, clients) if attack else np.zeros(clients, bool)
+
 
 def bind(
     method: Method,
@@ -115,6 +123,7 @@ def bind(
     settings: PyTree,
 ) -> Program:
     """Arguments as of `simulation.make_trials`, the data of all trials joined."""
+    method = defended(attacked(method, options.attack, federation.num_clients), options.robust)
     method.check(federation)
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))

@@ -6,8 +6,11 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.round import ClientResult, ServerResult
 from fedjax_ht.core.wire import WireCost
+
+FAR_OFF = 10.0
+"""How many times the round's length or distance an upload must be to be reported, see `core.robust.far_off`."""
 
 
 class RoundReport(NamedTuple):
@@ -18,11 +21,13 @@ class RoundReport(NamedTuple):
       arrived: how many uplinks the server got.
       not_finite: ids of clients whose result was not finite; they kept their old state and were left out.
       accuracy: rule -> float64 [m], of the participants as their training left them, before anything came down, on
-        their own test sets; NaN without samples. Empty where nobody of the federation has any.
+        their own test sets; NaN without samples, and of attackers. Empty where nobody of the federation has any.
       metrics: means over the participants whose result was finite.
       server_metrics: as the method's server reports them.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.
       wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for its chunk.
+      server_finite: False where the server's step made something that is not finite, and its last state was kept.
+      far_off: (id, times) of clients whose upload was `FAR_OFF` times the round's or more, ids ascending.
     """
 
     participants: np.ndarray
@@ -34,6 +39,8 @@ class RoundReport(NamedTuple):
     uplink: WireCost
     downlink: WireCost
     wasted_lane_steps: float
+    server_finite: bool
+    far_off: tuple[tuple[int, float], ...]
 
 
 class Evaluation(NamedTuple):
@@ -52,17 +59,19 @@ class Evaluation(NamedTuple):
 
 def round_report(
     results: list[tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]],
-    server_metrics: dict,
+    server: ServerResult,
     downlink_of_all: WireCost | None,
     wasted_lane_steps: float,
+    attackers: np.ndarray,
 ) -> RoundReport:
     """Joins the buckets' results.
 
     Args:
       results: per bucket, the participants' ids, their results and their scores {"test": Scores} as NumPy, all [m].
-      server_metrics: name -> scalar.
+      server: its result, as NumPy.
       downlink_of_all: arrays [num_clients], where a downlink goes to everyone; None counts the participants'.
       wasted_lane_steps: see `RoundReport`.
+      attackers: bool [num_clients].
     """
     ids = np.concatenate([ids for ids, _ in results])
     parts = ((result._replace(uplink=()), scores) for _, (result, scores) in results)
@@ -70,17 +79,20 @@ def round_report(
     order = np.argsort(ids)
     test = scores.get("test", Scores({}, np.zeros(0)))
     finite, arrived = joined.finite, joined.arrived
+    honest = np.where(attackers[ids], np.nan, 1.0)
     mean = lambda x: float(np.mean(x[finite])) if finite.any() else float("nan")  # noqa: E731
     return RoundReport(
         participants=ids[order],
         arrived=int(arrived.sum()),
         not_finite=tuple(sorted(int(i) for i in ids[~finite])),
-        accuracy={rule: _share(correct, test.count)[order] for rule, correct in test.correct.items()},
+        accuracy={rule: (honest * _share(c, test.count))[order] for rule, c in test.correct.items()},
         metrics={name: mean(values) for name, values in joined.metrics.items()},
-        server_metrics={name: float(value) for name, value in server_metrics.items()},
+        server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(jax.tree.map(lambda x: x[arrived], joined.uplink_cost)),
         downlink=_total(downlink_of_all or joined.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
+        server_finite=bool(server.finite),
+        far_off=tuple((int(i), float(server.far[i])) for i in np.flatnonzero(server.far >= FAR_OFF)),
     )
 
 

@@ -153,7 +153,7 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     if program.method.sees_data:
         splits, images = {"train": server.pooled["train"]}, server_copy(program.images)
     own = (state.servers, server.seeds, server.settings, rows, splits)
-    new, metrics = server.serve(own, (received, number, server.frozen, images))
+    new, result = server.serve(own, (received, number, server.frozen, images))
 
     last_round = state.last_round.copy()
     for reached, (ids, _) in zip(last_round, chosen):
@@ -161,7 +161,7 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     stored = {name: part.stored for name, part in trained.items()}
     changed = {name: part.changed for name, part in trained.items()}
     state = SimulationState(state.round + 1, new, stored, last_round, changed)
-    return state, _reports(program, trained, (metrics, everyone))
+    return state, _reports(program, trained, (result, everyone))
 
 
 def _train(
@@ -224,7 +224,7 @@ def _trained(
 
 
 def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -> list[RoundReport]:
-    """One a trial; `of_server` are its metrics, and what a downlink to everyone costs or None."""
+    """One a trial; `of_server` are its server's result, and what a downlink to everyone costs or None."""
     # The one transfer of a round.
     results = {name: (part.result, part.scores) for name, part in trained.items()}
     results, of_server = fetch((results, of_server))
@@ -238,7 +238,7 @@ def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -
             ids, result = rows_of_trial(roster, part.flat, t, result)
             mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
         wasted = float(waiting / spent) if spent else 0.0
-        reports.append(round_report(mine, *of_trial(of_server, t), wasted))
+        reports.append(round_report(mine, *of_trial(of_server, t), wasted, program.attackers))
     return reports
 
 

@@ -51,7 +51,7 @@ def first_server(method: Method, federation: Federation) -> Callable:
 
 def serve(method: Method, federation: Federation) -> Callable:
     """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Method.frozen, images)) -> (server,
-    metrics).
+    ServerResult).
 
     `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding. `splits` and `images`, a
     `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.

@@ -12,8 +12,9 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState
 LOCAL = METHODS["local"](None)
 
 
-def scripted(*accuracies, trials=None):
-    """A simulation whose only client scores what the script says after each round; one script a trial."""
+def scripted(*accuracies, trials=None, silent_in=()):
+    """A simulation whose only client scores what the script says after each round, one script a trial; nothing arrives
+    in the rounds of `silent_in`."""
     listed = (lambda x: x) if trials else (lambda x: x[0])
 
     def evaluate(state, only=None):
@@ -24,7 +25,11 @@ def scripted(*accuracies, trials=None):
 
     def run_round(state):
         cost = WireCost(1, 4, 0, 0)
-        report = RoundReport(np.array([0]), 1, (), {"head": np.array([0.7])}, {"loss": 1.0}, {}, cost, cost, 0.25)
+        arrived = int(state.round + 1 not in silent_in)
+        accuracy = {"head": np.array([0.7])}
+        report = RoundReport(
+            np.array([0]), arrived, (), accuracy, {"loss": 1.0}, {}, cost, cost, 0.25, True, ((2, 1e9),)
+        )
         return state._replace(round=state.round + 1), listed([report] * len(accuracies))
 
     flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
@@ -48,6 +53,14 @@ def test_it_stops_after_patience_evaluations_without_a_new_best():
     assert best(history).last["round"] == 4
 
 
+@pytest.mark.parametrize("silent_in, last", [((1, 3, 4), 4), ((2, 4), 6), ((5, 6), 6), ((1, 2), 2)])
+def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
+    _, history = run(scripted(np.zeros(9), silent_in=silent_in), LOCAL, rounds=6, give_up=2)
+    assert history[-1]["round"] == last and history[1]["far_off"] == [[2, 1e9]] and history[1]["server_finite"]
+    _, history = run(scripted(np.zeros(9), silent_in=silent_in), LOCAL, rounds=6)
+    assert history[-1]["round"] == 6
+
+
 def test_it_goes_on_from_a_history():
     simulation = scripted(np.linspace(0, 1, 9))
     state, history = run(simulation, LOCAL, rounds=2)
@@ -58,7 +71,7 @@ def test_it_goes_on_from_a_history():
 def test_participants_are_scored_by_every_rule():
     cost, nobody = WireCost(1, 4, 0, 0), np.full(2, np.nan)
     accuracy = {"prototype": np.array([0.5, np.nan, 1.0]), "head": np.array([0.2, np.nan, 0.4])}
-    report = RoundReport(np.arange(3), 3, (), accuracy, {}, {}, cost, cost, 0.0)
+    report = RoundReport(np.arange(3), 3, (), accuracy, {}, {}, cost, cost, 0.0, True, ())
     row = round_row(report, ("prototype", "head"), np.ones(3))
     assert row["accuracy_participants"] == row["accuracy_participants_prototype"] == 0.75
     assert row["accuracy_participants_head"] == pytest.approx(0.3) and row["participants"] == 3

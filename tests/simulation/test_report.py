@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.round import ClientResult, ServerResult
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.report import evaluation, round_report
 
@@ -34,8 +34,18 @@ RESULTS = [
 ]
 
 
+def server(far=(), finite=True, **metrics) -> ServerResult:
+    """Of eight clients."""
+    return ServerResult(metrics, np.bool_(finite), np.array([dict(far).get(i, 0) for i in range(8)], np.float32))
+
+
+HONEST = np.zeros(8, bool)
+
+
 def test_round():
-    report = round_report(RESULTS, {"margin": np.float32(1.5)}, None, 0.25)
+    result = server({5: 1e30, 6: 9.9, 0: 10.5}, finite=False, margin=np.float32(1.5))
+    report = round_report(RESULTS, result, None, 0.25, HONEST)
+    assert report.far_off == ((0, 10.5), (5, pytest.approx(1e30))) and not report.server_finite
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
     assert report.arrived == 2 and report.not_finite == (1, 3)
     assert report.metrics == {"loss": pytest.approx((1 + 2 + 6) / 3)}
@@ -48,19 +58,22 @@ def test_round():
 
 def test_downlink_to_everyone_replaces_the_participants():
     everyone = WireCost(*(np.full(8, k, np.int32) for k in (1, 4, 0, 0)))
-    report = round_report(RESULTS, {}, everyone, 0.0)
+    report = round_report(RESULTS, server(), everyone, 0.0, HONEST)
+    assert report.server_finite and report.far_off == ()
     assert report.downlink == WireCost(8, 32, 0, 0) and report.uplink == WireCost(40, 160, 80, 320)
 
 
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = round_report([(np.arange(3), (heavy, {}))], {}, None, 0.0)
+    report = round_report([(np.arange(3), (heavy, {}))], server(), None, 0.0, HONEST)
     assert report.accuracy == {}
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
-    report = round_report([(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], {}, None, 0.0)
+    report = round_report(
+        [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), None, 0.0, HONEST
+    )
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 
@@ -83,3 +96,8 @@ def test_evaluation_of_the_server():
     pooled = Scores({"a": np.int32(3), "b": np.int32(0)}, np.int32(12))
     assert evaluation(np.array([7]), [one], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
     assert evaluation(np.array([7]), [one], Scores({"a": np.int32(0)}, np.int32(0))).global_accuracy == {"a": 0.0}
+
+
+def test_attackers_are_in_no_accuracy():
+    report = round_report(RESULTS, server(), None, 0.0, np.isin(np.arange(8), [6, 1]))
+    np.testing.assert_array_equal(report.accuracy["head"], [0.5, np.nan, 1.0, np.nan, np.nan])
