@@ -9,7 +9,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
-from fedjax_ht.data.sources.images import decode_members, stack
+from fedjax_ht.data.sources.images import decode_members
 from fedjax_ht.data.sources.mat import load_mat
 
 _PAGE = "download it from the dataset's page (Oxford VGG, 102 Category Flower Dataset)"
@@ -26,10 +26,10 @@ def read_flowers102(data_dir: Path | None, image_size: int | None) -> Dataset:
         search("flowers102", data_dir, _FOLDERS, files, Origin(" or ".join(files), _PAGE))
         for files in (("jpg", "102flowers.tgz"), ("imagelabels.mat",), ("setid.mat",))
     ]
-    return cached("flowers102", size, data_dir, sources, lambda: _decode(*sources, size))
+    return cached("flowers102", size, data_dir, sources, lambda target: _decode(*sources, size, target))
 
 
-def _decode(source: Path, labels_file: Path, sets_file: Path, size: int) -> Dataset:
+def _decode(source: Path, labels_file: Path, sets_file: Path, size: int, target: Path | None) -> Dataset:
     with reading(labels_file, Origin("labels [1, n] from 1 to 102", _PAGE)):
         check_sum("flowers102", labels_file)
         labels = take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0].ravel().astype(np.int64)
@@ -41,7 +41,7 @@ def _decode(source: Path, labels_file: Path, sets_file: Path, size: int) -> Data
             raise ValueError(f"an image number is not in 1 to {len(labels)}")
     with reading(source, Origin("image_00001.jpg and so on, one a label", _PAGE)):
         check_sum("flowers102", source)
-        decoded, _ = decode_members(source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size)
-        images = stack(take(decoded, [f"image_{i:05d}" for i in range(1, len(labels) + 1)], "images"))
+        pile, _ = decode_members(source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size, target)
+        images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
     class_names = tuple(str(i) for i in range(1, 103))
     return Dataset("flowers102", images, labels - 1, class_names, official={"train": train, "val": val, "test": test})
