@@ -18,10 +18,15 @@ _ORIGIN = Origin(
 _PATTERN = re.compile(r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$")
 
 
+def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    files = ("food-101", "food-101.tar.gz", "food-101.tar", "meta/train.txt")
+    return (search("food101", data_dir, ("food101", ""), files, _ORIGIN),)
+
+
 def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train and test."""
-    files = ("food-101", "food-101.tar.gz", "food-101.tar", "meta/train.txt")
-    source = search("food101", data_dir, ("food101", ""), files, _ORIGIN)
+    (source,) = find_food101(data_dir)
     if source.name == "train.txt":
         source = source.parents[1]
     size = image_size or 64

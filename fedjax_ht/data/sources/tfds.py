@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ht.data.bounded import open_regular
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, files_below, reading
+from fedjax_ht.data.sources.archive import Origin, fetch, files_below, reading
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_all
 from fedjax_ht.data.sources.pile import Pile
@@ -27,7 +27,8 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
     name = dataset.partition(":")[0]
     origin = Origin(
         f"{dataset} prepared in array_record format",
-        f"{_PREPARE} and run tfds.builder({name!r}, file_format='array_record', data_dir=...).download_and_prepare()",
+        f"{_PREPARE} and {fetch(f'tfds:{name}', root)}, which runs "
+        f"tfds.builder({name!r}, file_format='array_record', data_dir=...).download_and_prepare()",
     )
     folder = root / dataset.replace(":", "/")
     with reading(folder, origin):

@@ -21,13 +21,18 @@ _PATTERN = re.compile(
 )
 
 
+def find_tiny_imagenet(data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    files = ("tiny-imagenet-200", "tiny-imagenet-200.zip", "val/val_annotations.txt")
+    return (search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN),)
+
+
 def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset:
     """64x64x3, classes by WordNet id in sorted order.
 
     The official set "test" is the publisher's labelled validation set, since the labels of its test set are secret.
     """
-    files = ("tiny-imagenet-200", "tiny-imagenet-200.zip", "val/val_annotations.txt")
-    source = search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN)
+    (source,) = find_tiny_imagenet(data_dir)
     if source.name == "val_annotations.txt":
         source = source.parents[1]
     with reading(source, _ORIGIN):
