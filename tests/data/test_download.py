@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import http.server
+import io
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import types
 from pathlib import Path
 
 import numpy as np
+import pooch
 import pytest
 
 from fedjax_ht.data.sources import dataset_names, find_dataset, load_dataset
@@ -340,7 +342,22 @@ def test_a_folder_that_cannot_be_written(tmp_path, commanded):
     assert code == 2 and err.count("\n") == 1
 
 
-def test_nothing_is_logged(tmp_path, svhn, caplog):
-    with caplog.at_level(logging.INFO):
-        get("svhn", tmp_path, lambda line: None, svhn)
-    assert not caplog.messages
+def test_pooch_is_quiet(tmp_path, svhn):
+    logger, lines = pooch.get_logger(), []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger.setLevel("INFO")
+    logger.addHandler(handler)
+    get("svhn", tmp_path, lambda line: None, svhn)
+    logger.removeHandler(handler)
+    assert not lines
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path, svhn, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    get("svhn", tmp_path, lambda line: None, svhn)
+    assert "train_32x32.mat: 100%" in terminal.getvalue() and "400k/400k" in terminal.getvalue()
