@@ -5,6 +5,7 @@ number of dimensions, the dimensions as big-endian uint32, the values.
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +43,10 @@ def _origin(name: str, file: str) -> Origin:
     return Origin(f"{file} or {file}.gz", f"download it from the dataset's page ({_PAGES[name]})")
 
 
-def find_idx(name: str, data_dir: Path | None) -> tuple[Path, ...]:
-    """The four files; see `archive.search`."""
+def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
+    """The four files, each looked for when it is asked for; see `archive.search`."""
     folders = [f"{folder}/{raw}" for folder in (*_FOLDERS[name], ".") for raw in (".", "raw")]
-    return tuple(search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file)) for file in _FILES)
+    return (search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file)) for file in _FILES)
 
 
 def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:

@@ -61,7 +61,7 @@ def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
     """
     if name not in _FINDERS:
         raise ValueError(f"{name!r} is no set with files of a publisher; those are {', '.join(_FINDERS)}")
-    return _FINDERS[name](Path(data_dir).expanduser().resolve())
+    return tuple(_FINDERS[name](Path(data_dir).expanduser().resolve()))
 
 
 def load_dataset(name: str, data_dir: str | os.PathLike | None = None, image_size: int | None = None) -> Dataset:

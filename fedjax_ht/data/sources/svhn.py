@@ -1,5 +1,6 @@
 """SVHN, the cropped digits (Netzer et al. 2011), in the publisher's .mat files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,9 @@ _ORIGIN = Origin(
 )
 
 
-def find_svhn(data_dir: Path | None) -> tuple[Path, ...]:
-    """The two files; see `archive.search`."""
-    return tuple(search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), _ORIGIN) for file in _FILES)
+def find_svhn(data_dir: Path | None) -> Iterator[Path]:
+    """The two files, each looked for when it is asked for; see `archive.search`."""
+    return (search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), _ORIGIN) for file in _FILES)
 
 
 def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
