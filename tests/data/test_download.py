@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 import types
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class Server:
 
     def __init__(self):
         self.content, self.asked, self.cuts, self.ranges = {}, [], [], True
+        self.held = threading.Event()  # connections stay open until it is set
+        self.held.set()
         server = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,6 +56,7 @@ class Server:
                 self.send_header("Content-Length", str(len(body) - start))
                 self.end_headers()
                 self.wfile.write(body[start:][: server.cuts.pop(0) if server.cuts else None])
+                server.held.wait()
 
             def log_message(self, *_):
                 pass
@@ -173,6 +177,27 @@ def test_a_part_that_is_longer_than_the_file(tmp_path, server, svhn):
     (tmp_path / "svhn/train_32x32.mat.part").write_bytes(TRAIN + b"more")
     get("svhn", tmp_path, sources=svhn)
     assert [wanted for _, wanted in server.asked] == ["bytes=400004-", None, None]
+    assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
+
+
+def test_a_process_that_is_killed_leaves_only_the_part(tmp_path, server):
+    source = server.source(train_32x32__mat=TRAIN)
+    server.cuts, server.held = [300_000], threading.Event()
+    code = f"""
+from fedjax_ht.data.sources.addresses import File, Source
+from fedjax_ht.data.sources.download import get
+get("svhn", {str(tmp_path)!r}, sources={{"svhn": Source("made", ({source.files[0]!r},))}})
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.DEVNULL)
+    part, end = tmp_path / "svhn/train_32x32.mat.part", time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size) and time.monotonic() < end:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    server.held.set()
+    assert 0 < len(files(tmp_path).pop("svhn/train_32x32.mat.part")) <= 300_000 and len(files(tmp_path)) == 1
+    svhn = {"svhn": Source("made", (*source.files, *server.source(test_32x32__mat=TEST).files))}
+    get("svhn", tmp_path, sources=svhn)
     assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
 
 

@@ -4,7 +4,6 @@ Archives stay as they are: the readers read them, and nothing is unpacked. pooch
 file gets its name, so that a file that is there is the publisher's; what a download lacks is asked for the next time.
 """
 
-import functools
 import hashlib
 import http.client
 import os
@@ -120,19 +119,22 @@ def _content_md5(path: Path) -> str:
 
 
 def _fetch(file: File, path: Path) -> None:
-    """One file; what has come of it is in `path`.part."""
+    """One file; what has come of it is in `path`.part. When that is complete, pooch names it, or removes it."""
     pooch.get_logger().setLevel("WARNING")
     part = path.with_name(f"{file.name}.part")
-    download = functools.partial(_download, part=part, size=file.size)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    _complete(part, file)
+    rename = lambda _, output, __: os.replace(part, output)  # noqa: E731
     try:
-        pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=download)
+        pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=rename)
     except ValueError as error:
         raise ValueError(f"{file.url}: {error}") from None
 
 
-def _download(url: str, output: str, _, *, part: Path, size: int) -> None:
-    """pooch's downloader: completes `part`, and renames it to `output`."""
-    with tqdm(total=size, desc=url.rpartition("/")[2], unit="B", unit_scale=True, disable=None) as bar:
+def _complete(part: Path, file: File) -> None:
+    """Asks for what `part` lacks until it has the file's size."""
+    url, size = file.url, file.size
+    with tqdm(total=size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
         for _ in range(_TRIES):
             try:
                 broken = _go_on(url, part, size, bar)
@@ -145,11 +147,10 @@ def _download(url: str, output: str, _, *, part: Path, size: int) -> None:
                 raise OSError(f"{url}: no connection ({error.reason})") from None
             have = part.stat().st_size if part.exists() else 0
             if have == size:
-                os.replace(part, output)
                 return
             if have > size:
                 part.unlink()
-                raise ValueError(f"it is longer than the {size:,} bytes of the publisher's file")
+                raise ValueError(f"{url}: it is longer than the {size:,} bytes of the publisher's file")
     raise OSError(
         f"{url}: ended after {have:,} of {size:,} bytes, {_TRIES} times ({broken}); the same command goes on from there"
     )
