@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -247,6 +248,32 @@ def test_no_such_file_and_no_connection(tmp_path, server, svhn):
     svhn = {"svhn": Source("made", (svhn["svhn"].files[0], nowhere))}
     message = error_of(OSError, "svhn", tmp_path, print, svhn)
     assert message.startswith("http://127.0.0.1:9/test_32x32.mat: no connection (") and len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"no HTTP at all\r\n\r\n", "no HTTP at all"),
+        (b"", "without response"),
+        (b"HTTP/1.1 206 OK\r\nContent-Range: bytes 7-9/10\r\n\r\nabc", "another part"),
+    ],
+)
+def test_a_server_of_another_kind(tmp_path, server, answer, words):
+    """Which listens once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/train_32x32.mat"
+        message = error_of(OSError, "svhn", tmp_path, print, {"svhn": Source("made", (File(url, "0" * 32, 10),))})
+        thread.join()
+    assert message.startswith(f"{url}: ") and words in message and not files(tmp_path)
 
 
 def test_a_set_elsewhere_in_the_folder_is_there(tmp_path, server, svhn):

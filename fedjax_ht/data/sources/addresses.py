@@ -44,7 +44,7 @@ SOURCES: Mapping[str, Source] = dict(
         _source(
             "mnist",
             "70,000 digits, 28x28 grey, 10 classes",
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror of the set's page, which refuses many
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror, which torchvision reads, too
             {
                 "train-images-idx3-ubyte.gz": 9_912_422,
                 "train-labels-idx1-ubyte.gz": 28_881,

@@ -145,6 +145,8 @@ def _complete(part: Path, file: File) -> None:
                 broken = "what was there of it is not its beginning"
             except urllib.error.URLError as error:
                 raise OSError(f"{url}: no connection ({error.reason})") from None
+            except (OSError, http.client.HTTPException) as error:
+                raise OSError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from None
             have = part.stat().st_size if part.exists() else 0
             if have == size:
                 return
@@ -167,7 +169,7 @@ def _go_on(url: str, part: Path, size: int, bar: tqdm) -> str:
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
         if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
-            raise OSError(f"{url}: the server sends another part than it was asked for")
+            raise OSError("the server sends another part than it was asked for")
         have = bar.n = have if resumed else 0
         with open(part, "ab" if resumed else "wb") as file:
             while have <= size:
