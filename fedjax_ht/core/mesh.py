@@ -12,6 +12,7 @@ from fedjax_ht.core.method import PyTree
 
 AXIS = "clients"
 SHARDED, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
+_ALIGNED = 64  # bytes: XLA uses an array of the host in place if it starts at a multiple of it
 
 
 def client_mesh(devices: int | None = None) -> Mesh:
@@ -37,6 +38,36 @@ def scatter(mesh: Mesh, tree: PyTree) -> PyTree:
 def spread(mesh: Mesh, tree: PyTree) -> PyTree:
     """The same arrays on every device."""
     return _place(tree, NamedSharding(mesh, REPLICATED))
+
+
+def share(mesh: Mesh, tree: PyTree) -> PyTree:
+    """As `spread`, for large NumPy arrays that no program writes to: on CPU all devices of a process use one memory,
+    where each would copy an array of its own.
+
+    It is the array's own memory, such as a file that is mapped, if nobody can write to it and XLA takes it as it is;
+    else one copy.
+    """
+    if mesh.devices.flat[0].platform == "cpu":
+        tree = jax.tree.map(lambda x: _aligned_copy(x) if _needs_copy(x) else x, tree)
+    return spread(mesh, tree)
+
+
+def _needs_copy(x) -> bool:
+    """Whether it is an array that XLA would copy, or must not take as it is, since somebody can write to it."""
+    owner = x
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return True
+        owner = owner.base
+    return isinstance(x, np.ndarray) and (x.ctypes.data % _ALIGNED != 0 or not x.flags.c_contiguous)
+
+
+def _aligned_copy(x: np.ndarray) -> np.ndarray:
+    memory = np.empty(x.nbytes + _ALIGNED, np.uint8)
+    start = -memory.ctypes.data % _ALIGNED
+    copy = memory[start : start + x.nbytes].view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
 
 
 def _place(tree: PyTree, sharding: NamedSharding) -> PyTree:

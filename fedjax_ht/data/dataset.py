@@ -24,7 +24,8 @@ class Dataset:
 
     Attributes:
       name: what the user asked for, such as "cifar10".
-      images: uint8 [N, H, W, C], C is 1 or 3.
+      images: uint8 [N, H, W, C], C is 1 or 3; a read-only view of what was given. Who keeps that and writes to it
+        changes the set.
       labels: int32 [N], values in [0, num_classes).
       class_names: one name per class.
       mean, std: per channel, of pixels scaled to [0, 1]; a model sees (x / 255 - mean) / std.
@@ -60,6 +61,7 @@ class Dataset:
                 raise ValueError(f"{self.name}: {field} has {len(values)} values for {channels} channels")
             object.__setattr__(self, field, values * (channels // len(values)))
         object.__setattr__(self, "labels", self.labels.astype(np.int32))
+        object.__setattr__(self, "images", self.images.view())  # the array itself is the caller's
         self.images.flags.writeable = False
         self.labels.flags.writeable = False
 

@@ -14,7 +14,7 @@ from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
-from fedjax_ht.core.mesh import client_mesh, collect, spread
+from fedjax_ht.core.mesh import client_mesh, collect, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.robust import defended
 from fedjax_ht.core.round import Channel, bucket_round, first_states
@@ -127,7 +127,7 @@ def bind(
     method.check(federation)
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    images = spread(mesh, next(iter(data.buckets.values()))._replace(splits={}))
+    images = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
     size = evaluation_batch(federation, options)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(

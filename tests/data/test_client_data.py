@@ -79,6 +79,17 @@ def test_a_dataset_checks_its_arrays():
     assert Dataset("d", images, np.zeros(2, int), ("a",)).mean == (0.5,)
 
 
+def test_the_callers_arrays_stay_writable():
+    images, labels = np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, np.int32)
+    dataset = Dataset("mine", images, labels, ("a",))
+    images[0], labels[0] = 9, 0  # no error
+    assert np.shares_memory(dataset.images, images) and not dataset.images.flags.writeable
+    with pytest.raises(ValueError):
+        dataset.images[0] = 1
+    with pytest.raises(ValueError):
+        dataset.labels[0] = 1
+
+
 def test_a_subset_keeps_order_and_the_publishers_sets():
     images = np.arange(9, dtype=np.uint8)[:, None, None, None] * np.ones((1, 2, 2, 1), np.uint8)
     official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}

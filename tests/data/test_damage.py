@@ -147,7 +147,7 @@ def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: in
 @pytest.fixture(autouse=True)
 def no_user_cache(tmp_path, monkeypatch):
     """Decoded images are kept by a file's size and time, which a flipped bit need not change."""
-    monkeypatch.setattr("fedjax_ht.data.sources.tiny_imagenet.cached", lambda *args: args[-1]())
+    monkeypatch.setattr("fedjax_ht.data.sources.tiny_imagenet.cached", lambda *args: args[-1](None))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -212,7 +212,7 @@ def test_decoded_images_are_kept(tmp_path, fresh):
     _write_folder(root)
     first, decoded = fresh(f"folder:{root}", None)
     assert decoded
-    (file,) = (root / ".fedjax_ht_cache").iterdir()  # nothing temporary is left
+    images, rest = sorted((root / ".fedjax_ht_cache").iterdir())  # nothing temporary is left
     second, decoded = fresh(f"folder:{root}", None)
     assert not decoded and not (tmp_path / "user").exists()
     for field in ("images", "labels"):
@@ -220,9 +220,16 @@ def test_decoded_images_are_kept(tmp_path, fresh):
     assert (second.name, second.class_names) == (first.name, first.class_names)
     assert {k: v.tolist() for k, v in second.official.items()} == {"train": [1, 2], "test": [0]}
     assert fresh(f"folder:{root}", None, 2)[1]  # each size has a file of its own
-    file.write_bytes(file.read_bytes()[:-30])
-    assert fresh(f"folder:{root}", None)[1]
-    assert not fresh(f"folder:{root}", None)[1]
+    content = images.read_bytes()
+    damaged = bytes([*content[:-1], content[-1] ^ 1])
+    for file, wrong in ((rest, rest.read_bytes()[:-30]), (images, content[:-1]), (images, damaged), (images, None)):
+        file.unlink()  # the sets above still map it
+        if wrong is not None:
+            file.write_bytes(wrong)
+        third, decoded = fresh(f"folder:{root}", None)
+        assert decoded and images.read_bytes() == content
+        np.testing.assert_array_equal(third.images, first.images)
+        assert not fresh(f"folder:{root}", None)[1]
 
 
 @pytest.mark.parametrize("change", ["content", "time", "added", "removed"])
@@ -247,7 +254,7 @@ def test_the_users_cache_serves_a_folder_that_cannot_be_written(tmp_path, fresh)
     _write_folder(root)
     write(root / ".fedjax_ht_cache", "a file where the folder would be")
     assert fresh(f"folder:{root}", None)[1]
-    assert len(list((tmp_path / "user/fedjax_ht").iterdir())) == 1
+    assert len(list((tmp_path / "user/fedjax_ht").iterdir())) == 2
     assert not fresh(f"folder:{root}", None)[1]
 
 

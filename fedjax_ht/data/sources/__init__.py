@@ -1,5 +1,5 @@
 """Where data comes from: `load_dataset` reads every kind of image set that a federation can be made of."""
 
-from fedjax_ht.data.sources.registry import dataset_names, load_dataset
+from fedjax_ht.data.sources.registry import dataset_names, find_dataset, load_dataset
 
-__all__ = ["dataset_names", "load_dataset"]
+__all__ = ["dataset_names", "find_dataset", "load_dataset"]

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -27,11 +28,22 @@ def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequ
       FileNotFoundError: none of them exists.
     """
     if data_dir is None:
-        raise ValueError(f"{name}: data_dir is None; give the folder that holds {origin.expected}, {origin.how}")
+        raise ValueError(
+            f"{name}: data_dir is None; give the folder that holds {origin.expected}; {fetch(name, Path('data'))} "
+            f"downloads it, or {origin.how}"
+        )
     for path in (data_dir / folder / file for folder in folders for file in files):
         if path.exists():
             return path
-    raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}, {origin.how}")
+    raise FileNotFoundError(
+        f"{name}: not found in {data_dir}; expected {origin.expected}; {fetch(name, data_dir)} downloads it, or "
+        f"{origin.how}"
+    )
+
+
+def fetch(name: str, data_dir: Path) -> str:
+    """The command that downloads a set (`download.get`)."""
+    return f"`python -m experiments.data get {name} --data_dir={shlex.quote(str(data_dir))}`"
 
 
 def user_path(path: str, data_dir: Path | None) -> Path:

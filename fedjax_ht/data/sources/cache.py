@@ -1,43 +1,60 @@
-"""Keeps decoded image sets on disk, so that a folder of JPEG files is decoded once."""
+"""Keeps decoded image sets on disk, so that JPEG files are decoded once, and are never in memory as a whole."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from fedjax_ht.data.arrays import opened_npz
+from fedjax_ht.data.bounded import open_regular
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import files_below
+from fedjax_ht.data.sources.pile import mapped
 
-_FORMAT = 1  # raise it when decoding changes, so that older files are not used
+_FORMAT = 2  # raise it when decoding changes, so that older files are not used
+_DAY = 86_400  # seconds
 
 
 def cached(
-    name: str, image_size: int | None, data_dir: Path, sources: Sequence[Path], build: Callable[[], Dataset]
+    name: str, image_size: int | None, data_dir: Path, sources: Sequence[Path], build: Callable[[Path | None], Dataset]
 ) -> Dataset:
-    """`build()`, or what it gave the last time if the files of `sources` have the same names, sizes and times.
+    """`build(target)`, or what it gave the last time if the files of `sources` have the same names, sizes and times.
 
-    One .npz per set and size, in `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not
-    writable. Without a writable folder nothing is kept.
+    Two files per set and size, in `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not
+    writable: the images as an .npy, which the set maps, and an .npz of the rest, which has their SHA-256 and is renamed
+    into place last. `target` is where `build` stacks the images (`pile.Pile`); without a writable folder, or room in
+    it, it is None, nothing is kept, and the images are in memory.
     """
     key = hashlib.sha256(str(sources[0].resolve()).encode()).hexdigest()[:16]
-    file = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}.npz"
+    stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
     user_cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedjax_ht"
     folders = (data_dir / ".fedjax_ht_cache", user_cache)
     stamp = _stamp(sources)
     for folder in folders:
-        if dataset := _load(name, folder / file, stamp):
+        if dataset := _load(name, folder / f"{stem}.npz", stamp):
             return dataset
-    dataset = build()
     for folder in folders:
-        with contextlib.suppress(OSError):
-            _save(dataset, folder / file, stamp)
-            break
-    return dataset
+        with contextlib.ExitStack() as stack:
+            try:
+                target = stack.enter_context(_temporary(folder))
+            except OSError:
+                continue
+            try:
+                dataset = build(target)
+            except Exception as error:
+                if _is_full(error):
+                    continue
+                raise
+            with contextlib.suppress(OSError):  # the map outlives the name
+                _save(dataset, target, folder / f"{stem}.npz", stamp)
+            return dataset
+    return build(None)
 
 
 def _stamp(sources: Sequence[Path]) -> str:
@@ -49,29 +66,74 @@ def _stamp(sources: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
+@contextlib.contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """A new file. It is gone afterwards, unless it was given another name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
+    os.close(handle)
+    try:
+        yield Path(temporary)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
 def _load(name: str, path: Path, stamp: str) -> Dataset | None:
-    """The set in `path`, or None if it is absent, damaged, or made from other files."""
+    """The set in `path` and the .npy beside it, or None if it is absent, damaged, or made from other files."""
     try:
         with opened_npz(path) as arrays:
             if str(arrays["stamp"]) != stamp:
                 return None
+            images = _images(path, stamp)
+            if str(arrays["images_sha256"]) != _sha256(images):
+                return None
             official = {k.removeprefix("official_"): arrays[k] for k in arrays if k.startswith("official_")}
-            class_names = tuple(map(str, arrays["class_names"]))
-            return Dataset(name, arrays["images"], arrays["labels"], class_names, official=official)
+            return Dataset(
+                name, mapped(images), arrays["labels"], tuple(map(str, arrays["class_names"])), official=official
+            )
     except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
         return None
 
 
-def _save(dataset: Dataset, path: Path, stamp: str) -> None:
+def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
+    """Gives the images in `target` their name, and then puts the rest at `path`."""
     arrays = {f"official_{k}": indices for k, indices in dataset.official.items()}
-    arrays |= {"images": dataset.images, "labels": dataset.labels, "class_names": np.array(dataset.class_names)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, stamp=np.array(stamp), **arrays)
-        os.chmod(temporary, 0o644)  # data folders are shared
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    arrays |= {"labels": dataset.labels, "class_names": np.array(dataset.class_names)}
+    arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(_sha256(target))}
+    with _temporary(path.parent) as rest:
+        with open(rest, "wb") as file:
+            np.savez(file, **arrays)
+        for temporary, final in ((target, _images(path, stamp)), (rest, path)):
+            temporary.chmod(0o644)  # data folders are shared
+            temporary.replace(final)
+    _sweep(path, stamp)
+
+
+def _images(path: Path, stamp: str) -> Path:
+    """Where the images of the set at `path` are. Each state of the sources has its own file, so that neither a process
+    that is killed here nor one that has the former mapped sees a mixture."""
+    return path.with_name(f"{path.stem}-{stamp[:16]}.npy")
+
+
+def _sweep(path: Path, stamp: str) -> None:
+    """Removes the images of former states of the sources, and what a process that was killed has left here."""
+    former = [file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)]
+    for file in (*former, *path.parent.glob("*.tmp")):
+        with contextlib.suppress(OSError):
+            if file in former or time.time() - file.stat().st_mtime > _DAY:
+                file.unlink()
+
+
+def _sha256(path: Path) -> str:
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_full(error: BaseException | None) -> bool:
+    """Whether it is of a disk without room, also where a reader has made a line of it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return True
+        error = error.__cause__
+    return False

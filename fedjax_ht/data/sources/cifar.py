@@ -46,15 +46,26 @@ _LAYOUTS = {
 }
 
 
-def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """`name` is "cifar10" or "cifar100" (its 100 fine classes); official sets train and test, 32x32x3."""
+def _origin(name: str) -> Origin:
+    stem = _LAYOUTS[name].stem
+    return Origin(
+        f"{stem}-python.tar.gz, {stem}-binary.tar.gz or the extracted folder of one",
+        f"download it from the dataset's page (Krizhevsky, {stem.upper()} python version)",
+    )
+
+
+def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
     layout = _LAYOUTS[name]
     archives = [f"{layout.stem}-{kind}{ending}" for kind in ("python", "binary") for ending in (".tar.gz", ".tar")]
-    origin = Origin(
-        f"{archives[0]}, {archives[2]} or the extracted folder of one",
-        f"download it from the dataset's page (Krizhevsky, {layout.stem.upper()} python version)",
-    )
-    source = search(name, data_dir, (name, ""), (*layout.folders, *archives, *layout.meta), origin)
+    files = (*layout.folders, *archives, *layout.meta)
+    return (search(name, data_dir, (name, ""), files, _origin(name)),)
+
+
+def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """`name` is "cifar10" or "cifar100" (its 100 fine classes); official sets train and test, 32x32x3."""
+    layout, origin = _LAYOUTS[name], _origin(name)
+    (source,) = find_cifar(name, data_dir)
     if source.name in layout.meta:  # the folder given is the extracted one, under whatever name
         source = source.parent
     with reading(source, origin):

@@ -9,7 +9,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
-from fedjax_ht.data.sources.images import decode_members, stack
+from fedjax_ht.data.sources.images import decode_members
 
 _ORIGIN = Origin(
     "food-101.tar.gz or its extracted folder, with images/, meta/train.txt and meta/test.txt",
@@ -18,25 +18,31 @@ _ORIGIN = Origin(
 _PATTERN = re.compile(r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$")
 
 
+def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    files = ("food-101", "food-101.tar.gz", "food-101.tar", "meta/train.txt")
+    return (search("food101", data_dir, ("food101", ""), files, _ORIGIN),)
+
+
 def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train and test."""
-    files = ("food-101", "food-101.tar.gz", "food-101.tar", "meta/train.txt")
-    source = search("food101", data_dir, ("food101", ""), files, _ORIGIN)
+    (source,) = find_food101(data_dir)
     if source.name == "train.txt":
         source = source.parents[1]
+    size = image_size or 64
     with reading(source, _ORIGIN):
-        return cached("food101", image_size or 64, data_dir, (source,), lambda: _decode(source, image_size or 64))
+        return cached("food101", size, data_dir, (source,), lambda target: _decode(source, size, target))
 
 
-def _decode(source: Path, size: int) -> Dataset:
+def _decode(source: Path, size: int, target: Path | None) -> Dataset:
     check_sum("food101", source)
-    decoded, texts = decode_members(source, _PATTERN, size)
+    pile, texts = decode_members(source, _PATTERN, size, target)
     train, test = (text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files"))
     keys = train + test  # such as apple_pie/1005649
     classes = sorted({key.split("/")[0] for key in keys})
     return Dataset(
         "food101",
-        stack(take(decoded, keys, "images")),
+        pile.stack(keys),
         np.searchsorted(classes, [key.split("/")[0] for key in keys]),
         tuple(classes),
         official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},

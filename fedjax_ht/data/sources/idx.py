@@ -5,6 +5,7 @@ number of dimensions, the dimensions as big-endian uint32, the values.
 """
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,23 @@ FASHION_CLASSES = (
 )
 _CLASSES = {"mnist": tuple("0123456789"), "fashion_mnist": FASHION_CLASSES}
 _FOLDERS = {"mnist": ("mnist", "MNIST"), "fashion_mnist": ("fashion_mnist", "FashionMNIST")}
+_FILES = {  # file -> dimensions of its array
+    "train-images-idx3-ubyte": 3,
+    "train-labels-idx1-ubyte": 1,
+    "t10k-images-idx3-ubyte": 3,
+    "t10k-labels-idx1-ubyte": 1,
+}
 _PAGES = {"mnist": "LeCun, MNIST", "fashion_mnist": "Zalando Research, Fashion-MNIST"}
+
+
+def _origin(name: str, file: str) -> Origin:
+    return Origin(f"{file} or {file}.gz", f"download it from the dataset's page ({_PAGES[name]})")
+
+
+def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
+    """The four files, each looked for when it is asked for; see `archive.search`."""
+    folders = [f"{folder}/{raw}" for folder in (*_FOLDERS[name], ".") for raw in (".", "raw")]
+    return (search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file)) for file in _FILES)
 
 
 def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -37,19 +54,14 @@ def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Datase
 
     The two sets have the same file names, so a folder of the set's own is looked at before `data_dir` itself.
     """
-    folders = [f"{folder}/{raw}" for folder in (*_FOLDERS[name], ".") for raw in (".", "raw")]
     parts = []
-    for split in ("train", "t10k"):
-        for kind, ndim in (("images-idx3", 3), ("labels-idx1", 1)):
-            file = f"{split}-{kind}-ubyte"
-            origin = Origin(f"{file} or {file}.gz", f"download it from the dataset's page ({_PAGES[name]})")
-            path = search(name, data_dir, folders, (file, f"{file}.gz"), origin)
-            with reading(path, origin):
-                content = read_whole(path)
-                parts.append(_parse(content, ndim))
-                if ndim == 1 and len(parts[-1]) != len(parts[-2]):
-                    raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
-                check_sum(name, path.with_name(file), content)  # gzip writes one content in many ways
+    for path, (file, ndim) in zip(find_idx(name, data_dir), _FILES.items()):
+        with reading(path, _origin(name, file)):
+            content = read_whole(path)
+            parts.append(_parse(content, ndim))
+            if ndim == 1 and len(parts[-1]) != len(parts[-2]):
+                raise ValueError(f"{len(parts[-1])} labels for {len(parts[-2])} images")
+            check_sum(name, path.with_name(file), content)  # gzip writes one content in many ways
     images = resize(np.concatenate(parts[::2])[..., None], image_size)
     train = len(parts[0])
     official = {"train": np.arange(train), "test": np.arange(train, len(images))}

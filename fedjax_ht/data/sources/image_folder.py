@@ -1,5 +1,6 @@
 """Any folder of images with one folder per class."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, user_path
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.images import decode_members, stack
+from fedjax_ht.data.sources.images import decode_members
 
 _ORIGIN = Origin(
     "CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), or the same below train/ and test/",
@@ -27,22 +28,23 @@ def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dat
     with reading(root, _ORIGIN):
         if not root.is_dir():
             raise FileNotFoundError("there is no such folder")
-        return cached(f"folder:{path}", image_size, root, (root,), lambda: _decode(path, root, image_size))
+        build = functools.partial(_decode, path, root, image_size)
+        return cached(f"folder:{path}", image_size, root, (root,), build)
 
 
-def _decode(path: str, root: Path, image_size: int | None) -> Dataset:
+def _decode(path: str, root: Path, image_size: int | None, target: Path | None) -> Dataset:
     splits = [split for split in ("train", "val", "test") if (root / split).is_dir()]
     if len(splits) < 2:  # one folder may well be a class of this name
         splits = []
     below = f"(?:{'|'.join(splits)})/" if splits else ""
-    decoded, _ = decode_members(root, re.compile(f"^(?P<image>{below}{_FILE}"), image_size)
-    keys = list(decoded)
+    pile, _ = decode_members(root, re.compile(f"^(?P<image>{below}{_FILE}"), image_size, target)
+    keys = list(pile.places)
     of_class = [key.split("/")[bool(splits)] for key in keys]
     classes = sorted(set(of_class))
     of_split = np.array([key.split("/")[0] for key in keys])
     return Dataset(
         f"folder:{path}",
-        stack([decoded.pop(key) for key in keys]),
+        pile.stack(keys),
         np.searchsorted(classes, of_class),
         tuple(classes),
         official={split: np.flatnonzero(of_split == split) for split in splits},

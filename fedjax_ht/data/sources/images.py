@@ -3,7 +3,7 @@
 import io
 import itertools
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,15 +12,18 @@ from PIL import Image
 
 from fedjax_ht.data import limits
 from fedjax_ht.data.sources.archive import members
+from fedjax_ht.data.sources.pile import Pile, common_shape
 
 _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")  # none that Pillow gives to another program
 _GREY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
 
-def decode_members(source: Path, pattern: re.Pattern, size: int | None) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def decode_members(
+    source: Path, pattern: re.Pattern, size: int | None, target: Path | None
+) -> tuple[Pile, dict[str, str]]:
     """The decoded images and the text files of a folder or archive, in one pass, keyed by what the pattern's groups
-    `image` and `text` match (the latter need not exist)."""
+    `image` and `text` match (the latter need not exist); `target` is where the pile will be stacked."""
     texts = {}
 
     def encoded():
@@ -32,17 +35,16 @@ def decode_members(source: Path, pattern: re.Pattern, size: int | None) -> tuple
                 limits.keep(groups["text"], len(content), limits.TEXT_BYTES)
                 texts[groups["text"]] = content.decode()
 
-    return decode_all(encoded(), size), texts
+    return Pile(decode_all(encoded(), size), target), texts
 
 
-def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> dict[Hashable, np.ndarray]:
-    """{key: image} of (key, file content) pairs, decoded in threads; see `decode`."""
-    encoded, images = iter(encoded), {}
+def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> Iterator[tuple[Hashable, np.ndarray]]:
+    """(key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
+    encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
-        while batch := list(itertools.islice(encoded, 256)):  # bounds how many encoded images are in memory
+        while batch := list(itertools.islice(encoded, 256)):  # bounds how many images are in memory
             keys, contents = zip(*batch)
-            images.update(zip(keys, pool.map(lambda item: decode(*item, size), zip(keys, contents))))
-    return images
+            yield from zip(keys, pool.map(lambda item: decode(*item, size), zip(keys, contents)))
 
 
 def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
@@ -72,15 +74,9 @@ def stack(images: list[np.ndarray]) -> np.ndarray:
     """uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any image has 3 channels. Empties the list as it copies.
 
     Raises:
-      ValueError: the sizes differ.
+      ValueError: there are none, or the sizes differ.
     """
-    if not images:
-        raise ValueError("there are no images")
-    sizes = sorted({image.shape[:2] for image in images})
-    if len(sizes) > 1:
-        raise ValueError(f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size")
-    channels = max(image.shape[-1] for image in images)
-    stacked = np.empty((len(images), *sizes[0], channels), np.uint8)
+    stacked = np.empty((len(images), *common_shape([image.shape for image in images])), np.uint8)
     for i in reversed(range(len(images))):
         stacked[i] = images.pop()
     return stacked

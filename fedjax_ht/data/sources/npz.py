@@ -55,7 +55,7 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     if len(offset) < 2 or (np.diff(steps) < 0).any():
         raise ValueError(f"offset must run from 0 to {len(jpeg)}, the length of jpeg, without going back")
     files = ((i, jpeg[start:end].tobytes()) for i, (start, end) in enumerate(itertools.pairwise(offset.tolist())))
-    images = list(decode_all(files, None).values())
+    images = [image for _, image in decode_all(files, None)]
     if len({image.shape[:2] for image in images}) > 1:
         raise ValueError("the JPEG files are of more than one size")
     images = stack(images)

@@ -5,17 +5,17 @@ import os
 from pathlib import Path
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.cifar import read_cifar
+from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
 from fedjax_ht.data.sources.embedded import read_embedded
-from fedjax_ht.data.sources.flowers102 import read_flowers102
-from fedjax_ht.data.sources.food101 import read_food101
-from fedjax_ht.data.sources.idx import read_idx
+from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
+from fedjax_ht.data.sources.food101 import find_food101, read_food101
+from fedjax_ht.data.sources.idx import find_idx, read_idx
 from fedjax_ht.data.sources.image_folder import read_folder
 from fedjax_ht.data.sources.npz import read_npz
-from fedjax_ht.data.sources.svhn import read_svhn
+from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
 from fedjax_ht.data.sources.tfds import read_tfds
-from fedjax_ht.data.sources.tiny_imagenet import read_tiny_imagenet
+from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
 
 # A reader takes (data_dir, image_size), one of a prefix also what follows the prefix.
 _READERS = {
@@ -29,6 +29,16 @@ _READERS = {
     "flowers102": read_flowers102,
     "food101": read_food101,
 }
+_FINDERS = {
+    "fashion_mnist": functools.partial(find_idx, "fashion_mnist"),
+    "mnist": functools.partial(find_idx, "mnist"),
+    "cifar10": functools.partial(find_cifar, "cifar10"),
+    "cifar100": functools.partial(find_cifar, "cifar100"),
+    "svhn": find_svhn,
+    "tiny_imagenet": find_tiny_imagenet,
+    "flowers102": find_flowers102,
+    "food101": find_food101,
+}
 _PREFIX_READERS = {
     "folder": read_folder,
     "npz": read_npz,
@@ -40,6 +50,18 @@ _PREFIX_READERS = {
 def dataset_names() -> tuple[str, ...]:
     """The names that `load_dataset` takes; those of a prefix end in what is to be filled in, as "npz:PATH"."""
     return (*_READERS, *(f"{prefix}:{'NAME' if prefix == 'tfds' else 'PATH'}" for prefix in _PREFIX_READERS))
+
+
+def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
+    """The files and folders in `data_dir` that `load_dataset` would read, of a set that has a publisher.
+
+    Raises:
+      ValueError: no such set.
+      FileNotFoundError: one of them is missing; the line says how to get it.
+    """
+    if name not in _FINDERS:
+        raise ValueError(f"{name!r} is no set with files of a publisher; those are {', '.join(_FINDERS)}")
+    return tuple(_FINDERS[name](Path(data_dir).expanduser().resolve()))
 
 
 def load_dataset(name: str, data_dir: str | os.PathLike | None = None, image_size: int | None = None) -> Dataset:

@@ -1,5 +1,6 @@
 """SVHN, the cropped digits (Netzer et al. 2011), in the publisher's .mat files."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +11,28 @@ from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.mat import load_mat
 
+_FILES = ("train_32x32.mat", "test_32x32.mat")
+_ORIGIN = Origin(
+    " and ".join(_FILES), "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)"
+)
+
+
+def find_svhn(data_dir: Path | None) -> Iterator[Path]:
+    """The two files, each looked for when it is asked for; see `archive.search`."""
+    return (search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), _ORIGIN) for file in _FILES)
+
 
 def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Official sets train and test, 32x32x3; the publisher's label 10 is the digit 0."""
-    images, labels = zip(*(_read_split(split, data_dir) for split in ("train", "test")))
+    images, labels = zip(*map(_read_split, find_svhn(data_dir)))
     train = len(labels[0])
     labels = np.concatenate(labels)
     official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
     return Dataset("svhn", resize(np.concatenate(images), image_size), labels, tuple("0123456789"), official=official)
 
 
-def _read_split(split: str, data_dir: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    file = f"{split}_32x32.mat"
-    origin = Origin(file, "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)")
-    path = search("svhn", data_dir, ("svhn", "SVHN", ""), (file,), origin)
-    with reading(path, origin):
+def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with reading(path, _ORIGIN):
         check_sum("svhn", path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):

@@ -1,5 +1,6 @@
 """Datasets prepared by tensorflow-datasets in its array_record format, read without TensorFlow."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import numpy as np
 
 from fedjax_ht.data.bounded import open_regular
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, files_below, reading
+from fedjax_ht.data.sources.archive import Origin, fetch, files_below, reading
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.images import decode_all, stack
+from fedjax_ht.data.sources.images import decode_all
+from fedjax_ht.data.sources.pile import Pile
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _PREPARE = "pip install 'fedjax_ht[tfds]'"
@@ -25,7 +27,8 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
     name = dataset.partition(":")[0]
     origin = Origin(
         f"{dataset} prepared in array_record format",
-        f"{_PREPARE} and run tfds.builder({name!r}, file_format='array_record', data_dir=...).download_and_prepare()",
+        f"{_PREPARE} and {fetch(f'tfds:{name}', root)}, which runs "
+        f"tfds.builder({name!r}, file_format='array_record', data_dir=...).download_and_prepare()",
     )
     folder = root / dataset.replace(":", "/")
     with reading(folder, origin):
@@ -37,10 +40,11 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
             raise ValueError(f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION")
         for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
             open_regular(path).close()
-        return cached(f"tfds:{dataset}", image_size, root, prepared, lambda: _decode(dataset, prepared[0], image_size))
+        build = functools.partial(_decode, dataset, prepared[0], image_size)
+        return cached(f"tfds:{dataset}", image_size, root, prepared, build)
 
 
-def _decode(dataset: str, folder: Path, image_size: int | None) -> Dataset:
+def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | None) -> Dataset:
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -56,14 +60,17 @@ def _decode(dataset: str, folder: Path, image_size: int | None) -> Dataset:
         splits = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
     except (NotImplementedError, ImportError) as error:
         raise ValueError(f"prepared as {builder.info.file_format.value}, which only TensorFlow reads") from error
-    images, labels, official = [], [], {}
-    for split, ours in _SPLITS.items():
-        if split in splits:
-            examples = [splits[split][i] for i in range(len(splits[split]))]
-            official[ours] = np.arange(len(images), len(images) + len(examples))
-            decoded = decode_all(((i, example[image_key]) for i, example in enumerate(examples)), image_size)
-            images += decoded.values()
-            labels += [int(example[label_key]) for example in examples]
-    return Dataset(
-        f"tfds:{dataset}", stack(images), np.array(labels), tuple(features[label_key].names), official=official
-    )
+    found = {ours: splits[split] for split, ours in _SPLITS.items() if split in splits}
+    labels = []
+
+    def encoded():
+        for ours, examples in found.items():
+            for i in range(len(examples)):
+                example = examples[i]
+                labels.append(int(example[label_key]))
+                yield (ours, i), example[image_key]
+
+    pile = Pile(decode_all(encoded(), image_size), target)
+    images, ends = pile.stack(list(pile.places)), np.cumsum([0, *map(len, found.values())])
+    official = {ours: np.arange(*ends[i : i + 2]) for i, ours in enumerate(found)}
+    return Dataset(f"tfds:{dataset}", images, np.array(labels), tuple(features[label_key].names), official=official)

@@ -1,5 +1,6 @@
 """Tiny ImageNet (Stanford CS231n), 200 classes, as the publisher's .zip or its extracted folder."""
 
+import functools
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
-from fedjax_ht.data.sources.images import decode_members, stack
+from fedjax_ht.data.sources.images import decode_members
 
 _ORIGIN = Origin(
     "tiny-imagenet-200.zip or its extracted folder, with train/ and val/val_annotations.txt",
@@ -20,24 +21,30 @@ _PATTERN = re.compile(
 )
 
 
+def find_tiny_imagenet(data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    files = ("tiny-imagenet-200", "tiny-imagenet-200.zip", "val/val_annotations.txt")
+    return (search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN),)
+
+
 def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset:
     """64x64x3, classes by WordNet id in sorted order.
 
     The official set "test" is the publisher's labelled validation set, since the labels of its test set are secret.
     """
-    files = ("tiny-imagenet-200", "tiny-imagenet-200.zip", "val/val_annotations.txt")
-    source = search("tiny_imagenet", data_dir, ("tiny_imagenet", ""), files, _ORIGIN)
+    (source,) = find_tiny_imagenet(data_dir)
     if source.name == "val_annotations.txt":
         source = source.parents[1]
     with reading(source, _ORIGIN):
-        return cached("tiny_imagenet", image_size, data_dir, (source,), lambda: _decode(source, image_size))
+        build = functools.partial(_decode, source, image_size)
+        return cached("tiny_imagenet", image_size, data_dir, (source,), build)
 
 
-def _decode(source: Path, image_size: int | None) -> Dataset:
+def _decode(source: Path, image_size: int | None, target: Path | None) -> Dataset:
     check_sum("tiny_imagenet", source)
-    decoded, texts = decode_members(source, _PATTERN, image_size)
+    pile, texts = decode_members(source, _PATTERN, image_size, target)
     (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
-    train = sorted(key for key in decoded if key.startswith("train/"))
+    train = sorted(key for key in pile.places if key.startswith("train/"))
     classes = sorted({key.split("/")[1] for key in train})
     val = [line.split("\t")[:2] for line in annotations.splitlines()]  # file, class, bounding box
     wnids = [key.split("/")[1] for key in train] + [wnid for _, wnid in val]
@@ -48,7 +55,7 @@ def _decode(source: Path, image_size: int | None) -> Dataset:
     keys = train + [f"val/images/{file}" for file, _ in val]
     return Dataset(
         "tiny_imagenet",
-        stack(take(decoded, keys, "images")),
+        pile.stack(keys),
         np.searchsorted(classes, wnids),
         tuple(classes),
         official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},

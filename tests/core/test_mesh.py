@@ -1,0 +1,41 @@
+"""Where images are on CPU devices: one memory for all of them, on two devices in a process of its own."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+SHARED = """
+import sys
+import jax, numpy as np
+from fedjax_ht.core.mesh import client_mesh, share
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.pile import mapped
+
+def pointers(x):
+    return {shard.data.unsafe_buffer_pointer() for shard in share(client_mesh(), x).addressable_shards}
+
+images = np.arange(7 * 64, dtype=np.uint8).reshape(7, 8, 8, 1)
+np.save(sys.argv[1], images)
+of_file = Dataset("file", mapped(sys.argv[1]), np.zeros(7, int), ("a",)).images
+assert jax.device_count() == 2 and not of_file.flags.writeable
+assert pointers(of_file) == {of_file.ctypes.data}, "a map is copied"
+
+given = np.empty(images.size + 64, np.uint8)
+given = given[-given.ctypes.data % 64 :][: images.size].reshape(images.shape)
+given[...] = images
+dataset = Dataset("given", given, np.zeros(7, int), ("a",))
+for x in (dataset.images, given[1:], np.asfortranarray(images)):
+    (pointer,), x_there = pointers(x), share(client_mesh(), x)
+    assert pointer != x.ctypes.data, "what somebody can write to is in use"
+    np.testing.assert_array_equal(x_there, x)
+there = share(client_mesh(), dataset.images)
+given[...] = 0
+np.testing.assert_array_equal(there, images)
+"""
+
+
+def test_images_are_in_memory_once(tmp_path):
+    flags = ["-c", f"import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n{SHARED}"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, *flags, tmp_path / "x.npy"], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr[-2000:]
