@@ -21,6 +21,7 @@ from experiments.cli import fail, parse_flags
 from experiments.run_folder import check_data, fingerprints, read_config
 from experiments.train import enable_compilation_cache, simulate
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.names import meant
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
@@ -57,7 +58,8 @@ def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
-        raise ValueError(f"the run in {workdir} has no method {method!r}; it has {', '.join(experiment.methods)}")
+        there = f"it has {', '.join(experiment.methods)}"
+        raise ValueError(f"the run in {workdir} has no method {method!r}" + meant(method, experiment.methods, there))
     simulation = simulate(method, experiment)
     folder = workdir / experiment.entries[method].folder / "checkpoints"
     found = make_checkpointer(folder, simulation).restore()

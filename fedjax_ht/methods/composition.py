@@ -5,6 +5,7 @@ import functools
 import inspect
 from collections.abc import Callable
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.bases import BASES, Base, make_base
@@ -29,7 +30,7 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
         fields = {name: p.replace(default=getattr(usual, name)) for name, p in parameters(Distillation).items()}
         first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:2]
         make.__signature__ = inspect.Signature([*first, *fields.values(), *parameters(objective).values()])
-        return make
+        return checked(make)
 
     return decorate
 
