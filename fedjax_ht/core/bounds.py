@@ -129,7 +129,7 @@ def passes(value: Any, annotation: Any) -> bool:
         return any(passes(value, each) for each in arguments)
     if origin is tuple:
         return isinstance(value, tuple | list | np.ndarray) and _tuple_passes(list(value), arguments, within)
-    if origin is not None and issubclass(origin, Mapping):
+    if origin is Mapping:
         return isinstance(value, Mapping) and all(passes(each, arguments[1]) for each in value.values())
     return True
 
@@ -151,9 +151,9 @@ def describe(annotation: Any, value: Any = None) -> str:
         return f"{', '.join(first)} or {last}" if first else last
     if origin is tuple:
         return _describe_tuple(arguments, within, value)
-    if origin is not None and issubclass(origin, Mapping):
+    if origin is Mapping:
         return f"names with {describe(arguments[1])} each"
-    return getattr(kind, "__name__", str(kind)).removesuffix("Type")
+    return "None" if kind in (None, types.NoneType) else "a value"
 
 
 def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
@@ -161,7 +161,7 @@ def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
     kind, within = _bounded(annotation)
     if kind in (int, float):
         yield kind, within
-    elif get_origin(kind) is not Literal:
+    elif get_origin(kind) in (Union, types.UnionType, tuple, Mapping):
         for each in get_args(kind):
             yield from numbers(each)
 

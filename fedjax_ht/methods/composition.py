@@ -12,6 +12,8 @@ from fedjax_ht.methods.bases import BASES, Base, make_base
 from fedjax_ht.methods.distillation import Distillation, Objective
 from fedjax_ht.methods.fine_tuning import fine_tuning
 
+NAMES = ("__module__", "__name__", "__qualname__", "__doc__")  # of an objective, which the method made of it keeps
+
 
 def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
     """Turns (recipe, its own options) -> Objective into the factory of a method of that name.
@@ -22,7 +24,7 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
     usual = Distillation(**defaults)
 
     def decorate(objective: Callable[..., Objective]) -> Callable[..., Method]:
-        @functools.wraps(objective)
+        @functools.wraps(objective, NAMES)
         def make(training: LocalTraining, base: str | Base = "none", **options) -> Method:
             recipe = dataclasses.replace(usual, **{name: options.pop(name) for name in fields if name in options})
             return fine_tuning(objective.__name__, training, base, recipe, objective(recipe, **options))

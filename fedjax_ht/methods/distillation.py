@@ -71,7 +71,7 @@ class Distillation:
     temperature: Positive = 10.0
     temperature_squared: bool = False
     generator_lr: Positive = 2e-4
-    student_lr: Positive = 0.01
+    student_lr: NonNegative = 0.01
     weight_decay: NonNegative = 1e-4
     reset_opt: bool = True
     alpha: NonNegative = 0.0

@@ -1,6 +1,7 @@
 """DFRD, DENSE and FedFTG at the server: their losses, their loop, their generator's moving average."""
 
 import functools
+import inspect
 
 import chex
 import jax
@@ -264,7 +265,7 @@ def test_the_square_of_the_temperature_scales_every_kl(name, squared):
     made = Generated(jnp.float32(rng.normal(size=(8, 4, 4, 1))), jnp.float32(rng.normal(size=(8, 6))), jnp.ones((8, 6)))
     opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
     batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(own), None)
-    factory = {"dfrd": dfrd, "dense": dense, "fedftg": fedftg}[name].__wrapped__
+    factory = inspect.unwrap({"dfrd": dfrd, "dense": dense, "fedftg": fedftg}[name])
     recipe = Distillation(temperature=4.0, temperature_squared=squared)
     want = reference.student_loss(name, each, tau, own, 4.0, squared)
     np.testing.assert_allclose(factory(recipe).student(batch), want, rtol=1e-5)
