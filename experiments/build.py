@@ -16,7 +16,7 @@ from fedjax_ht.core.federation import Federation, make_federation, make_sliced_f
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.core.names import meant, unknown, unknown_option
 from fedjax_ht.core.wire import TRANSFORMS, Transform
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.dataset import Dataset, Partition, of_classes, subset
@@ -54,6 +54,8 @@ def build(config: ConfigDict) -> Experiment:
     for own in configs.values():
         check_values(own)
         width_rates(own.model.rates, partition.num_clients)
+        if own.model.group not in GROUPS:
+            raise ValueError(unknown("model group", own.model.group, GROUPS, f"the groups are {', '.join(GROUPS)}"))
     methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
@@ -82,8 +84,6 @@ def build(config: ConfigDict) -> Experiment:
 
 def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
     """The clients' architectures from `config.model`."""
-    if model.group not in GROUPS:
-        raise ValueError(unknown("model group", model.group, GROUPS, f"the groups are {', '.join(GROUPS)}"))
     if rates := width_rates(model.rates, num_clients):
         return sliced_federation(model, rates, dataset)
     return whole_federation(model, num_clients, dataset)
@@ -94,10 +94,8 @@ def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> F
     task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
     if model.shared and model.shared not in modules:
-        raise ValueError(
-            f"model.shared is {model.shared!r}; it must be empty or one of model group {model.group!r}: "
-            f"{', '.join(modules)}"
-        )
+        rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
+        raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
     return make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
 
