@@ -69,7 +69,7 @@ def check_fields(self: Any, prefix: str = "") -> None:
 
 
 def checked(function: F) -> F:
-    """The function, that refuses arguments which its annotations do not allow; errors as of `check_value`."""
+    """The function, made to refuse arguments that its annotations do not allow; errors as of `check_value`."""
     if hasattr(function, "checks_its_arguments"):
         return function
     signature = inspect.signature(function)
@@ -91,9 +91,14 @@ def checked(function: F) -> F:
 
 @functools.cache
 def annotations_of(function: Callable) -> dict[str, Any]:
-    """Of a function's arguments, by name; not of *args and **kwargs."""
+    """Of a function's arguments, by name; not of *args and **kwargs. Annotations that are text stay so, and everything
+    passes, where they name what only type checkers import."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    found = inspect.signature(function, eval_str=True).parameters.values()
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError:
+        signature = inspect.signature(function)
+    found = signature.parameters.values()
     return {p.name: p.annotation for p in found if p.kind not in variadic and p.annotation is not p.empty}
 
 

@@ -171,6 +171,11 @@ def test_annotations_written_as_text_are_understood():
     with pytest.raises(ValueError, match="weight is -1; it must be a number of at least 0"):
         checked(make)(None, weight=-1)
 
+    def other(training: "OnlyForTypeCheckers", weight: "NonNegative" = 1.0):  # noqa: F821
+        return weight
+
+    assert checked(other)(None, weight=-1) == -1
+
 
 def test_fields_of_dataclasses_and_named_tuples():
     @dataclasses.dataclass(frozen=True)
