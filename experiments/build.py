@@ -1,21 +1,23 @@
 """From a config to the objects of the library, every mistake found before anything is compiled."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import optax
 from ml_collections import ConfigDict
 
-from experiments.configs.base import base_config
+from experiments.configs.base import Fields, base_config
 from experiments.entries import Entry, as_run, entries_of
-from fedjax_ht.core.attacks import Attack, Kind, attackers
+from fedjax_ht.core.attacks import Attack, attackers
+from fedjax_ht.core.bounds import MAX_SEED, Count, NonNegative, Part, check_value, hints_of
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import meant, unknown, unknown_option
 from fedjax_ht.core.robust import DEFENCES
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.augment import compose
@@ -25,10 +27,10 @@ from fedjax_ht.data.partition import check_partition, make_partition, partition_
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
-from fedjax_ht.simulation.options import MAX_SEED, SimulationOptions
+from fedjax_ht.models.registry import GROUPS
+from fedjax_ht.simulation.options import SimulationOptions
 
-OPTIMIZERS = ("sgd", "adam")
-PRECISIONS = ("float32", "tensorfloat32", "bfloat16")
+SEE = "see experiments/configs/base.py for the fields"
 
 
 class Experiment(NamedTuple):
@@ -47,18 +49,21 @@ def build(config: ConfigDict) -> Experiment:
     ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
     """
     check_fields(config)
-    check_numbers(config)
+    check_values(config)
+    check_together(config)
     options, entries = simulation_options(config), {entry.label: entry for entry in entries_of(config)}
     configs, partition = {label: as_run(entry, config) for label, entry in entries.items()}, config.partition
     for own in configs.values():
-        check_numbers(own)
+        check_values(own)
         width_rates(own.model.rates, partition.num_clients)
+        if own.model.group not in GROUPS:
+            raise ValueError(unknown("model group", own.model.group, GROUPS, f"the groups are {', '.join(GROUPS)}"))
     methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
-        raise ValueError(f"unknown dataset {config.dataset.name!r}; there are {', '.join(dataset_names())}")
+        raise ValueError(unknown("dataset", config.dataset.name, dataset_names()))
     known = partition_options(partition.kind)
-    refuse_unknown(f"partition {partition.kind!r}", partition.options, known, f"partition={partition.kind}")
+    refuse_unknown(f"partition {partition.kind!r}", partition.options, list(known), f"partition={partition.kind}")
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
     dataset = normalised(dataset, config.dataset.normalisation)
@@ -91,10 +96,8 @@ def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> F
     task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
     if model.shared and model.shared not in modules:
-        raise ValueError(
-            f"model.shared is {model.shared!r}; it must be empty or one of model group {model.group!r}: "
-            f"{', '.join(modules)}"
-        )
+        rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
+        raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
     return make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
 
@@ -113,7 +116,9 @@ def width_rates(text: str, num_clients: int) -> tuple[float, ...]:
     """Each client's width rate from `model.rates`; () where it is empty, for whole models."""
     try:
         if text.startswith("rho="):
-            return width_budgets(num_clients, float(text.removeprefix("rho=")))
+            rho = float(text.removeprefix("rho="))
+            check_value("rho", rho, NonNegative)
+            return width_budgets(num_clients, rho)
         rates = [float(Fraction(part.strip())) for part in text.split(",")] if text else []
         if all(0 < rate <= 1 for rate in rates) and len(rates) <= num_clients:
             return tuple(rates[i % len(rates)] for i in range(num_clients)) if rates else ()
@@ -128,8 +133,8 @@ def width_rates(text: str, num_clients: int) -> tuple[float, ...]:
 def check_fields(config: ConfigDict) -> None:
     """Every field of the base config is there, and no other."""
     known, given = (_paths(c) for c in (base_config(), config))
-    if unknown := sorted(given - known):
-        raise ValueError(f"unknown config field {unknown[0]!r}; see experiments/configs/base.py for the fields")
+    if others := sorted(given - known):
+        raise ValueError(unknown("config field", others[0], known, SEE))
     if missing := sorted(known - given):
         raise ValueError(f"no config field {missing[0]!r}; start from base_config() in experiments/configs/base.py")
 
@@ -143,46 +148,21 @@ def _paths(config: ConfigDict, prefix: str = "") -> set[str]:
     return paths
 
 
-def check_numbers(config: ConfigDict) -> None:
-    """Ranges that no constructor below checks."""
-    limits = {
-        "seed": (config.seed, 0),
-        "partition.seed": (config.partition.seed, 0),
-        "rounds": (config.rounds, 1),
-        "trials": (config.trials, 1),
-        "partition.num_clients": (config.partition.num_clients, 1),
-        "evaluate.every": (config.evaluate.every, 1),
-        "evaluate.batch_size": (config.evaluate.batch_size, 0),
-        "evaluate.patience": (config.evaluate.patience, 0),
-        "evaluate.sample": (config.evaluate.sample, 0),
-        "checkpoint.every": (config.checkpoint.every, 1),
-        "checkpoint.keep": (config.checkpoint.keep, 1),
-        "training.batch_size": (config.training.batch_size, 1),
-        "training.epochs": (config.training.epochs, 1),
-        "training.steps": (config.training.steps, 0),
-        "training.momentum": (config.training.momentum, 0),
-        "training.weight_decay": (config.training.weight_decay, 0),
-        "training.clip_norm": (config.training.clip_norm, 0),
-        "dataset.image_size": (config.dataset.image_size, 0),
-        "dataset.subset": (config.dataset.subset, 0),
-        "model.feature_dim": (config.model.feature_dim, 0),
-        "lanes": (config.lanes, 0),
-        "devices": (config.devices, 0),
-    }
-    for name, (value, least) in limits.items():
-        if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
+def check_values(config: ConfigDict, fields: type = Fields, prefix: str = "") -> None:
+    """Every field has a value that it may have."""
+    for name, annotation in hints_of(fields).items():
+        if hasattr(annotation, "_fields"):
+            check_values(config[name], annotation, f"{prefix}{name}.")
+        else:
+            check_value(f"{prefix}{name}", config[name], annotation)
+
+
+def check_together(config: ConfigDict) -> None:
+    """What depends on several fields and needs no data."""
     last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
     for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
         if seed + last > MAX_SEED:
-            trials = f" with {last + 1} trials" if last else ""
-            raise ValueError(f"{name} is {seed}; it must be at most {MAX_SEED - last}{trials}")
-    if config.training.learning_rate <= 0:
-        raise ValueError(f"training.learning_rate is {config.training.learning_rate}; it must be above 0")
-    if not 0 <= config.training.beta1 < 1:
-        raise ValueError(f"training.beta1 is {config.training.beta1}; it must be at least 0 and below 1")
-    if config.precision not in PRECISIONS:
-        raise ValueError(f"precision is {config.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+            raise ValueError(f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials")
     sample, clients = config.evaluate.sample, config.partition.num_clients
     if sample > clients:
         raise ValueError(f"evaluate.sample is {sample}; it must be at most the {clients} clients")
@@ -199,8 +179,6 @@ def check_pretraining(method: Method, config: ConfigDict) -> None:
 
 def local_training(config: ConfigDict) -> LocalTraining:
     """The clients' recipe from `config.training`."""
-    if config.optimizer not in OPTIMIZERS:
-        raise ValueError(f"unknown training.optimizer {config.optimizer!r}; there are {', '.join(OPTIMIZERS)}")
     steps = [optax.clip_by_global_norm(config.clip_norm)] if config.clip_norm else []
     if config.weight_decay:
         steps.append(optax.add_decayed_weights(config.weight_decay))
@@ -227,10 +205,13 @@ def schedule(text: str) -> optax.Schedule | None:
     try:
         if kind == "constant" and not numbers:
             return None
-        if kind == "cosine" and len(numbers) == 1 and int(numbers[0]) > 0:
-            return optax.cosine_decay_schedule(1.0, int(numbers[0]))
-        if kind == "step" and len(numbers) == 2 and int(numbers[0]) > 0 and 0 < float(numbers[1]) <= 1:
-            return optax.exponential_decay(1.0, int(numbers[0]), float(numbers[1]), staircase=True)
+        if kind == "cosine" and len(numbers) == 1:
+            check_value("rounds", rounds := int(numbers[0]), Count)
+            return optax.cosine_decay_schedule(1.0, rounds)
+        if kind == "step" and len(numbers) == 2:
+            check_value("rounds", rounds := int(numbers[0]), Count)
+            check_value("factor", factor := float(numbers[1]), Part)
+            return optax.exponential_decay(1.0, rounds, factor, staircase=True)
     except ValueError:
         pass
     raise ValueError(
@@ -272,21 +253,33 @@ def evaluated_clients(config: ConfigDict) -> np.ndarray | None:
 
 def attack(config: ConfigDict) -> Attack | None:
     """What some clients do, from `config.attack`."""
-    if config.kind == "none":
-        return None
-    if config.kind not in get_args(Kind):
-        raise ValueError(f"attack.kind is {config.kind!r}; it must be none or one of {', '.join(get_args(Kind))}")
-    if not 0 <= config.share < 1:
-        raise ValueError(f"attack.share is {config.share}; it must be at least 0 and below 1")
-    return Attack(**config)
+    return None if config.kind == "none" else Attack(**config)
 
 
-def named(what: str, field: str, entries: Iterable[tuple], known: Mapping[str, Callable]) -> tuple:
-    """What (name, parameters...) tuples stand for."""
-    for entry in entries:
-        if entry[0] not in known:
-            raise ValueError(f"unknown {what} {entry[0]!r} in {field}; there are {', '.join(known)}")
-    return tuple(known[name](*parameters) for name, *parameters in entries)
+def named(what: str, field: str, entries: Iterable, known: Mapping[str, Callable]) -> tuple:
+    """What the (name, parameters...) tuples of a field stand for."""
+    return tuple(one_of(what, field, entry, known) for entry in entries)
+
+
+def one_of(what: str, field: str, entry: Any, known: Mapping[str, Callable]) -> Any:
+    """One of them."""
+    if not isinstance(entry, tuple | list) or not entry:
+        raise ValueError(
+            f"{field} has {entry!r}; it must be a tuple of tuples such as ('gaussian_noise', 0.05, 0.2), each a name "
+            "and its numbers"
+        )
+    name, *parameters = entry
+    if name not in list(known):
+        raise ValueError(f"{field}: {unknown(what, name, known)}")
+    signature = inspect.signature(known[name])
+    try:
+        signature.bind(*parameters)
+        return known[name](*parameters)
+    except TypeError as error:
+        wanted = ", ".join(signature.parameters)
+        raise ValueError(f"{field} has {tuple(entry)}: {error}; {name} takes {wanted}") from None
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None
 
 
 def make_method(entry: Entry, training: ConfigDict) -> Method:
@@ -294,13 +287,15 @@ def make_method(entry: Entry, training: ConfigDict) -> Method:
     factory = method_factory(entry.method)
     options = {k: v for k, v in entry.options.items() if v is not None}
     refuse_unknown(entry.method, options, list(inspect.signature(factory).parameters)[1:], f"method={entry.method}")
-    return factory(local_training(training), **options)
+    recipe = local_training(training)
+    try:
+        return factory(recipe, **options)
+    except ValueError as error:
+        raise ValueError(f"{entry.label}: {error}") from None
 
 
-def refuse_unknown(owner: str, options: Iterable[str], known: Iterable[str], argument: str) -> None:
+def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], argument: str) -> None:
     """ValueError where an option is none of its owner's."""
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(
-            f"{owner} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}. "
-            f"--config=FILE.py:{argument} starts from its own options"
-        )
+    if others := sorted(set(options) - set(known)):
+        more = f". --config=FILE.py:{argument} starts from its own options"
+        raise ValueError(unknown_option(owner, others[0], known, more))

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict
 
 from experiments.configs.base import method_config
+from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.methods import method_factory
 
 OVERRIDDEN = ("training", "model")
@@ -94,8 +95,10 @@ def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> En
         part, dot, field = key.rpartition(".")
         target = parts.get(part if dot else "method")
         if not equals or target is None or field not in target:
-            fields = ", ".join([*method.options, *(f"{part}.FIELD" for part in OVERRIDDEN)])
-            raise ValueError(f"entry {spec!r}: {setting!r} sets nothing; KEY=VALUE may set {fields}")
+            fields = [*method.options, *(f"{part}.{field}" for part in OVERRIDDEN for field in parts[part])]
+            there = ", ".join([*method.options, *(f"{part}.FIELD" for part in OVERRIDDEN)])
+            hint = meant(key, fields, f"KEY=VALUE may set {there}")
+            raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{hint}")
         try:
             target[field] = _value(text)
         except TypeError:
@@ -138,8 +141,8 @@ def described(entries: Sequence[Entry]) -> str:
 def recorded(entry: Mapping[str, Any]) -> Entry:
     """An entry of a run's config.json; options that its version did not know have today's defaults."""
     label, method = entry["label"], method_config(entry["method"])
-    if unknown := sorted(set(entry["options"]) - set(method.options)):
-        raise ValueError(f"entry {label!r}: {entry['method']} has no option {unknown[0]!r}")
+    if others := sorted(set(entry["options"]) - set(method.options)):
+        raise ValueError(f"entry {label!r}: {unknown_option(entry['method'], others[0], list(method.options))}")
     method.options.update({k: v for k, v in entry["options"].items() if v is not None})
     overrides = ({k: _listed(v) for k, v in dict(entry[part]).items()} for part in OVERRIDDEN)
     return Entry(label, entry["method"], _options(method), *overrides, "")

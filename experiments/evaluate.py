@@ -18,9 +18,10 @@ from ml_collections import ConfigDict
 
 from experiments.build import Experiment, build
 from experiments.cli import fail, parse_flags
-from experiments.run_folder import check_data, fingerprints, read_config
+from experiments.run_folder import check_data, fingerprints, naming, read_config
 from experiments.train import enable_compilation_cache, simulate
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.names import meant
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
@@ -52,12 +53,14 @@ def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
     fields, noted = read_config(workdir)
-    config = ConfigDict(fields)
-    experiment = build(config)
+    with naming(workdir / "config.json"):
+        config = ConfigDict(fields)
+        experiment = build(config)
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
-        raise ValueError(f"the run in {workdir} has no method {method!r}; it has {', '.join(experiment.methods)}")
+        there = f"it has {', '.join(experiment.methods)}"
+        raise ValueError(f"the run in {workdir} has no method {method!r}" + meant(method, experiment.methods, there))
     simulation = simulate(method, experiment)
     folder = workdir / experiment.entries[method].folder / "checkpoints"
     found = make_checkpointer(folder, simulation).restore()

@@ -14,14 +14,15 @@ if __name__ == "__main__":  # before anything that takes time to import
     end_on_signals()
 
 from absl import app, flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from experiments.bad_clients import far_words
-from experiments.cli import fail, parse_flags
+from experiments.cli import define_config, fail, parse_flags
 from experiments.table import human_bytes
 from experiments.terminal import fitted
 from experiments.train import (
+    Alone,
     GaveUp,
     Interrupted,
     Result,
@@ -33,7 +34,7 @@ from experiments.train import (
 )
 from fedjax_ht.simulation.history import wire_bytes
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "The experiment, a file in experiments/configs.")
+_CONFIG = define_config()
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the first process of several.")
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which one this is, from 0.")
@@ -93,10 +94,7 @@ def configured() -> tuple[ConfigDict, str]:
     """The config that the command line names, and a name for it."""
     if _CONFIG.value is None:
         fail(ValueError("no --config; for example --config=experiments/configs/quickstart.py"))
-    named = flags.FLAGS["config"].config_filename
-    if not Path(file := named.partition(":")[0]).exists():
-        fail(FileNotFoundError(f"no config file {file}"))
-    return _CONFIG.value, run_name(named)
+    return _CONFIG.value, run_name(flags.FLAGS["config"].config_filename)
 
 
 def run_name(config: str) -> str:
@@ -133,6 +131,8 @@ def orderly(workdir: Path) -> Iterator[None]:
     except Interrupted as stop:
         print(f"{stop}; what was done is saved below {workdir}. The same command goes on from there.", file=sys.stderr)
         sys.exit(128 + stop.signal)
+    except Alone as error:
+        fail(error, at_once=True)
     except (Unwritable, GaveUp) as error:
         fail(error, code=1)
     except (ValueError, OSError, ImportError) as error:

@@ -1,8 +1,9 @@
 """The folder of a run: which config and data it is of, by which version, and what an earlier course left in it."""
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,9 @@ def remember_config(
     there: dict[str, Any] = {}
     if (workdir / "config.json").exists():
         earlier, noted = read_config(workdir)
-        there = {entry["label"]: entry for entry in earlier["entries"]}
-        both = {label: _as_json(recorded(there[label])) for label in own if label in there}
+        with naming(workdir / "config.json"):
+            there = {entry["label"]: entry for entry in earlier["entries"]}
+            both = {label: _as_json(recorded(there[label])) for label in own if label in there}
         before = _compared(earlier, both)
         _refuse_other(before, _compared(fields, {label: own[label] for label in both}), workdir)
         check_data(noted, prints, config, workdir)
@@ -78,10 +80,22 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
       ValueError, OSError: it cannot be read, or is of a newer version. One line.
     """
     fields = read_json(workdir / "config.json")
-    noted = fields.pop("run", {"version": 0})
-    if noted["version"] > VERSION:
-        raise ValueError(f"{workdir} is of version {noted['version']}, and this program knows {VERSION}; update it")
-    return completed(fields), noted
+    with naming(workdir / "config.json"):
+        noted = fields.pop("run", {"version": 0})
+        if noted["version"] > VERSION:
+            raise ValueError(f"{workdir} is of version {noted['version']}, and this program knows {VERSION}; update it")
+        return completed(fields), noted
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within it whatever is wrong with what a config.json holds is one line that names it."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not what a run writes ({type(error).__name__}: {error})") from error
+    except ValueError as error:
+        raise error if str(path.parent) in str(error) else ValueError(f"{path}: {error}") from error
 
 
 def completed(fields: dict[str, Any]) -> dict[str, Any]:

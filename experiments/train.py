@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import signal
+import socket
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +32,9 @@ from fedjax_ht.simulation.history import Row, by_trial, is_over, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
 
+JOIN_SECONDS = 60
+"""How long the processes of a run wait for each other."""
+
 ProgressFn = Callable[[str, Row], None]  # (method, new row)
 Tables = Callable[[Mapping[str, list[Row]]], Mapping[str, str]]  # (histories) -> heading -> Markdown
 
@@ -40,6 +45,10 @@ class Interrupted(Exception):
     def __init__(self, number: int):
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.signal = number
+
+
+class Alone(OSError):
+    """The processes of a run have not met. What waits for the others ends with the program."""
 
 
 class GaveUp(Exception):
@@ -285,12 +294,16 @@ def use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", min(cores, 8))
 
 
-def join_processes(coordinator: str | None, processes: int | None, process: int | None) -> None:
+def join_processes(
+    coordinator: str | None, processes: int | None, process: int | None, seconds: float = JOIN_SECONDS
+) -> None:
     """Connects this process to the others of a run, before any computation; without a coordinator it runs alone, on
     all cores.
 
     Raises:
       ValueError: the three do not fit together.
+      Alone: the processes have not all met at the coordinator after so many seconds.
+      OSError: they cannot.
     """
     given = [value is not None for value in (coordinator, processes, process)]
     if not any(given):
@@ -301,5 +314,39 @@ def join_processes(coordinator: str | None, processes: int | None, process: int 
             f"coordinator={coordinator}, processes={processes}, process={process}: give all three, process from 0 to "
             "processes - 1"
         )
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ValueError(f"coordinator is {coordinator!r}; it must be HOST:PORT, such as localhost:1234")
+    if process == 0:
+        check_port(int(port))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(coordinator, processes, process)
+    failed: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            jax.distributed.initialize(coordinator, processes, process, initialization_timeout=int(seconds) + 3600)
+        except Exception as error:
+            failed.append(error)
+
+    # At its own timeout jax aborts the process from C++, with a core dump: so another thread waits there.
+    waiting = threading.Thread(target=connect, daemon=True)
+    waiting.start()
+    waiting.join(seconds)
+    if waiting.is_alive():
+        raise Alone(
+            f"the {processes} processes have not met at {coordinator} after {seconds:g} s (this is process {process}); "
+            "start all of them with the same --coordinator, an address of process 0 that the others reach"
+        )
+    if failed:
+        raise ConnectionError(f"coordinator {coordinator}: {failed[0]}") from failed[0]
+
+
+def check_port(port: int) -> None:
+    """OSError where no server can listen on a port of this machine: jax's would end in a segmentation fault."""
+    family, everywhere = (socket.AF_INET6, "::") if socket.has_ipv6 else (socket.AF_INET, "0.0.0.0")
+    with socket.socket(family) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((everywhere, port))
+        except OSError as error:
+            raise OSError(f"process 0 cannot listen on port {port} of this machine: {error.strerror}") from error

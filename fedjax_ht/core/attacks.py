@@ -12,12 +12,13 @@ kind, where x is its upload, r what it would have uploaded without any training 
 Counts (`Metadata`), and which rows are sent, stay as they are.
 """
 
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.bounds import Seed, Share, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.wire import Masked, Metadata
@@ -30,9 +31,9 @@ class Attack(NamedTuple):
     of the direction of a shift; all trials of a run have the same attackers."""
 
     kind: Kind
-    share: float
+    share: Share
     strength: float = 1.0
-    seed: int = 0
+    seed: Seed = 0
 
 
 def attackers(attack: Attack, num_clients: int) -> np.ndarray:
@@ -47,12 +48,11 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
     """The method in a federation where some clients attack; the method itself without an attack.
 
     Raises:
-      ValueError: there is no such attack.
+      ValueError: a field of the attack is out of range.
     """
     if attack is None:
         return method
-    if attack.kind not in get_args(Kind):
-        raise ValueError(f"attack is {attack.kind!r}; it must be one of {', '.join(get_args(Kind))}")
+    check_fields(attack, "attack.")
     bad = attackers(attack, num_clients)
 
     def flipped(bucket, data, ctx):

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from fedjax_ht.core.bounds import Count
 from fedjax_ht.core.method import PyTree
 
-Lanes = int | Literal["auto"] | Mapping[str, int]
+Lanes = Count | Literal["auto"] | Mapping[str, Count]
 """Clients that run side by side: a number for all buckets, one a bucket, or what `simulation.lanes` makes of it."""
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_ht.core.bounds import Count, check_fields
 from fedjax_ht.core.method import Data, PyTree, Split
 
 Augment = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -38,19 +39,16 @@ class LocalTraining:
     """
 
     optimizer: optax.GradientTransformation
-    batch_size: int = 10
-    epochs: int = 1
-    steps: int | None = None
+    batch_size: Count = 10
+    epochs: Count = 1
+    steps: Count | None = None
     shuffle: bool = True
     drop_remainder: bool = True
     augment: Augment | None = None
     schedule: optax.Schedule | None = None
 
     def __post_init__(self):
-        for name in ("batch_size", "epochs", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+        check_fields(self)
 
 
 class Batch(NamedTuple):

@@ -184,12 +184,6 @@ class Method(NamedTuple):
         return self if self.vary is None else self.vary(settings)
 
 
-def traced(value: Any) -> bool:
-    """Whether an option is an argument of compiled functions, see `varied`: it was checked where it was chosen, and no
-    branch can hang on it."""
-    return isinstance(value, jax.core.Tracer)
-
-
 def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
     """A method whose numbers are arguments of its compiled functions.
 

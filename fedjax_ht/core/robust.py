@@ -18,12 +18,13 @@ length alone counts.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.bounds import Positive, Within, checked
 from fedjax_ht.core.method import Method, Received
 from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
 
@@ -41,6 +42,8 @@ class Defence(NamedTuple):
     apply: Callable[[Vectors, bool], Vectors]
     by_entry: bool = True
 
+
+Minority = Annotated[float, Within(least=0, below=0.5)]
 
 WEISZFELD_STEPS = 8
 EQUAL = 1e-6  # of a length: vectors that are closer are equal but for rounding
@@ -143,12 +146,14 @@ def _agreement(name: str, value: Callable[[Vectors], Sequence[jax.Array]]) -> De
     return Defence(name, apply)
 
 
-def norm_bound(bound: float = 2.0) -> Defence:
+@checked
+def norm_bound(bound: Positive = 2.0) -> Defence:
     """`judged`, of lengths alone where entries cannot be compared."""
     return Defence("norm_bound", lambda vectors, positions: judged([vectors], bound, positions)[0][0], by_entry=False)
 
 
-def trimmed_mean(share: float = 0.2) -> Defence:
+@checked
+def trimmed_mean(share: Minority = 0.2) -> Defence:
     """Every client says each entry's mean over who holds it, but for the `share` largest and smallest, rounded down."""
 
     def mean(x, held, present):
@@ -182,7 +187,8 @@ def geometric_median() -> Defence:
     return _agreement("geometric_median", middle)
 
 
-def multi_krum(share: float = 0.2) -> Defence:
+@checked
+def multi_krum(share: Minority = 0.2) -> Defence:
     """Of n vectors f = ceil(share n) are left out, those with the largest sum of squared distances to their
     n - f - 2 nearest neighbours, at least one."""
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import NonNegative, Share, checked
 from fedjax_ht.core.method import PyTree
 
 INDEX_BYTES = 4  # an entry of a Masked leaf travels with an int32 index
@@ -66,22 +67,19 @@ def wire_elements(message: PyTree) -> WireCost:
 Transform = Callable[[jax.Array, PyTree], PyTree]  # (key, message) -> message of the same structure
 
 
-def gaussian_noise(scale: float, coefficient: float, only: str = "") -> Transform:
+@checked
+def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Transform:
     """x (1 - coefficient) + N(0, scale^2) for every float leaf of the payload: the noise of FedPCL's code (Tan et al.,
     NeurIPS 2022), which FedKTL's appendix D takes with 0.05 and 0.2 for prototypes and vectors, with 0.2 and 0.2 for
     images. FedKTL's images cross the wire in [-1, 1], and its vectors in units, so that these numbers fit.
 
     Args:
-      scale, coefficient: s, and p in [0, 1].
+      scale, coefficient: s and p.
       only: a field of the message, such as "images"; "" is all of them. A message without it is a ValueError.
 
     Raises:
-      ValueError: the scale is negative, or the coefficient not in [0, 1].
+      ValueError: a number out of its bounds.
     """
-    if scale < 0 or not 0 <= coefficient <= 1:
-        raise ValueError(
-            f"gaussian_noise has scale {scale} and coefficient {coefficient}; they must be at least 0 and in [0, 1]"
-        )
 
     def transform(key, message):
         leaves, structure = jax.tree.flatten(message, is_leaf=_is_leaf)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.local_training import Augment
+from fedjax_ht.core.names import unknown
 
 
 def flip(key: jax.Array, x: jax.Array) -> jax.Array:
@@ -156,7 +157,7 @@ def compose(names: tuple[str, ...]) -> Augment | None:
     """
     for name in names:
         if name not in AUGMENTATIONS:
-            raise ValueError(f"unknown augmentation {name!r}; there are {', '.join(AUGMENTATIONS)}")
+            raise ValueError(unknown("augmentation", name, AUGMENTATIONS))
     if not names:
         return None
 

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.names import meant
+
 
 class ClientIndices(NamedTuple):
     """Which samples of a `Dataset` one client holds; each an int64 array of indices, possibly empty."""
@@ -94,12 +96,12 @@ def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     Raises:
       ValueError: there is no such class, one is named twice, or the data came split over clients already.
     """
-    unknown = [name for name in names if name not in dataset.class_names]
-    if unknown or len(set(names)) < len(names):
-        raise ValueError(
-            f"classes has {repr(unknown[0]) if unknown else 'a name twice'}; {dataset.name} has "
-            f"{', '.join(dataset.class_names[:10])}{', ...' if dataset.num_classes > 10 else ''}"
-        )
+    others = [name for name in names if name not in dataset.class_names]
+    if others or len(set(names)) < len(names):
+        first = ", ".join(dataset.class_names[:10])
+        there = f"the classes of {dataset.name} are {first}{', ...' if dataset.num_classes > 10 else ''}"
+        hint = meant(others[0], dataset.class_names, there) if others else f"; {there}"
+        raise ValueError(f"classes has {repr(others[0]) if others else 'a name twice'}{hint}")
     if dataset.clients is not None:
         raise ValueError(f"classes is given, but the clients of {dataset.name} come with their samples; leave it empty")
     label = np.full(dataset.num_classes, -1)

@@ -1,6 +1,6 @@
 """A generator against a student: images on which it does not follow its teachers yet; and images like the clients'."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,6 @@ triangle: all (FedFTG).
 nabla: two classes (DENSE, as DFRD prints it).
 xor: just one of them the label (DENSE, as released with DFRD).
 """
-
-
-def check_selection(selection: str) -> None:
-    """ValueError unless it is one of `Selection`."""
-    if selection not in get_args(Selection):
-        raise ValueError(f"selection is {selection!r}; it must be one of {', '.join(get_args(Selection))}")
 
 
 def selected(teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection) -> jax.Array:

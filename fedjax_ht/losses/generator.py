@@ -1,6 +1,6 @@
 """What a generator is trained on beside its classes."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +23,6 @@ def diversity_loss(noise: jax.Array, generated: jax.Array) -> jax.Array:
         return jnp.mean(of_noise * jnp.mean(jnp.abs(generated - one[1]), -1))
 
     return jnp.exp(-jnp.mean(lax.map(to_all, (noise, generated))))
-
-
-def check_form(form: str) -> None:
-    """ValueError unless it is one of `DiversityForm`."""
-    if form not in get_args(DiversityForm):
-        raise ValueError(f"diversity is {form!r}; it must be one of {', '.join(get_args(DiversityForm))}")
 
 
 def image_diversity(images: jax.Array, noise: jax.Array, mask: jax.Array, form: DiversityForm = "squares") -> jax.Array:

@@ -6,13 +6,14 @@ L = w_MMD * L_MMD(F(P), valid latents) + w_MSE * L_MSE(F(P), their class means)
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, check_fields
 from fedjax_ht.core.local_training import Batch, class_means, class_sums
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.server_training import compact, train_on_rows
@@ -26,6 +27,7 @@ from fedjax_ht.ops import squared_distance
 CLIP_NORM = 100.0  # of the released code
 MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)  # bandwidths of "median", in halves of the median squared distance
 
+Widths = Annotated[tuple[Positive, ...], Within(1)]
 SampleW = Callable[[jax.Array, int], jax.Array]  # (key, n) -> valid latents [n, H]
 Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]  # F: (params, prototypes [M, K], mask [M]) -> [M, H]
 
@@ -59,21 +61,16 @@ class Alignment:
       variant: see `methods.fedktl`.
     """
 
-    epochs: int = 100
-    batch_size: int = 100
-    learning_rate: float = 0.01
-    mmd_weight: float = 1.0
-    mse_weight: float = 1.0
-    bandwidths: tuple[float, ...] | Literal["median"] = "median"
+    epochs: Count = 100
+    batch_size: Count = 100
+    learning_rate: Positive = 0.01
+    mmd_weight: NonNegative = 1.0
+    mse_weight: NonNegative = 1.0
+    bandwidths: Literal["median"] | Widths = "median"
     variant: Variant = "paper"
 
     def __post_init__(self):
-        for name in ("epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"server_{name} is {getattr(self, name)}; it must be at least 1")
-        positive = lambda a: isinstance(a, int | float) and a > 0  # noqa: E731
-        if self.bandwidths != "median" and not (self.bandwidths and all(map(positive, self.bandwidths))):
-            raise ValueError(f"bandwidths is {self.bandwidths!r}; it must be 'median' or positive numbers")
+        check_fields(self)
 
 
 def mean_latents(transform: Transform, params: PyTree, uploads: Uploads, old: jax.Array) -> jax.Array:

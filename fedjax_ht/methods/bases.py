@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.names import meant
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.feddropout import feddropout
 from fedjax_ht.methods.fedrolex import fedrolex
@@ -64,6 +65,6 @@ def make_base(name: str, training: LocalTraining, **options) -> Base:
       ValueError: there is no such base.
     """
     if name not in BASES:
-        raise ValueError(f"base is {name!r}; it must be one of {', '.join(BASES)}")
+        raise ValueError(f"base is {name!r}" + meant(name, BASES, f"it must be one of {', '.join(BASES)}"))
     factory, uploaded = BASES[name]
     return Base(factory(training, **options), uploaded)

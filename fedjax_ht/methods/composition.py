@@ -5,11 +5,14 @@ import functools
 import inspect
 from collections.abc import Callable
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.bases import BASES, Base, make_base
 from fedjax_ht.methods.distillation import Distillation, Objective
 from fedjax_ht.methods.fine_tuning import fine_tuning
+
+NAMES = ("__module__", "__name__", "__qualname__", "__doc__")  # of an objective, which the method made of it keeps
 
 
 def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
@@ -21,7 +24,7 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
     usual = Distillation(**defaults)
 
     def decorate(objective: Callable[..., Objective]) -> Callable[..., Method]:
-        @functools.wraps(objective)
+        @functools.wraps(objective, NAMES)
         def make(training: LocalTraining, base: str | Base = "none", **options) -> Method:
             recipe = dataclasses.replace(usual, **{name: options.pop(name) for name in fields if name in options})
             return fine_tuning(objective.__name__, training, base, recipe, objective(recipe, **options))
@@ -29,7 +32,7 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
         fields = {name: p.replace(default=getattr(usual, name)) for name, p in parameters(Distillation).items()}
         first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:2]
         make.__signature__ = inspect.Signature([*first, *fields.values(), *parameters(objective).values()])
-        return make
+        return checked(make)
 
     return decorate
 

@@ -26,8 +26,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import NonNegative
 from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance, transferability
-from fedjax_ht.losses.adversarial import Selection, check_selection
+from fedjax_ht.losses.adversarial import Selection
 from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.dfrd import student_loss
 from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
@@ -48,8 +49,8 @@ def batch_norm_loss(batch: Synthetic) -> jax.Array:
 @distilling(merge="none", counts="none")
 def dense(
     recipe: Distillation,
-    b_adv: float = 1.0,
-    b_bn: float = 0.0,
+    b_adv: NonNegative = 1.0,
+    b_bn: NonNegative = 0.0,
     adversarial: Adversarial = "dfrd",
     selection: Selection = "xor",
 ) -> Objective:
@@ -58,9 +59,6 @@ def dense(
     b_adv, b_bn: weights of the generator's terms.
     adversarial, selection: see the module's text.
     """
-    check_selection(selection)
-    if adversarial not in ("dfrd", "own"):
-        raise ValueError(f"adversarial is {adversarial!r}; it must be 'dfrd' or 'own'")
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, mask = batch.opinions.ensemble, batch.everyone

@@ -20,9 +20,10 @@ Both KL are at temperature T. Settled here:
 
 import jax
 
+from fedjax_ht.core.bounds import NonNegative
 from fedjax_ht.losses import cross_entropy, embedding_excess, image_diversity, kl_divergence, transferability
-from fedjax_ht.losses.adversarial import Selection, check_selection
-from fedjax_ht.losses.generator import DiversityForm, check_form
+from fedjax_ht.losses.adversarial import Selection
+from fedjax_ht.losses.generator import DiversityForm
 from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
 from fedjax_ht.models.conditional import EMBEDDED
@@ -37,10 +38,10 @@ def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
 @distilling(alpha=0.5)
 def dfrd(
     recipe: Distillation,
-    b_tran: float = 1.0,
-    b_div: float = 1.0,
-    b_ey: float = 0.25,
-    gamma: float = 1.0,
+    b_tran: NonNegative = 1.0,
+    b_div: NonNegative = 1.0,
+    b_ey: NonNegative = 0.25,
+    gamma: NonNegative = 1.0,
     selection: Selection = "diamond",
     diversity: DiversityForm = "squares",
 ) -> Objective:
@@ -51,8 +52,6 @@ def dfrd(
     selection: rows of Table 3.
     diversity: see `losses.image_diversity`.
     """
-    check_selection(selection)
-    check_form(diversity)
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone

@@ -12,16 +12,17 @@ The loop is in `methods.distillation_loop`; here are the words that it and the m
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, Share, Whole, Within, check_fields
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import PyTree, traced
+from fedjax_ht.core.method import PyTree
 from fedjax_ht.methods.ensemble import Opinions, Teachers
 from fedjax_ht.methods.image_source import Images
-from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge, check_merge
+from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge
 
 Counts = Literal["seen_so_far", "this_round", "full", "none"]
 """What counts as c_i^y.
@@ -41,7 +42,7 @@ class Distillation:
 
     Attributes:
       iterations: A, of generator and student in turn, in every round.
-      generator_steps, student_steps: I_g and I_d.
+      generator_steps, student_steps: I_g and I_d; a generator that is never trained is images="untrained".
       batch_size: images a step.
       noise_dim: d.
       merge: of noise and label, see `models.conditional`.
@@ -61,20 +62,20 @@ class Distillation:
       low_memory: see `ensemble.ask`.
     """
 
-    iterations: int = 10
-    generator_steps: int = 2
-    student_steps: int = 5
-    batch_size: int = 64
-    noise_dim: int = 100
+    iterations: Whole = 10
+    generator_steps: Count = 2
+    student_steps: Whole = 5
+    batch_size: Annotated[int, Within(2)] = 64
+    noise_dim: Count = 100
     merge: Merge = "mul"
-    temperature: float = 10.0
+    temperature: Positive = 10.0
     temperature_squared: bool = False
-    generator_lr: float = 2e-4
-    student_lr: float = 0.01
-    weight_decay: float = 1e-4
+    generator_lr: Positive = 2e-4
+    student_lr: NonNegative = 0.01
+    weight_decay: NonNegative = 1e-4
     reset_opt: bool = True
-    alpha: float = 0.0
-    decay: float = 0.5
+    alpha: NonNegative = 0.0
+    decay: Share = 0.5
     counts: Counts = "seen_so_far"
     student_batch: StudentBatch = "step"
     images: Images = "generator"
@@ -82,19 +83,7 @@ class Distillation:
     low_memory: bool = False
 
     def __post_init__(self):
-        least = {"iterations": 0, "generator_steps": 1, "student_steps": 0, "batch_size": 2, "noise_dim": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                hint = "; images='untrained' never trains it" if name == "generator_steps" else ""
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {bound}{hint}")
-        if not traced(self.temperature) and self.temperature <= 0:
-            raise ValueError(f"temperature is {self.temperature}; it must be above 0")
-        if not traced(self.decay) and not 0 <= self.decay <= 1:
-            raise ValueError(f"decay is {self.decay}; it must be in [0, 1]")
-        for name, kinds in (("counts", Counts), ("student_batch", StudentBatch), ("images", Images)):
-            if getattr(self, name) not in get_args(kinds):
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(kinds))}")
-        check_merge(self.merge)
+        check_fields(self)
 
     @property
     def kl_scale(self) -> float:

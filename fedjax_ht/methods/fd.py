@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.core.bounds import NonNegative, checked
 from fedjax_ht.core.federation import features, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
@@ -51,14 +52,13 @@ def soft_cross_entropy(
 REGULARISERS = {"mse_logits": sample_prototype_mse, "soft_cross_entropy": soft_cross_entropy}
 
 
-def fd(training: LocalTraining, weight: float = 1.0, regulariser: Regulariser = "mse_logits") -> Method:
+@checked
+def fd(training: LocalTraining, weight: NonNegative = 1.0, regulariser: Regulariser = "mse_logits") -> Method:
     """Args:
     training: local training.
     weight: lambda.
     regulariser: see the module's text.
     """
-    if regulariser not in REGULARISERS:
-        raise ValueError(f"regulariser is {regulariser!r}; it must be one of {', '.join(REGULARISERS)}")
     distance = REGULARISERS[regulariser]
 
     def init_server(federation, key):  # Z, of which a row counts once somebody uploaded its class

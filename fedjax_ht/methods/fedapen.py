@@ -16,7 +16,7 @@ Settled here:
 * The authors' decay of the learning rate has no effect in their code, and there is none here.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ import numpy as np
 import optax
 from jax import lax
 
+from fedjax_ht.core.bounds import Within, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining, take_batch
 from fedjax_ht.core.method import Data, Method, PyTree, Split
@@ -81,14 +82,13 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
     return train_on_rows(optimizer, loss, weight, rows, valid, key, EPOCHS, BATCH)[0]
 
 
-def fedapen(training: LocalTraining, adapt_every: int = 20, learned: bool = True) -> Method:
+@checked
+def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20, learned: bool = True) -> Method:
     """Args:
     training: local training, of both models.
-    adapt_every: one training sample in this many is kept for the adaptability set.
+    adapt_every: one training sample in this many is kept for the adaptability set; of two, some are trained on.
     learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of training.
     """
-    if adapt_every < 2:
-        raise ValueError(f"adapt_every is {adapt_every}; it must be at least 2, so that some samples are trained on")
 
     def both_scores(bucket, client, x, mask):
         return head_scores(bucket, client, x, mask), head_scores(bucket.shared, client["shared"], x, mask)

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
@@ -38,13 +39,12 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     return jax.tree.map(mean, stacked)
 
 
+@checked
 def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "samples") -> Method:
     """Args:
     training: local training.
     weighting: of the average, by the clients' numbers of training samples or equal.
     """
-    if weighting not in ("samples", "uniform"):
-        raise ValueError(f"weighting is {weighting!r}; it must be 'samples' or 'uniform'")
     by_samples = weighting == "samples"
 
     def check(federation):

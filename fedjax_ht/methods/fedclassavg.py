@@ -20,20 +20,20 @@ Settled here:
 """
 
 import dataclasses
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.bounds import NonNegative, Positive, checked
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Data, Method, PyTree, traced
+from fedjax_ht.core.method import Data, Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
 from fedjax_ht.methods.heads import head_uplink, init_head, mean_head, take_head
-from fedjax_ht.methods.prototypes import check_variant
+from fedjax_ht.methods.prototypes import Variant
 from fedjax_ht.methods.supervised import init_model, own_features
 
 BASE_TEMPERATURE = 0.07  # of the released code
@@ -53,23 +53,19 @@ def proximity(head: PyTree, start: PyTree) -> jax.Array:
     return sum(jax.tree.leaves(jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)))
 
 
+@checked
 def fedclassavg(
     training: LocalTraining,
-    mu: float = 0.1,
-    temperature: float = 100.0,
-    variant: Literal["paper", "released"] = "paper",
+    mu: NonNegative = 0.1,
+    temperature: Positive = 100.0,
+    variant: Variant = "paper",
 ) -> Method:
     """Args:
     training: local training.
-    mu: weight of the proximal term, at least 0.
-    temperature: of the contrastive loss, above 0.
+    mu: weight of the proximal term.
+    temperature: of the contrastive loss.
     variant: see the module's text.
     """
-    check_variant(variant)
-    if not traced(mu) and mu < 0:
-        raise ValueError(f"mu is {mu}; it must be at least 0")
-    if not traced(temperature) and temperature <= 0:
-        raise ValueError(f"temperature is {temperature}; it must be above 0")
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
     training = dataclasses.replace(training, augment=None)
 

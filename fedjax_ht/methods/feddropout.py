@@ -9,12 +9,14 @@ Settled here:
 * Nothing is rescaled, neither weights nor activations.
 """
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.heads import Weighting
 from fedjax_ht.methods.partial_training import partial_training
 
 
+@checked
 def feddropout(
     training: LocalTraining,
     weighting: Weighting = "uniform",

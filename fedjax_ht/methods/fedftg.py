@@ -19,8 +19,9 @@ from typing import Literal
 import jax
 from jax import lax
 
+from fedjax_ht.core.bounds import NonNegative
 from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
-from fedjax_ht.losses.generator import DiversityForm, check_form
+from fedjax_ht.losses.generator import DiversityForm
 from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
 
@@ -30,8 +31,8 @@ Reduction = Literal["mean_classes", "sum_classes"]
 @distilling(merge="cat")
 def fedftg(
     recipe: Distillation,
-    b_md: float = 1.0,
-    b_div: float = 1.0,
+    b_md: NonNegative = 1.0,
+    b_div: NonNegative = 1.0,
     kl_reduce: Reduction = "mean_classes",
     diversity: DiversityForm = "squares",
 ) -> Objective:
@@ -41,9 +42,6 @@ def fedftg(
     kl_reduce: see the module's text.
     diversity: see `losses.image_diversity`.
     """
-    check_form(diversity)
-    if kl_reduce not in ("mean_classes", "sum_classes"):
-        raise ValueError(f"kl_reduce is {kl_reduce!r}; it must be 'mean_classes' or 'sum_classes'")
 
     def divergence(given: jax.Array, logits: jax.Array, batch: Synthetic) -> jax.Array:
         given, logits = given / recipe.temperature, logits / recipe.temperature

@@ -24,15 +24,16 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, Whole, checked, traced
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Method, PyTree, traced
+from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.fedavg import weighted_mean
 from fedjax_ht.methods.heads import head_bucket, init_head, take_head
-from fedjax_ht.methods.prototypes import Variant, check_variant
+from fedjax_ht.methods.prototypes import Variant
 from fedjax_ht.methods.supervised import count_labels, head_scores, init_model
 from fedjax_ht.models.generator import FeatureGenerator
 
@@ -91,17 +92,18 @@ class Uplink(NamedTuple):
     label_counts: Metadata
 
 
+@checked
 def fedgen(
     training: LocalTraining,
     variant: Variant = "paper",
-    noise_dim: int = 32,
-    hidden_dim: int = 512,
-    alpha: float | None = None,
-    beta: float | None = None,
-    diversity: float | None = None,
-    server_lr: float | None = None,
-    server_steps: int | None = None,
-    server_batch_size: int | None = None,
+    noise_dim: Count = 32,
+    hidden_dim: Count = 512,
+    alpha: NonNegative | None = None,
+    beta: NonNegative | None = None,
+    diversity: NonNegative | None = None,
+    server_lr: Positive | None = None,
+    server_steps: Count | None = None,
+    server_batch_size: Whole | None = None,
 ) -> Method:
     """Args:
     training: local training.
@@ -109,16 +111,10 @@ def fedgen(
     noise_dim, hidden_dim: of the generator.
     Others: as `Recipe`; None takes the variant's own.
     """
-    check_variant(variant)
     given = {"alpha": alpha, "beta": beta, "diversity": diversity, "server_lr": server_lr}
     given |= {"server_steps": server_steps, "server_batch_size": server_batch_size}
     recipe = RECIPES[variant]._replace(**{name: value for name, value in given.items() if value is not None})
-    steps, batch_size = int(recipe.server_steps), int(recipe.server_batch_size) or training.batch_size
-    if steps < 1 or batch_size < 1 or noise_dim < 1 or hidden_dim < 1:
-        raise ValueError(
-            "server_steps, server_batch_size, noise_dim and hidden_dim must be at least 1, "
-            f"got {steps}, {batch_size}, {noise_dim} and {hidden_dim}"
-        )
+    steps, batch_size = recipe.server_steps, recipe.server_batch_size or training.batch_size
 
     def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, jax.Array]:
         """The noise drawn, and the features made of it."""

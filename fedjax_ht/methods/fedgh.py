@@ -14,6 +14,7 @@ Settled here:
 
 import optax
 
+from fedjax_ht.core.bounds import Count, Positive, checked
 from fedjax_ht.core.federation import logits, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
@@ -25,21 +26,18 @@ from fedjax_ht.methods.heads import head_bucket, init_head, receive_head
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
 
+@checked
 def fedgh(
     training: LocalTraining,
-    server_epochs: int = 1,
-    server_lr: float = 0.01,
-    server_batch_size: int = 10,
+    server_epochs: Count = 1,
+    server_lr: Positive = 0.01,
+    server_batch_size: Count = 10,
 ) -> Method:
     """Args:
     training: local training.
     server_epochs: S, passes over the uploaded prototypes a round.
     server_lr, server_batch_size: of the server's SGD.
     """
-    if server_epochs < 1 or server_batch_size < 1:
-        raise ValueError(
-            f"server_epochs and server_batch_size must be at least 1, got {server_epochs} and {server_batch_size}"
-        )
     optimizer = optax.sgd(server_lr)
 
     def client_update(bucket, client, downlink, data, ctx):

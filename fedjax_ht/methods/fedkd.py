@@ -34,6 +34,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import Count, Part, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
@@ -42,7 +43,7 @@ from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
 from fedjax_ht.methods.low_rank import compress, decompress, send_nothing, send_whole
 from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
-from fedjax_ht.methods.prototypes import Variant, check_variant
+from fedjax_ht.methods.prototypes import Variant
 from fedjax_ht.methods.supervised import head_scores
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -72,25 +73,20 @@ class Downlink(NamedTuple):
     absolute: Metadata
 
 
+@checked
 def fedkd(
     training: LocalTraining,
-    start: float = 0.95,
-    end: float = 0.98,
-    rounds: int = 1000,
+    start: Part = 0.95,
+    end: Part = 0.98,
+    rounds: Count = 1000,
     variant: Variant = "paper",
 ) -> Method:
     """Args:
     training: local training, of both models and W.
-    start, end: T in the first round and after `rounds` rounds, in (0, 1]; 1 sends everything uncompressed.
+    start, end: T in the first round and after `rounds` rounds; 1 sends everything uncompressed.
     rounds: over which T rises.
     variant: see the module's text.
     """
-    check_variant(variant)
-    for name, value in (("start", start), ("end", end)):
-        if not 0 < value <= 1:
-            raise ValueError(f"{name} is {value}; it must be above 0 and at most 1")
-    if rounds < 1:
-        raise ValueError(f"rounds is {rounds}; it must be at least 1")
     released = variant == "released"
 
     def threshold(round: jax.Array) -> jax.Array:

@@ -34,13 +34,15 @@ Settled here:
 """
 
 import dataclasses
+import math
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, checked, traced
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
 from fedjax_ht.core.local_training import (
     Batch,
@@ -51,7 +53,7 @@ from fedjax_ht.core.local_training import (
     sum_by_class,
     train,
 )
-from fedjax_ht.core.method import Method, PyTree, traced
+from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.wire import Masked
@@ -60,9 +62,9 @@ from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import in_units, into
 from fedjax_ht.losses import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, align, mean_latents, off_manifold
-from fedjax_ht.methods.pair_sources import FIXED, SOURCES, Source, latents_of, noise_images
-from fedjax_ht.methods.prototypes import Variant, check_variant
+from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, Widths, align, mean_latents, off_manifold
+from fedjax_ht.methods.pair_sources import FIXED, Source, latents_of, noise_images
+from fedjax_ht.methods.prototypes import Variant
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
@@ -141,22 +143,23 @@ def warn(metrics: dict) -> str | None:
     return None
 
 
+@checked
 def fedktl(
     training: LocalTraining,
     generator: str | Path | Generator = "checkpoints/fashion_mnist_32.npz",
     variant: Variant = "paper",
-    mu: float = 50.0,
-    mse_weight: float = 1.0,
-    mmd_weight: float = 1.0,
-    dim: int | None = None,
-    server_epochs: int = 100,
-    server_lr: float = 0.01,
-    server_batch_size: int = 100,
-    bandwidths: tuple[float | str, ...] = ("median",),
+    mu: NonNegative = 50.0,
+    mse_weight: NonNegative = 1.0,
+    mmd_weight: NonNegative = 1.0,
+    dim: Count | None = None,
+    server_epochs: Count = 100,
+    server_lr: Positive = 0.01,
+    server_batch_size: Count = 100,
+    bandwidths: tuple[Literal["median"]] | Literal["median"] | Widths = ("median",),
     bounded: bool = True,
-    scale: float = 64.0,
-    margin: float = 0.5,
-    clip_norm: float = 100.0,
+    scale: Positive = 64.0,
+    margin: Annotated[float, Within(0, math.pi)] = 0.5,
+    clip_norm: NonNegative = 100.0,
     all_pairs: bool = False,
     antialias: bool = True,
     classifier: Literal["etf", "head"] = "etf",
@@ -174,7 +177,7 @@ def fedktl(
     server_epochs, server_lr, server_batch_size: E_S, eta_S, B_S of the alignment.
     bandwidths: of the MMD's kernels, or ("median",), see `methods.alignment`.
     bounded: F's range is the ball that holds the valid latents.
-    scale, margin: s and m of ArcFace; 1 and 0 are Table 17's variant.
+    scale, margin: s and m of ArcFace, an angle; 1 and 0 are Table 17's variant.
     clip_norm: of the clients' gradients; 0 clips none.
     all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
     antialias: when images are shrunk to the clients' size.
@@ -183,16 +186,6 @@ def fedktl(
     source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a conditional generator. "valid"
       and "noise" are controls with fixed pairs, see `methods.pair_sources`.
     """
-    check_variant(variant)
-    for name, value, known in (
-        ("classifier", classifier, ("etf", "head")),
-        ("transfer", transfer, ("pairs", "images")),
-        ("source", source, SOURCES),
-    ):
-        if value not in known:
-            raise ValueError(f"{name} is {value!r}; it must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}")
-    if clip_norm < 0:
-        raise ValueError(f"clip_norm is {clip_norm}; it must be at least 0")
     with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
         generator = in_units(generator if isinstance(generator, Generator) else open_generator(generator))
     if tuple(bandwidths) == ("median",):  # in a tuple, so that a command line can give numbers instead
@@ -209,7 +202,7 @@ def fedktl(
         """K, or the width of the features where there is no ETF."""
         if not etf:
             return federation_or_bucket.feature_dim
-        return federation_or_bucket.num_classes if dim is None else int(dim)
+        return federation_or_bucket.num_classes if dim is None else dim
 
     def own(bucket: Bucket) -> Bucket:
         return with_outputs(bucket, dim_of(bucket)) if etf else bucket

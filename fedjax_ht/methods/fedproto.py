@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import NonNegative, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received, select
@@ -34,9 +35,10 @@ class Server(NamedTuple):
     available: jax.Array
 
 
+@checked
 def fedproto(
     training: LocalTraining,
-    weight: float | None = None,
+    weight: NonNegative | None = None,
     variant: prototypes.Variant = "paper",
     weighting: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
@@ -46,9 +48,6 @@ def fedproto(
     variant: see the module's text.
     weighting: of the uploaders of a class.
     """
-    prototypes.check_variant(variant)
-    if weighting not in ("uniform", "samples"):
-        raise ValueError(f"weighting is {weighting!r}; it must be 'uniform' or 'samples'")
     strength = weight if weight is not None else {"paper": 0.1, "released": 10.0}[variant]
     by_samples, in_flight = weighting == "samples", variant == "released"
 

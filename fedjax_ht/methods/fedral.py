@@ -24,21 +24,21 @@ Settled here (there is no released code; the paper leaves these open):
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, checked
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.heads import Weighting, check_weighting
+from fedjax_ht.methods.heads import Weighting
 from fedjax_ht.methods.supervised import own_features
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -77,12 +77,13 @@ def align(angle: jax.Array, representations: jax.Array) -> jax.Array:
     return representations + representations @ angle
 
 
+@checked
 def fedral(
     training: LocalTraining,
-    blocks: int | Sequence[int] = 2,
-    byte_budget: float | Sequence[float] | None = None,
-    angle_lr: float | None = None,
-    init_scale: float = 1.0,
+    blocks: Count | Annotated[tuple[Count, ...], Within(1)] = 2,
+    byte_budget: Positive | Annotated[tuple[Positive, ...], Within(1)] | None = None,
+    angle_lr: NonNegative | None = None,
+    init_scale: NonNegative = 1.0,
     weighting: Weighting = "samples",
     inference: Literal["own", "global"] = "own",
 ) -> Method:
@@ -100,9 +101,6 @@ def fedral(
     inference: which matrix the reported accuracy takes, the client's A_k of Eq. 5 ("own") or the server's A^t of Eq. 7
       ("global"); the other is a second rule.
     """
-    check_weighting(weighting)
-    if inference not in ("own", "global"):
-        raise ValueError(f"inference is {inference!r}; it must be 'own' or 'global'")
     if angle_lr is not None:
         parts = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}
         training = dataclasses.replace(training, optimizer=optax.multi_transform(parts, {name: name for name in parts}))

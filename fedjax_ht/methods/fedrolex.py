@@ -7,12 +7,14 @@ Settled here:
 * All layers count the same t, so that layers of different widths fall out of step, as released.
 """
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.heads import Weighting
 from fedjax_ht.methods.partial_training import partial_training
 
 
+@checked
 def fedrolex(
     training: LocalTraining,
     weighting: Weighting = "uniform",

@@ -29,14 +29,15 @@ Settled here:
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.bounds import Count, Share, checked, traced
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, PyTree, traced
+from fedjax_ht.core.method import Data, Method, PyTree
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.heads import init_head, take_head
@@ -103,17 +104,10 @@ def check_linear_heads(federation: Federation) -> None:
         )
 
 
-def check_options(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owners: Owners) -> None:
-    """ValueError for an option out of range, and where mu compounds too far."""
+def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owners: Owners) -> None:
+    """ValueError where mu compounds too far."""
     if traced(mu):
         return
-    if not 0 <= mu <= 1:
-        raise ValueError(f"mu is {mu}; it must be at least 0 and at most 1")
-    if stable_rounds < 1:
-        raise ValueError(f"stable_rounds is {stable_rounds}; it must be at least 1")
-    for name, value, known in (("decay", decay, Decay), ("clock", clock, Clock), ("owners", owners, Owners)):
-        if value not in get_args(known):
-            raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(get_args(known))}")
     if mu and owners == "uploaded" and clock == "client":
         raise ValueError(
             "owners='uploaded' fuses as long as new clients come, and rows compound in every round; take "
@@ -135,10 +129,11 @@ def long_rows(metrics: dict[str, float]) -> str | None:
     return "rows of the header have grown beyond all measure, mu compounds; lower mu or stable_rounds"
 
 
+@checked
 def fedssa(
     training: LocalTraining,
-    mu: float = 0.5,
-    stable_rounds: int = 5,
+    mu: Share = 0.5,
+    stable_rounds: Count = 5,
     decay: Decay = "cosine",
     clock: Clock = "client",
     owners: Owners = "stored",
@@ -147,7 +142,7 @@ def fedssa(
 ) -> Method:
     """Args:
     training: local training.
-    mu: mu_0 in [0, 1]; 0 is the ablation without stabilisation.
+    mu: mu_0; 0 is the ablation without stabilisation.
     stable_rounds: T_stable, the round from which on global rows replace a client's own.
     decay: of mu_t, see `stabilisation`.
     clock: what t counts, a client's own rounds or all.
@@ -155,7 +150,7 @@ def fedssa(
     semantic: False is the ablation without semantic aggregation: every client counts as an owner of every class.
     hide_classes: see the module's text.
     """
-    check_options(mu, stable_rounds, decay, clock, owners)
+    check_growth(mu, stable_rounds, decay, clock, owners)
 
     def classes(data: Data, num_classes: int) -> jax.Array:
         return own_classes(data, num_classes) if semantic else jnp.ones(num_classes, bool)

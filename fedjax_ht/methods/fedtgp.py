@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received
@@ -63,15 +64,16 @@ def global_prototypes(trained: PyTree) -> jax.Array:
     return hidden @ trained["w2"] + trained["b2"]
 
 
+@checked
 def fedtgp(
     training: LocalTraining,
-    weight: float | None = None,
+    weight: NonNegative | None = None,
     variant: prototypes.Variant = "paper",
-    tau: float = 100.0,
-    server_epochs: int = 100,
-    server_lr: float = 0.01,
-    server_batch_size: int = 10,
-    margin: float | None = None,
+    tau: NonNegative = 100.0,
+    server_epochs: Count = 100,
+    server_lr: Positive = 0.01,
+    server_batch_size: Count = 10,
+    margin: NonNegative | None = None,
     use_f: bool = True,
 ) -> Method:
     """Args:
@@ -84,11 +86,6 @@ def fedtgp(
     margin: ablation, a fixed margin instead of the adaptive one; 0 is the standard contrastive loss.
     use_f: ablation, False trains the prototypes themselves.
     """
-    prototypes.check_variant(variant)
-    if server_epochs < 1 or server_batch_size < 1:
-        raise ValueError(
-            f"server_epochs and server_batch_size must be at least 1, got {server_epochs} and {server_batch_size}"
-        )
     strength = weight if weight is not None else {"paper": 0.1, "released": 10.0}[variant]
     optimizer = optax.sgd(server_lr)
 

@@ -15,27 +15,25 @@ Settled here:
 * HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs for each model by itself.
 """
 
+from fedjax_ht.core.bounds import Share, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, traced
+from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
-from fedjax_ht.methods.prototypes import Variant, check_variant
+from fedjax_ht.methods.prototypes import Variant
 from fedjax_ht.methods.supervised import head_scores
 
 
-def fml(training: LocalTraining, alpha: float = 0.5, beta: float = 0.5, variant: Variant = "paper") -> Method:
+@checked
+def fml(training: LocalTraining, alpha: Share = 0.5, beta: Share = 0.5, variant: Variant = "paper") -> Method:
     """Args:
     training: local training, of both models.
-    alpha, beta: weight of the labels in the private and in the meme model's loss, in [0, 1]; the other model's
+    alpha, beta: weight of the labels in the private and in the meme model's loss; the other model's
       prediction has the rest.
     variant: see the module's text.
     """
-    check_variant(variant)
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not traced(value) and not 0 <= value <= 1:
-            raise ValueError(f"{name} is {value}; it must lie between 0 and 1")
     released = variant == "released"
 
     def losses(own, shared, batch, beside):

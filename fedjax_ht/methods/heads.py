@@ -24,12 +24,6 @@ class Uplink(NamedTuple):
     num_samples: Metadata | tuple
 
 
-def check_weighting(weighting: str) -> None:
-    """ValueError unless the weighting is a known one."""
-    if weighting not in ("samples", "uniform"):
-        raise ValueError(f"weighting is {weighting!r}; it must be 'samples' or 'uniform'")
-
-
 def head_bucket(federation: Federation) -> Bucket:
     """The bucket whose head serves for all: that of client 0, whatever the order of the buckets."""
     return federation.buckets[federation.assignment[0]]

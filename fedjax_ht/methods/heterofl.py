@@ -5,12 +5,14 @@
 Smaller models lie in larger ones. What lies outside the widest client's model is never trained.
 """
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.heads import Weighting
 from fedjax_ht.methods.partial_training import partial_training
 
 
+@checked
 def heterofl(
     training: LocalTraining,
     weighting: Weighting = "uniform",

@@ -10,20 +10,21 @@ Settled here:
 * The head is what `SplitModel` calls so; the authors choose how many of the last layers are global.
 """
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received
-from fedjax_ht.methods.heads import Weighting, check_weighting, head_uplink, init_head, mean_head, receive_head
+from fedjax_ht.methods.heads import Weighting, head_uplink, init_head, mean_head, receive_head
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
 
+@checked
 def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     """Args:
     training: local training.
     weighting: of the mean, by the clients' numbers of training samples or equal.
     """
-    check_weighting(weighting)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)

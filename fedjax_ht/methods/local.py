@@ -1,10 +1,12 @@
 """Local: every client trains alone and nothing is sent. The floor that working together has to beat."""
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
 
+@checked
 def local(training: LocalTraining) -> Method:
     """Cross-entropy on the client's own data; only participants train."""
 

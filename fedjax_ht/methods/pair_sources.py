@@ -16,7 +16,6 @@ from fedjax_ht.generators import Generator
 from fedjax_ht.generators.units import SAMPLES
 
 Source = Literal["prototypes", "labels", "valid", "noise"]
-SOURCES: tuple[Source, ...] = ("prototypes", "labels", "valid", "noise")
 FIXED = ("valid", "noise")  # drawn once
 
 

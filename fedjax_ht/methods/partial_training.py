@@ -27,7 +27,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods.heads import Weighting, check_weighting
+from fedjax_ht.methods.heads import Weighting
 from fedjax_ht.methods.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
 from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
@@ -110,7 +110,6 @@ def partial_training(
         still takes those of `label_split`.
       per_layer: of mode random, see `slice_plan`.
     """
-    check_weighting(weighting)
     by_samples = weighting == "samples"
 
     def check(federation):

@@ -36,12 +36,6 @@ class Uploads(NamedTuple):
     valid: jax.Array
 
 
-def check_variant(variant: str) -> None:
-    """ValueError unless the variant is a known one."""
-    if variant not in ("paper", "released"):
-        raise ValueError(f"variant is {variant!r}; it must be 'paper' or 'released'")
-
-
 def collect(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
     """Per-class sums of the client's features over its training samples, in evaluation mode."""
     extract = lambda x, mask: own_features(bucket, client, x, mask)  # noqa: E731

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
+from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import unknown
 from fedjax_ht.methods.bases import BASES
 from fedjax_ht.methods.composition import composed
 from fedjax_ht.methods.dense import dense
@@ -56,7 +58,7 @@ DISTILLING = ("dense", "fedftg", "dfrd")
 
 def method_factory(name: str) -> Callable[..., Method]:
     """The factory of a method by name, "BASE+METHOD" among them: a distilling method on top of one that averages, with
-    the options of both.
+    the options of both. It checks its options, see `core.bounds`.
 
     Raises:
       ValueError: there is no such method.
@@ -65,9 +67,15 @@ def method_factory(name: str) -> Callable[..., Method]:
     if plus and top in DISTILLING and base in BASES:
         return composed(base, METHODS[top])
     if name not in METHODS:
-        bases = ", ".join(base for base in BASES if base != "none")
-        raise ValueError(
-            f"unknown method {name!r}; the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {bases} and "
-            f"one of {', '.join(DISTILLING)}"
-        )
-    return METHODS[name]
+        raise ValueError(unknown_method(name))
+    return checked(METHODS[name])
+
+
+def unknown_method(name: str) -> str:
+    """One line that says which methods there are."""
+    bases = [base for base in BASES if base != "none"]
+    there = (
+        f"the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {', '.join(bases)} and one of "
+        f"{', '.join(DISTILLING)}"
+    )
+    return unknown("method", name, [*METHODS, *(f"{base}+{top}" for base in bases for top in DISTILLING)], there)

@@ -3,7 +3,7 @@ transposed 4x4 convolutions as in DCGAN (Radford et al., ICLR 2016).
 """
 
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -105,12 +105,6 @@ def num_doublings(image_shape: tuple[int, int, int]) -> int:
     if side > 4 * 2 ** len(CHANNELS):
         raise ValueError(f"images have {side} pixels a side; the generator makes at most {4 * 2 ** len(CHANNELS)}")
     return max(1, math.ceil(math.log2(side / 4)))
-
-
-def check_merge(merge: str) -> None:
-    """ValueError unless it is one of `Merge`."""
-    if merge not in get_args(Merge):
-        raise ValueError(f"merge is {merge!r}; it must be one of {', '.join(get_args(Merge))}")
 
 
 def _kernel(key: jax.Array, shape: tuple[int, ...], dtype=jnp.float32) -> jax.Array:

@@ -1,27 +1,24 @@
 """How a federation runs, whatever its method."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.attacks import Attack
+from fedjax_ht.core.bounds import Count, Part, Rest, Seed, check_fields
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.robust import Defence
-from fedjax_ht.simulation.store import STORES
-
-MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulationOptions:
     """Attributes:
       seed: of every random choice but the split of the data.
-      participation: share of clients in a round, in (0, 1]; see `participants`.
-      drop_rate: share of a round's participants whose uplink is lost after training, in [0, 1), rounded down.
+      participation: share of clients in a round; see `participants`.
+      drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
       shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
       evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
       evaluate_train: also score clients on their training samples, "train_accuracy".
@@ -41,16 +38,16 @@ class SimulationOptions:
       ValueError: a value is outside its range.
     """
 
-    seed: int = 0
-    participation: float = 1.0
-    drop_rate: float = 0.0
+    seed: Seed = 0
+    participation: Part = 1.0
+    drop_rate: Rest = 0.0
     shared_init: bool = False
     evaluate: Literal["received", "trained"] = "received"
     evaluate_train: bool = False
-    eval_batch_size: int | None = None
+    eval_batch_size: Count | None = None
     global_statistics: Literal["batch", "training"] = "batch"
     lanes: Lanes = "auto"
-    devices: int | None = None
+    devices: Count | None = None
     client_store: Literal["device", "host"] = "device"
     uplink: tuple[wire.Transform, ...] = ()
     downlink: tuple[wire.Transform, ...] = ()
@@ -58,27 +55,7 @@ class SimulationOptions:
     attack: Attack | None = None
 
     def __post_init__(self):
-        if self.seed < 0:
-            raise ValueError(f"seed is {self.seed}; it must be at least 0")
-        if self.seed > MAX_SEED:
-            raise ValueError(f"seed is {self.seed}; it must be at most {MAX_SEED}")
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation is {self.participation}; it must be above 0 and at most 1")
-        if not 0 <= self.drop_rate < 1:
-            raise ValueError(f"drop_rate is {self.drop_rate}; it must be at least 0 and below 1")
-        if self.evaluate not in ("received", "trained"):
-            raise ValueError(f"evaluate is {self.evaluate!r}; it must be 'received' or 'trained'")
-        if self.global_statistics not in ("batch", "training"):
-            raise ValueError(f"global_statistics is {self.global_statistics!r}; it must be 'batch' or 'training'")
-        if self.client_store not in STORES:
-            raise ValueError(f"client_store is {self.client_store!r}; it must be one of {', '.join(STORES)}")
-        numbers = self.lanes.values() if isinstance(self.lanes, Mapping) else [self.lanes]
-        if self.lanes != "auto" and not all(isinstance(n, int) and n > 0 for n in numbers):
-            raise ValueError(f"lanes is {self.lanes!r}; it must be 'auto' or a positive integer")
-        if self.devices is not None and self.devices < 1:
-            raise ValueError(f"devices is {self.devices}; it must be at least 1")
-        if self.eval_batch_size is not None and self.eval_batch_size < 1:
-            raise ValueError(f"eval_batch_size is {self.eval_batch_size}; it must be at least 1")
+        check_fields(self)
 
     def participants(self, num_clients: int) -> int:
         """Clients in a round: the nearest integer to the share, halves rounded up, at least one."""

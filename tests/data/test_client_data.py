@@ -116,7 +116,7 @@ def test_some_classes_keep_order_and_the_publishers_sets():
     assert few.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
     assert few.labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert {name: index.tolist() for name, index in few.official.items()} == {"train": [5, 0, 1, 2], "test": [3, 4]}
-    with pytest.raises(ValueError, match="classes has 'x'; d has a, b, c"):
+    with pytest.raises(ValueError, match="classes has 'x'; the classes of d are a, b, c"):
         of_classes(whole, ("a", "x"))
     with pytest.raises(ValueError, match="classes has a name twice"):
         of_classes(whole, ("a", "a"))

@@ -209,9 +209,12 @@ def test_what_leaves_the_valid_latents_is_counted():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "server_epochs is 0; it must be at least 1"),
-        ({"batch_size": -1}, "server_batch_size is -1; it must be at least 1"),
-        ({"bandwidths": ()}, r"bandwidths is \(\); it must be 'median' or positive numbers"),
+        ({"epochs": 0}, "epochs is 0; it must be an integer of at least 1"),
+        ({"batch_size": -1}, "batch_size is -1; it must be an integer of at least 1"),
+        (
+            {"bandwidths": ()},
+            r"bandwidths is \(\); it must be 'median' or a tuple of at least 1, each",
+        ),
         ({"bandwidths": (1.0, 0.0)}, r"bandwidths is \(1.0, 0.0\); it must"),
     ],
     ids=str,

@@ -1,6 +1,7 @@
 """DFRD, DENSE and FedFTG at the server: their losses, their loop, their generator's moving average."""
 
 import functools
+import inspect
 
 import chex
 import jax
@@ -264,7 +265,7 @@ def test_the_square_of_the_temperature_scales_every_kl(name, squared):
     made = Generated(jnp.float32(rng.normal(size=(8, 4, 4, 1))), jnp.float32(rng.normal(size=(8, 6))), jnp.ones((8, 6)))
     opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
     batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(own), None)
-    factory = {"dfrd": dfrd, "dense": dense, "fedftg": fedftg}[name].__wrapped__
+    factory = inspect.unwrap({"dfrd": dfrd, "dense": dense, "fedftg": fedftg}[name])
     recipe = Distillation(temperature=4.0, temperature_squared=squared)
     want = reference.student_loss(name, each, tau, own, 4.0, squared)
     np.testing.assert_allclose(factory(recipe).student(batch), want, rtol=1e-5)
@@ -308,18 +309,18 @@ def test_the_batch_norm_loss_is_a_mean_over_layers_and_present_clients():
 
 
 BAD = {
-    "iterations is -1; it must be at least 0": {"iterations": -1},
-    "generator_steps is 0; it must be at least 1; images='untrained' never trains it": {"generator_steps": 0},
-    "images is 'fake'; it must be one of generator, untrained, real, noise": {"images": "fake"},
-    "batch_size is 1; it must be at least 2": {"batch_size": 1},
-    "temperature is 0.0; it must be above 0": {"temperature": 0.0},
-    "decay is 1.5; it must be in": {"decay": 1.5},
-    "counts is 'some'; it must be one of seen_so_far, this_round, full, none": {"counts": "some"},
-    "student_batch is 'round'; it must be one of step, iteration": {"student_batch": "round"},
-    "merge is 'sum'; it must be one of mul": {"merge": "sum"},
-    "selection is 'all'; it must be one of diamond, triangle, nabla, xor": {"selection": "all"},
-    "diversity is 'none'; it must be one of squares, norms": {"diversity": "none"},
-    "base is 'fedsgd'; it must be one of none, fedavg, heterofl, feddropout, fedrolex": {"base": "fedsgd"},
+    "iterations is -1; it must be an integer of at least 0": {"iterations": -1},
+    "generator_steps is 0; it must be an integer of at least 1": {"generator_steps": 0},
+    "images is 'fake'; it must be 'generator', 'untrained', 'real' or 'noise'": {"images": "fake"},
+    "batch_size is 1; it must be an integer of at least 2": {"batch_size": 1},
+    "temperature is 0.0; it must be a number above 0": {"temperature": 0.0},
+    "decay is 1.5; it must be a number from 0 to 1": {"decay": 1.5},
+    "counts is 'some'; it must be 'seen_so_far', 'this_round', 'full' or 'none'": {"counts": "some"},
+    "student_batch is 'round'; it must be 'step' or 'iteration'": {"student_batch": "round"},
+    "merge is 'sum'; it must be 'mul', 'add', 'cat', 'ncat' or 'none'": {"merge": "sum"},
+    "selection is 'all'; it must be 'diamond', 'triangle', 'nabla' or 'xor'": {"selection": "all"},
+    "diversity is 'none'; it must be 'squares' or 'norms'": {"diversity": "none"},
+    "base is 'fedavgg'; did you mean 'fedavg'? It must be one of none, fedavg, heterofl": {"base": "fedavgg"},
 }
 
 

@@ -86,5 +86,5 @@ def test_wire_costs_of_the_papers_tables():
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="regulariser is 'kl'; it must be one of mse_logits, soft_cross_entropy"):
+    with pytest.raises(ValueError, match="regulariser is 'kl'; it must be 'mse_logits' or 'soft_cross_entropy'"):
         fd(TRAINING, regulariser="kl")

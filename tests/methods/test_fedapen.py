@@ -144,5 +144,5 @@ def test_the_shared_model_is_all_that_travels():
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="adapt_every is 1; it must be at least 2"):
+    with pytest.raises(ValueError, match="adapt_every is 1; it must be an integer of at least 2"):
         fedapen(TRAINING, adapt_every=1)

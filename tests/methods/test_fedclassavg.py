@@ -116,9 +116,9 @@ def test_cost_is_a_classifier_each_way():
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
         fedclassavg(TRAINING, variant="official")
-    with pytest.raises(ValueError, match="mu is -1; it must be at least 0"):
+    with pytest.raises(ValueError, match="mu is -1; it must be a number of at least 0"):
         fedclassavg(TRAINING, mu=-1)
-    with pytest.raises(ValueError, match="temperature is 0; it must be above 0"):
+    with pytest.raises(ValueError, match="temperature is 0; it must be a number above 0"):
         fedclassavg(TRAINING, temperature=0)
 
 

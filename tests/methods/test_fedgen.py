@@ -183,8 +183,8 @@ def test_wire_costs_of_the_papers_tables():
     ("options", "message"),
     [
         ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
-        ({"server_steps": 0}, "must be at least 1, got 0, 128, 32 and 512"),
-        ({"noise_dim": 0}, "must be at least 1, got 50, 128, 0 and 512"),
+        ({"server_steps": 0}, "server_steps is 0; it must be an integer of at least 1 or None"),
+        ({"noise_dim": 0}, "noise_dim is 0; it must be an integer of at least 1"),
     ],
     ids=str,
 )

@@ -99,9 +99,9 @@ def test_cost_of_the_papers_tables():
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="must be at least 1, got 0 and 10"):
+    with pytest.raises(ValueError, match="server_epochs is 0; it must be an integer of at least 1"):
         fedgh(TRAINING, server_epochs=0)
-    with pytest.raises(ValueError, match="must be at least 1, got 1 and 0"):
+    with pytest.raises(ValueError, match="server_batch_size is 0; it must be an integer of at least 1"):
         fedgh(TRAINING, server_batch_size=0)
 
 

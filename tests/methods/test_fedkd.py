@@ -180,9 +180,9 @@ def test_the_first_downlink_of_the_cifar100_setting():
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="variant is 'official'; it must be 'paper' or 'released'"):
         fedkd(TRAINING, variant="official")
-    with pytest.raises(ValueError, match=r"start is 0; it must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"start is 0; it must be a number above 0 and at most 1"):
         fedkd(TRAINING, start=0)
-    with pytest.raises(ValueError, match=r"end is 1.2; it must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"end is 1.2; it must be a number above 0 and at most 1"):
         fedkd(TRAINING, end=1.2)
-    with pytest.raises(ValueError, match="rounds is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="rounds is 0; it must be an integer of at least 1"):
         fedkd(TRAINING, rounds=0)

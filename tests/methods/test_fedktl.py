@@ -88,7 +88,7 @@ CLIENTS = {  # options; dimensions of the frame, None without one; pairs of a st
     "not clipped": ({"mu": 400.0, "clip_norm": 0.0}, C, 3, {"mu": 400.0}),
     "images": ({"transfer": "images"}, C, 3, {"mixed": 3 / 7}),  # three images to seven samples
     "head": ({"classifier": "head", "mu": 3.0}, None, 3, {"mu": 3.0}),
-    "larger K": ({"dim": 6.0, "all_pairs": True, "scale": 1.0, "margin": 0.0}, 6, 4, {"scale": 1.0, "margin": 0.0}),
+    "larger K": ({"dim": 6, "all_pairs": True, "scale": 1.0, "margin": 0.0}, 6, 4, {"scale": 1.0, "margin": 0.0}),
     "no regression": ({"mu": 0.0}, C, 3, {"mu": 0.0}),
 }
 
@@ -257,14 +257,17 @@ def test_every_option_runs(options, noise, width, pair, classes):
         ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
         ({"classifier": "mlp"}, "classifier is 'mlp'; it must be 'etf' or 'head'"),
         ({"transfer": "latents"}, "transfer is 'latents'; it must be 'pairs' or 'images'"),
-        ({"source": "none"}, "source is 'none'; it must be 'prototypes', 'labels', 'valid' or 'noise'"),
+        (
+            {"source": "none"},
+            r"source is 'none'; did you mean 'noise'\? It must be 'prototypes', 'labels', 'valid'",
+        ),
         (
             {"generator": GENERATOR._replace(sample_w=lambda _, key, n: jnp.ones((n, LATENT_DIM)))},
             "generator 'tiny' draws latents of spread 0.0; it must be above 0",
         ),
-        ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be at least 0"),
-        ({"server_epochs": 0}, "server_epochs is 0; it must be at least 1"),
-        ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be 'median' or positive numbers"),
+        ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be a number of at least 0"),
+        ({"server_epochs": 0}, "server_epochs is 0; it must be an integer of at least 1"),
+        ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be \('median',\), 'median' or a tuple"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )

@@ -206,7 +206,7 @@ def test_fewest_blocks_that_fit():
     ("options", "message"),
     [
         ({"blocks": 4}, "blocks is 4; it must be a divisor of the models' 6 features"),
-        ({"blocks": (2, 0)}, "blocks is 0; it must be a divisor"),
+        ({"blocks": (2, 0)}, r"blocks is \(2, 0\); it must be an integer of at least 1 or a tuple"),
         ({"byte_budget": (48.0, 23.0)}, "byte_budget is 23.0; the smallest upload at 6 features is 24 bytes"),
     ],
     ids=str,

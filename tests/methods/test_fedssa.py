@@ -243,11 +243,11 @@ def test_cost_of_the_papers_tables():
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match=r"mu is 1\.5; it must be at least 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"mu is 1\.5; it must be a number from 0 to 1"):
         fedssa(TRAINING, mu=1.5)
-    with pytest.raises(ValueError, match="stable_rounds is 0; it must be at least 1"):
+    with pytest.raises(ValueError, match="stable_rounds is 0; it must be an integer of at least 1"):
         fedssa(TRAINING, stable_rounds=0)
-    with pytest.raises(ValueError, match="owners is 'all'; it must be one of stored, uploaded"):
+    with pytest.raises(ValueError, match="owners is 'all'; it must be 'stored' or 'uploaded'"):
         fedssa(TRAINING, owners="all")
 
 

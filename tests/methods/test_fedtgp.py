@@ -185,8 +185,8 @@ def test_the_second_rule_is_the_nearest_among_the_own_classes():
     ("options", "message"),
     [
         ({"variant": "code"}, "variant is 'code'; it must be 'paper' or 'released'"),
-        ({"server_epochs": 0}, "must be at least 1, got 0 and 10"),
-        ({"server_batch_size": 0}, "must be at least 1, got 100 and 0"),
+        ({"server_epochs": 0}, "server_epochs is 0; it must be an integer of at least 1"),
+        ({"server_batch_size": 0}, "server_batch_size is 0; it must be an integer of at least 1"),
     ],
     ids=str,
 )

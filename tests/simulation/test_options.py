@@ -3,24 +3,34 @@ import pytest
 
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
+LANES = "an integer of at least 1, 'auto' or names with an integer of at least 1 each"
+
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("seed", -1, "seed is -1; it must be at least 0"),
-        ("seed", 2**32, "seed is 4294967296; it must be at most 4294967295"),
-        ("participation", 0.0, "participation is 0.0; it must be above 0 and at most 1"),
-        ("participation", 1.01, "participation is 1.01; it must be above 0 and at most 1"),
-        ("participation", float("nan"), "participation is nan; it must be above 0 and at most 1"),
-        ("drop_rate", -0.1, "drop_rate is -0.1; it must be at least 0 and below 1"),
-        ("drop_rate", 1.0, "drop_rate is 1.0; it must be at least 0 and below 1"),
+        ("seed", -1, "seed is -1; it must be an integer from 0 to 4294967295"),
+        ("seed", 2**32, "seed is 4294967296; it must be an integer from 0 to 4294967295"),
+        ("participation", 0.0, "participation is 0.0; it must be a number above 0 and at most 1"),
+        ("participation", 1.01, "participation is 1.01; it must be a number above 0 and at most 1"),
+        ("participation", float("nan"), "participation is nan; it must be a number above 0 and at most 1"),
+        ("drop_rate", -0.1, "drop_rate is -0.1; it must be a number of at least 0 and below 1"),
+        ("drop_rate", 1.0, "drop_rate is 1.0; it must be a number of at least 0 and below 1"),
+        ("shared_init", "no", "shared_init is 'no'; it must be True or False"),
         ("evaluate", "both", "evaluate is 'both'; it must be 'received' or 'trained'"),
-        ("client_store", "disk", "client_store is 'disk'; it must be one of device, host"),
-        ("lanes", 0, "lanes is 0; it must be 'auto' or a positive integer"),
-        ("lanes", 1.5, "lanes is 1.5; it must be 'auto' or a positive integer"),
-        ("lanes", "many", "lanes is 'many'; it must be 'auto' or a positive integer"),
-        ("lanes", {"cnn": 2, "mlp": 0}, "lanes is {'cnn': 2, 'mlp': 0}; it must be 'auto' or a positive integer"),
-        ("eval_batch_size", 0, "eval_batch_size is 0; it must be at least 1"),
+        ("evaluate", "recieved", "evaluate is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'"),
+        ("client_store", "disk", "client_store is 'disk'; it must be 'device' or 'host'"),
+        ("lanes", 0, f"lanes is 0; it must be {LANES}"),
+        ("lanes", 1.5, f"lanes is 1.5; it must be {LANES}"),
+        ("lanes", "many", f"lanes is 'many'; it must be {LANES}"),
+        ("lanes", {"cnn": 2, "mlp": 0}, f"lanes is {{'cnn': 2, 'mlp': 0}}; it must be {LANES}"),
+        ("devices", 0, "devices is 0; it must be an integer of at least 1 or None"),
+        ("eval_batch_size", 0, "eval_batch_size is 0; it must be an integer of at least 1 or None"),
+        (
+            "eval_batch_size",
+            10**12,
+            "eval_batch_size is 1000000000000; it must be an integer from 1 to 2147483647 or None",
+        ),
     ],
 )
 def test_value_out_of_range(field, value, message):

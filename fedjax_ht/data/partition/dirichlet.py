@@ -6,6 +6,7 @@ Sources: Hsu et al., "Measuring the effects of non-identical data distribution" 
 
 import numpy as np
 
+from fedjax_ht.core.bounds import Count, Positive
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, by_class, official_sets
 
@@ -21,9 +22,9 @@ def practical(
     num_classes: int,
     rng: np.random.RandomState,
     *,
-    alpha: float = 0.1,
-    min_samples: int | None = None,
-    max_tries: int = 100,
+    alpha: Positive = 0.1,
+    min_samples: Count | None = None,
+    max_tries: Count = 100,
 ) -> Plan:
     """Dirichlet shares with a gate: a client that already holds an equal share of all samples takes no more classes.
 
@@ -33,7 +34,7 @@ def practical(
     Args:
       labels: int [N].
       rng: the stream, continued by the split of the clients.
-      alpha: concentration, above 0; lower is more skewed.
+      alpha: concentration; lower is more skewed.
       min_samples: fewest samples of a client; None is PFLlib's `pfllib_least`.
       max_tries: whole draws before giving up.
 
@@ -51,9 +52,9 @@ def dirichlet(
     num_classes: int,
     rng: np.random.RandomState,
     *,
-    alpha: float = 0.1,
-    min_samples: int = 10,
-    max_tries: int = 100,
+    alpha: Positive = 0.1,
+    min_samples: Count = 10,
+    max_tries: Count = 100,
 ) -> Plan:
     """Each class is cut by its own Dirichlet(alpha) shares over the clients; arguments and errors as in `practical`."""
     return _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, np.inf)
@@ -64,9 +65,9 @@ def dfrd(
     num_clients: int,
     rng: np.random.RandomState,
     *,
-    alpha: float = 0.1,
-    min_samples: int = 10,
-    max_tries: int = 100,
+    alpha: Positive = 0.1,
+    min_samples: Count = 10,
+    max_tries: Count = 100,
 ) -> Partition:
     """DFRD's split: the official training set by gated Dirichlet shares, the official test set dealt evenly.
 

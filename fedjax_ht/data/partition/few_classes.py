@@ -2,9 +2,10 @@
 
 import numpy as np
 
+from fedjax_ht.core.bounds import Count, Part, Rest, Whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import pfllib_least
-from fedjax_ht.data.partition.splits import Plan, by_class, deal_classes, official_sets, split_client
+from fedjax_ht.data.partition.splits import Plan, Sets, by_class, deal_classes, official_sets, split_client
 
 
 def pathological(
@@ -13,7 +14,7 @@ def pathological(
     num_classes: int,
     rng: np.random.RandomState,
     *,
-    classes_per_client: int = 2,
+    classes_per_client: Count = 2,
     balanced: bool = False,
 ) -> Plan:
     """Fixed blocks of clients share the same few classes, as PFLlib's "pat" cuts them from the same stream.
@@ -54,11 +55,11 @@ def class_shares(
     num_clients: int,
     rng: np.random.RandomState,
     *,
-    classes_per_client: int = 2,
-    val_size: int = 10_000,
-    sets: str = "official",
-    train_share: float = 0.8,
-    val_share: float = 0.1,
+    classes_per_client: Count = 2,
+    val_size: Whole = 10_000,
+    sets: Sets = "official",
+    train_share: Part = 0.8,
+    val_share: Rest = 0.1,
 ) -> Partition:
     """One plan of classes and shares (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
 

@@ -1,4 +1,4 @@
-"""The partitions by the names that configs use, their options, and the checks that need no data."""
+"""The partitions by the names that configs use, and the checks that need no data."""
 
 import functools
 import inspect
@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedjax_ht.core.bounds import Count, check_value
+from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
 from fedjax_ht.data.partition.few_classes import class_shares, pathological
@@ -83,7 +85,8 @@ def partition_options(kind: str) -> dict[str, inspect.Parameter]:
         return _options(PLANS[kind]) | _options(split_plan)
     if kind in PARTITIONS:
         return _options(PARTITIONS[kind])
-    raise ValueError(f"unknown partition {kind!r}; the partitions are {', '.join([*PLANS, *PARTITIONS])}")
+    names = [*PLANS, *PARTITIONS]
+    raise ValueError(unknown("partition", kind, names, f"the partitions are {', '.join(names)}"))
 
 
 def check_partition(kind: str, num_clients: int, num_classes: int | None, **options) -> None:
@@ -92,15 +95,13 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
     Raises:
       ValueError: unknown kind or option, or a value outside its range.
     """
-    defaults = {name: parameter.default for name, parameter in partition_options(kind).items()}
-    for name in options:
-        if name not in defaults:
-            raise ValueError(f"partition {kind!r} has no option {name!r}; it has {', '.join(defaults) or 'none'}")
-    values = defaults | options
-    for name, value in {"num_clients": num_clients, **values}.items():
-        test, rule = RULES[name]
-        if not (value is None and defaults.get(name, 0) is None) and not test(value):
-            raise ValueError(f"{name} is {value!r}; it must be {rule}")
+    known = partition_options(kind)
+    check_value("num_clients", num_clients, Count)
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(unknown_option(f"partition {kind!r}", name, known))
+        check_value(name, value, known[name].annotation)
+    values = {name: parameter.default for name, parameter in known.items()} | options
     if kind in PLANS:
         _check_shares(values["sets"], values["train_share"], values["val_share"])
     elif "train_share" in values:
@@ -134,35 +135,3 @@ def _check_shares(sets: str, train_share: float | None, val_share: float) -> Non
 def _options(function: Callable) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters."""
     return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
-
-
-def _whole(least: int):
-    def test(value):
-        return isinstance(value, int | np.integer) and not isinstance(value, bool) and value >= least
-
-    return test, f"an integer of at least {least}"
-
-
-def _real(test: Callable[[float], bool], rule: str):
-    return lambda value: isinstance(value, int | float | np.number) and test(value), rule
-
-
-def _one_of(*choices):
-    return lambda value: any(value is c or value == c for c in choices), " or ".join(map(repr, choices))
-
-
-RULES = {  # option -> (test of a value, what passes it)
-    "num_clients": _whole(1),
-    "alpha": _real(lambda v: 0 < v < np.inf, "a number above 0"),
-    "min_samples": _whole(1),
-    "max_tries": _whole(1),
-    "classes_per_client": _whole(1),
-    "shots": _whole(1),
-    "test_shots": _whole(1),
-    "val_size": _whole(0),
-    "balanced": _one_of(False, True),
-    "stratified": _one_of(False, True),
-    "sets": _one_of("merged", "official"),
-    "train_share": _real(lambda v: 0 < v <= 1, "above 0 and at most 1"),
-    "val_share": _real(lambda v: 0 <= v < 1, "at least 0 and below 1"),
-}

@@ -1,11 +1,14 @@
 """What the partitions share: indices by class, dealing them out by weight, and the split into train, val and test."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 
+from fedjax_ht.core.bounds import Part, Rest
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 
+Sets = Literal["merged", "official"]
 Plan = list[np.ndarray]  # per client, int64 indices of the samples it holds, before they are split into sets
 
 
@@ -94,9 +97,9 @@ def split_plan(
     num_clients: int,
     rng: np.random.RandomState,
     *,
-    sets: str = "merged",
-    train_share: float | None = None,
-    val_share: float = 0.0,
+    sets: Sets = "merged",
+    train_share: Part | None = None,
+    val_share: Rest = 0.0,
     stratified: bool = False,
 ) -> Partition:
     """Plans who holds what, then splits each client's samples, client after client, from the same stream.

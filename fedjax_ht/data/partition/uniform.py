@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_ht.core.bounds import Count
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.splits import Plan, by_class
 
@@ -16,8 +17,8 @@ def few_shot(
     num_clients: int,
     rng: np.random.RandomState,
     *,
-    shots: int = 5,
-    test_shots: int | None = None,
+    shots: Count = 5,
+    test_shots: Count | None = None,
 ) -> Partition:
     """Every client trains on `shots` random samples of every class, and tests on `test_shots` others of every class;
     None deals out all the rest for testing.

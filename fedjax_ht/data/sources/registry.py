@@ -4,6 +4,7 @@ import functools
 import os
 from pathlib import Path
 
+from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
@@ -94,4 +95,4 @@ def _load(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
         return _READERS[name](data_dir, image_size)
     if colon and rest and prefix in _PREFIX_READERS:
         return _PREFIX_READERS[prefix](rest, data_dir, image_size)
-    raise ValueError(f"unknown dataset {name!r}; known: {', '.join(dataset_names())}")
+    raise ValueError(unknown("dataset", name, dataset_names()))

@@ -1,0 +1,243 @@
+"""What an annotation allows, and what is said of anything else."""
+
+import dataclasses
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.bounds import (
+    FLOAT,
+    INT,
+    MAX_SEED,
+    Count,
+    NonNegative,
+    Part,
+    Positive,
+    Rest,
+    Seed,
+    Share,
+    Whole,
+    Within,
+    check_fields,
+    check_value,
+    checked,
+    numbers,
+)
+from fedjax_ht.core.names import unknown, unknown_option
+
+TRAINING = fl.LocalTraining(optax.sgd(0.1))
+Widths = Literal["auto"] | tuple[Literal["auto"]] | Annotated[tuple[Positive, ...], Within(1)]
+NAN, INFINITY = math.nan, math.inf
+
+GOOD = [
+    (0.1, Positive),
+    (3, Positive),
+    (np.float32(0.5), Share),
+    (jnp.float32(0.5), Share),
+    (jnp.array(2), Count),
+    (0, NonNegative),
+    (0, Share),
+    (1, Share),
+    (1.0, Part),
+    (0.0, Rest),
+    (0.999, Rest),
+    (INT, Count),
+    (np.int64(3), Count),
+    (0, Whole),
+    (MAX_SEED, Seed),
+    (FLOAT, Positive),
+    (-3, int),
+    (-3.5, float),
+    (True, bool),
+    (np.bool_(False), bool),
+    ("a", str),
+    ("a", Literal["a", "b"]),
+    (None, Count | None),
+    (3, Count | None),
+    ("auto", Widths),
+    (("auto",), Widths),
+    (["auto"], Widths),  # of a JSON file
+    ((1.0, 2), Widths),
+    (np.array([1.0, 2.0]), Widths),
+    ((), tuple[str, ...]),
+    ({"cnn": 2}, Count | Mapping[str, Count]),
+    (print, Callable[[int], int]),
+    (object(), Any),
+    ("anything", fl.LocalTraining),
+]
+BAD = [
+    (NAN, Positive, "x is nan; it must be a number above 0"),
+    (INFINITY, Positive, "x is inf; it must be a number above 0 and at most 3.40282e+38"),
+    (1e39, Positive, "x is 1e+39; it must be a number above 0 and at most 3.40282e+38"),
+    (-INFINITY, float, "x is -inf; it must be a number of at least -3.40282e+38"),
+    (NAN, float, "x is nan; it must be a number"),
+    (np.float32(NAN), Share, "x is nan; it must be a number from 0 to 1"),
+    (jnp.float32(NAN), Share, "x is nan; it must be a number from 0 to 1"),
+    (0, Positive, "x is 0; it must be a number above 0"),
+    (-1, NonNegative, "x is -1; it must be a number of at least 0"),
+    (0.0, Part, "x is 0.0; it must be a number above 0 and at most 1"),
+    (1, Rest, "x is 1; it must be a number of at least 0 and below 1"),
+    (True, Share, "x is True; it must be a number from 0 to 1"),
+    ("0.1", Positive, "x is '0.1'; it must be a number above 0"),
+    (jnp.ones(3), Positive, "x is Array([1., 1., 1.], dtype=float32); it must be a number above 0"),
+    (1j, Positive, "x is 1j; it must be a number above 0"),
+    (2.5, Count, "x is 2.5; it must be an integer of at least 1"),
+    (2.0, Count, "x is 2.0; it must be an integer of at least 1"),
+    (True, Count, "x is True; it must be an integer of at least 1"),
+    (NAN, Count, "x is nan; it must be an integer of at least 1"),
+    (0, Count, "x is 0; it must be an integer of at least 1"),
+    (10**12, Count, "x is 1000000000000; it must be an integer from 1 to 2147483647"),
+    (10**12, Seed, "x is 1000000000000; it must be an integer from 0 to 4294967295"),
+    (-(2**31) - 1, int, "x is -2147483649; it must be an integer of at least -2147483648"),
+    (1, bool, "x is 1; it must be True or False"),
+    (3, str, "x is 3; it must be text"),
+    ("c", Literal["a", "b"], "x is 'c'; it must be 'a' or 'b'"),
+    (1, Literal[True, 2], "x is 1; it must be True or 2"),
+    ("papers", Literal["paper", "released"], "x is 'papers'; did you mean 'paper'? It must be 'paper' or 'released'"),
+    (None, Count, "x is None; it must be an integer of at least 1"),
+    (0, Count | None, "x is 0; it must be an integer of at least 1 or None"),
+    (
+        (),
+        Annotated[tuple[Positive, ...], Within(1)],
+        "x is (); it must be a tuple of at least 1, each a number above 0",
+    ),
+    ((1, NAN), tuple[Positive, ...], "x is (1, nan); it must be a tuple, each a number above 0"),
+    ((1,), tuple[Count, Count], "x is (1,); it must be (an integer of at least 1, an integer of at least 1)"),
+    (
+        ("medium",),
+        Widths,
+        "x is ('medium',); it must be 'auto', ('auto',) or a tuple of at least 1, each a number above 0",
+    ),
+    ({"cnn": 0}, Mapping[str, Count], "x is {'cnn': 0}; it must be names with an integer of at least 1 each"),
+    ("a" * 500, Literal["b"], f"x is '{'a' * 99}...; it must be 'b'"),
+]
+
+
+@pytest.mark.parametrize(("value", "annotation"), GOOD, ids=str)
+def test_a_value_that_is_allowed(value, annotation):
+    check_value("x", value, annotation)
+
+
+@pytest.mark.parametrize(("value", "annotation", "message"), BAD, ids=str)
+def test_a_value_that_is_not_is_one_line(value, annotation, message):
+    with pytest.raises(ValueError) as error:
+        check_value("x", value, annotation)
+    assert str(error.value) == message
+
+
+def test_traced_values_pass():
+    def inside(value):
+        check_value("x", value, Positive)
+        check_value("x", value, Count | None)
+        return value
+
+    jax.eval_shape(inside, -1.0)
+
+
+def test_a_checked_function_keeps_its_signature_and_refuses_bad_arguments():
+    def make(training, weight: NonNegative = 1.0, *parts: Count, steps: Count | None = None, **more: Count):
+        """Words."""
+        return weight, parts, steps, more
+
+    wrapped = checked(make)
+    assert inspect.signature(wrapped) == inspect.signature(make) and wrapped.__doc__ == "Words."
+    assert checked(wrapped) is wrapped
+    assert wrapped(None, 2, 0, steps=3, other=-1) == (2, (0,), 3, {"other": -1})  # *parts and **more are not checked
+    for arguments, options in (((None, -1), {}), ((None,), {"weight": NAN}), ((None, 1.0), {"steps": 0})):
+        with pytest.raises(ValueError, match="it must be"):
+            wrapped(*arguments, **options)
+    with pytest.raises(TypeError, match=r"make\(\) missing 1 required positional argument: 'training'"):
+        wrapped()
+
+
+def test_a_partial_of_a_checked_function_is_checked():
+    with pytest.raises(ValueError, match="weighting is 'all'; it must be 'samples' or 'uniform'"):
+        functools.partial(fl.heterofl, whole_head=True)(TRAINING, weighting="all")
+
+
+def test_annotations_written_as_text_are_understood():
+    def make(training, weight: "NonNegative" = 1.0):
+        return weight
+
+    with pytest.raises(ValueError, match="weight is -1; it must be a number of at least 0"):
+        checked(make)(None, weight=-1)
+
+    def other(training: "OnlyForTypeCheckers", weight: "NonNegative" = 1.0):  # noqa: F821
+        return weight
+
+    assert checked(other)(None, weight=-1) == -1
+
+
+def test_fields_of_dataclasses_and_named_tuples():
+    @dataclasses.dataclass(frozen=True)
+    class Recipe:
+        steps: Count = 1
+        rate: Positive | None = None
+
+        def __post_init__(self):
+            check_fields(self)
+
+    class Section(NamedTuple):
+        share: Share = 0.5
+
+    assert Recipe(2, 0.1).steps == 2
+    with pytest.raises(ValueError, match="rate is nan; it must be a number above 0 or None"):
+        Recipe(rate=NAN)
+    with pytest.raises(ValueError, match=r"section\.share is 2; it must be a number from 0 to 1"):
+        check_fields(Section(2), "section.")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fl.fedtgp(TRAINING, weight=-1), "weight is -1; it must be a number of at least 0 or None"),
+        (lambda: fl.fedrolex(TRAINING, masked_loss=1), "masked_loss is 1; it must be True or False"),
+        (lambda: fl.dfrd(TRAINING, b_ey=NAN), "b_ey is nan; it must be a number of at least 0"),
+        (lambda: fl.dfrd(TRAINING, student_lr=-0.1), "student_lr is -0.1; it must be a number of at least 0"),
+        (lambda: fl.method_factory("fedrolex+dfrd")(TRAINING, weighting="all"), "weighting is 'all'; it must be"),
+        (lambda: fl.LocalTraining(optax.sgd(0.1), batch_size=10**12), "batch_size is 1000000000000; it must be an"),
+        (lambda: fl.LocalTraining(optax.sgd(0.1), shuffle="no"), "shuffle is 'no'; it must be True or False"),
+    ],
+)
+def test_the_library_refuses_bad_options(make, message):
+    with pytest.raises(ValueError) as error:
+        make()
+    assert str(error.value).startswith(message)
+
+
+def test_a_registered_method_is_checked_wherever_it_comes_from(monkeypatch):
+    def own(training, weight: float = 1.0):
+        return fl.local(training)
+
+    monkeypatch.setitem(fl.METHODS, "own", own)
+    assert fl.method_factory("own")(TRAINING, weight=2).name == "local"
+    with pytest.raises(ValueError, match="weight is nan; it must be a number"):
+        fl.method_factory("own")(TRAINING, weight=NAN)
+
+
+def test_numbers_of_an_annotation():
+    assert list(numbers(Count | None)) == [(int, Within(1))]
+    assert list(numbers(float | tuple[Share, ...] | Literal["auto"])) == [(float, None), (float, Within(0, 1))]
+    assert not list(numbers(str)) and not list(numbers(bool)) and not list(numbers(Literal[1, 2]))
+
+
+def test_names_that_were_probably_meant():
+    known = ("fedavg", "fedproto", "Local")
+    assert unknown("method", "fedprto", known) == (
+        "unknown method 'fedprto'; did you mean 'fedproto'? There are fedavg, fedproto, Local"
+    )
+    assert unknown("method", "LOCAL", known).startswith("unknown method 'LOCAL'; did you mean 'Local'?")
+    assert unknown("method", "xyz", known, "see there") == "unknown method 'xyz'; see there"
+    assert unknown("method", 3, ()) == "unknown method 3; there are none"
+    assert unknown_option("fedproto", "wieght", ["weight"], ".") == (
+        "fedproto has no option 'wieght'; did you mean 'weight'? It has weight."
+    )
