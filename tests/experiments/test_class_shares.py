@@ -23,7 +23,7 @@ def test_ten_clients_take_part_however_many_there_are(file, clients, share):
 def test_a_bad_number_of_clients_is_one_line(value):
     with pytest.raises(ValueError, match=f"clients is '{value}'; it must be a positive integer, such as 10, 50 or 100"):
         cifar10_class_shares.get_config(f"clients={value}")
-    with pytest.raises(ValueError, match="there are runlocal, method=NAME, partition=KIND, clients=VALUE"):
+    with pytest.raises(ValueError, match="There are runlocal, method=NAME, partition=KIND, clients=VALUE"):
         cifar10_class_shares.get_config("client=5")
 
 

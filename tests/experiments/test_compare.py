@@ -164,7 +164,7 @@ def test_methods_that_cannot_be_compared(methods, message):
         (["--target_share=0"], "--target_share is 0.0; it must be above 0 and at most 1"),
         (["--target=0.5", "--target_share=0.5"], "both given"),
         (["--target_score=loss"], "--target_score is 'loss'; it must be accuracy or accuracy_participants"),
-        (["--trials=0"], "trials is 0; it must be at least 1"),
+        (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
         (["--methods=fedavg"], "one architecture"),
     ],
 )
