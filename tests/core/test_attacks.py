@@ -92,5 +92,5 @@ def test_flipped_labels_are_learned():
 
 
 def test_an_unknown_attack_is_refused():
-    with pytest.raises(ValueError, match="attack.kind is .bribe.; it must be .label_flip., "):
+    with pytest.raises(ValueError, match=r"attack\.kind is .bribe.; it must be .label_flip., "):
         attacked(METHODS["local"](TRAINING), Attack("bribe", 0.1), 4)
