@@ -74,7 +74,7 @@ class TrainingFields(NamedTuple):
 class AttackFields(NamedTuple):
     kind: Literal["none"] | Kind = "none"  # see fedjax_ht/core/attacks.py
     share: Rest = 0.0  # of the clients; accuracies are then those of the others
-    strength: float = 1.0
+    strength: NonNegative = 1.0
     seed: Seed = 0  # of who attacks
 
 

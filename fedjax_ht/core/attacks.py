@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bounds import Seed, Share, check_fields
+from fedjax_ht.core.bounds import NonNegative, Seed, Share, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.wire import Masked, Metadata
@@ -32,7 +32,7 @@ class Attack(NamedTuple):
 
     kind: Kind
     share: Share
-    strength: float = 1.0
+    strength: NonNegative = 1.0
     seed: Seed = 0
 
 
