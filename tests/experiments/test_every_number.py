@@ -16,6 +16,7 @@ from experiments.cli import paths
 from experiments.configs.base import Fields, base_config
 from fedjax_ht.core.bounds import annotations_of, hints_of, limits, numbers
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.robust import DEFENCES
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
 from fedjax_ht.methods import METHODS, method_factory
@@ -80,7 +81,7 @@ def options_of_the_library() -> Iterator[Option]:
             annotation = hints_of(kind)[field.name]
             give = lambda v, kind=kind, given=given, k=field.name: kind(**given | {k: v})  # noqa: E731
             yield Option(kind.__name__, field.name, annotation, field.default, give)
-    for name, make in TRANSFORMS.items():
+    for name, make in (TRANSFORMS | DEFENCES).items():
         needed = {p.name: 0.5 for p in inspect.signature(make).parameters.values() if p.default is p.empty}
         for option, annotation in annotations_of(make).items():
             give = lambda v, make=make, needed=needed, k=option: make(**needed | {k: v})  # noqa: E731
