@@ -25,7 +25,7 @@ def upload(name: str, kind: str | None, client: int = 0, strength: float = 3.0):
     """What a client sends, and its state after the round; with half of the four clients attacking."""
     method = METHODS[name](TRAINING)
     method = attacked(method, kind and Attack(kind, 0.5, strength), 4)
-    data, ctx = tiny.client_data(LABELS), tiny.context(client)
+    data, ctx = tiny.client_data(LABELS), tiny.context(client, seed=client)
     start = METHODS[name](TRAINING).init_client(BUCKET, tiny.context(0))
     downlink = start["params"] if name == "fedavg" else Masked(jnp.zeros((C, BUCKET.feature_dim)), jnp.zeros(C, bool))
     run = jax.jit(lambda client: method.client_update(BUCKET, client, downlink, data, ctx)[:2])

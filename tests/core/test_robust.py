@@ -183,6 +183,14 @@ def test_far_off_names_a_vector_that_points_elsewhere():
         assert np.flatnonzero(far > 10).tolist() == found
 
 
+def test_far_off_sees_the_largest_entry_of_a_long_upload():
+    """Which is none of those by which lengths are told."""
+    x = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)
+    x[3, 1] = 1e6
+    far = far_off(stub("alike"), 8, {"a": received(jnp.asarray(x), [True] * 8)})
+    assert np.flatnonzero(far > 10).tolist() == [3]
+
+
 def test_equal_uploads_are_not_far_off():
-    same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50))
+    same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50)).at[0].multiply(1 + 2e-7)
     assert (far_off(stub("alike"), 6, {"a": received(same, [True] * 6)}) < 2).all()

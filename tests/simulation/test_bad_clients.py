@@ -14,6 +14,7 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
     NUM_CLIENTS,
+    SLICES,
     TRAINING,
     by_name,
     federation_data,
@@ -58,7 +59,9 @@ def test_without_a_defence_the_server_stays_finite_and_says_who_it_was(name):
     states, reports = played(simulation(name, GIANT))
     assert all(finite(state.servers) for state in states)
     if name != "local":
-        assert [i for i, _ in reports[0].far_off] == [1, 6]
+        named = {i for i, _ in reports[0].far_off}
+        # Where three own a class of a slice's head, one giant bends the middle of it.
+        assert named == {1, 6} or (name.split("+")[-1] in SLICES and {1, 6} < named)
 
 
 def test_a_server_step_that_is_not_finite_is_not_taken():
