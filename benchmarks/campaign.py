@@ -26,7 +26,7 @@ from absl import app, flags
 from benchmarks import slices
 from benchmarks.campaign_slices import SLICES
 from benchmarks.report import publish
-from experiments.cli import fail, parse_flags
+from fedjax_ht.runner.cli import fail, parse_flags
 
 _SLICE = flags.DEFINE_integer("slice", None, "Which slice to run; without one --rehearse runs all.")
 _LIST = flags.DEFINE_bool("list", False, "Print slices and items.")

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from absl import app, flags
 
 from benchmarks.report import machine, number, publish, table
-from experiments.cli import parse_flags
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits, make_federation
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.models import model_group
+from fedjax_ht.runner.cli import parse_flags
 
 SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
 ARCHITECTURES = (

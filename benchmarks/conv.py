@@ -20,8 +20,8 @@ from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks.report import in_a_process, machine, number, publish, table
-from experiments.cli import parse_flags
 from fedjax_ht.ops import conv2d
+from fedjax_ht.runner.cli import parse_flags
 
 STEPS, RUNS, LANES = 2, 3, 4
 

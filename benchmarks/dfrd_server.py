@@ -21,7 +21,6 @@ from absl import app, flags
 from jax import lax
 
 from benchmarks.report import machine, number, publish, table
-from experiments.cli import parse_flags
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
@@ -34,6 +33,7 @@ from fedjax_ht.models import sliced_network, width_budgets
 from fedjax_ht.models.conditional import CHANNELS
 from fedjax_ht.models.sliced import WIDTHS, sliced_width
 from fedjax_ht.ops import conv2d, conv_transpose2d
+from fedjax_ht.runner.cli import parse_flags
 
 CLASSES, CLIENTS, SHAPE, LOOP = 10, 10, (32, 32, 3), 4
 _ITERATIONS = flags.DEFINE_integer("iterations", 10, "A that is timed; seconds are given for 10.", lower_bound=1)

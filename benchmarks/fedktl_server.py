@@ -15,12 +15,12 @@ import numpy as np
 from absl import app, flags
 
 from benchmarks.report import machine, number, publish, table
-from experiments.cli import parse_flags
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.generators import Card, Generator, embedded
 from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import in_units, into
 from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, Uploads, align
+from fedjax_ht.runner.cli import parse_flags
 
 CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each.")

@@ -31,7 +31,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from benchmarks.report import in_a_process, machine, number, publish, table
 from benchmarks.thunks import loop_turns, loops, read_thunks, step_bytes, steps_of
-from experiments.cli import parse_flags
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation
@@ -44,6 +43,7 @@ from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_roun
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.models import SLICED, model_group, sliced_network
+from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.simulation.lanes import H100
 
 SHAPE, CLASSES, BATCH, IMAGES, SCORED = (32, 32, 3), 10, 10, 50_000, 64

@@ -23,7 +23,6 @@ import optax
 from absl import app, flags
 
 from benchmarks.report import machine, publish
-from experiments.cli import parse_flags
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
@@ -33,6 +32,7 @@ from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.models import model_group
+from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

@@ -24,7 +24,6 @@ import optax
 from absl import app, flags
 
 from benchmarks.report import in_a_process, machine, number, peak_memory, publish, table
-from experiments.cli import parse_flags
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits, make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
@@ -32,6 +31,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.local import local
 from fedjax_ht.models import model_group, stacking
+from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 

@@ -25,10 +25,6 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from experiments import plots
-from experiments.cli import fail, parse_flags
-from experiments.configs.base import method_config
-from experiments.entries import folder_of
 from experiments.evaluations import (
     SHOWN,
     SHOWN_BESIDE_GLOBAL,
@@ -40,8 +36,12 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
-from experiments.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
+from fedjax_ht.configs.base import method_config
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.runner import plots
+from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.entries import folder_of
+from fedjax_ht.runner.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")

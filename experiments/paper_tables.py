@@ -14,8 +14,6 @@ from pathlib import Path
 import numpy as np
 from absl import app
 
-from experiments import plots
-from experiments.cli import fail, parse_flags
 from experiments.evaluations import (
     SHOWN,
     SHOWN_BESIDE_GLOBAL,
@@ -27,8 +25,10 @@ from experiments.evaluations import (
     tops,
 )
 from experiments.paper_manifest import UNKNOWN, Manifest, Part, Selection, Table, read_manifest
-from experiments.table import PARTICIPANTS, percent
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.runner import plots
+from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.table import PARTICIPANTS, percent
 from fedjax_ht.simulation.history import evaluated
 
 RESULTS, PAGE = Path("experiments/results"), Path("docs/results.md")

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from experiments import plots
-from experiments.cli import fail, parse_flags
+from fedjax_ht.runner import plots
+from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated
 
 _RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")

@@ -1,6 +1,6 @@
 """Ranks entries over settings: python -m experiments.ranks --of=a.csv,b.csv [--by=by_validation] [--table=FILE.md].
 
-The files are trials.csv of comparisons (experiments/compare.py), one a setting, and name it. Ranks are taken within a
+The files are trials.csv of comparisons (`fedjax-ht compare`), one a setting, and name it. Ranks are taken within a
 trial, where all entries have one seed and one split, and averaged: first over trials, then over settings. 1 is the
 best, equal ones share the mean of their ranks.
 """
@@ -9,9 +9,9 @@ from pathlib import Path
 
 from absl import app, flags
 
-from experiments.cli import fail, parse_flags
-from experiments.statistics import SCORES, ranked, read_trials
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.statistics import SCORES, ranked, read_trials
 
 _OF = flags.DEFINE_list("of", None, "trials.csv of comparisons, one a setting.")
 _BY = flags.DEFINE_enum("by", "best", SCORES, "The round whose accuracy counts: best on test, on validation, or last.")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from absl import app, flags
 
-from experiments.cli import fail, parse_flags
 from experiments.gan import GanState, Recipe, init_gan
 from experiments.generator_data import load_pictures
 from experiments.generator_training import Log, export, read_checkpoint, train, write_checkpoint, write_samples
-from experiments.run_folder import remember_fields
-from experiments.signals import catch_signals
-from experiments.train import enable_compilation_cache
 from fedjax_ht.generators.base import Card
+from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.run_folder import remember_fields
+from fedjax_ht.runner.signals import catch_signals
+from fedjax_ht.runner.train import enable_compilation_cache
 
 _DATA = flags.DEFINE_string("data", None, "A dataset's name, or an .npz of 32x32 JPEG files.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the dataset's files are.")

@@ -5,24 +5,29 @@ from pathlib import Path
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 
-__all__ = ["Card", "Generator", "open_generator"]
+__all__ = ["SHIPPED", "Card", "Generator", "open_generator"]
+
+SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped").glob("*.npz"))}
+"""Those that come with the library, by name; each has a card (.md) beside it."""
 
 
 def open_generator(path: str | Path) -> Generator:
-    """The generator at `path`, whatever its kind.
+    """A generator, whatever its kind.
 
     Args:
-      path: a StyleGAN3 or StyleGAN-XL snapshot (.pkl); what `generators.convert` wrote, or an embedded generator (both
-        .npz); or a folder of Stable Diffusion with the sub-folders unet and vae.
+      path: the name of one that comes with the library, "fashion_mnist_32" or "natural_32"; or the path of
+        a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of what `generators.convert` wrote, of an embedded generator (both
+        .npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
 
     Raises:
       FileNotFoundError: there is nothing at `path`.
       ImportError: a folder of Stable Diffusion, and its packages are not installed.
       ValueError: the file is damaged or of another kind. One line.
     """
-    path = Path(path)
+    path = SHIPPED.get(str(path), Path(path))
     if not path.exists():
-        raise FileNotFoundError(f"no generator at {path}")
+        known = f"; those that come with the library are named without a folder: {', '.join(SHIPPED)}"
+        raise FileNotFoundError(f"no generator at {path}{known}")
     # Each kind is imported when it is needed: diffusion brings torch.
     if path.is_dir():
         if not (path / "unet").is_dir() or not (path / "vae").is_dir():

@@ -146,7 +146,7 @@ def warn(metrics: dict) -> str | None:
 @checked
 def fedktl(
     training: LocalTraining,
-    generator: str | Path | Generator = "checkpoints/fashion_mnist_32.npz",
+    generator: str | Path | Generator = "fashion_mnist_32",
     variant: Variant = "paper",
     mu: NonNegative = 50.0,
     mse_weight: NonNegative = 1.0,

@@ -304,7 +304,7 @@ def test_every_name_is_listed(tmp_path):
 def test_a_missing_set_names_the_command(tmp_path, name):
     folder = tmp_path / "a folder"
     folder.mkdir()
-    command = f"`python -m experiments.data get {name} --data_dir='{folder}'` downloads it"
+    command = f"`fedjax-ht data get {name} --data_dir='{folder}'` downloads it"
     assert command in load_error(FileNotFoundError, name, folder)
     assert f"get {name} --data_dir=data`" in load_error(ValueError, name)
 
@@ -331,8 +331,8 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 
 def test_what_is_not_needed_is_not_imported():
     """Neither by the library nor by a run; tensorflow-datasets not even where a set is downloaded from its home."""
-    code = "import sys, fedjax_ht, experiments.main; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
-    also = "import experiments.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
+    code = "import sys, fedjax_ht, fedjax_ht.runner.main; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
+    also = "import fedjax_ht.runner.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == "set()\nset()\n", done.stdout + done.stderr
 
@@ -343,14 +343,14 @@ def test_what_is_not_needed_is_not_imported():
 @pytest.fixture
 def commanded(capsys, monkeypatch, svhn):
     """Runs the command line in this process: (exit code, stdout, stderr)."""
-    from experiments import data
+    from fedjax_ht.runner import cli, data
 
     monkeypatch.setattr(module, "SOURCES", svhn)
 
     def run(*arguments):
         code = 0
         try:
-            data.main(data.parse(["data", *map(str, arguments)]))
+            data.main(cli.parse_words(["data", *map(str, arguments)]))
         except SystemExit as end:
             code = end.code
         return code, *capsys.readouterr()

@@ -6,11 +6,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.build import build
-from experiments.configs.base import base_config
+from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.local_training import normalise
 from fedjax_ht.core.method import Data
 from fedjax_ht.data.moments import MOMENTS, normalised
+from fedjax_ht.runner.build import build
 from tests.data.toy_dataset import make_dataset
 
 

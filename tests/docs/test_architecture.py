@@ -17,6 +17,8 @@ BELOW = {
     "io": "core data simulation",
     "generators": "core data io ops",
     "methods": "core data generators losses models ops",
+    "configs": "core data methods models",
+    "runner": "configs core data generators io losses metrics methods models ops simulation",
 }
 
 

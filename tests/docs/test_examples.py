@@ -6,8 +6,8 @@ from unittest import mock
 
 import pytest
 
-from experiments.train import train_and_evaluate
 from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.train import train_and_evaluate
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from experiments.configs.base import method_config
+from fedjax_ht.configs.base import method_config
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import DISTILLING
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TIMING = ("seconds_round", "seconds_evaluation")
 
 CONFIG = """
-from experiments.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
 
 def get_config(argument=None):
     config = base_config()

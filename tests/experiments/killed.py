@@ -19,8 +19,8 @@ from pathlib import Path
 
 import orbax.checkpoint as ocp
 
-from experiments import train
 from fedjax_ht.io import sealed
+from fedjax_ht.runner import train
 from tests.experiments.conftest import config_of
 
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from experiments.bad_clients import far_words, why_silent
-from experiments.build import attack, build, evaluated_clients
-from experiments.configs import attacked
-from experiments.configs.base import base_config
-from experiments.train import GaveUp, train_and_evaluate, with_noted_lanes
+from fedjax_ht.configs import attacked
+from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.attacks import Attack, attackers
+from fedjax_ht.runner.bad_clients import far_words, why_silent
+from fedjax_ht.runner.build import attack, build, evaluated_clients
+from fedjax_ht.runner.train import GaveUp, train_and_evaluate, with_noted_lanes
 from tests.experiments.conftest import config_of
 
 

@@ -4,12 +4,12 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import main
-from experiments.build import build, check_pretraining, evaluated_clients, width_rates
-from experiments.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
 from fedjax_ht.methods.local import local
+from fedjax_ht.runner import main
+from fedjax_ht.runner.build import build, check_pretraining, evaluated_clients, width_rates
 
 
 def config_with(**fields):

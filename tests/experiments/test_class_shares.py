@@ -2,10 +2,10 @@
 
 import pytest
 
-from experiments.build import make_method, simulation_options
-from experiments.configs import cifar10_class_shares, fashion_mnist_class_shares
-from experiments.entries import entries_of
+from fedjax_ht.configs import cifar10_class_shares, fashion_mnist_class_shares
 from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.build import make_method, simulation_options
+from fedjax_ht.runner.entries import entries_of
 
 CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])
 

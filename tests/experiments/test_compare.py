@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from experiments import plots, table
-from experiments.compare import choose_target, comparison, cost_to_reach, markdown, summarise, write_csv
-from experiments.configs.base import base_config, method_config
-from experiments.entries import changes, entries_of
-from experiments.table import human_flops
+from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.runner import plots, table
+from fedjax_ht.runner.compare import choose_target, comparison, cost_to_reach, markdown, summarise, write_csv
+from fedjax_ht.runner.entries import changes, entries_of
+from fedjax_ht.runner.table import human_flops
 from fedjax_ht.simulation.history import wire_bytes
 
 

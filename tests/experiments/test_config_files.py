@@ -8,12 +8,12 @@ import sys
 import pytest
 from absl import flags
 
-from experiments import cli, evaluate, main, train
-from experiments.configs.base import base_config
-from experiments.run_folder import remember_config
+from fedjax_ht.configs.base import base_config
+from fedjax_ht.runner import cli, evaluate, main, train
+from fedjax_ht.runner.run_folder import remember_config
 from tests.experiments.conftest import ROOT
 
-START = "from experiments.configs.base import apply_argument, base_config, method_config\n\n\n"
+START = "from fedjax_ht.configs.base import apply_argument, base_config, method_config\n\n\n"
 FILES = {
     "def get_config(:\n": "line 1: SyntaxError: invalid syntax",
     "import json\nimport no_such_module\n": "line 2: ModuleNotFoundError: No module named 'no_such_module'",
@@ -61,15 +61,31 @@ def test_a_config_file_and_its_argument(tmp_path, monkeypatch):
     assert cli.read_config_file(str(file)).is_locked
     with pytest.raises(cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'; the methods are"):
         cli.read_config_file(f"{file}:method=x=y")
-    for missing in (tmp_path / "left.py", tmp_path, ""):
+    for missing in (tmp_path / "left.py", tmp_path, "/"):
         with pytest.raises(cli.BadConfigFile, match="no config file"):
             cli.read_config_file(str(missing))
+
+
+def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["main"])
+    monkeypatch.chdir(tmp_path)
+    assert cli.read_config_file("quickstart").rounds == cli.read_config_file("quickstart.py").rounds > 2
+    assert cli.read_config_file("quickstart:runlocal").rounds == 2
+    with pytest.raises(cli.BadConfigFile, match=r"unknown config 'quikstart'; did you mean 'quickstart'\? `fedjax-ht"):
+        cli.read_config_file("quikstart")
+    with pytest.raises(
+        cli.BadConfigFile, match="no config file here/quickstart.py; the library's own is --config=quic"
+    ):
+        cli.read_config_file("here/quickstart.py")
+    (tmp_path / "quickstart.py").write_text("def get_config():\n    return 1\n")
+    with pytest.raises(cli.BadConfigFile, match="quickstart.py, line 1: get_config returns int"):
+        cli.read_config_file("quickstart.py")  # a file that is there comes first
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--config.round=5", "unknown config field 'round'; did you mean 'rounds'? See experiments/configs/base.py"),
+        ("--config.round=5", "unknown config field 'round'; did you mean 'rounds'? See fedjax_ht/configs/base.py"),
         ("--config.traning.epochs=5", "unknown config field 'traning.epochs'; did you mean 'training.epochs'? See"),
         ("-config.rounds.x=5", "unknown config field 'rounds.x'; did you mean 'rounds'? See"),
         ("--noconfig.shared_int", "unknown config field 'shared_int'; did you mean 'shared_init'? See"),
@@ -149,7 +165,7 @@ def free_port() -> int:
 ALONE = """
 import functools, sys
 from absl import app
-from experiments import cli, main, train
+from fedjax_ht.runner import cli, main, train
 main.join_processes = functools.partial(train.join_processes, seconds=1)
 app.run(main.main, flags_parser=cli.parse_flags)
 """

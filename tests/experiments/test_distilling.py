@@ -3,11 +3,11 @@
 import matplotlib.image
 import pytest
 
-from experiments.build import build
-from experiments.compare import comparison
-from experiments.configs import cifar10_sliced, fashion_mnist_distil, fashion_mnist_quarter, fashion_mnist_sliced
-from experiments.configs.base import base_config, method_config
-from experiments.train import train_and_evaluate
+from fedjax_ht.configs import cifar10_sliced, fashion_mnist_distil, fashion_mnist_quarter, fashion_mnist_sliced
+from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.compare import comparison
+from fedjax_ht.runner.train import train_and_evaluate
 
 TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4, "noise_dim": 4}
 

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import train
-from experiments.build import build
-from experiments.train import simulate, train_and_evaluate
 from fedjax_ht.io import sealed
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.trees import plain
+from fedjax_ht.runner import train
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.train import simulate, train_and_evaluate
 from tests.experiments.conftest import ROOT, command, config_of, environment, metrics
 
 pytestmark = pytest.mark.slow

@@ -5,11 +5,11 @@ import json
 import pytest
 from ml_collections import ConfigDict
 
-from experiments.build import build
-from experiments.configs import quickstart
-from experiments.configs.base import base_config, method_config
-from experiments.entries import as_run, changes, described, entries_of
-from experiments.run_folder import remember_config
+from fedjax_ht.configs import quickstart
+from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.entries import as_run, changes, described, entries_of
+from fedjax_ht.runner.run_folder import remember_config
 
 
 def config_of(*entries, **fields):
@@ -63,8 +63,8 @@ def test_a_setting_gives_a_method_what_its_paper_leaves_open():
 
 
 def test_a_path_in_an_option_makes_no_folder():
-    (entry,) = entries_of(config_of("fedktl:generator=checkpoints/natural_32.npz"))
-    assert entry.folder == "fedktl:generator=checkpoints_natural_32.npz"
+    (entry,) = entries_of(config_of("fedktl:generator=natural_32"))
+    assert entry.folder == "fedktl:generator=natural_32"
 
 
 def remember(config, folder):

@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import optax
 import pytest
 
-from experiments.build import build
-from experiments.cli import paths
-from experiments.configs.base import Fields, base_config
+from fedjax_ht.configs.base import Fields, base_config
 from fedjax_ht.core.bounds import annotations_of, hints_of, limits, numbers
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.robust import DEFENCES
@@ -22,6 +20,8 @@ from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partiti
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.alignment import Alignment
 from fedjax_ht.methods.distillation import Distillation
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.cli import paths
 from fedjax_ht.simulation.options import SimulationOptions
 
 TRAINING = LocalTraining(optax.sgd(0.1))

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.build import build
-from experiments.configs import (
+from fedjax_ht.configs import (
     cifar10_fedktl,
     cifar100_fedktl_paper,
     few_shot_fedktl,
@@ -13,7 +12,9 @@ from experiments.configs import (
     tiny_imagenet_100_fedktl,
     tiny_imagenet_fedktl,
 )
+from fedjax_ht.generators import SHIPPED
 from fedjax_ht.generators.embedded import read_metadata
+from fedjax_ht.runner.build import build
 
 CONFIGS = (
     cifar10_fedktl,
@@ -48,7 +49,7 @@ def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
 
 
 def test_classes_that_the_generator_of_natural_images_has_not_seen():
-    seen = set(read_metadata("checkpoints/natural_32.npz")["classes"])
+    seen = set(read_metadata(SHIPPED["natural_32"])["classes"])
     assert len(seen) == 30 and len(set(tiny_imagenet_fedktl.UNSEEN)) == 100
     assert not seen & set(tiny_imagenet_fedktl.UNSEEN)
     for argument, count in ((None, 40), ("classes=20", 20), ("classes=100,method=local", 100)):

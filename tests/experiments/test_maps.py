@@ -5,12 +5,21 @@ import itertools
 import numpy as np
 import pytest
 
-from experiments import map_plot, maps
-from experiments.build import build
-from experiments.map_plot import embedded, feature_picture, principal
-from experiments.maps import CLASSES, CLIENTS, FeatureMap, load_map, remember_map, save_map, shown_clients, shown_images
-from experiments.train import simulate
 from fedjax_ht.data.dataset import ClientIndices
+from fedjax_ht.runner import map_plot, maps
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.map_plot import embedded, feature_picture, principal
+from fedjax_ht.runner.maps import (
+    CLASSES,
+    CLIENTS,
+    FeatureMap,
+    load_map,
+    remember_map,
+    save_map,
+    shown_clients,
+    shown_images,
+)
+from fedjax_ht.runner.train import simulate
 from tests.experiments.test_runner import config_of
 from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
 

@@ -4,10 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.build import local_training
-from experiments.configs import cifar10_class_shares, fashion_mnist_class_shares
-from experiments.configs.base import base_config
+from fedjax_ht.configs import cifar10_class_shares, fashion_mnist_class_shares
+from fedjax_ht.configs.base import base_config
 from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.build import local_training
 
 
 @pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])

@@ -156,7 +156,7 @@ def test_files_commands_and_settings_that_the_page_names_exist():
             for command in re.sub(r"\\\n", " ", part.command).strip().splitlines():
                 file, argument = re.search(r"configs/(\w+)\.py:?(\S*)", command).groups()
                 assert f"{file}.py" in table.configs
-                config = importlib.import_module(f"experiments.configs.{file}").get_config(argument or None)
+                config = importlib.import_module(f"fedjax_ht.configs.{file}").get_config(argument or None)
                 for key in re.findall(r"--config\.([\w.]+)=", command):
                     *folders, name = key.split(".")
                     inner = config

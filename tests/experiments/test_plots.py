@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from experiments.plots import (
+from fedjax_ht.runner.plots import (
     FEW,
     VECTOR,
     WIDE,
@@ -124,7 +124,7 @@ def test_many_classes_are_cells():
 
 def test_a_picture_is_written_in_every_format_and_leaves_the_backend_alone(tmp_path):
     """A notebook's own backend stays."""
-    code = "import matplotlib as m; m.use('svg'); import experiments.train, experiments.plots; print(m.get_backend())"
+    code = "import matplotlib as m; m.use('svg'); import fedjax_ht.runner.train; print(m.get_backend())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "svg"
     path = save(accuracy_curves({"local": rows_of(3)}), tmp_path / "accuracy.png", VECTOR)

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from experiments import plots
-from experiments.build import build
-from experiments.configs.base import base_config
-from experiments.map_plot import write_maps
-from experiments.maps import FeatureMap, save_map
-from experiments.report import from_markdown, setting, warnings, write_report
-from experiments.table import sent
+from fedjax_ht.configs.base import base_config
+from fedjax_ht.runner import plots
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.map_plot import write_maps
+from fedjax_ht.runner.maps import FeatureMap, save_map
+from fedjax_ht.runner.report import from_markdown, setting, warnings, write_report
+from fedjax_ht.runner.table import sent
 
 
 def history(*accuracies, **columns):

@@ -13,14 +13,14 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from experiments import train
-from experiments.build import build
-from experiments.configs.base import method_config
-from experiments.evaluate import client_state, load_run
-from experiments.run_folder import VERSION, check_data, completed, fingerprints, read_config
-from experiments.run_lock import locked
-from experiments.train import Interrupted, Unwritable, train_and_evaluate
+from fedjax_ht.configs.base import method_config
 from fedjax_ht.data.sources import registry
+from fedjax_ht.runner import train
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.evaluate import client_state, load_run
+from fedjax_ht.runner.run_folder import VERSION, check_data, completed, fingerprints, read_config
+from fedjax_ht.runner.run_lock import locked
+from fedjax_ht.runner.train import Interrupted, Unwritable, train_and_evaluate
 from tests.experiments.conftest import ROOT, command, config_of, environment, metrics
 
 STORED = Path(__file__).parent / "stored"
@@ -65,7 +65,7 @@ def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
 
 def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
     holding = (
-        "from experiments.run_lock import locked; import pathlib, time\n"
+        "from fedjax_ht.runner.run_lock import locked; import pathlib, time\n"
         "with locked(pathlib.Path(r'{}'), print): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
@@ -224,7 +224,7 @@ def test_a_signal_takes_effect_before_the_first_round_compiles(config, tmp_path)
 
 BUSY = """
 import hashlib, os, signal, sys, threading, time
-from experiments.signals import catch_signals, end_on_signals
+from fedjax_ht.runner.signals import catch_signals, end_on_signals
 end_on_signals()
 def compile():  # one call outside Python, which runs no handler meanwhile
     print("busy", flush=True)

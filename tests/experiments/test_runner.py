@@ -11,9 +11,9 @@ import time
 import numpy as np
 import pytest
 
-from experiments import train
-from experiments.build import build
-from experiments.configs.base import method_config
+from fedjax_ht.configs.base import method_config
+from fedjax_ht.runner import train
+from fedjax_ht.runner.build import build
 from tests.experiments.conftest import ROOT, command, config_of, environment, metrics
 
 METHODS = ("fedtgp", "local")

@@ -6,14 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from experiments.build import build
-from experiments.entries import entries_of
-from experiments.fair import fairly_tuned, space_of
-from experiments.families import families
-from experiments.points import regrouped, searched
-from experiments.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
-from experiments.train import Interrupted
 from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.entries import entries_of
+from fedjax_ht.runner.fair import fairly_tuned, space_of
+from fedjax_ht.runner.families import families
+from fedjax_ht.runner.points import regrouped, searched
+from fedjax_ht.runner.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
+from fedjax_ht.runner.train import Interrupted
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_trials
 from fedjax_ht.simulation.trials import of_trial
@@ -100,7 +100,7 @@ def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, mon
     assert together == apart
 
     # Stopped by a signal in the middle, the search goes on to the same end.
-    from experiments import points
+    from fedjax_ht.runner import points
 
     class stopped:
         def __enter__(self):
@@ -142,7 +142,7 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
 
 
 def test_spaces_name_options_that_there_are(config):
-    from experiments.fair import SPACES
+    from fedjax_ht.runner.fair import SPACES
 
     for method in SPACES:
         config.entries = tuple(points_of(method, space_of(method, config), 2))

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.statistics import (
+from fedjax_ht.runner.statistics import (
     beside_first,
     mean_interval,
     mean_ranks,

@@ -1,5 +1,5 @@
-from experiments import table
-from experiments.terminal import fitted
+from fedjax_ht.runner import table
+from fedjax_ht.runner.terminal import fitted
 from tests.experiments.test_compare import history
 
 TEXT = """\

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.configs.base import method_config
+from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining, label_counts
 from fedjax_ht.core.method import Context

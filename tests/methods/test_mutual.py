@@ -6,12 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from experiments.build import build
-from experiments.configs.base import base_config
+from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.federation import count_parameters, make_federation
 from fedjax_ht.methods.mutual import init_pair, separately
 from fedjax_ht.methods.supervised import init_model
 from fedjax_ht.models import mlp, model_group
+from fedjax_ht.runner.build import build
 from tests.methods import pairs
 
 SHAPE = (2, 2, 1)

@@ -43,7 +43,7 @@ def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequ
 
 def fetch(name: str, data_dir: Path) -> str:
     """The command that downloads a set (`download.get`)."""
-    return f"`python -m experiments.data get {name} --data_dir={shlex.quote(str(data_dir))}`"
+    return f"`fedjax-ht data get {name} --data_dir={shlex.quote(str(data_dir))}`"
 
 
 def user_path(path: str, data_dir: Path | None) -> Path:

@@ -1,6 +1,6 @@
 """The run that every stored/version_N.zip began, for one round more."""
 
-from experiments.configs.base import base_config, method_config, partition_config
+from fedjax_ht.configs.base import base_config, method_config, partition_config
 
 
 def get_config():

@@ -1,0 +1,54 @@
+r"""Six methods among clients that attack, with a defence or without; accuracies are those of the honest clients.
+
+    python -m experiments.main --config=experiments/configs/attacked.py:attack=sign_flip,share=0.3
+    python -m experiments.main --config=experiments/configs/attacked.py:attack=sign_flip,share=0.3,robust=median
+
+Twenty clients with some hundred images each of a Dirichlet(1.0) split of the embedded images, three seeds with a split
+each, as in few_samples.py, next to this file, whose options the methods have, too. FedAvg's clients have one
+architecture and FedRolex's slices of one network; nobody tuned for them. `attack` and `robust` are as in
+fedjax_ht/core/attacks.py and robust.py. Results: docs/bad_clients.md.
+"""
+
+from fedjax_ht.configs import few_samples
+from fedjax_ht.configs.base import apply_argument
+
+STRENGTHS = {"sign_flip": 5.0, "scaled": 100.0, "noise": 10.0, "shift": 3.0}
+DEFENCES = {
+    "none": (),
+    "norm_bound": (("norm_bound", 2.0),),
+    "median": (("norm_bound", 2.0), ("median",)),
+    "trimmed_mean": (("norm_bound", 2.0), ("trimmed_mean", 0.3)),
+    "geometric_median": (("norm_bound", 2.0), ("geometric_median",)),
+    "multi_krum": (("norm_bound", 2.0), ("multi_krum", 0.3)),
+}
+
+
+def get_config(argument=None):
+    config = few_samples.get_config()
+    config.entries = (
+        "local@tuned",
+        "fedavg:model.group=conv4_quarter:model.norm=static_batch:training.learning_rate=0.11",
+        "fedproto@tuned",
+        "fedtgp@tuned",
+        "fedssa@tuned",
+        "fedrolex:model.group=conv4_quarter:model.norm=static_batch:model.rates=1,1/2,1/4:training.learning_rate=0.11",
+    )
+    config.dataset.image_size = 16
+    config.model.group = "mlp2"
+    config.attack.seed = 1
+    config.trials = 3
+    config.rounds = config.evaluate.every = 20
+    own = {"attack": attacked_by, "share": with_share, "robust": defended_by}
+    return apply_argument(config, argument, own, rounds=2)
+
+
+def attacked_by(config, value):
+    config.attack.kind, config.attack.strength = value, STRENGTHS.get(value, 1.0)
+
+
+def with_share(config, value):
+    config.attack.share = float(value)
+
+
+def defended_by(config, value):
+    config.robust = DEFENCES[value]

@@ -1,0 +1,199 @@
+"""The fields that every experiment has, with their defaults, and the string arguments that every config takes.
+
+--config=experiments/configs/quickstart.py:runlocal              a one-minute check of the same experiment
+--config=experiments/configs/quickstart.py:method=fedproto       the same experiment with another method
+--config=experiments/configs/quickstart.py:partition=pathological  another split, with its default options
+--config=experiments/configs/quickstart.py:method=local,runlocal   several of them
+
+A method or a split that is named so starts from its own defaults, not from those of the config; any of its options can
+be overridden: --config.method.options.tau=50, --config.partition.options.classes_per_client=3.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from ml_collections import ConfigDict, config_dict
+
+from fedjax_ht.core.attacks import Kind
+from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, numbers
+from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.data.moments import Normalisation
+from fedjax_ht.data.partition import partition_options
+from fedjax_ht.methods import method_factory
+from fedjax_ht.models.norm import NormKind
+
+
+class MethodFields(NamedTuple):
+    name: str = "fedtgp"  # its options are those of its factory
+
+
+class DatasetFields(NamedTuple):
+    name: str = "fashion_mnist_10k"
+    data_dir: str = "data"
+    image_size: Whole = 0  # 0: as published
+    classes: tuple[str, ...] = ()  # names of the classes to keep; none: all
+    subset: Whole = 0  # this many random images, the same for every seed; 0: all
+    normalisation: Normalisation = "half"  # pixels to [-1, 1]; or dataset: by the set's moments (data/moments.py)
+    seen_before: bool = False  # True lets a method's pre-trained part have been trained on this dataset
+
+
+class PartitionFields(NamedTuple):
+    kind: str = "practical"  # its options are those of its function
+    num_clients: Count = 20
+    seed: Seed = 1
+    per_trial: bool = False  # True: each trial has a split of its own, by seed + trial
+
+
+class ModelFields(NamedTuple):
+    group: str = "cnn5"
+    feature_dim: Whole = 0  # 0: the group's own
+    shared: str = ""  # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
+    norm: NormKind = "batch"  # of models that normalise by batch
+    rates: str = ""  # clients train slices of one network: rho=10 (DFRD's budgets), or 1,1/2,1/4 in turn
+    scaler: bool = True  # of slices: divide by the width rate before every norm, in training
+    output_relu: bool = False  # True: htc4 heads with the released code's ReLU behind the logits
+
+
+class TrainingFields(NamedTuple):
+    optimizer: Literal["sgd", "adam"] = "sgd"  # made new every round
+    learning_rate: Positive = 0.01
+    schedule: str = "constant"  # by round: cosine/500 falls to 0 in 500 rounds, step/100/0.1 by 10 every 100
+    momentum: Rest = 0.0  # of sgd
+    beta1: Rest = 0.9  # of adam: how much of its mean gradient stays; the mean square keeps 0.999
+    weight_decay: NonNegative = 0.0
+    clip_norm: NonNegative = 0.0  # 0: no clipping
+    batch_size: Count = 10
+    epochs: Count = 1
+    steps: Whole = 0  # above 0: this many steps instead of epochs
+    shuffle: bool = True
+    drop_remainder: bool = True
+    augmentation: tuple[str, ...] = ()  # flip, padded_crop, mean_padded_crop, resized_crop, random_erasing
+
+
+class AttackFields(NamedTuple):
+    kind: Literal["none"] | Kind = "none"  # see fedjax_ht/core/attacks.py
+    share: Rest = 0.0  # of the clients; accuracies are then those of the others
+    strength: NonNegative = 1.0
+    seed: Seed = 0  # of who attacks
+
+
+class EvaluateFields(NamedTuple):
+    every: Count = 1
+    mode: Literal["received", "trained"] = "received"
+    batch_size: Whole = 0  # 0: as the device likes, or 64 where norms of a model go by the batch they see
+    patience: Whole = 0  # 0: never
+    global_statistics: Literal["batch", "training"] = "batch"  # of static_batch norms of a model on the server
+    train: bool = False  # also on training samples: train_accuracy
+    sample: Whole = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
+
+
+class CheckpointFields(NamedTuple):
+    every: Count = 10
+    keep: Count = 2
+
+
+class Fields(NamedTuple):
+    """Every field, its default and what it may be (core/bounds.py). By default FedTGP runs on the embedded images."""
+
+    seed: Seed = 0  # initial weights, shuffles, participation; the split has its own
+    trials: Count = 1  # seeds seed, seed + 1, ... in one program
+    rounds: Count = 100
+    method: MethodFields = MethodFields()
+    compare: tuple[
+        str, ...
+    ] = ()  # what else runs on the same split, see fedjax_ht/runner/entries.py: "fedproto:weight=3.0"
+    entries: tuple[str | Mapping[str, Any], ...] = ()  # what runs instead of all these
+    given: tuple[str, ...] = ()  # what a setting fixes of a method: "fedktl:generator=natural_32"
+    tuned: tuple[str, ...] = ()  # entries that somebody has chosen: what "fedtgp@tuned" stands for
+    tuned_on: str = ""  # on what they were chosen
+    dataset: DatasetFields = DatasetFields()
+    partition: PartitionFields = PartitionFields()
+    model: ModelFields = ModelFields()
+    training: TrainingFields = TrainingFields()
+    participation: Part = 1.0
+    drop_rate: Rest = 0.0
+    shared_init: bool = False
+    uplink: tuple[Any, ...] = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
+    downlink: tuple[Any, ...] = ()
+    robust: tuple[Any, ...] = ()  # before the server, in order: (("norm_bound", 2.0), ("median",)), see core/robust.py
+    attack: AttackFields = AttackFields()  # what some clients do, to see what that does
+    give_up: Whole = 10  # rounds in a row from which nothing arrives, after which a run stops; 0: never
+    evaluate: EvaluateFields = EvaluateFields()
+    lanes: Whole = 0  # clients side by side on a device; 0 chooses, see lanes.json in the run's folder
+    devices: Whole = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8
+    precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"  # of matrix products and convolutions
+    client_store: Literal["device", "host"] = "device"
+    checkpoint: CheckpointFields = CheckpointFields()
+
+
+def base_config() -> ConfigDict:
+    """A complete config, all of `Fields`. A config file changes what its experiment changes."""
+    config = as_config(Fields())
+    config.method = method_config(config.method.name)
+    config.partition = partition_config(config.partition.kind)
+    return config
+
+
+def as_config(fields: tuple) -> ConfigDict:
+    """A NamedTuple of fields and sections as a ConfigDict."""
+    values = fields._asdict().items()
+    return ConfigDict({name: as_config(value) if hasattr(value, "_fields") else value for name, value in values})
+
+
+def method_config(name: str, **options) -> ConfigDict:
+    """A method with all the options its factory has, so that any can be overridden."""
+    parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]  # the first is local training
+    config = as_config(MethodFields(name))
+    config.options = all_options(name, parameters, options)
+    return config
+
+
+def partition_config(kind: str, num_clients: int = 20, **options) -> ConfigDict:
+    """A split among clients with all the options its kind has, so that any can be overridden."""
+    config = as_config(PartitionFields(kind, num_clients))
+    config.options = all_options(f"partition {kind!r}", partition_options(kind).values(), options)
+    return config
+
+
+def all_options(owner: str, parameters: Iterable[inspect.Parameter], given: dict) -> ConfigDict:
+    """Each parameter's given value or default; None as a number that may be set."""
+    options = ConfigDict()
+    for parameter in parameters:
+        value = given.pop(parameter.name, parameter.default)
+        number = next((kind for kind, _ in numbers(parameter.annotation)), float)
+        options[parameter.name] = config_dict.placeholder(number) if value is None else value
+    if given:
+        raise ValueError(unknown_option(owner, next(iter(given)), list(options)))
+    return options
+
+
+def apply_argument(
+    config: ConfigDict,
+    argument: str | None,
+    own: Mapping[str, Callable[[ConfigDict, str], None]] | None = None,
+    **run_locally,
+) -> ConfigDict:
+    """Applies a config's string argument.
+
+    Args:
+      config: what the config file describes.
+      argument: what stands behind the colon, parts with commas between them.
+      own: further arguments of this config, name -> (config, value) -> None; `clients=50` is `own["clients"]`.
+      **run_locally: the fields that make it a one-minute check.
+    """
+    own = own or {}
+    for part in filter(None, (argument or "").split(",")):
+        name, _, value = part.partition("=")
+        if part == "runlocal":
+            config.update_from_flattened_dict(run_locally or {"rounds": 2})
+        elif part.startswith("method="):
+            config.method = method_config(part.removeprefix("method="))
+        elif part.startswith("partition="):
+            config.partition = partition_config(part.removeprefix("partition="), config.partition.num_clients)
+        elif name in own:
+            own[name](config, value)
+        else:
+            there = ["runlocal", "method=NAME", "partition=KIND", *(f"{name}=VALUE" for name in own)]
+            raise ValueError(unknown("config argument", part, there))
+    return config

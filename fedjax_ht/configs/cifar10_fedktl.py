@@ -1,0 +1,24 @@
+"""FedKTL with the Fashion-MNIST generator on 10,000 images of CIFAR-10: 20 clients of CNN-1..5, Dirichlet 0.1.
+
+    python -m experiments.main --config=experiments/configs/cifar10_fedktl.py
+    python -m experiments.main --config=experiments/configs/cifar10_fedktl.py:method=fedproto   (or fedtgp, local)
+    python -m experiments.main --config=experiments/configs/cifar10_fedktl.py --config.method.options.mu=0   (ablations)
+
+The small form of FedKTL's Table 1 for a machine without a GPU: the paper has all 60,000 images, eight large models and
+1,000 rounds. Results and what they say: experiments/results/fedktl.md. Needs CIFAR-10 (python or
+binary version) in `data/`.
+"""
+
+from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.given = ("fedktl:generator=fashion_mnist_32",)
+    config.method = method_config("fedktl", generator="fashion_mnist_32")
+    config.dataset.name = "cifar10"
+    config.dataset.subset = 10_000
+    config.partition = partition_config("practical", alpha=0.1)
+    config.rounds = 50
+    config.evaluate.every = 5
+    return apply_argument(config, argument, rounds=1)

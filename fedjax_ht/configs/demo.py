@@ -1,0 +1,18 @@
+"""What working together is worth to clients with few samples: local training, LG-FedAvg and FedSSA, equally tuned.
+
+    python -m experiments.compare --config=experiments/configs/demo.py
+
+Twenty clients with five architectures, four classes each and some hundred images to train on; three trials, each with
+a seed and a split of its own. Settings are those that nine of each method's were searched for by validation, on the
+first of these splits (few_samples.py:classes=4).
+"""
+
+from fedjax_ht.configs import few_samples
+from fedjax_ht.configs.base import apply_argument
+
+
+def get_config(argument=None):
+    config = few_samples.get_config("classes=4")
+    config.entries = ("local@tuned", "lg_fedavg@tuned", "fedssa@tuned")
+    config.trials = 3
+    return apply_argument(config, argument, rounds=2, trials=1)

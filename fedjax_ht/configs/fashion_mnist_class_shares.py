@@ -1,0 +1,16 @@
+"""FedSSA's and FedRAL's small setting on Fashion-MNIST: 100 clients of CNN-1..5, two classes a client, ten a round.
+
+    python -m experiments.main --config=experiments/configs/fashion_mnist_class_shares.py:method=fedral
+
+FedRAL, Table 3 (column "pathological"), on 50,000 training, 10,000 validation and 10,000 test images; everything else
+as in cifar10_class_shares.py, next to this file.
+
+Results and what they say: experiments/results/class_shares.md. Needs the four files of Fashion-MNIST (idx, gzipped or
+not) in `data/`.
+"""
+
+from fedjax_ht.configs.cifar10_class_shares import setting
+
+
+def get_config(argument=None):
+    return setting("fashion_mnist", fedral_blocks=10, argument=argument)

@@ -1,0 +1,20 @@
+"""FedAvg (or :method=fedavg+dfrd, dfrd) in DFRD's setting on Fashion-MNIST with one network for all clients: the 4-conv
+CNN with a quarter of its channels, 16-32-64-128, which a CPU can distil.
+
+    python -m experiments.main --config=experiments/configs/fashion_mnist_quarter.py
+    python -m experiments.main --config=experiments/configs/fashion_mnist_quarter.py:method=fedavg+dfrd
+
+DFRD's own homogeneous rows are of the whole width (`model.group=conv4`). Everything else as in fashion_mnist_sliced.py,
+next to this file. Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
+"""
+
+from fedjax_ht.configs import fashion_mnist_sliced
+from fedjax_ht.configs.base import apply_argument, method_config
+
+
+def get_config(argument=None):
+    config = fashion_mnist_sliced.get_config()
+    config.method = method_config("fedavg")
+    config.model.group = "conv4_quarter"
+    config.model.rates = "1"
+    return apply_argument(config, argument, rounds=1)

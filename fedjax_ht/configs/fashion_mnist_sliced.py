@@ -1,0 +1,41 @@
+r"""FedRolex (or :method=heterofl, feddropout) in DFRD's setting on Fashion-MNIST: ten clients, slices of a CNN.
+
+    python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py
+    python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py:method=fedrolex+dfrd
+    python -m experiments.compare --config=experiments/configs/fashion_mnist_sliced.py \
+        --methods=heterofl,fedrolex,fedrolex+dfrd,fedrolex+fedftg,fedrolex+dense
+    python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py:method=fedavg --config.model.rates=1
+
+DFRD (NeurIPS 2023): Dirichlet(omega = 0.1), rho = 10, so that nobody holds more than half the channels; all clients in
+every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the column global_accuracy_head, its L.acc is
+accuracy_train_weighted: the clients' own models as training left them, weighed by their training samples.
+Distillation is DFRD's, DENSE's or FedFTG's: ten times two steps of a generator and five of the model, in every round.
+By themselves, :method=dfrd, they are data-free. fashion_mnist_quarter.py, next to this file, has whole models of a
+quarter of the width, for a CPU.
+
+On one core of an AMD EPYC a round took 5 s, with distillation 45 to 86 s, scoring the whole model on the 10,000 test
+images 25 s, which is why every fifth round is evaluated here and not each. Results and what they say:
+experiments/results/dfrd.md.
+
+Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
+"""
+
+from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.method = method_config("fedrolex")
+    config.rounds = 100
+    config.dataset.name = "fashion_mnist"
+    config.dataset.image_size = 32
+    config.partition = partition_config("dfrd", num_clients=10, alpha=0.1)
+    config.model.group = "conv4"
+    config.model.norm = "static_batch"
+    config.model.rates = "rho=10"
+    config.training.batch_size = 64
+    config.training.steps = 20
+    config.evaluate.every = 5
+    config.evaluate.mode = "trained"
+    config.evaluate.batch_size = 250  # divides the test sets, as the norms' statistics are the batch's
+    return apply_argument(config, argument, rounds=1)

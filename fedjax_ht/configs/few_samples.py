@@ -1,0 +1,58 @@
+r"""Twenty clients with five architectures, some hundred training images each, and validation sets to choose by.
+
+    python -m experiments.compare --config=experiments/configs/few_samples.py --fair=9 --trials=6
+    python -m experiments.compare --config=experiments/configs/few_samples.py:classes=4 --fair=9 --trials=6
+
+The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of a client's samples
+trains, a fifth validates, three fifths test; every trial has a split of its own. `@tuned` is what these commands'
+search chose. Results: docs/comparisons.md.
+"""
+
+from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+
+SHARES = {"train_share": 0.2, "val_share": 0.2}
+# What --fair=9 chose.
+TUNED = (
+    "local:training.learning_rate=0.11",
+    "lg_fedavg:training.learning_rate=0.11",
+    "fedproto:training.learning_rate=0.21:weight=0.063",
+    "fedtgp:training.learning_rate=0.041:weight=1.8:tau=15",
+    "fedssa:training.learning_rate=0.11:mu=0.71",
+    "fedgen:training.learning_rate=0.041:alpha=7.4:beta=2.9",
+    "fedclassavg",
+    "fedktl:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
+)
+TUNED_ON_FOUR_CLASSES = (
+    "local:training.learning_rate=0.21",
+    "lg_fedavg:training.learning_rate=0.08",
+    "fedproto:training.learning_rate=0.21:weight=0.063",
+    "fedtgp",
+    "fedssa:training.learning_rate=0.11:mu=0.71",
+    "fedgen:training.learning_rate=0.01:alpha=0.32:beta=5",
+    "fedclassavg",
+    "fedktl:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
+)
+
+
+def get_config(argument=None):
+    config = base_config()
+    config.method = method_config("local")
+    config.compare = ("lg_fedavg", "fedproto", "fedtgp", "fedssa", "fedgen", "fedclassavg", "fedktl")
+    config.given = ("fedktl:generator=natural_32",)
+    config.partition = partition_config("practical", alpha=1.0, **SHARES)
+    config.partition.per_trial = True
+    config.tuned = TUNED
+    config.tuned_on = "9 settings, 120 rounds of training, by validation on 1 split of seed 1, seed 0"
+    config.training.learning_rate = 0.05
+    config.rounds = 24
+    config.evaluate.every = 6
+    return apply_argument(config, argument, {"classes": few_classes}, rounds=2)
+
+
+def few_classes(config, value):
+    """Clients of so many classes."""
+    if not value.isdigit():
+        raise ValueError(f"classes={value}: it must be a number, such as classes=4")
+    config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)
+    config.partition.per_trial = True
+    config.tuned = TUNED_ON_FOUR_CLASSES if value == "4" else ()

@@ -1,0 +1,18 @@
+"""FedKTL on 100 classes of Tiny-ImageNet at 32 pixels, as many as CIFAR-100 has, with the generator of garments.
+
+    python -m experiments.main --config=experiments/configs/tiny_imagenet_100_fedktl.py
+
+6,000 images, 20 clients of CNN-1..5, Dirichlet 0.1; the arms are those of tiny_imagenet_fedktl.py.
+"""
+
+from fedjax_ht.configs import tiny_imagenet_fedktl
+from fedjax_ht.configs.base import apply_argument
+
+
+def get_config(argument=None):
+    config = tiny_imagenet_fedktl.get_config("classes=100")
+    config.given = ("fedktl:generator=fashion_mnist_32",)
+    config.method.options.generator = "fashion_mnist_32"
+    config.dataset.subset = 6_000
+    config.rounds = 25
+    return apply_argument(config, argument, rounds=1)

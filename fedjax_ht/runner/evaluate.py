@@ -1,0 +1,120 @@
+"""Loads one client's trained model from a run, and evaluates or exports it.
+
+fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3 [--export=client3.npz]
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from absl import flags
+from ml_collections import ConfigDict
+
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.names import meant
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.runner.build import Experiment, build
+from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.run_folder import check_data, fingerprints, naming, read_config
+from fedjax_ht.runner.train import enable_compilation_cache, simulate
+from fedjax_ht.simulation.simulation import Simulation, SimulationState
+
+# experiments.main has one of this name, too, and one process may import both.
+_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
+_CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
+_METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
+_TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")
+_EXPORT = flags.DEFINE_string("export", None, "Write the client's state to this .npz.")
+
+
+class LoadedRun(NamedTuple):
+    """A run as its newest checkpoint left it."""
+
+    experiment: Experiment
+    simulation: Simulation
+    state: SimulationState
+    method: str
+
+
+def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
+    """Restores a run; `method` is the label of an entry, by default of the first.
+
+    Raises:
+      ValueError, OSError: there is no run there, or none of this method, or its data are others now. One line.
+    """
+    workdir = Path(workdir)
+    if not (workdir / "config.json").exists():
+        raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
+    fields, noted = read_config(workdir)
+    with naming(workdir / "config.json"):
+        config = ConfigDict(fields)
+        experiment = build(config)
+    check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
+    method = method or next(iter(experiment.methods))
+    if method not in experiment.methods:
+        there = f"it has {', '.join(experiment.methods)}"
+        raise ValueError(f"the run in {workdir} has no method {method!r}" + meant(method, experiment.methods, there))
+    simulation = simulate(method, experiment)
+    folder = workdir / experiment.entries[method].folder / "checkpoints"
+    found = make_checkpointer(folder, simulation).restore()
+    if found is None:
+        raise FileNotFoundError(f"no readable checkpoint below {folder}")
+    return LoadedRun(experiment, simulation, found[0], method)
+
+
+def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
+    """The client's own state in one trial, as the method left it; NumPy arrays.
+
+    Raises:
+      ValueError: there is no such client or trial.
+    """
+    trials = len(run.experiment.partitions)
+    if not 0 <= trial < trials:
+        raise ValueError(f"there is no trial {trial}; they run from 0 to {trials - 1}")
+    federation = run.experiment.federations[run.method]
+    if not 0 <= client < federation.num_clients:
+        raise ValueError(f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}")
+    bucket = federation.buckets[federation.assignment[client]]
+    members = federation.members(bucket)
+    row = trial * len(members) + members.index(client)
+    states = run.simulation.read_clients(run.state, bucket.name, np.array([row]))
+    return jax.tree.map(lambda x: x[0], states)
+
+
+def export(state: PyTree, path: Path | str) -> None:
+    """Writes a pytree as .npz, keyed by path: "params/base/conv1/kernel"."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    arrays = {jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf) for key, leaf in leaves}
+    with atomic_open(path, "wb") as file:
+        np.savez(file, **arrays)
+
+
+def main(_) -> None:
+    if _WORKDIR.value is None or _CLIENT.value is None:
+        fail(
+            ValueError(
+                "give --workdir and --client; for example --workdir=checkpoints/runs/quickstart-seed0 --client=3"
+            )
+        )
+    enable_compilation_cache()
+    try:
+        run = load_run(_WORKDIR.value, _METHOD.value)
+        state = client_state(run, _CLIENT.value, _TRIAL.value)
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+    client, federation = _CLIENT.value, run.experiment.federations[run.method]
+    evaluation = run.simulation.evaluate(run.state, np.array([client]))[_TRIAL.value]
+    architecture = federation.buckets[federation.assignment[client]].name
+    print(f"client {client} ({architecture}), {run.method} after {run.state.round} rounds")
+    for split, by_rule in evaluation.accuracy.items():
+        for rule in run.experiment.methods[run.method].rules:
+            accuracy, count = by_rule[rule][client], evaluation.counts[split][client]
+            print(f"  {split} accuracy by {rule}: {100 * accuracy:.2f} % of {count} images")
+    if _EXPORT.value:
+        try:
+            export(state, _EXPORT.value)
+        except OSError as error:
+            fail(error, code=1)
+        print(f"  exported to {_EXPORT.value}")

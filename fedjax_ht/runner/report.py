@@ -1,0 +1,257 @@
+"""report.html: what a run was, what it found and how to repeat it, in one file that needs no network."""
+
+import base64
+import html
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.machine import processor
+from fedjax_ht.runner.bad_clients import far_words
+from fedjax_ht.runner.build import Experiment
+from fedjax_ht.runner.entries import described
+from fedjax_ht.runner.map_plot import one_space
+from fedjax_ht.runner.maps import load_map
+from fedjax_ht.runner.plots import FEW, mean_of_clients
+from fedjax_ht.runner.statistics import beside_first
+from fedjax_ht.runner.table import sent
+from fedjax_ht.simulation.history import Row, by_trial
+
+FAR = 3  # Tukey's "far out"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
+h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
+table { border-collapse: collapse; font-size: 0.8rem; display: block; overflow-x: auto }
+th, td { padding: 0.25rem 0.4rem; text-align: right; white-space: nowrap }
+th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
+th:first-child, td:first-child { text-align: left } tr:nth-child(even) td { background: #f6f6f6 }
+h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
+img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
+"""
+
+# Heading -> figure of plots/ -> what is to be seen in it.
+PICTURES = {
+    "Accuracy": {
+        "accuracy": "Mean over clients of the accuracy on their own test images; the large mark is the best round. Of "
+        "several trials the mean, and a band from the lowest to the highest."
+    },
+    "What it took": {
+        "costs": "The same accuracy against what all clients together had sent, computed and waited for until then. "
+        "The grey line is the highest accuracy that any entry had for so much."
+    },
+    "Clients": {
+        "spread": "Each entry's clients at its best round: quartiles and median, whiskers to the furthest client "
+        "within 1.5 box lengths, the others as dots, the mean as a triangle.",
+        "clients": "The same client by client, in the order of the first entry; of more than 50 each entry's own from "
+        "worst to best.",
+    },
+    "The split": {"split": "Training images of each class at each client, of the first trial."},
+}
+MAPS = (
+    "A few clients, spread over the architectures, look at the same test images, drawn from all clients' test sets, "
+    "of up to ten classes; their models are as they are evaluated after the last round. Above, each client's "
+    "features in a PCA of its own, so that directions of two panels have nothing to do with each other: filled are "
+    "classes that the client trains on, rings are others, stars the server's prototypes. Below, all clients in one "
+    "space: small points are images, large marks a client's means of the images of each class that it trains on. "
+    "Where marks of one colour lie together, the clients' spaces agree; a method that does not align them has no "
+    "reason to let them. t-SNE and UMAP keep neighbours and no distances."
+)
+
+
+def write_report(
+    config: ConfigDict,
+    experiment: Experiment,
+    histories: Mapping[str, Sequence[Row]],
+    tables: Mapping[str, str],
+    workdir: Path,
+) -> Path:
+    """Writes report.html into a run's folder.
+
+    Args:
+      config: of the run.
+      experiment: what it was built to.
+      histories: label of an entry -> rows, those to be shown.
+      tables: heading -> Markdown with tables, such as the run's summary.
+      workdir: the run's folder.
+    """
+    dataset = experiment.dataset
+    sections = {"The setting": f"<p>{html.escape(setting(config, experiment))}</p>"}
+    sections |= {heading: from_markdown(text) for heading, text in tables.items()}
+    if beside := beside_first(histories):
+        sections["Beside the first"] = from_markdown(beside)
+    sections["Who had what"] = from_markdown(described([experiment.entries[label] for label in histories]))
+    sections |= {
+        heading: "".join(picture(workdir / "plots" / f"{name}.svg", words) for name, words in pictures.items())
+        for heading, pictures in PICTURES.items()
+    }
+    sections["What it took"] += from_markdown(sent(histories))
+    folders = {label: workdir / experiment.entries[label].folder for label in histories}
+    sections["Features and prototypes"] = f"<p>{MAPS}</p>" + "".join(
+        f"<h3>{html.escape(label)}</h3>{map_of(folder)}" for label, folder in folders.items()
+    )
+    made = {label: folder / "images" for label, folder in folders.items()}
+    if newest := {label: max(folder.glob("*.png")) for label, folder in made.items() if any(folder.glob("*.png"))}:
+        sections["What the servers made"] = "".join(
+            f"<p>{html.escape(label)}, round {int(file.stem)}</p>{image(file.read_bytes(), 'png', label)}"
+            for label, file in newest.items()
+        )
+    sections["To watch"] = "".join(f'<p class="warning">{html.escape(line)}</p>' for line in warnings(histories)) or (
+        "<p>Every result was finite.</p>"
+    )
+    sections["To repeat it"] = f"<pre>{html.escape(repeat())}</pre>"
+    body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
+    who = ", ".join(histories) if len(histories) <= FEW else f"{len(histories)} entries"
+    title = html.escape(f"{who} on {dataset.name}")
+    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    path = workdir / "report.html"
+    with atomic_open(path) as file:
+        file.write(f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{title}</h1>{body}</body></html>\n')
+    return path
+
+
+def setting(config: ConfigDict, experiment: Experiment) -> str:
+    """The federation in words."""
+    partition, training = config.partition, config.training
+    parts = [len(client.train) for client in experiment.partitions[0]]
+    options = "".join(f"{name} {value}, " for name, value in sorted(partition.options.items()) if value is not None)
+    names = sorted({bucket.name for federation in experiment.federations.values() for bucket in federation.buckets})
+    length = f"{training.steps} steps" if training.steps else f"{training.epochs} local epochs"
+    share = "" if config.participation == 1 else f", of whom {100 * config.participation:.3g} % take part in a round"
+    drops = f" and {100 * config.drop_rate:.3g} % of these are lost" if config.drop_rate else ""
+    seeds = f"seed {config.seed}" if config.trials == 1 else f"seeds {config.seed} to {config.seed + config.trials - 1}"
+    return (
+        f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: {sum(parts)} training images, "
+        f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed {partition.seed}. Models: "
+        f"{', '.join(names)}. Training: {training.optimizer} at {training.learning_rate}, batches of "
+        f"{training.batch_size}, {length} a round. {config.rounds} rounds, {seeds}."
+    )
+
+
+def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
+    """What a reader should not miss, a line each."""
+    lines = []
+    for label, history in histories.items():
+        broken = [(row["round"], row["trial"], row["not_finite"]) for row in history if row.get("not_finite")]
+        if broken:
+            number, trial, clients = broken[0]
+            lines.append(
+                f"{label}: results that were not finite were left out in {len(broken)} rounds, first of clients "
+                f"{', '.join(map(str, clients))} in round {number} (trial {trial})"
+            )
+        far = [(row["round"], row["far_off"]) for row in history if row.get("far_off")]
+        if far:
+            clients = sorted({int(client) for _, found in far for client, _ in found})
+            lines.append(
+                f"{label}: in {len(far)} rounds uploads were far off the others', of clients "
+                f"{', '.join(map(str, clients))}; first in round {far[0][0]}: {far_words(far[0][1])} what is usual"
+            )
+        kept = [row["round"] for row in history if not row.get("server_finite", True)]
+        if kept:
+            lines.append(
+                f"{label}: in {len(kept)} rounds, first in {kept[0]}, the server's step was not finite, and its last "
+                "state was kept"
+            )
+        wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
+        if wasted and np.mean(wasted) > 0.3:
+            lines.append(f"{label}: {100 * np.mean(wasted):.0f} % of the steps of lanes waited for a longer client")
+        for clients, end in far_clients(history):
+            lines.append(f"{label}: {clients} reached far {end} than the others")
+        falls = [
+            max(a) - a[-1]
+            for trial in by_trial(history)
+            if len(a := [row["accuracy"] for row in trial if "accuracy" in row]) > 1
+        ]
+        if falls and np.mean(falls) > 0.03:
+            lines.append(f"{label}: the last round is {100 * np.mean(falls):.1f} points below the best")
+    return lines
+
+
+def far_clients(history: Sequence[Row]) -> list[tuple[str, str]]:
+    """Clients whose accuracy at the best round lies further than `FAR` box lengths, and 5 points, from the box of their
+    quartiles: ("clients 3 (12 %) and 7 (20 %)", "less" or "more")."""
+    accuracy = mean_of_clients(history)
+    ids = next((row["client_ids"] for row in history if "client_ids" in row), range(len(accuracy)))
+    if np.isnan(accuracy).all():
+        return []
+    low, high = np.nanquantile(accuracy, [0.25, 0.75])
+    reach, found = max(FAR * (high - low), 5.0), []
+    for distance, end in ((low - accuracy, "less"), (accuracy - high, "more")):
+        far = [i for i in np.argsort(-distance, kind="stable").tolist() if distance[i] > reach]
+        if far:
+            named = ", ".join(f"{ids[i]} ({accuracy[i]:.0f} %)" for i in far[:5])
+            others = f" and {len(far) - 5} others" if len(far) > 5 else ""
+            found.append((f"client{'s' * (len(far) > 1)} {named}{others}", end))
+    return found
+
+
+def repeat() -> str:
+    """The command, versions, machine and commit."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    called = f"python -m {main.name} {shlex.join(sys.argv[1:])}" if main else "a call of train_and_evaluate"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    device = jax.devices()[0]
+    kind = processor() if device.platform == "cpu" else device.device_kind
+    machine = f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    return "\n".join([called, versions, machine, f"commit {commit()}"])
+
+
+def commit() -> str:
+    """Of the code that ran, where git tells."""
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    if not (root / ".git").exists():  # installed, perhaps into another repository
+        return "unknown"
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def picture(path: Path, words: str) -> str:
+    """An SVG file within the page, with its caption; as an image of its own, so that two figures' names do not meet."""
+    shown = image(path.read_bytes(), "svg+xml", path.stem)
+    return f"<figure>{shown}<figcaption>{html.escape(words)}</figcaption></figure>"
+
+
+def map_of(folder: Path) -> str:
+    """An entry's map, or that it has none."""
+    found = load_map(folder)
+    if found is None:
+        return "<p>No map: the method has no features to look at, or nobody has test images.</p>"
+    apart = "" if one_space(found) else " The clients' features have no common space, so none is drawn."
+    return picture(folder / "features.svg", f"After round {found.round}, trial 0.{apart}")
+
+
+def image(data: bytes, kind: str, words: str) -> str:
+    encoded = base64.b64encode(data).decode()
+    return f'<img alt="{html.escape(words)}" src="data:image/{kind};base64,{encoded}">'
+
+
+def from_markdown(text: str) -> str:
+    """Tables, lists and paragraphs, which is what the run's own tables are made of."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text.strip()):
+        lines = block.splitlines()
+        if lines[0].startswith("|"):
+            head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            cells = [("th", head), *(("td", row) for row in rows)]
+            made = ("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) for kind, row in cells)
+            blocks.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in made)}</table>")
+        elif lines[0].startswith("* "):
+            items = re.split(r"^\* ", block, flags=re.MULTILINE)[1:]
+            blocks.append(f"<ul>{''.join(f'<li>{html.escape(item.strip())}</li>' for item in items)}</ul>")
+        else:
+            blocks.append(f"<p>{html.escape(block)}</p>")
+    return "".join(blocks)

@@ -1,0 +1,138 @@
+"""What a sweep tries: the points of a space of settings, how long each runs, and which of them go on."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Range(NamedTuple):
+    """Numbers from low to high, spread evenly, or by their logarithms."""
+
+    low: float
+    high: float
+    log: bool
+
+
+Space = dict[str, tuple[str, ...] | Range]
+"""A setting as an entry names it (entries.py) -> its values as an entry writes them, or their range."""
+Point = dict[str, str]
+
+
+def parse_space(over: Sequence[str]) -> Space:
+    """From "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
+
+    Raises:
+      ValueError: one of them is wrong. One line.
+    """
+    space: Space = {}
+    for spec in over:
+        key, equals, text = spec.partition("=")
+        key = key.removeprefix("method.options.").removeprefix("method.")
+        if not key or not equals or not text:
+            raise ValueError(
+                f"--over is {spec!r}; it must be KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or uniform:LOW:HIGH"
+            )
+        if key in space:
+            raise ValueError(f"--over names {key} twice")
+        kind, *ends = text.split(":")
+        space[key] = _range(spec, kind, ends) if ends else tuple(text.split(","))
+    return space
+
+
+def _range(spec: str, kind: str, ends: Sequence[str]) -> Range:
+    try:
+        low, high = map(float, ends)
+    except ValueError:
+        low = high = math.nan
+    if (
+        kind not in ("log", "uniform")
+        or not low < high
+        or not math.isfinite(high - low)
+        or (kind == "log" and low <= 0)
+    ):
+        raise ValueError(
+            f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as log:0.01:1"
+        )
+    return Range(low, high, kind == "log")
+
+
+def grid(space: Space) -> list[Point]:
+    """All combinations; the last setting changes fastest.
+
+    Raises:
+      ValueError: there is a range among them.
+    """
+    for key, values in space.items():
+        if isinstance(values, Range):
+            raise ValueError(f"{key} has a range, of which a grid cannot take all values; say how many by --draws")
+    return [dict(zip(space, values)) for values in itertools.product(*space.values())]
+
+
+def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
+    """`count` points of a Latin hypercube: each setting's values are spread evenly over its range. A pure function of
+    its arguments; values have two significant digits, so that a label can be read."""
+    rng = np.random.default_rng(seed)
+    shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
+    return [{key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)]
+
+
+def _value(values: tuple[str, ...] | Range, share: float) -> str:
+    if not isinstance(values, Range):
+        return values[int(share * len(values))]
+    low, high = (math.log(x) if values.log else x for x in values[:2])
+    number = low + share * (high - low)
+    return f"{float(f'{math.exp(number) if values.log else number:.2g}'):g}"
+
+
+def label_of(entry: str, point: Mapping[str, str]) -> str:
+    """How an entry with a point's settings is written."""
+    return ":".join([entry, *(f"{key}={value}" for key, value in point.items())])
+
+
+def rungs(rounds: int, halvings: int) -> list[int]:
+    """After how many rounds the worse half of the points ends, the last being all rounds.
+
+    Raises:
+      ValueError: there are not so many rounds.
+    """
+    found = [rounds >> left for left in range(halvings, -1, -1)]
+    if halvings < 0 or found[0] < 1:
+        raise ValueError(
+            f"--halvings is {halvings}; with {rounds} rounds it must be from 0 to {rounds.bit_length() - 1}"
+        )
+    return found
+
+
+def better_half(scores: Mapping[str, float]) -> list[str]:
+    """Those who go on, in the order in which they came; a score that is not a number is the worst, of equal ones the
+    first is the better."""
+    order = sorted(scores, key=lambda label: -math.inf if math.isnan(scores[label]) else scores[label], reverse=True)
+    chosen = set(order[: -(-len(order) // 2)])
+    return [label for label in scores if label in chosen]
+
+
+def rounds_trained(points: int, at: Sequence[int]) -> int:
+    """What a search costs, in rounds of one point, by the rounds of its rungs."""
+    total, before = 0, 0
+    for rounds in at:
+        total += points * (rounds - before)
+        points, before = -(-points // 2), rounds
+    return total
+
+
+def points_of(entry: str, over: Sequence[str], draws: int | None) -> list[str]:
+    """The labels of what is tried; with draws the entry as it is given comes first.
+
+    Raises:
+      ValueError: the space is wrong.
+    """
+    space = parse_space(over)
+    if not space:
+        raise ValueError("--over names no setting to search, such as --over=training.learning_rate=0.01,0.1")
+    if draws is not None and draws < 1:
+        raise ValueError(f"--draws is {draws}; it must be at least 1")
+    points = grid(space) if draws is None else [{}, *draw(space, draws)]
+    return list(dict.fromkeys(label_of(entry, point) for point in points))
