@@ -1,6 +1,7 @@
 """fedjax-ht COMMAND: one program for all that is done with experiments; python -m experiments.main is fedjax-ht run."""
 
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -36,9 +37,7 @@ def main(command: str | None = None) -> None:
         print(overview())
         sys.exit(0 if words else 2)
     if words[0] == "--version":
-        from fedjax_ht import __version__
-
-        print(__version__)
+        print(importlib.metadata.version("fedjax_ht"))
         sys.exit(0)
     if words[0] not in COMMANDS:
         from fedjax_ht.core.names import unknown
