@@ -143,7 +143,7 @@ def accuracy(
     def enough(state, history: list[Row]) -> bool:
         return time.perf_counter() - start > limit
 
-    state, history = run(simulation, bound, rounds, eval_every=every, after_round=enough)
+    state, history = run(simulation, rounds, eval_every=every, after_round=enough)
     seeds, later = by_trial(history), [row["seconds_round"] for row in history if row["round"] > 1]
     found = {
         "method": method,

@@ -50,6 +50,24 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
     return len(history)
 
 
+def read_history(workdir: Path | str) -> list[HistoryRow]:
+    """The rows of a metrics.jsonl; none without that file. A last line that was cut off is left out.
+
+    Raises:
+      ValueError: another line is broken.
+    """
+    path = Path(workdir) / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines):
+                raise ValueError(f"{path}, line {number} is not readable as JSON ({error})") from None
+    return rows
+
+
 def columns_of(rows: Iterable[HistoryRow]) -> list[str]:
     """Of metrics.csv, in the order in which they first come."""
     return list(dict.fromkeys(name for row in rows for name in row if name not in PER_CLIENT))

@@ -9,15 +9,14 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from absl import flags
-from ml_collections import ConfigDict
 
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.names import meant
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner.build import Experiment, build
+from fedjax_ht.runner.build import Experiment
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.run_folder import check_data, fingerprints, naming, read_config
+from fedjax_ht.runner.run_folder import read_run
 from fedjax_ht.runner.train import enable_compilation_cache, simulate
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -45,13 +44,7 @@ def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
       ValueError, OSError: there is no run there, or none of this method, or its data are others now. One line.
     """
     workdir = Path(workdir)
-    if not (workdir / "config.json").exists():
-        raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
-    fields, noted = read_config(workdir)
-    with naming(workdir / "config.json"):
-        config = ConfigDict(fields)
-        experiment = build(config)
-    check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
+    _, experiment = read_run(workdir)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         there = f"it has {', '.join(experiment.methods)}"

@@ -134,7 +134,7 @@ def orderly(workdir: Path) -> Iterator[None]:
         fail(error)
 
 
-def report(summary: str, files: Sequence[Path]) -> None:
+def print_result(summary: str, files: Sequence[Path]) -> None:
     """Prints the result and what was written, once in a run of several processes: to a terminal tables that fit, to a
     file or a pipe Markdown."""
     if is_primary():
@@ -148,4 +148,4 @@ def main(_) -> None:
     workdir = chosen_workdir(name, config)
     with orderly(workdir):
         result = execute(config, workdir)
-    report(result.summary, result.files)
+    print_result(result.summary, result.files)

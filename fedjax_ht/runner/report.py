@@ -28,6 +28,7 @@ from fedjax_ht.runner.statistics import beside_first
 from fedjax_ht.runner.table import sent
 from fedjax_ht.simulation.history import Row, by_trial
 
+PROGRAM = "fedjax-ht"
 FAR = 3  # Tukey's "far out"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 STYLE = """
@@ -199,7 +200,8 @@ def far_clients(history: Sequence[Row]) -> list[tuple[str, str]]:
 def repeat() -> str:
     """The command, versions, machine and commit."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    called = f"python -m {main.name} {shlex.join(sys.argv[1:])}" if main else "a call of train_and_evaluate"
+    program = f"python -m {main.name}" if main else Path(sys.argv[0]).name
+    called = f"{program} {shlex.join(sys.argv[1:])}" if main or program == PROGRAM else "a call of train_and_evaluate"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     device = jax.devices()[0]
     kind = processor() if device.platform == "cpu" else device.device_kind

@@ -16,6 +16,7 @@ from fedjax_ht.io.checkpoint import segments_of
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.sealed import set_aside
 from fedjax_ht.io.writers import FILES
+from fedjax_ht.runner.build import Experiment, build
 from fedjax_ht.runner.entries import Entry, recorded
 from fedjax_ht.runner.run_lock import is_primary
 
@@ -85,6 +86,22 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if noted["version"] > VERSION:
             raise ValueError(f"{workdir} is of version {noted['version']}, and this program knows {VERSION}; update it")
         return completed(fields), noted
+
+
+def read_run(workdir: Path) -> tuple[ConfigDict, Experiment]:
+    """A run's config, and what it was built to.
+
+    Raises:
+      ValueError, OSError: there is no run, or its data are others now. One line.
+    """
+    if not (workdir / "config.json").exists():
+        raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
+    fields, noted = read_config(workdir)
+    with naming(workdir / "config.json"):
+        config = ConfigDict(fields)
+        experiment = build(config)
+    check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
+    return config, experiment
 
 
 @contextlib.contextmanager

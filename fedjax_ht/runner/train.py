@@ -237,7 +237,6 @@ def run_method(
 
     state, history = run(
         simulation,
-        experiment.methods[name],
         config.rounds,
         state,
         history,

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.method import Method
 from fedjax_ht.metrics.accuracy import summarise
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
@@ -130,7 +129,6 @@ def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -
 
 def run(
     simulation: Simulation,
-    method: Method,
     rounds: int,
     state: SimulationState | None = None,
     history: Sequence[Row] = (),
@@ -145,7 +143,6 @@ def run(
 
     Args:
       simulation: what to run.
-      method: its method, for the rules.
       rounds: total, those already in `state` included.
       state, history: of an earlier run, to go on from.
       eval_every: rounds between evaluations; the untrained federation and the last round are always evaluated.
@@ -169,7 +166,7 @@ def run(
                 progress_fn(row)
 
     def evaluate() -> list[Row]:
-        return [evaluation_row(e, method.rules, only) for e in listed(simulation.evaluate(state, only))]
+        return [evaluation_row(e, simulation.rules, only) for e in listed(simulation.evaluate(state, only))]
 
     flops = np.reshape(simulation.client_flops(), (simulation.trials or 1, -1)) if state.round < rounds else ()
     if not history:
@@ -180,7 +177,7 @@ def run(
         start = time.perf_counter()
         state, reports = simulation.run_round(state)
         trained = time.perf_counter()
-        parts = [[round_row(report, method.rules, own) for report, own in zip(listed(reports), flops)]]
+        parts = [[round_row(report, simulation.rules, own) for report, own in zip(listed(reports), flops)]]
         if state.round % eval_every == 0 or state.round == rounds:
             parts.append(evaluate())
         add(parts, {"seconds_round": trained - start, "seconds_evaluation": time.perf_counter() - trained})

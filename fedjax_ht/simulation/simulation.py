@@ -37,6 +37,7 @@ class Simulation(NamedTuple):
         compiled again.
       features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it makes of the images
         `indices` (see `simulation.representations`).
+      rules: the method's inference rules, the reported one first.
     """
 
     init: Callable[[], SimulationState]
@@ -50,6 +51,7 @@ class Simulation(NamedTuple):
     find_fault: Callable[..., Fault | None]
     of_trials: Callable[..., "Simulation"]
     features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
+    rules: tuple[str, ...]
 
 
 def make_simulation(
@@ -118,6 +120,7 @@ def _simulation(program: Program) -> Simulation:
         functools.partial(find_fault, program),
         lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
         functools.partial(client_features, program),
+        tuple(program.method.rules),
     )
 
 

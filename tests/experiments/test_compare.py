@@ -8,7 +8,8 @@ import pytest
 
 from fedjax_ht.configs.base import base_config, method_config
 from fedjax_ht.runner import plots, table
-from fedjax_ht.runner.compare import choose_target, comparison, cost_to_reach, markdown, summarise, write_csv
+from fedjax_ht.runner.compare import comparison
+from fedjax_ht.runner.costs import choose_target, cost_to_reach, markdown, summarise, write_csv
 from fedjax_ht.runner.entries import changes, entries_of
 from fedjax_ht.runner.table import human_flops
 from fedjax_ht.simulation.history import wire_bytes

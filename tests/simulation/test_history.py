@@ -35,11 +35,11 @@ def scripted(*accuracies, trials=None, silent_in=()):
     flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
     start = SimulationState(0, (), {}, np.array([-1]), {})
     each = lambda: flops if trials else flops[0]  # noqa: E731
-    return Simulation(lambda: start, run_round, evaluate, None, None, trials, each, {}, None, None, None)
+    return Simulation(lambda: start, run_round, evaluate, None, None, trials, each, {}, None, None, None, LOCAL.rules)
 
 
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():
-    _, history = run(scripted(np.linspace(0, 1, 9)), LOCAL, rounds=5, eval_every=2)
+    _, history = run(scripted(np.linspace(0, 1, 9)), rounds=5, eval_every=2)
     assert [row["round"] for row in history] == [0, 1, 2, 3, 4, 5]
     assert [row["round"] for row in evaluated(history)] == [0, 2, 4, 5]
     assert history[3]["uplink_payload_bytes"] == 4
@@ -47,7 +47,7 @@ def test_it_evaluates_the_start_every_k_rounds_and_the_end():
 
 
 def test_it_stops_after_patience_evaluations_without_a_new_best():
-    _, history = run(scripted([0.1, 0.5, 0.4, 0.5, 0.4, 0.9]), LOCAL, rounds=5, patience=3)
+    _, history = run(scripted([0.1, 0.5, 0.4, 0.5, 0.4, 0.9]), rounds=5, patience=3)
     assert history[-1]["round"] == 4
     assert best(history).on_test["round"] == 1
     assert best(history).last["round"] == 4
@@ -55,16 +55,16 @@ def test_it_stops_after_patience_evaluations_without_a_new_best():
 
 @pytest.mark.parametrize("silent_in, last", [((1, 3, 4), 4), ((2, 4), 6), ((5, 6), 6), ((1, 2), 2)])
 def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
-    _, history = run(scripted(np.zeros(9), silent_in=silent_in), LOCAL, rounds=6, give_up=2)
+    _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6, give_up=2)
     assert history[-1]["round"] == last and history[1]["far_off"] == [[2, 1e9]] and history[1]["server_finite"]
-    _, history = run(scripted(np.zeros(9), silent_in=silent_in), LOCAL, rounds=6)
+    _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6)
     assert history[-1]["round"] == 6
 
 
 def test_it_goes_on_from_a_history():
     simulation = scripted(np.linspace(0, 1, 9))
-    state, history = run(simulation, LOCAL, rounds=2)
-    _, longer = run(simulation, LOCAL, rounds=4, state=state, history=history)
+    state, history = run(simulation, rounds=2)
+    _, longer = run(simulation, rounds=4, state=state, history=history)
     assert [row["round"] for row in longer] == [0, 1, 2, 3, 4]
 
 
@@ -81,14 +81,14 @@ def test_participants_are_scored_by_every_rule():
 
 
 def test_after_round_can_stop_it():
-    _, history = run(scripted([0.0] * 9), LOCAL, rounds=8, after_round=lambda state, history: state.round == 3)
+    _, history = run(scripted([0.0] * 9), rounds=8, after_round=lambda state, history: state.round == 3)
     assert history[-1]["round"] == 3
 
 
 def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
     scripts = [0.1, 0.5, 0.4, 0.3, 0.9], [0.1, 0.2, 0.3, 0.1, 0.1]
     seen = []
-    _, history = run(scripted(*scripts, trials=2), LOCAL, rounds=4, patience=1, progress_fn=seen.append)
+    _, history = run(scripted(*scripts, trials=2), rounds=4, patience=1, progress_fn=seen.append)
     assert seen == history and [row["trial"] for row in history] == [0, 1] * 4
     first, second = by_trial(history)
     assert [row["round"] for row in first] == [0, 1, 2, 3]  # the second trial had its best in round 2
@@ -97,7 +97,7 @@ def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
 
 
 def test_only_some_clients_are_evaluated():
-    _, history = run(scripted([0.5, 0.5]), LOCAL, rounds=1, only=np.array([2]))
+    _, history = run(scripted([0.5, 0.5]), rounds=1, only=np.array([2]))
     assert all(row["clients"] == [0.5] and row["client_ids"] == [2] for row in history)
     assert history[1]["wasted_lane_steps"] == 0.25
 

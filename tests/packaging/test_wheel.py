@@ -1,0 +1,82 @@
+"""What pip installs: all that a clone gives, and nothing of what it does not."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from fedjax_ht.configs import shipped
+from fedjax_ht.generators import SHIPPED
+
+ROOT = Path(__file__).resolve().parents[2]
+FORWARDED = ("__init__", "main", "compare", "sweep", "evaluate", "data")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (path,) = folder.glob("fedjax_ht-*-py3-none-any.whl")
+    return path
+
+
+def test_the_wheel_has_all_that_the_runner_reads(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    assert {f"fedjax_ht/configs/{name}.py" for name in shipped()} <= names
+    assert {f"fedjax_ht/generators/shipped/{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")} <= names
+    assert {f"fedjax_ht/{name}" for name in ("__init__.pyi", "py.typed", "runner/command.py")} <= names
+    assert "fedjax_ht/data/embedded/fashion_mnist_10k.npz" in names
+    top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
+    assert top == {"fedjax_ht", "experiments"}
+    assert {name for name in names if name.startswith("experiments/")} == {f"experiments/{f}.py" for f in FORWARDED}
+    assert any(name.endswith("/LICENSE") for name in names) and "Requires-Python: >=3.11" in metadata
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """(name of a program, *arguments) -> the finished process, in an environment that has the wheel and what it needs,
+    in a folder that has nothing."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder / "env", with_pip=True)
+    programs = folder / "env" / "bin"
+    subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True)
+    (folder / "empty").mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+    def run(program, *arguments):
+        return subprocess.run(
+            [programs / program, *arguments],
+            cwd=folder / "empty",
+            env=kept | {"HOME": str(folder), "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+
+    run.folder = folder / "empty"
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["quickstart", "quickstart_fedktl"])
+def test_an_empty_environment_runs_the_configs_by_name(installed, config):
+    done = installed("fedjax-ht", "run", f"--config={config}:runlocal")
+    assert done.returncode == 0, done.stderr
+    assert (installed.folder / f"checkpoints/runs/{config}-seed0/report.html").exists() or config in done.stdout
+
+
+@pytest.mark.slow
+def test_an_empty_environment_has_the_rest(installed):
+    assert installed("python", "-m", "experiments.main", "--config=none").returncode == 2
+    code = "import fedjax_ht as fl, optax; fl.fedktl(fl.LocalTraining(optax.sgd(0.1))); print(fl.__file__)"
+    done = installed("python", "-c", code)
+    assert "site-packages" in done.stdout, done.stderr
+    for words in (["list", "configs"], ["data", "list"], ["--version"]):
+        assert installed("fedjax-ht", *words).returncode == 0
