@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench clean distclean
 
 demo: $(VENV)/.installed
-	$(BIN)/python -m experiments.compare --config=experiments/configs/demo.py
+	$(BIN)/fedjax-ht compare --config=demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
@@ -31,5 +31,14 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+# Neither results nor the environment.
 clean:
-	rm -rf $(VENV) checkpoints/runs .pytest_cache .ruff_cache
+	rm -rf build dist site .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	@if [ -d checkpoints/runs ]; then \
+	  printf 'Delete %s and all runs below checkpoints/runs (%s)? [y/N] ' $(VENV) "$$(du -sh checkpoints/runs | cut -f1)"; \
+	  read answer && [ "$$answer" = y ] || { echo "nothing deleted"; exit 1; }; \
+	fi
+	rm -rf $(VENV) checkpoints/runs
