@@ -21,7 +21,7 @@ from fedjax_ht.simulation.history import by_trial, evaluated
 _RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.")
 _DRAWN = flags.DEFINE_integer("drawn", 10, "Clients drawn in a round.")
-_DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.")
+_DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.", allow_override=True)
 
 REPEATS = 200  # histories of draws
 
