@@ -46,7 +46,7 @@ class PartitionFields(NamedTuple):
 
 
 class ModelFields(NamedTuple):
-    group: str = "cnn5"
+    group: str = "cnn5"  # or module:function of your own (docs/own_model_and_data.md)
     feature_dim: Whole = 0  # 0: the group's own
     shared: str = ""  # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
     norm: NormKind = "batch"  # of models that normalise by batch

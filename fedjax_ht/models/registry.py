@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
+from fedjax_ht.core.own import called, own_function
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads
 from fedjax_ht.models.inception import googlenet
@@ -112,6 +113,16 @@ GROUPS: dict[str, Group] = {
 groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
 
 
+def _own_group(name: str, *task) -> dict[str, nn.Module]:
+    modules = called(name, own_function(name), *task)
+    if not isinstance(modules, dict) or not modules:
+        raise ValueError(f"{name} returns {type(modules).__name__}; it must return a dict of flax modules by name")
+    for key, module in modules.items():
+        if not isinstance(module, nn.Module) or not all(hasattr(module, part) for part in ("features", "classify")):
+            raise ValueError(f"{name}: {key!r} is {type(module).__name__}; it must be a SplitModel, or like one")
+    return modules
+
+
 def model_group(
     name: str,
     num_classes: int,
@@ -123,7 +134,8 @@ def model_group(
     """The modules of a group, in the order in which clients take them: client i module i mod their number.
 
     Args:
-      name: one of `GROUPS`.
+      name: one of `GROUPS`; or "module:function", a function of yours (num_classes, (H, W, C), feature_dim or None) ->
+        {name: module}, each a `SplitModel` or what has `features` and `classify` as it has.
       num_classes, input_shape: of the task; (H, W, C).
       feature_dim: width of the features, None for the group's own.
       norm: what normalises in ResNets, GoogLeNet and MobileNetV2.
@@ -132,6 +144,10 @@ def model_group(
     Raises:
       ValueError: there is no such group, the images are too small for it, or it has no use for an option given.
     """
+    if ":" in name:
+        if norm != "batch" or output_relu:
+            raise ValueError(f"norm and output_relu are for the library's own models, not for {name!r}")
+        return _own_group(name, num_classes, tuple(input_shape), feature_dim)
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")
     modules = GROUPS[name](Task(num_classes, tuple(input_shape), feature_dim, norm, output_relu))

@@ -56,8 +56,9 @@ def build(config: ConfigDict) -> Experiment:
     for own in configs.values():
         check_values(own)
         width_rates(own.model.rates, partition.num_clients)
-        if own.model.group not in GROUPS:
-            raise ValueError(unknown("model group", own.model.group, GROUPS, f"the groups are {', '.join(GROUPS)}"))
+        if own.model.group not in GROUPS and ":" not in own.model.group:
+            there = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
+            raise ValueError(unknown("model group", own.model.group, GROUPS, there))
     methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():

@@ -12,7 +12,7 @@ BELOW = {
     "data": "core",
     "metrics": "core",
     "losses": "ops",
-    "models": "ops",
+    "models": "core ops",
     "simulation": "core data metrics",
     "io": "core data simulation",
     "generators": "core data io ops",
