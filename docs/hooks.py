@@ -1,19 +1,21 @@
 """What the site has beside docs/*.md, as hooks of mkdocs: what pages link to outside docs/, and the reference.
 
-Pages keep their paths in the repository, so that a link means the same there and in the site. Whatever a page links to in
-the repository is part of the site: Markdown and sources as pages, folders as lists, all else as files.
+Pages keep their paths in the repository, so that a link means the same there and in the site. Whatever a page links to
+in the repository is part of the site: Markdown and sources as pages, folders as lists, all else as files.
 """
 
 import posixpath
 import re
 from pathlib import Path
 
+from griffe import Extension, Object
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)\s#])")
+TOGETHER = re.compile(r"^( +)((?:\w+, )+\w+): (.*(?:\n\1 +.*)*)$", re.MULTILINE)
 SOURCES = (".py", ".pyi", ".toml", ".yml")
 
 
@@ -79,3 +81,13 @@ def as_file(name: str, text: str | None, config: MkDocsConfig) -> File:
     file = File.generated(config, name, **given)
     file.dest_uri = file.dest_uri.removeprefix("docs/")
     return file
+
+
+class Apart(Extension):
+    """Docstrings say "server_lr, server_epochs: ..." of several arguments; the reference has a row for each."""
+
+    def on_instance(self, *, obj: Object, **_) -> None:
+        if obj.docstring:
+            obj.docstring.value = TOGETHER.sub(
+                lambda m: "\n".join(f"{m[1]}{name}: {m[3]}" for name in m[2].split(", ")), obj.docstring.value
+            )
