@@ -16,7 +16,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 
 docs: $(VENV)/.installed-docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.zoo
