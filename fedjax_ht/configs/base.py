@@ -1,9 +1,9 @@
 """The fields that every experiment has, with their defaults, and the string arguments that every config takes.
 
---config=experiments/configs/quickstart.py:runlocal              a one-minute check of the same experiment
---config=experiments/configs/quickstart.py:method=fedproto       the same experiment with another method
---config=experiments/configs/quickstart.py:partition=pathological  another split, with its default options
---config=experiments/configs/quickstart.py:method=local,runlocal   several of them
+    --config=quickstart:runlocal                a short check of the same experiment
+    --config=quickstart:method=fedproto         the same experiment with another method
+    --config=quickstart:partition=pathological  another split, with its default options
+    --config=quickstart:method=local,runlocal   several of them
 
 A method or a split that is named so starts from its own defaults, not from those of the config; any of its options can
 be overridden: --config.method.options.tau=50, --config.partition.options.classes_per_client=3.

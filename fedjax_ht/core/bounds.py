@@ -49,9 +49,11 @@ Seed = Annotated[int, Within(0, MAX_SEED)]
 
 
 def check_value(name: str, value: Any, annotation: Any) -> None:
-    """Raises:
-    ValueError: the value is none that the annotation allows. One line, such as "weight is nan; it must be a number of
-      at least 0".
+    """Refuses a value that its annotation does not allow.
+
+    Raises:
+      ValueError: the value is none that the annotation allows. One line, such as "weight is nan; it must be a number of
+        at least 0".
     """
     if passes(value, annotation):
         return

@@ -16,8 +16,10 @@ PICKLE_VALUES = 1 << 24  # a shared value counted wherever it occurs
 
 
 def keep(what: str, value: int, limit: float, unit: str = "bytes") -> None:
-    """Raises:
-    ValueError: `value` is above the limit.
+    """Refuses what is above a limit.
+
+    Raises:
+      ValueError: `value` is above the limit.
     """
     if value > limit:
         raise ValueError(f"{what} has {short(value)} {unit}, more than the {limit:,} that are read")

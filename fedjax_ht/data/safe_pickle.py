@@ -51,8 +51,10 @@ _KEY_PARTS = 16  # of a tuple as a key
 
 
 def check_keys(keys: Iterable[Any]) -> None:
-    """Raises:
-    ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as it likes.
+    """Refuses keys of a dict that are no plain values.
+
+    Raises:
+      ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as it likes.
     """
     for key in keys:
         parts = key if isinstance(key, tuple) and len(key) <= _KEY_PARTS else (key,)

@@ -1,6 +1,8 @@
 """Converts a StyleGAN3 or StyleGAN-XL snapshot, once, to a .npz that holds the generator only.
 
-python -m fedjax_ht.generators.convert FILE.pkl OUT.npz [--trained_on=ffhq] [--domain=faces] [--licence=..] [--name=..]
+    python -m fedjax_ht.generators.convert FILE.pkl OUT.npz --trained_on=ffhq --domain=faces --licence=... --name=...
+
+The flags may be left out.
 """
 
 import argparse

@@ -35,15 +35,17 @@ Rows = dict[str, np.ndarray]  # bucket -> int64 [m], ascending rows of its stack
 
 
 class Checkpointer(NamedTuple):
-    """Attributes:
-    save: (state, history) -> None; atomic, named by the state's round. It returns when all is on disk; in the
-      background, when what changed is copied, and what then goes wrong is raised by the next `save` or `wait`. The
-      round that was saved or restored last is left as it is. Checkpoints of later rounds than that one are of another
-      course of the run, such as broken ones that were passed over; they go.
-    wait: () -> None; returns when all that was saved is on disk.
-    restore: (warn) -> (state, history), or None if there is none. A checkpoint that cannot be read is passed over with
-      one line to `warn`, for the one before it. On another kind of device than it was saved on, initial states may
-      differ in their last bit.
+    """Saves and restores a run.
+
+    Attributes:
+      save: (state, history) -> None; atomic, named by the state's round. It returns when all is on disk; in the
+        background, when what changed is copied, and what then goes wrong is raised by the next `save` or `wait`. The
+        round that was saved or restored last is left as it is. Checkpoints of later rounds than that one are of another
+        course of the run, such as broken ones that were passed over; they go.
+      wait: () -> None; returns when all that was saved is on disk.
+      restore: (warn) -> (state, history), or None if there is none. A checkpoint that cannot be read is passed over
+        with one line to `warn`, for the one before it. On another kind of device than it was saved on, initial states
+        may differ in their last bit.
     """
 
     save: Callable[[SimulationState, list[dict]], None]

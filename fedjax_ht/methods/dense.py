@@ -54,10 +54,12 @@ def dense(
     adversarial: Adversarial = "dfrd",
     selection: Selection = "xor",
 ) -> Objective:
-    """Args:
-    recipe: counts="none" is the plain mean and uniform labels; others weigh as DFRD does.
-    b_adv, b_bn: weights of the generator's terms.
-    adversarial, selection: see the module's text.
+    """DENSE as a `Method`, see above.
+
+    Args:
+      recipe: counts="none" is the plain mean and uniform labels; others weigh as DFRD does.
+      b_adv, b_bn: weights of the generator's terms.
+      adversarial, selection: see the module's text.
     """
 
     def generator_loss(batch: Synthetic) -> jax.Array:

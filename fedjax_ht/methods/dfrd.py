@@ -45,12 +45,14 @@ def dfrd(
     selection: Selection = "diamond",
     diversity: DiversityForm = "squares",
 ) -> Objective:
-    """Args:
-    recipe: of its fields merge is varied in Table 4; alpha=0 is ablation "-EMA" of Table 5.
-    b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
-    gamma: how long an embedding may be, in sqrt(d).
-    selection: rows of Table 3.
-    diversity: see `losses.image_diversity`.
+    """DFRD as a `Method`, see above.
+
+    Args:
+      recipe: of its fields merge is varied in Table 4; alpha=0 is ablation "-EMA" of Table 5.
+      b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
+      gamma: how long an embedding may be, in sqrt(d).
+      selection: rows of Table 3.
+      diversity: see `losses.image_diversity`.
     """
 
     def generator_loss(batch: Synthetic) -> jax.Array:

@@ -54,10 +54,12 @@ REGULARISERS = {"mse_logits": sample_prototype_mse, "soft_cross_entropy": soft_c
 
 @checked
 def fd(training: LocalTraining, weight: NonNegative = 1.0, regulariser: Regulariser = "mse_logits") -> Method:
-    """Args:
-    training: local training.
-    weight: lambda.
-    regulariser: see the module's text.
+    """FD as a `Method`, see above.
+
+    Args:
+      training: local training.
+      weight: lambda.
+      regulariser: see the module's text.
     """
     distance = REGULARISERS[regulariser]
 

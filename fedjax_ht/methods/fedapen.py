@@ -84,10 +84,12 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
 
 @checked
 def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20, learned: bool = True) -> Method:
-    """Args:
-    training: local training, of both models.
-    adapt_every: one training sample in this many is kept for the adaptability set; of two, some are trained on.
-    learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of training.
+    """FedAPEN as a `Method`, see above.
+
+    Args:
+      training: local training, of both models.
+      adapt_every: one training sample in this many is kept for the adaptability set; of two, some are trained on.
+      learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of training.
     """
 
     def both_scores(bucket, client, x, mask):

@@ -41,9 +41,11 @@ def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
 
 @checked
 def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "samples") -> Method:
-    """Args:
-    training: local training.
-    weighting: of the average, by the clients' numbers of training samples or equal.
+    """FedAvg as a `Method`, see above.
+
+    Args:
+      training: local training.
+      weighting: of the average, by the clients' numbers of training samples or equal.
     """
     by_samples = weighting == "samples"
 

@@ -60,11 +60,13 @@ def fedclassavg(
     temperature: Positive = 100.0,
     variant: Variant = "paper",
 ) -> Method:
-    """Args:
-    training: local training.
-    mu: weight of the proximal term.
-    temperature: of the contrastive loss.
-    variant: see the module's text.
+    """FedClassAvg as a `Method`, see above.
+
+    Args:
+      training: local training.
+      mu: weight of the proximal term.
+      temperature: of the contrastive loss.
+      variant: see the module's text.
     """
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
     training = dataclasses.replace(training, augment=None)

@@ -36,11 +36,13 @@ def fedftg(
     kl_reduce: Reduction = "mean_classes",
     diversity: DiversityForm = "squares",
 ) -> Objective:
-    """Args:
-    recipe: how the server trains.
-    b_md, b_div: weights of the generator's terms.
-    kl_reduce: see the module's text.
-    diversity: see `losses.image_diversity`.
+    """FedFTG as a `Method`, see above.
+
+    Args:
+      recipe: how the server trains.
+      b_md, b_div: weights of the generator's terms.
+      kl_reduce: see the module's text.
+      diversity: see `losses.image_diversity`.
     """
 
     def divergence(given: jax.Array, logits: jax.Array, batch: Synthetic) -> jax.Array:

@@ -105,11 +105,13 @@ def fedgen(
     server_steps: Count | None = None,
     server_batch_size: Whole | None = None,
 ) -> Method:
-    """Args:
-    training: local training.
-    variant: see the module's text.
-    noise_dim, hidden_dim: of the generator.
-    Others: as `Recipe`; None takes the variant's own.
+    """FedGen as a `Method`, see above.
+
+    Args:
+      training: local training.
+      variant: see the module's text.
+      noise_dim, hidden_dim: of the generator.
+      Others: as `Recipe`; None takes the variant's own.
     """
     given = {"alpha": alpha, "beta": beta, "diversity": diversity, "server_lr": server_lr}
     given |= {"server_steps": server_steps, "server_batch_size": server_batch_size}

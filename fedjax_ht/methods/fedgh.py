@@ -33,10 +33,12 @@ def fedgh(
     server_lr: Positive = 0.01,
     server_batch_size: Count = 10,
 ) -> Method:
-    """Args:
-    training: local training.
-    server_epochs: S, passes over the uploaded prototypes a round.
-    server_lr, server_batch_size: of the server's SGD.
+    """FedGH as a `Method`, see above.
+
+    Args:
+      training: local training.
+      server_epochs: S, passes over the uploaded prototypes a round.
+      server_lr, server_batch_size: of the server's SGD.
     """
     optimizer = optax.sgd(server_lr)
 

@@ -81,11 +81,13 @@ def fedkd(
     rounds: Count = 1000,
     variant: Variant = "paper",
 ) -> Method:
-    """Args:
-    training: local training, of both models and W.
-    start, end: T in the first round and after `rounds` rounds; 1 sends everything uncompressed.
-    rounds: over which T rises.
-    variant: see the module's text.
+    """FedKD as a `Method`, see above.
+
+    Args:
+      training: local training, of both models and W.
+      start, end: T in the first round and after `rounds` rounds; 1 sends everything uncompressed.
+      rounds: over which T rises.
+      variant: see the module's text.
     """
     released = variant == "released"
 

@@ -166,25 +166,27 @@ def fedktl(
     transfer: Transfer = "pairs",
     source: Source = "prototypes",
 ) -> Method:
-    """Args:
-    training: local training.
-    generator: a `generators.Generator`, or a path that `generators.open_generator` takes.
-    variant: see the module's text.
-    mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
-    mse_weight: lambda; 0 is ablation "-L_MSE".
-    mmd_weight: of L_MMD; 0 is ablation "-L_MMD".
-    dim: K, dimensions of the ETF; None takes the number of classes.
-    server_epochs, server_lr, server_batch_size: E_S, eta_S, B_S of the alignment.
-    bandwidths: of the MMD's kernels, or ("median",), see `methods.alignment`.
-    bounded: F's range is the ball that holds the valid latents.
-    scale, margin: s and m of ArcFace, an angle; 1 and 0 are Table 17's variant.
-    clip_norm: of the clients' gradients; 0 clips none.
-    all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
-    antialias: when images are shrunk to the clients' size.
-    classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of its features.
-    transfer: "images" is ablation "-Qbar": no regression; the images join the local samples, with their classes.
-    source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a conditional generator. "valid"
-      and "noise" are controls with fixed pairs, see `methods.pair_sources`.
+    """FedKTL as a `Method`, see above.
+
+    Args:
+      training: local training.
+      generator: a `generators.Generator`, or a path that `generators.open_generator` takes.
+      variant: see the module's text.
+      mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
+      mse_weight: lambda; 0 is ablation "-L_MSE".
+      mmd_weight: of L_MMD; 0 is ablation "-L_MMD".
+      dim: K, dimensions of the ETF; None takes the number of classes.
+      server_epochs, server_lr, server_batch_size: E_S, eta_S, B_S of the alignment.
+      bandwidths: of the MMD's kernels, or ("median",), see `methods.alignment`.
+      bounded: F's range is the ball that holds the valid latents.
+      scale, margin: s and m of ArcFace, an angle; 1 and 0 are Table 17's variant.
+      clip_norm: of the clients' gradients; 0 clips none.
+      all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
+      antialias: when images are shrunk to the clients' size.
+      classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of its features.
+      transfer: "images" is ablation "-Qbar": no regression; the images join the local samples, with their classes.
+      source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a conditional generator.
+        "valid" and "noise" are controls with fixed pairs, see `methods.pair_sources`.
     """
     with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
         generator = in_units(generator if isinstance(generator, Generator) else open_generator(generator))

@@ -42,11 +42,13 @@ def fedproto(
     variant: prototypes.Variant = "paper",
     weighting: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
-    """Args:
-    training: local training.
-    weight: lambda; None takes the variant's own, 0.1 (paper) or 10 (released).
-    variant: see the module's text.
-    weighting: of the uploaders of a class.
+    """FedProto as a `Method`, see above.
+
+    Args:
+      training: local training.
+      weight: lambda; None takes the variant's own, 0.1 (paper) or 10 (released).
+      variant: see the module's text.
+      weighting: of the uploaders of a class.
     """
     strength = weight if weight is not None else {"paper": 0.1, "released": 10.0}[variant]
     by_samples, in_flight = weighting == "samples", variant == "released"

@@ -87,19 +87,22 @@ def fedral(
     weighting: Weighting = "samples",
     inference: Literal["own", "global"] = "own",
 ) -> Method:
-    """Args:
-    training: local training.
-    blocks: m_k, a divisor of r for all clients, or one for each: client i takes entry i mod their number. 1 sparsifies
-      nothing (ablation B of Table 7). Where a federation is run with `ClientInfo.extra`, int32 per client, that holds.
-    byte_budget: decides the blocks instead: the fewest whose entries fit, for all clients or for each.
-    angle_lr: eta_A, of plain SGD; None trains A by the optimiser of `training`, 0 freezes it.
-    init_scale: s, of the first A, whose entries are uniform within s / sqrt(r). With m blocks the mean square of R A is
-      s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike (sqrt(3) for a whole A); s = sqrt(3 r), entries of
-      variance 1, makes that of R A r / m times as large.
-    weighting: of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros counted; "uniform" (ablation C of
-      Table 7) the plain mean over the clients that sent the entry.
-    inference: which matrix the reported accuracy takes, the client's A_k of Eq. 5 ("own") or the server's A^t of Eq. 7
-      ("global"); the other is a second rule.
+    """FedRAL as a `Method`, see above.
+
+    Args:
+      training: local training.
+      blocks: m_k, a divisor of r for all clients, or one for each: client i takes entry i mod their number. 1
+        sparsifies nothing (ablation B of Table 7). Where a federation is run with `ClientInfo.extra`, int32 per
+        client, that holds.
+      byte_budget: decides the blocks instead: the fewest whose entries fit, for all clients or for each.
+      angle_lr: eta_A, of plain SGD; None trains A by the optimiser of `training`, 0 freezes it.
+      init_scale: s, of the first A, whose entries are uniform within s / sqrt(r). With m blocks the mean square of R A
+        is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike (sqrt(3) for a whole A); s = sqrt(3 r), entries
+        of variance 1, makes that of R A r / m times as large.
+      weighting: of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros counted; "uniform" (ablation C of
+        Table 7) the plain mean over the clients that sent the entry.
+      inference: which matrix the reported accuracy takes, the client's A_k of Eq. 5 ("own") or the server's A^t of Eq.
+        7 ("global"); the other is a second rule.
     """
     if angle_lr is not None:
         parts = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}

@@ -140,15 +140,17 @@ def fedssa(
     semantic: bool = True,
     hide_classes: bool = False,
 ) -> Method:
-    """Args:
-    training: local training.
-    mu: mu_0; 0 is the ablation without stabilisation.
-    stable_rounds: T_stable, the round from which on global rows replace a client's own.
-    decay: of mu_t, see `stabilisation`.
-    clock: what t counts, a client's own rounds or all.
-    owners: whose rows are averaged, see the module's text.
-    semantic: False is the ablation without semantic aggregation: every client counts as an owner of every class.
-    hide_classes: see the module's text.
+    """FedSSA as a `Method`, see above.
+
+    Args:
+      training: local training.
+      mu: mu_0; 0 is the ablation without stabilisation.
+      stable_rounds: T_stable, the round from which on global rows replace a client's own.
+      decay: of mu_t, see `stabilisation`.
+      clock: what t counts, a client's own rounds or all.
+      owners: whose rows are averaged, see the module's text.
+      semantic: False is the ablation without semantic aggregation: every client counts as an owner of every class.
+      hide_classes: see the module's text.
     """
     check_growth(mu, stable_rounds, decay, clock, owners)
 

@@ -76,15 +76,17 @@ def fedtgp(
     margin: NonNegative | None = None,
     use_f: bool = True,
 ) -> Method:
-    """Args:
-    training: local training.
-    weight: lambda; None takes the variant's own, 0.1 (paper) or 10 (released).
-    variant: see the module's text.
-    tau: cap of the adaptive margin.
-    server_epochs: S, passes over the uploaded prototypes a round.
-    server_lr, server_batch_size: of the server's SGD.
-    margin: ablation, a fixed margin instead of the adaptive one; 0 is the standard contrastive loss.
-    use_f: ablation, False trains the prototypes themselves.
+    """FedTGP as a `Method`, see above.
+
+    Args:
+      training: local training.
+      weight: lambda; None takes the variant's own, 0.1 (paper) or 10 (released).
+      variant: see the module's text.
+      tau: cap of the adaptive margin.
+      server_epochs: S, passes over the uploaded prototypes a round.
+      server_lr, server_batch_size: of the server's SGD.
+      margin: ablation, a fixed margin instead of the adaptive one; 0 is the standard contrastive loss.
+      use_f: ablation, False trains the prototypes themselves.
     """
     strength = weight if weight is not None else {"paper": 0.1, "released": 10.0}[variant]
     optimizer = optax.sgd(server_lr)

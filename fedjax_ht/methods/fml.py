@@ -28,11 +28,13 @@ from fedjax_ht.methods.supervised import head_scores
 
 @checked
 def fml(training: LocalTraining, alpha: Share = 0.5, beta: Share = 0.5, variant: Variant = "paper") -> Method:
-    """Args:
-    training: local training, of both models.
-    alpha, beta: weight of the labels in the private and in the meme model's loss; the other model's
-      prediction has the rest.
-    variant: see the module's text.
+    """FML as a `Method`, see above.
+
+    Args:
+      training: local training, of both models.
+      alpha, beta: weight of the labels in the private and in the meme model's loss; the other model's
+        prediction has the rest.
+      variant: see the module's text.
     """
     released = variant == "released"
 

@@ -21,9 +21,11 @@ from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
 @checked
 def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """Args:
-    training: local training.
-    weighting: of the mean, by the clients' numbers of training samples or equal.
+    """LG-FedAvg as a `Method`, see above.
+
+    Args:
+      training: local training.
+      weighting: of the mean, by the clients' numbers of training samples or equal.
     """
 
     def client_update(bucket, client, downlink, data, ctx):

@@ -45,8 +45,10 @@ class Experiment(NamedTuple):
 
 
 def build(config: ConfigDict) -> Experiment:
-    """Raises:
-    ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
+    """Checks a config, and makes what it describes.
+
+    Raises:
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
     """
     check_fields(config)
     check_values(config)

@@ -1,6 +1,6 @@
 """What a run compares: entries, each a method with all of its options, and what it changes of training and models.
 
-An entry is written NAME[@tuned][:KEY=VALUE]..., which is also its label:
+An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
 
     fedproto                                     as its paper has it, and what the config's `given` says of it
     fedproto:variant=released:weight=3           with two options of its own

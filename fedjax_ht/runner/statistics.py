@@ -118,8 +118,10 @@ def write_trials(histories: Mapping[str, Sequence[Row]], seed: int, splits: Sequ
 
 
 def read_trials(path: Path, score: str) -> Trials:
-    """Raises:
-    ValueError: it is no such file, the score is not in it, or an entry lacks a trial. One line.
+    """Reads a comparison's trials.csv.
+
+    Raises:
+      ValueError: it is no such file, the score is not in it, or an entry lacks a trial. One line.
     """
     found: dict[str, dict[tuple[str, str], float]] = {}
     with path.open(newline="") as file:

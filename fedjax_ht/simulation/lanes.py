@@ -27,11 +27,13 @@ KERNELS = ("dot_general", "conv_general_dilated", "reduce_", "concatenate", "sor
 
 
 class Device(NamedTuple):
-    """Attributes:
-    launch: seconds that a kernel takes at the least.
-    bandwidth: bytes a second.
-    arithmetic: float32 operations a second.
-    memory: bytes.
+    """What a device can do, for choosing the number of lanes.
+
+    Attributes:
+      launch: seconds that a kernel takes at the least.
+      bandwidth: bytes a second.
+      arithmetic: float32 operations a second.
+      memory: bytes.
     """
 
     launch: float

@@ -15,7 +15,9 @@ from fedjax_ht.core.robust import Defence
 
 @dataclasses.dataclass(frozen=True)
 class SimulationOptions:
-    """Attributes:
+    """How a federation runs.
+
+    Attributes:
       seed: of every random choice but the split of the data.
       participation: share of clients in a round; see `participants`.
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.

@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     """A bucket's participants before they train.
 
     Attributes:
-      rows: int [trials][..], each trial's.
+      rows: int [trials, ...], each trial's.
       flat: their layout.
       states: on the devices, what the schedules have slots in.
       schedule: who trains when, on the devices.

@@ -52,3 +52,19 @@ def test_the_written_method_runs_from_its_config(tmp_path):
 def test_the_written_method_is_about_forty_lines():
     lines = [line for line in blocks("write_a_method.md")[0].splitlines() if line.strip()]
     assert 30 <= len(lines) <= 50
+
+
+def test_the_tutorials_data_and_models_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data, config_file = blocks("tutorial.md")
+    execute(data)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text(config_file)
+    config = execute(config_file)["get_config"]()
+    config.update_from_flattened_dict({"rounds": 1, "compare": (), "training.steps": 1})
+    result = train_and_evaluate(config, tmp_path / "run")
+    train = sum(len(client.train) for client in result.experiment.partitions[0])
+    assert (train, sorted({b.name for b in result.experiment.federations["fedssa"].buckets})) == (
+        2994,
+        ["small_12", "small_4", "small_8"],
+    )

@@ -1,0 +1,113 @@
+"""docs/coming_from_htfllib.md: every name in a column "here" is one that the code has, and the config there runs."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import get_args, get_type_hints
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from fedjax_ht.configs.base import EvaluateFields, Fields
+from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
+from fedjax_ht.data.sources import dataset_names
+from fedjax_ht.methods import METHODS
+from fedjax_ht.models import GROUPS
+from fedjax_ht.runner.build import schedule
+from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.simulation.simulation import Simulation
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "coming_from_htfllib.md").read_text()
+COLUMNS = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
+PARTITION_KINDS = [*PLANS, *PARTITIONS]
+# What is no name of a field, a method, a group, a partition, a data set or a column: ways to set things, files, values.
+OTHERS = ("--workdir", "simulation.write_clients", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS=cpu", ".pkl", "clients.csv")
+OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained")
+
+
+def fields(section: object, prefix: str = "") -> list[str]:
+    """Of all fields and sections: "training", "training.epochs"."""
+    sections = [name for name in section._fields if hasattr(getattr(section, name), "_fields")]
+    below = [fields(getattr(section, name), f"{prefix}{name}.") for name in sections]
+    return [*(f"{prefix}{name}" for name in section._fields), *(name for found in below for name in found)]
+
+
+def rows() -> list[tuple[str, str]]:
+    """Theirs and ours, of every row of every table."""
+    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line[:2] == "| "]
+    return [(cells[0], cells[-1]) for cells in found if cells[-1] != "here"]
+
+
+def is_known(name: str, cell: str) -> bool:
+    """Whether a name in backticks is one of the code; options are those of a method or partition in the same cell."""
+    if option := re.fullmatch(r"method\.options\.(\w+)", name):
+        owners = [method for method in METHODS if f"`{method}`" in cell]
+        return bool(owners) and all(option[1] in inspect.signature(METHODS[method]).parameters for method in owners)
+    if option := re.fullmatch(r"partition\.options\.(\w+)", name):
+        kinds = [kind for kind in PARTITION_KINDS if f"`{kind}`" in cell]
+        return bool(kinds) and all(option[1] in partition_options(kind) for kind in kinds)
+    if re.fullmatch(r"-\w+( \d+)?", name):  # a flag of theirs
+        return True
+    known = [*fields(Fields()), *METHODS, *GROUPS, *PARTITION_KINDS, *dataset_names(), *COLUMNS, *OTHERS]
+    return name in known
+
+
+@pytest.mark.parametrize(("theirs", "ours"), rows(), ids=lambda cell: cell[:40])
+def test_names_are_those_of_the_code(theirs, ours):
+    names = re.findall(r"`([^`]+)`", ours)
+    assert [name for name in names if not is_known(name, ours)] == []
+
+
+def test_other_names_are_there():
+    runner = (ROOT / "fedjax_ht" / "runner" / "main.py").read_text()
+    assert 'DEFINE_string("workdir"' in runner
+    assert hasattr(Simulation, "write_clients")
+    assert get_args(get_type_hints(EvaluateFields)["mode"]) == ("received", "trained")
+    assert schedule("step/1/0.99")(3) == pytest.approx(0.99**3)
+
+
+def test_what_has_no_equal_is_said():
+    for theirs, ours in rows():
+        assert "`" in ours or re.search(r"none|the same|100|20|does not|just trained", ours), theirs
+
+
+def test_released_variants_are_those_named():
+    line = next(ours for theirs, ours in rows() if theirs == "form of a method")
+    have = [name for name, factory in METHODS.items() if "variant" in inspect.signature(factory).parameters]
+    assert sorted(re.findall(r"`(fed\w+|fml)`", line)) == sorted(have)
+
+
+def write_folders(root: Path) -> None:
+    """Two clients' folders as generate_*.py writes them."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 20), ("test", 40)):
+        (root / split).mkdir(parents=True)
+        for client in range(2):
+            count //= client + 1
+            data = {"x": rng.uniform(-1, 1, (count, 3, 32, 32)).astype(np.float32), "y": np.arange(count) % 4}
+            np.savez_compressed(root / split / f"{client}.npz", data=data)
+    (root / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": 4}))
+
+
+def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys):
+    config_file, best = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict = {}
+    with mock.patch.dict(METHODS):
+        exec(config_file, names)
+    config = names["get_config"]()
+    assert config.dataset.name.startswith("client_folders:/")
+    write_folders(tmp_path / "Cifar100")
+    config.dataset.name = f"client_folders:{tmp_path / 'Cifar100'}"
+    small = {"partition.num_clients": 2, "model.group": "mlp2", "model.feature_dim": 8, "rounds": 3, "trials": 2}
+    config.update_from_flattened_dict(small)
+    folder = tmp_path / "checkpoints" / "runs" / "htfllib-seed0-trials3"
+    result = train_and_evaluate(config, folder)
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    exec(best, {})
+    rows = result.histories["fedtgp"]
+    weighted = [max(row["accuracy_weighted"] for row in rows if row["trial"] == trial) for trial in range(2)]
+    assert float(capsys.readouterr().out) == pytest.approx(sum(weighted) / 2)
