@@ -85,6 +85,9 @@ _DEALT = {
 _DEALT_LINEAR = {"fedral11": (*_RESNETS, "cnn", "vit_b16")}
 _DEALT_WITH_HEADS = {"res34_htc4": ("resnet34",), "htfe8_htc4": _HTFE8}
 
+ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *(name for name, members in _DEALT.items() if members == (name,)))
+"""Groups in which every architecture is but those of `SLICED`."""
+
 SLICED: dict[str, ConvNet | PreActResNet] = {
     "conv4": ConvNet(),
     "conv4_quarter": ConvNet(tuple(width // 4 for width in WIDTHS)),

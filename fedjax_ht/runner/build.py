@@ -28,6 +28,7 @@ from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.registry import GROUPS
 from fedjax_ht.runner.entries import Entry, as_run, entries_of
+from fedjax_ht.runner.weights import missing, with_weights
 from fedjax_ht.simulation.options import SimulationOptions
 
 SEE = "see experiments/configs/base.py for the fields"
@@ -44,9 +45,13 @@ class Experiment(NamedTuple):
     federations: dict[str, Federation]
 
 
-def build(config: ConfigDict) -> Experiment:
-    """Raises:
-    ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
+def build(config: ConfigDict, begun: bool = False) -> Experiment:
+    """Args:
+      config: what to run.
+      begun: of a run that has begun, weights that models started from may be gone.
+
+    Raises:
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
     """
     check_fields(config)
     check_values(config)
@@ -72,7 +77,12 @@ def build(config: ConfigDict) -> Experiment:
     if config.dataset.subset:
         dataset = subset(dataset, config.dataset.subset, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
-    federations = {label: make_clients(own.model, partition.num_clients, dataset) for label, own in configs.items()}
+    texts = {label: own.model.to_json_best_effort() for label, own in configs.items()}
+    made = {  # equal ones once: they may hold weights
+        text: make_clients(configs[label].model, partition.num_clients, dataset, begun)
+        for text, label in {text: label for label, text in texts.items()}.items()
+    }
+    federations = {label: made[text] for label, text in texts.items()}
     for label, method in methods.items():
         method.check(federations[label])
         check_pretraining(method, config.dataset)
@@ -84,14 +94,14 @@ def build(config: ConfigDict) -> Experiment:
     return Experiment(dataset, partitions, options, entries, methods, federations)
 
 
-def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
-    """The clients' architectures from `config.model`."""
+def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
+    """The clients' architectures from `config.model`; `begun` as of `build`."""
     if rates := width_rates(model.rates, num_clients):
         return sliced_federation(model, rates, dataset)
-    return whole_federation(model, num_clients, dataset)
+    return whole_federation(model, num_clients, dataset, begun)
 
 
-def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
+def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
     """Client i has module i mod their number of the model group."""
     task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
@@ -99,12 +109,22 @@ def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> F
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
-    return make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
+    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
+    if not model.weights or (begun and missing(model.weights)):
+        return federation
+    weights = model.weights if isinstance(model.weights, str) else {k: model.weights[k] for k in model.weights}
+    return with_weights(federation, weights, model.weights_head)
 
 
 def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Dataset) -> Federation:
     """Client i has a slice of the group's one network, of width rate rates[i]."""
-    for field, value in (("feature_dim", 0), ("shared", ""), ("output_relu", False)):
+    for field, value in (
+        ("feature_dim", 0),
+        ("shared", ""),
+        ("output_relu", False),
+        ("weights", ""),
+        ("weights_head", False),
+    ):
         if model[field] != value:
             raise ValueError(f"model.{field} is {model[field]!r}; with model.rates it must be {value!r}")
     shape, num_classes = dataset.image_shape, dataset.num_classes
@@ -143,7 +163,8 @@ def _paths(config: ConfigDict, prefix: str = "") -> set[str]:
     paths = set()
     for key in config:
         value, path = config[key], f"{prefix}{key}"
-        free = path in ("method.options", "partition.options")  # checked against the factory and the partition
+        # Checked against the factory, the partition and the models.
+        free = path in ("method.options", "partition.options", "model.weights")
         paths |= _paths(value, f"{path}.") if isinstance(value, ConfigDict) and not free else {path}
     return paths
 

@@ -261,7 +261,7 @@ def test_files_of_old(tmp_path):
     for damaged, message in (
         (stream(pickled, storages)[:-1], "a storage holds 5 numbers and says 6"),
         (stream(pickled, storages) + b"x", "1 bytes are left"),
-        (stream(pickled, {"0": storages["0"]}), "does not hold the storages that it names"),
+        (stream(pickled, {"0": storages["0"]}), "it does not hold the storages that it names"),
     ):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=rf"tar: {message}"):
