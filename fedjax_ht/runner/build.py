@@ -175,7 +175,8 @@ def check_values(config: ConfigDict, fields: type = Fields, prefix: str = "") ->
         if hasattr(annotation, "_fields"):
             check_values(config[name], annotation, f"{prefix}{name}.")
         else:
-            check_value(f"{prefix}{name}", config[name], annotation)
+            value = config[name]
+            check_value(f"{prefix}{name}", value.to_dict() if isinstance(value, ConfigDict) else value, annotation)
 
 
 def check_together(config: ConfigDict) -> None:

@@ -20,7 +20,7 @@ from fedjax_ht.models.weights import looks_like, size, starting_weights
 Source = Path | str | Mapping[str, np.ndarray]
 
 
-def with_weights(federation: Federation, weights: Source | Mapping[str, Source], head: bool = False) -> Federation:
+def with_weights(federation: Federation, weights: Path | str | Mapping[str, Source], head: bool = False) -> Federation:
     """The federation, its models starting from given weights: every client's, an auxiliary model's of the same
     architecture, and so a server's that averages them.
 
@@ -103,11 +103,12 @@ def _fitted(
 def _known(federation: Federation) -> dict[str, PyTree]:
     """The variables, as shapes, of all architectures."""
     bucket = federation.buckets[0]
-    modules = {b.name: b.module for b in federation.buckets}
+    known = {b.name: _variables(b) for b in federation.buckets}
     for group in ARCHITECTURES:
-        with contextlib.suppress(ValueError):  # not for images of this size
-            modules = model_group(group, bucket.num_classes, bucket.input_shape) | modules
-    return {name: _variables(dataclasses.replace(bucket, module=module)) for name, module in modules.items()}
+        with contextlib.suppress(ValueError, TypeError):  # not for images of this size
+            for name, module in model_group(group, bucket.num_classes, bucket.input_shape).items():
+                known.setdefault(name, _variables(dataclasses.replace(bucket, module=module)))
+    return known
 
 
 def _variables(bucket: Bucket) -> PyTree:
