@@ -194,7 +194,7 @@ def run_method(
         raise ValueError(f"{workdir} cannot be written to, and {name} is not finished")
     stop_if_told(caught)
     if state is None and (gone := missing(as_run(experiment.entries[name], config).model.weights)):
-        raise FileNotFoundError(f"no weights at {gone[0]}, which {name} starts from at round 0")
+        raise ValueError(f"no weights at {gone[0]}, which {name} starts from at round 0")
     if state is None and writes and (aside := start_again(workdir)):
         warn(
             f"{name}: {workdir} has no checkpoint that can be read; it starts again at round 0, and what was there is "

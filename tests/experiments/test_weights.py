@@ -202,5 +202,5 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(config, tmp_path,
         train_and_evaluate(own, workdir)
     file.unlink()
     own.compare = ("fedproto",)  # begins now
-    with pytest.raises(FileNotFoundError, match=rf"no weights at {file}, which fedproto starts from at round 0"):
+    with pytest.raises(ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"):
         train_and_evaluate(own, workdir)
