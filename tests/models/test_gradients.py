@@ -10,7 +10,6 @@ from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.registry import model_group
 from fedjax_ht.models.torchvision import variables_from_torchvision
 from tests.models.test_torchvision import (
-    precision,  # noqa: F401, a fixture
     BIG,
     SIZE,
     SMALL,
@@ -26,18 +25,18 @@ BATCH, CLASSES, RATE = 8, 10, 0.1
 ZOO = BIG | WHOLE
 
 
-def batch(precision):
+def batch(dtype):
     rng = np.random.default_rng(0)
-    return rng.standard_normal((BATCH, *SIZE)).astype(precision), np.arange(BATCH) % CLASSES
+    return rng.standard_normal((BATCH, *SIZE)).astype(dtype), np.arange(BATCH) % CLASSES
 
 
-def torch_step(model, kernel, x, y, precision):
+def torch_step(model, kernel, x, y, dtype):
     """Parameters of the extractor by torch's names, and the head's, before and after one step: (names -> array) twice;
     dropout is off, the extractor's features are pooled as here."""
     import torch
 
-    model = model.to(getattr(torch, precision)).train()
-    head = torch.nn.Linear(*kernel.shape, dtype=getattr(torch, precision))
+    model = model.to(getattr(torch, dtype)).train()
+    head = torch.nn.Linear(*kernel.shape, dtype=getattr(torch, dtype))
     with torch.no_grad():
         head.weight.copy_(torch.tensor(kernel.T))
         head.bias.zero_()
@@ -61,13 +60,13 @@ def own_step(bucket, variables, kernel, x, y):
     return jax.tree.map(lambda p, g: p - RATE * g, params, jax.jit(jax.grad(loss))(params))
 
 
-def steps(name, reference, module, precision):
+def steps(name, reference, module, dtype):
     """Updates of one step by torch and here: two dicts, place -> array."""
     bucket = bucket_of(module.clone(head=Linear(CLASSES)))
-    model, (x, y) = randomised(reference(torchvision_models())), batch(precision)
-    kernel = (np.random.default_rng(1).standard_normal((bucket.feature_dim, CLASSES)) * 0.1).astype(precision)
-    before, after, head = torch_step(model, kernel, x, y, precision)
-    start, goal = (variables_from_torchvision(arrays, zeros(bucket, precision)) for arrays in (before, after))
+    model, (x, y) = randomised(reference(torchvision_models())), batch(dtype)
+    kernel = (np.random.default_rng(1).standard_normal((bucket.feature_dim, CLASSES)) * 0.1).astype(dtype)
+    before, after, head = torch_step(model, kernel, x, y, dtype)
+    start, goal = (variables_from_torchvision(arrays, zeros(bucket, dtype)) for arrays in (before, after))
     own = own_step(bucket, start, kernel, x, y)
     goal = {"base": goal["params"]["base"], "head": {"kernel": np.asarray(head)}}
     found = []
@@ -87,10 +86,10 @@ def worst(theirs, ours):
     return place, gaps[place], max(float(np.abs(update).max()) for update in theirs.values())
 
 
-def check(name, reference, module, precision):
-    place, gap, largest = worst(*steps(name, reference, module, precision))
-    print(f"{name} {precision}: {gap:.1e} at {place}, largest update {largest:.3g}")
-    assert largest > 0 and gap < {"float32": 5e-2, "float64": 1e-9}[precision] * largest
+def check(name, reference, module, dtype):
+    place, gap, largest = worst(*steps(name, reference, module, dtype))
+    print(f"{name} {dtype}: {gap:.1e} at {place}, largest update {largest:.3g}")
+    assert largest > 0 and gap < {"float32": 5e-2, "float64": 1e-9}[dtype] * largest
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
