@@ -228,6 +228,7 @@ from .models import (
     width_budgets as width_budgets,
 )
 from .runner.train import train_and_evaluate as train_and_evaluate
+from .runner.weights import with_weights as with_weights
 from .simulation.history import (
     best as best,
 )

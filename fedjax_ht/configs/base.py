@@ -11,12 +11,12 @@ be overridden: --config.method.options.tau=50, --config.partition.options.classe
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from ml_collections import ConfigDict, config_dict
 
 from fedjax_ht.core.attacks import Kind
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, numbers
+from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, numbers
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.partition import partition_options
@@ -53,6 +53,8 @@ class ModelFields(NamedTuple):
     rates: str = ""  # clients train slices of one network: rho=10 (DFRD's budgets), or 1,1/2,1/4 in turn
     scaler: bool = True  # of slices: divide by the width rate before every norm, in training
     output_relu: bool = False  # True: htc4 heads with the released code's ReLU behind the logits
+    weights: str | Mapping[str, str] = ""  # a file that models start from, or architecture -> file (docs/models.md)
+    weights_head: bool = False  # True: classifiers, too, where they fit
 
 
 class TrainingFields(NamedTuple):
@@ -137,8 +139,14 @@ def base_config() -> ConfigDict:
 
 def as_config(fields: tuple) -> ConfigDict:
     """A NamedTuple of fields and sections as a ConfigDict."""
-    values = fields._asdict().items()
-    return ConfigDict({name: as_config(value) if hasattr(value, "_fields") else value for name, value in values})
+    hints = hints_of(type(fields))
+
+    def field(name: str, value: Any) -> Any:
+        if Mapping in map(get_origin, get_args(hints[name])):  # text or a mapping: a ConfigDict takes one type only
+            return config_dict.FieldReference(value, field_type=object)
+        return as_config(value) if hasattr(value, "_fields") else value
+
+    return ConfigDict({name: field(name, value) for name, value in fields._asdict().items()})
 
 
 def method_config(name: str, **options) -> ConfigDict:

@@ -25,6 +25,9 @@ class Bucket:
       shared: the auxiliary model that every client may hold beside its own, as a bucket of its own (so that all
         functions below take it); None in that bucket itself.
       width: width rate of a sliced model, 1.0 for a whole one.
+      weights: what its models start from instead of random values, NumPy arrays: a part of what `init_variables`
+        returns, such as {"params": {"base"}, "stats": {"base"}}; None where there is nothing. They name no function and
+        stand in none as constants: what compiles takes them as an argument (`weights_of`).
     """
 
     name: str
@@ -34,6 +37,7 @@ class Bucket:
     feature_dim: int
     shared: "Bucket | None" = None
     width: float = 1.0
+    weights: PyTree = dataclasses.field(default=None, compare=False, repr=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,9 +174,48 @@ def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num
 
 
 def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
-    """A client's model: {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}."""
+    """A client's model: {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}. It has
+    the bucket's weights where there are any, and is random elsewhere."""
     variables = bucket.module.init(key, jnp.zeros((1, *bucket.input_shape)))
-    return {"params": variables["params"], "stats": variables.get("batch_stats", {})}
+    return start_from(bucket.weights, {"params": variables["params"], "stats": variables.get("batch_stats", {})})
+
+
+def start_from(weights: PyTree, variables: PyTree) -> PyTree:
+    """Variables with those parts (`variables[collection][part]`) that `weights` has in the same form. A method may give
+    models heads of its own (FedKTL's has as many outputs as its ETF): those stay as they are."""
+
+    def chosen(collection: str, part: str, tree: PyTree) -> PyTree:
+        given = (weights or {}).get(collection, {}).get(part)
+        return given if given is not None and _form(given) == _form(tree) else tree
+
+    return {c: {part: chosen(c, part, tree) for part, tree in parts.items()} for c, parts in variables.items()}
+
+
+def _form(tree: PyTree) -> PyTree:
+    return jax.tree.structure(tree), [x.shape for x in jax.tree.leaves(tree)]
+
+
+def weights_of(bucket: Bucket | None) -> PyTree:
+    """The weights of a bucket and of its auxiliary model, to be handed to a compiled function."""
+    return None if bucket is None else (bucket.weights, weights_of(bucket.shared))
+
+
+def put_weights(bucket: Bucket | None, weights: PyTree) -> Bucket | None:
+    """The bucket with what `weights_of` gave, inside of that function."""
+    if bucket is None:
+        return None
+    return dataclasses.replace(bucket, weights=weights[0], shared=put_weights(bucket.shared, weights[1]))
+
+
+def all_weights(federation: Federation) -> PyTree:
+    """As `weights_of`, of all buckets and the global model."""
+    return [weights_of(bucket) for bucket in (*federation.buckets, federation.global_model)]
+
+
+def put_all_weights(federation: Federation, weights: PyTree) -> Federation:
+    """As `put_weights`, with what `all_weights` gave."""
+    *buckets, whole = map(put_weights, (*federation.buckets, federation.global_model), weights)
+    return dataclasses.replace(federation, buckets=tuple(buckets), global_model=whole)
 
 
 def features(

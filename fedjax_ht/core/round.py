@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import compiler_options, platform_of
 from fedjax_ht.core.executor import Schedule, run_clients
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.federation import Bucket, Federation, put_weights
 from fedjax_ht.core.keys import Purpose, client_key, round_key
-from fedjax_ht.core.mesh import SHARDED
+from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Metrics, PyTree, Received, Split
 from fedjax_ht.core.robust import far_off
 
@@ -161,17 +161,20 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """(seeds uint32 [P], client ids int32 [P], settings [P]), sharded -> the clients' first states, sharded;
-    compiled."""
+    """((seeds uint32 [P], client ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on all devices) ->
+    the clients' first states, sharded; compiled."""
 
-    def one(args):
-        seed, client_id, settings = args
-        ctx = Context(client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id), jnp.int32(0), None)
-        return method.at(settings).init_client(bucket, ctx)
+    def local(args, weights):
+        given = put_weights(bucket, weights)
 
-    run = jax.shard_map(
-        lambda args: lax.map(one, args), mesh=mesh, in_specs=SHARDED, out_specs=SHARDED, check_vma=False
-    )
+        def one(args):
+            seed, client_id, settings = args
+            ctx = Context(client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id), jnp.int32(0), None)
+            return method.at(settings).init_client(given, ctx)
+
+        return lax.map(one, args)
+
+    run = jax.shard_map(local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False)
     return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fedjax_ht.core.own import call_own, is_own
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 
@@ -15,16 +16,24 @@ def open_generator(path: str | Path) -> Generator:
     """A generator, whatever its kind.
 
     Args:
-      path: the name of one that comes with the library, "fashion_mnist_32" or "natural_32"; or the path of
-        a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of what `generators.convert` wrote, of an embedded generator (both
-        .npz), or of a folder of Stable Diffusion with the sub-folders unet and vae.
+      path: the name of one that comes with the library, "fashion_mnist_32" or "natural_32"; "module:function" for
+        what a function of yours returns, the module in the current folder or installed; or the path of a StyleGAN3 or
+        StyleGAN-XL snapshot (.pkl), of what `generators.convert` wrote, of an embedded generator (both .npz), or of a
+        folder of Stable Diffusion with the sub-folders unet and vae.
 
     Raises:
       FileNotFoundError: there is nothing at `path`.
       ImportError: a folder of Stable Diffusion, and its packages are not installed.
-      ValueError: the file is damaged or of another kind. One line.
+      ValueError: the file is damaged or of another kind, or there is no function that returns a generator. One line.
     """
     path = SHIPPED.get(str(path), Path(path))
+    if is_own(str(path)) and not path.exists():
+        made = call_own("generator", str(path))
+        if not isinstance(made, Generator):
+            raise ValueError(
+                f"generator {str(path)!r} returns {type(made).__name__}; it must return a fedjax_ht.Generator"
+            )
+        return made
     if not path.exists():
         known = f"; those that come with the library are named without a folder: {', '.join(SHIPPED)}"
         raise FileNotFoundError(f"no generator at {path}{known}")

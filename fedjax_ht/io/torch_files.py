@@ -1,10 +1,13 @@
-"""Reads weights that torch or safetensors saved, without torch and without running anything that a file asks for."""
+"""Reads weights that torch, safetensors or numpy saved, without torch and without running anything that a file asks
+for; writes safetensors."""
 
 import functools
 import io
+import json
 import math
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,8 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.data import limits
+from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.bounded import Zip, open_regular, size_of
-from fedjax_ht.data.safe_pickle import Call, Dict, Recorder, damage_is_a_value_error
+from fedjax_ht.data.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, damage_is_a_value_error
+from fedjax_ht.io.files import atomic_open
 
 _STORAGES = {
     "BFloat16Storage": jnp.bfloat16,
@@ -38,16 +43,33 @@ TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they recor
 }
 
 
+_BESIDE = NUMPY_CALLS | {("argparse", "Namespace"): Call, ("collections", "Counter"): Dict}  # what scripts save, too
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_ALLOWED = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
+_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
+
+
 class _TorchRecorder(Recorder):
+    """`kinds` are the types of the storages that were named, by their names."""
+
+    def __init__(self, file: BinaryIO):
+        super().__init__(file, _STORAGE_CALLS | TENSOR_CALLS | _BESIDE, _ALLOWED)
+        self.kinds: dict[str, str] = {}
+
     def persistent_load(self, pid):
-        return pid  # a storage: ("storage", its type, its name, device, number of elements, and more in older files)
+        # A storage: ("storage", its type, its name, device, number of elements, and more in older files).
+        match pid:
+            case ("storage", type() as kind, str() as key, *_):
+                self.kinds[key] = kind.__name__
+        return pid
 
 
 def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
-    """The tensors in a file that torch.save(model.state_dict(), path) or safetensors wrote, by name.
+    """The tensors of a model in a file, by name.
 
     Args:
-      path: a .pth or .pt file of torch 1.6 or newer, or a .safetensors file.
+      path: what torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a training script's checkpoint
+        it is what "state_dict" or "model" holds; "module." before all names goes.
 
     Returns:
       Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
@@ -60,13 +82,46 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no weights at {path}")
-    readers = {".pth": _read_torch, ".pt": _read_torch, ".safetensors": _read_safetensors}
+    torch = dict.fromkeys((".pth", ".pt", ".tar"), _read_torch)
+    readers = torch | {".safetensors": _read_safetensors, ".npz": _read_npz}
     if path.suffix not in readers:
         raise ValueError(f"{path}: weights are read from files that end in {', '.join(readers)}")
     try:
-        return readers[path.suffix](path)
+        return _unprefixed(readers[path.suffix](path))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+def save_safetensors(path: Path | str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes float32 or int64 arrays by name; the file is replaced as a whole."""
+    entries, start = {}, 0
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    for name, array in arrays.items():
+        end = start + array.nbytes
+        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
+        entries[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for array in arrays.values():
+            file.write(array.tobytes())
+
+
+def _unprefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for prefix in _PREFIXES * 2:  # either may be inside the other
+        if arrays and all(name.startswith(prefix) for name in arrays):
+            arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with opened_npz(path) as file:
+            return {name: file[name] for name in file}
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"no .npz file of numbers: {error}") from error
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
@@ -82,40 +137,39 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
-    with open_regular(path) as file:
-        return _read_torch_zip(file)
+    with open_regular(path) as file, damage_is_a_value_error():
+        content, storage = _read_zip(file) if zipfile.is_zipfile(file) else _read_stream(file)
+        return _tensors(content, storage, limits.decompressed(size_of(file)))
 
 
-def _read_torch_zip(file: BinaryIO) -> dict[str, np.ndarray]:
-    if not zipfile.is_zipfile(file):
-        raise ValueError(
-            "not the zip format of torch 1.6; torch reads an older file, and writes it anew with "
-            "torch.save(torch.load(path, weights_only=True), path)"
-        )
-    with damage_is_a_value_error():
-        archive = Zip(file)
-        tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
-        if len(tops) != 1:
-            raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
-        if f"{tops[0]}byteorder" in archive.entries and _entry(archive, f"{tops[0]}byteorder") != b"little":
-            raise ValueError("written on a big-endian machine; only little-endian files are read")
-        pickled = io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))
-        allowed = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
-        content = _TorchRecorder(pickled, _STORAGE_CALLS | TENSOR_CALLS, allowed).load()
-        if not isinstance(content, dict):
-            raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
+def _tensors(content: Any, storage: Callable[[Any], np.ndarray], limit: int) -> dict[str, np.ndarray]:
+    while isinstance(content, dict) and (inner := [content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)]):
+        content = inner[0]
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
+    tensors, size = {}, 0
+    for name, value in content.items():
+        tensors[name] = build_tensor(name, value, storage)
+        size += tensors[name].nbytes  # many may be views of one storage
+        limits.keep("the state dict", size, limit)
+    return tensors
 
-        @functools.cache
-        def numbers(kind: str, key: str) -> np.ndarray:
-            return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), _STORAGES[kind])
 
-        storage = lambda record: numbers(*_kind_and_key(record))  # noqa: E731
-        tensors, size, limit = {}, 0, limits.decompressed(size_of(file))
-        for name, value in content.items():
-            tensors[name] = build_tensor(name, value, storage)
-            size += tensors[name].nbytes  # many may be views of one storage
-            limits.keep("the state dict", size, limit)
-        return tensors
+def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """What was saved, and the numbers of each storage that it names, as torch writes them since 1.6."""
+    archive = Zip(file)
+    tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
+    if len(tops) != 1:
+        raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
+    if f"{tops[0]}byteorder" in archive.entries and _entry(archive, f"{tops[0]}byteorder") != b"little":
+        raise ValueError("written on a big-endian machine; only little-endian files are read")
+
+    @functools.cache
+    def numbers(kind: str, key: str) -> np.ndarray:
+        return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), _STORAGES[kind])
+
+    content = _TorchRecorder(io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))).load()
+    return content, lambda record: numbers(*_kind_and_key(record))
 
 
 def _entry(archive: Zip, name: str) -> bytearray:
@@ -125,25 +179,38 @@ def _entry(archive: Zip, name: str) -> bytearray:
     return archive.read(name, math.inf)
 
 
+def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """Likewise of the stream of pickles that torch wrote before 1.6, and still does in pickles: a header, what was
+    saved, the storages' names, and their lengths and numbers in that order."""
+    file.seek(0)
+    recorders = [_TorchRecorder(file) for _ in range(5)]
+    magic, version, system, content, keys = [recorder.load() for recorder in recorders]
+    if (magic, version) != (_MAGIC, _VERSION) or not isinstance(system, dict) or not system.get("little_endian"):
+        raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
+    rest, kinds, found, at = file.read(), recorders[3].kinds, {}, 0
+    if not isinstance(keys, list) or set(keys) != set(kinds):
+        raise ValueError("it does not hold the storages that it names; the file is damaged")
+    for key in keys:
+        count, dtype = int.from_bytes(rest[at : at + 8], "little"), np.dtype(_STORAGES[kinds[key]])
+        left = (len(rest) - at - 8) // dtype.itemsize
+        if count > left:
+            raise ValueError(f"a storage holds {left} numbers and says {count}; the file is damaged")
+        found[key] = np.frombuffer(rest, dtype, count, at + 8)
+        at += 8 + found[key].nbytes
+    if at != len(rest):
+        raise ValueError(f"{len(rest) - at} bytes are left behind the last storage; the file is damaged")
+    return content, lambda record: found[_kind_and_key(record)[1]]
+
+
 def read_storage(content: bytes) -> np.ndarray:
-    """The numbers, [N], of one storage in the stream of pickles that torch wrote before 1.6, and still does in pickles.
+    """The numbers, [N], of one storage that torch wrote as a stream.
 
     Raises:
       ValueError: the stream is damaged, of another format, or holds anything but one storage.
     """
     with damage_is_a_value_error():
-        stream = io.BytesIO(content)
-        header = [_TorchRecorder(stream, _STORAGE_CALLS, "storages").load() for _ in range(5)]
-        magic, version, system, record, keys = header
-        if (magic, version) != (_MAGIC, _VERSION) or not isinstance(system, dict) or not system.get("little_endian"):
-            raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
-        kind, key = _kind_and_key(record)
-        start = stream.tell() + 8
-        count = int.from_bytes(content[start - 8 : start], "little")
-        numbers = np.frombuffer(content, _STORAGES[kind], offset=start)
-        if keys != [key] or count != len(numbers):
-            raise ValueError(f"a storage holds {len(numbers)} numbers and says {count}; the file is damaged")
-        return numbers
+        record, numbers = _read_stream(io.BytesIO(content))
+        return numbers(record)
 
 
 def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) -> np.ndarray:

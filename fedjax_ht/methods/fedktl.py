@@ -170,7 +170,8 @@ def fedktl(
 
     Args:
       training: local training.
-      generator: a `generators.Generator`, or a path that `generators.open_generator` takes.
+      generator: a `generators.Generator`, or what `generators.open_generator` takes: a name, "module:function",
+        a path.
       variant: see the module's text.
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
       mse_weight: lambda; 0 is ablation "-L_MSE".

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.federation import Bucket, Federation, start_from
 from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
@@ -32,7 +32,8 @@ def head_bucket(federation: Federation) -> Bucket:
 def init_head(federation: Federation, key: jax.Array) -> PyTree:
     """A first global head, as client 0's model initialises its own."""
     bucket = head_bucket(federation)
-    return bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")["params"]["head"]
+    head = bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")["params"]["head"]
+    return start_from(bucket.weights, {"params": {"head": head}})["params"]["head"]
 
 
 def take_head(client: PyTree, head: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
-from fedjax_ht.core.own import called, own_function
+from fedjax_ht.core.own import call_own, is_own
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads
 from fedjax_ht.models.inception import googlenet
@@ -86,6 +86,9 @@ _DEALT = {
 _DEALT_LINEAR = {"fedral11": (*_RESNETS, "cnn", "vit_b16")}
 _DEALT_WITH_HEADS = {"res34_htc4": ("resnet34",), "htfe8_htc4": _HTFE8}
 
+ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *(name for name, members in _DEALT.items() if members == (name,)))
+"""Groups in which every architecture is but those of `SLICED`."""
+
 SLICED: dict[str, ConvNet | PreActResNet] = {
     "conv4": ConvNet(),
     "conv4_quarter": ConvNet(tuple(width // 4 for width in WIDTHS)),
@@ -114,12 +117,15 @@ groups; two perceptrons; every architecture by itself, the sliceable ones among 
 
 
 def _own_group(name: str, *task) -> dict[str, nn.Module]:
-    modules = called(name, own_function(name), *task)
+    modules = call_own("model group", name, *task)
     if not isinstance(modules, dict) or not modules:
-        raise ValueError(f"{name} returns {type(modules).__name__}; it must return a dict of flax modules by name")
+        returned = "an empty dict" if modules == {} else type(modules).__name__
+        raise ValueError(f"model group {name!r} returns {returned}; it must return a dict of flax modules by name")
     for key, module in modules.items():
         if not isinstance(module, nn.Module) or not all(hasattr(module, part) for part in ("features", "classify")):
-            raise ValueError(f"{name}: {key!r} is {type(module).__name__}; it must be a SplitModel, or like one")
+            raise ValueError(
+                f"model group {name!r}: {key!r} is {type(module).__name__}; it must be a SplitModel, or like one"
+            )
     return modules
 
 
@@ -144,7 +150,7 @@ def model_group(
     Raises:
       ValueError: there is no such group, the images are too small for it, or it has no use for an option given.
     """
-    if ":" in name:
+    if is_own(name):
         if norm != "batch" or output_relu:
             raise ValueError(f"norm and output_relu are for the library's own models, not for {name!r}")
         return _own_group(name, num_classes, tuple(input_shape), feature_dim)

@@ -17,6 +17,7 @@ from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant, unknown, unknown_option
+from fedjax_ht.core.own import is_own
 from fedjax_ht.core.robust import DEFENCES
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.augment import compose
@@ -28,6 +29,7 @@ from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.registry import GROUPS
 from fedjax_ht.runner.entries import Entry, as_run, entries_of
+from fedjax_ht.runner.weights import missing, with_weights
 from fedjax_ht.simulation.options import SimulationOptions
 
 SEE = "see experiments/configs/base.py for the fields"
@@ -44,8 +46,12 @@ class Experiment(NamedTuple):
     federations: dict[str, Federation]
 
 
-def build(config: ConfigDict) -> Experiment:
+def build(config: ConfigDict, begun: bool = False) -> Experiment:
     """Checks a config, and makes what it describes.
+
+    Args:
+      config: what to run.
+      begun: of a run that has begun, weights that models started from may be gone.
 
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
@@ -58,7 +64,7 @@ def build(config: ConfigDict) -> Experiment:
     for own in configs.values():
         check_values(own)
         width_rates(own.model.rates, partition.num_clients)
-        if own.model.group not in GROUPS and ":" not in own.model.group:
+        if own.model.group not in GROUPS and not is_own(own.model.group):
             there = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
             raise ValueError(unknown("model group", own.model.group, GROUPS, there))
     methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
@@ -75,7 +81,12 @@ def build(config: ConfigDict) -> Experiment:
     if config.dataset.subset:
         dataset = subset(dataset, config.dataset.subset, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
-    federations = {label: make_clients(own.model, partition.num_clients, dataset) for label, own in configs.items()}
+    texts = {label: own.model.to_json_best_effort() for label, own in configs.items()}
+    made = {  # equal ones once: they may hold weights
+        text: make_clients(configs[label].model, partition.num_clients, dataset, begun)
+        for text, label in {text: label for label, text in texts.items()}.items()
+    }
+    federations = {label: made[text] for label, text in texts.items()}
     for label, method in methods.items():
         method.check(federations[label])
         check_pretraining(method, config.dataset)
@@ -87,14 +98,14 @@ def build(config: ConfigDict) -> Experiment:
     return Experiment(dataset, partitions, options, entries, methods, federations)
 
 
-def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
-    """The clients' architectures from `config.model`."""
+def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
+    """The clients' architectures from `config.model`; `begun` as of `build`."""
     if rates := width_rates(model.rates, num_clients):
         return sliced_federation(model, rates, dataset)
-    return whole_federation(model, num_clients, dataset)
+    return whole_federation(model, num_clients, dataset, begun)
 
 
-def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> Federation:
+def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
     """Client i has module i mod their number of the model group."""
     task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
@@ -102,12 +113,22 @@ def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset) -> F
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
-    return make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
+    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
+    if not model.weights or (begun and missing(model.weights)):
+        return federation
+    weights = model.weights if isinstance(model.weights, str) else {k: model.weights[k] for k in model.weights}
+    return with_weights(federation, weights, model.weights_head)
 
 
 def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Dataset) -> Federation:
     """Client i has a slice of the group's one network, of width rate rates[i]."""
-    for field, value in (("feature_dim", 0), ("shared", ""), ("output_relu", False)):
+    for field, value in (
+        ("feature_dim", 0),
+        ("shared", ""),
+        ("output_relu", False),
+        ("weights", ""),
+        ("weights_head", False),
+    ):
         if model[field] != value:
             raise ValueError(f"model.{field} is {model[field]!r}; with model.rates it must be {value!r}")
     shape, num_classes = dataset.image_shape, dataset.num_classes
@@ -146,7 +167,8 @@ def _paths(config: ConfigDict, prefix: str = "") -> set[str]:
     paths = set()
     for key in config:
         value, path = config[key], f"{prefix}{key}"
-        free = path in ("method.options", "partition.options")  # checked against the factory and the partition
+        # Checked against the factory, the partition and the models.
+        free = path in ("method.options", "partition.options", "model.weights")
         paths |= _paths(value, f"{path}.") if isinstance(value, ConfigDict) and not free else {path}
     return paths
 
@@ -157,7 +179,8 @@ def check_values(config: ConfigDict, fields: type = Fields, prefix: str = "") ->
         if hasattr(annotation, "_fields"):
             check_values(config[name], annotation, f"{prefix}{name}.")
         else:
-            check_value(f"{prefix}{name}", config[name], annotation)
+            value = config[name]
+            check_value(f"{prefix}{name}", value.to_dict() if isinstance(value, ConfigDict) else value, annotation)
 
 
 def check_together(config: ConfigDict) -> None:

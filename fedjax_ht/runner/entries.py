@@ -5,6 +5,7 @@ An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
     fedproto                                     as its paper has it, and what the config's `given` says of it
     fedproto:variant=released:weight=3           with two options of its own
     fedproto:training.learning_rate=0.05         with another field of the config's `training`, or `model`
+    fedktl:generator=mine:make                   a value with a colon: "mine:make"
     fedtgp@tuned                                 as the config's `tuned` has it
 """
 
@@ -78,7 +79,7 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
 
 def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> Entry:
     """An entry as it is written; `known` are what NAME and NAME@tuned stand for, but for settings of their own."""
-    first, *settings = spec.split(":")
+    first, *settings = _parts(spec)
     name, at, _ = first.partition("@")
     if at and first not in known:
         there = ", ".join(label for label in known if "@" in label) or "nothing"
@@ -146,6 +147,17 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
     method.options.update({k: v for k, v in entry["options"].items() if v is not None})
     overrides = ({k: _listed(v) for k, v in dict(entry[part]).items()} for part in OVERRIDDEN)
     return Entry(label, entry["method"], _options(method), *overrides, "")
+
+
+def _parts(spec: str) -> list[str]:
+    """NAME and each KEY=VALUE; what has no = belongs to the value before it."""
+    parts: list[str] = []
+    for part in spec.split(":"):
+        if "=" not in part and len(parts) > 1:
+            parts[-1] += f":{part}"
+        else:
+            parts.append(part)
+    return parts
 
 
 def _options(method: ConfigDict) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Loads one client's trained model from a run, and evaluates or exports it.
 
-fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3 [--export=client3.npz]
+fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3 [--export=client3.safetensors]
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import numpy as np
 from absl import flags
@@ -14,6 +15,8 @@ from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.names import meant
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.torch_files import save_safetensors
+from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.build import Experiment
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.run_folder import read_run
@@ -25,7 +28,9 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_ov
 _CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
 _METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
 _TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")
-_EXPORT = flags.DEFINE_string("export", None, "Write the client's state to this .npz.")
+_EXPORT = flags.DEFINE_string(
+    "export", None, "Write the client's state to this .npz, or its model to this .safetensors."
+)
 
 
 class LoadedRun(NamedTuple):
@@ -76,12 +81,35 @@ def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
     return jax.tree.map(lambda x: x[0], states)
 
 
-def export(state: PyTree, path: Path | str) -> None:
-    """Writes a pytree as .npz, keyed by path: "params/base/conv1/kernel"."""
+def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
+    """Writes a client, so that `config.model.weights` takes its model back.
+
+    Args:
+      state: the client's.
+      path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its model by torch's names,
+        see `models.weights.state_dict`.
+      module: of the client's bucket.
+
+    Raises:
+      ValueError: another suffix, or a state without a model.
+    """
+    if Path(path).suffix == ".safetensors":
+        own = state if isinstance(state, dict) else getattr(state, "model", {})
+        if "params" not in own:
+            raise ValueError("this method's clients have no model to export as .safetensors; take .npz")
+        save_safetensors(path, state_dict(module, {"params": own["params"], "stats": own["stats"]}))
+        return
+    check_export(path)
     leaves = jax.tree_util.tree_leaves_with_path(state)
     arrays = {jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf) for key, leaf in leaves}
     with atomic_open(path, "wb") as file:
         np.savez(file, **arrays)
+
+
+def check_export(path: Path | str) -> None:
+    """ValueError for a file of a kind that `export` does not write."""
+    if Path(path).suffix not in (".npz", ".safetensors"):
+        raise ValueError(f"export is {str(path)!r}; it must end in .npz or .safetensors")
 
 
 def main(_) -> None:
@@ -93,21 +121,23 @@ def main(_) -> None:
         )
     enable_compilation_cache()
     try:
+        if _EXPORT.value:
+            check_export(_EXPORT.value)
         run = load_run(_WORKDIR.value, _METHOD.value)
         state = client_state(run, _CLIENT.value, _TRIAL.value)
     except (ValueError, OSError, ImportError) as error:
         fail(error)
     client, federation = _CLIENT.value, run.experiment.federations[run.method]
     evaluation = run.simulation.evaluate(run.state, np.array([client]))[_TRIAL.value]
-    architecture = federation.buckets[federation.assignment[client]].name
-    print(f"client {client} ({architecture}), {run.method} after {run.state.round} rounds")
+    bucket = federation.buckets[federation.assignment[client]]
+    print(f"client {client} ({bucket.name}), {run.method} after {run.state.round} rounds")
     for split, by_rule in evaluation.accuracy.items():
         for rule in run.experiment.methods[run.method].rules:
             accuracy, count = by_rule[rule][client], evaluation.counts[split][client]
             print(f"  {split} accuracy by {rule}: {100 * accuracy:.2f} % of {count} images")
     if _EXPORT.value:
         try:
-            export(state, _EXPORT.value)
-        except OSError as error:
+            export(state, _EXPORT.value, bucket.module)
+        except (ValueError, OSError) as error:
             fail(error, code=1)
         print(f"  exported to {_EXPORT.value}")

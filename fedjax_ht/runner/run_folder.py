@@ -41,18 +41,19 @@ FREE_FIELDS = (
 
 
 def remember_config(
-    config: ConfigDict, entries: Iterable[Entry], workdir: Path, prints: Mapping[str, str], writes: bool = True
+    config: ConfigDict, entries: Iterable[Entry], workdir: Path, prints: Mapping[str, Any], writes: bool = True
 ) -> None:
     """Writes config.json, with every entry that the folder holds, or refuses one that holds a run of another config or
     on other data.
 
     Args:
-      prints: what `fingerprints` says of the data.
+      prints: what `fingerprints` says of the data, and `weights.checksums` as "weights".
       writes: whether to write.
     """
     fields = json.loads(config.to_json_best_effort())
     own = {entry.label: _as_json(entry) for entry in entries}
     there: dict[str, Any] = {}
+    weights = prints.get("weights", {})
     if (workdir / "config.json").exists():
         earlier, noted = read_config(workdir)
         with naming(workdir / "config.json"):
@@ -61,8 +62,11 @@ def remember_config(
         before = _compared(earlier, both)
         _refuse_other(before, _compared(fields, {label: own[label] for label in both}), workdir)
         check_data(noted, prints, config, workdir)
+        check_weights(noted.get("weights", {}), weights, workdir)
+        weights = noted.get("weights", {}) | weights
     if writes:
-        content = fields | {"entries": list((there | own).values()), "run": {"version": VERSION, **prints}}
+        about = {"version": VERSION, **prints} | ({"weights": weights} if weights else {})
+        content = fields | {"entries": list((there | own).values()), "run": about}
         _write_json(workdir / "config.json", content)
 
 
@@ -99,7 +103,7 @@ def read_run(workdir: Path) -> tuple[ConfigDict, Experiment]:
     fields, noted = read_config(workdir)
     with naming(workdir / "config.json"):
         config = ConfigDict(fields)
-        experiment = build(config)
+        experiment = build(config, begun=True)
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     return config, experiment
 
@@ -156,6 +160,17 @@ def check_data(noted: Mapping[str, Any], prints: Mapping[str, str], config: Conf
                 f"{workdir} holds a run on {words} than {config.dataset.name} with dataset.data_dir "
                 f"{config.dataset.data_dir!r} has now (SHA-256 {noted[name][:12]} there, {prints[name][:12]} here); "
                 "give it the data that it began with, or choose another --workdir"
+            )
+
+
+def check_weights(noted: Mapping[str, str], sums: Mapping[str, str], workdir: Path) -> None:
+    """ValueError where a file that models start from is another than a run has noted; one that is gone is not asked
+    for again."""
+    for file in noted.keys() & sums.keys():
+        if noted[file] != sums[file]:
+            raise ValueError(
+                f"{workdir} holds a run that began from another {file} (SHA-256 {noted[file][:12]} there, "
+                f"{sums[file][:12]} here); give it the file that it began with, or choose another --workdir"
             )
 
 

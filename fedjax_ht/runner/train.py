@@ -21,13 +21,14 @@ from fedjax_ht.io.writers import FILES, write_history
 from fedjax_ht.runner import plots, table
 from fedjax_ht.runner.bad_clients import why_silent
 from fedjax_ht.runner.build import Experiment, build, evaluated_clients
-from fedjax_ht.runner.entries import described
+from fedjax_ht.runner.entries import as_run, described
 from fedjax_ht.runner.map_plot import write_maps
 from fedjax_ht.runner.maps import remember_map
 from fedjax_ht.runner.report import setting, write_report
 from fedjax_ht.runner.run_folder import fingerprints, read_json, remember_config, start_again
 from fedjax_ht.runner.run_lock import agreed, is_primary, locked
 from fedjax_ht.runner.signals import catch_signals
+from fedjax_ht.runner.weights import checksums, missing
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
@@ -95,10 +96,11 @@ def train_and_evaluate(
       GaveUp: in an entry nothing arrived for `give_up` rounds in a row; the others have run to their end.
     """
     workdir = Path(workdir)
-    experiment = build(config)
+    experiment = build(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
         writes = writable and is_primary()
-        prints = fingerprints(experiment.dataset, experiment.partitions)
+        sums = checksums(as_run(entry, config).model.weights for entry in experiment.entries.values())
+        prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
         remember_config(config, experiment.entries.values(), workdir, prints, writes)
         folders = {name: workdir / entry.folder for name, entry in experiment.entries.items()}
         for folder in folders.values() if writes else ():
@@ -191,6 +193,8 @@ def run_method(
     if not writable and not (history and is_finished(state.round, history, config.rounds, **ends)):
         raise ValueError(f"{workdir} cannot be written to, and {name} is not finished")
     stop_if_told(caught)
+    if state is None and (gone := missing(as_run(experiment.entries[name], config).model.weights)):
+        raise ValueError(f"no weights at {gone[0]}, which {name} starts from at round 0")
     if state is None and writes and (aside := start_again(workdir)):
         warn(
             f"{name}: {workdir} has no checkpoint that can be read; it starts again at round 0, and what was there is "

@@ -10,7 +10,8 @@ import numpy as np
 
 from fedjax_ht.core.evaluation import Asked, Scores
 from fedjax_ht.core.executor import Schedule
-from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, spread
+from fedjax_ht.core.federation import all_weights, weights_of
+from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, share, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, TrialServers
 from fedjax_ht.simulation.options import choose_participants
@@ -118,21 +119,25 @@ class Trained(NamedTuple):
 def first_state(program: Program) -> SimulationState:
     """Before the first round."""
 
-    def first_states(clients: Clients, flat: np.ndarray) -> PyTree:
+    given = {b.name: share(program.mesh, weights_of(b)) for b in program.federation.buckets}
+
+    def first_states(name: str, clients: Clients, flat: np.ndarray) -> PyTree:
         roster = clients.roster
         trial, client = roster.client(np.where(flat == PADDING, 0, flat))
         # With shared_init the bucket's first client stands for all of them.
         source = np.full_like(client, roster.members[0]) if program.options[0].shared_init else client
         own = jax.tree.map(lambda x: x[trial], program.settings)
-        return clients.first_states(scatter(program.mesh, (program.own_seeds[trial], source.astype(np.int32), own)))
+        rows = scatter(program.mesh, (program.own_seeds[trial], source.astype(np.int32), own))
+        return clients.first_states(rows, given[name])
 
     stored = {
-        name: program.store.init(clients.roster, functools.partial(first_states, clients))
+        name: program.store.init(clients.roster, functools.partial(first_states, name, clients))
         for name, clients in program.clients.items()
     }
     changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
     last_round = np.full(program.train_counts.shape, -1, np.int32)
-    servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), ()))
+    weights = collect(program.mesh, all_weights(program.federation))
+    servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), weights))
     return SimulationState(0, servers, stored, last_round, changed)
 
 

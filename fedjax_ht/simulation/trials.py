@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.executor import each
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
 from fedjax_ht.core.round import Channel, downlink_costs, server_round
@@ -40,11 +40,11 @@ def of_trial(tree: PyTree, trial: int) -> PyTree:
 
 
 def first_server(method: Method, federation: Federation) -> Callable:
-    """((seeds, settings), ()) -> server state."""
+    """((seeds, settings), `all_weights` of the federation) -> server state."""
 
-    def one(own, _):
-        seed, settings = own
-        return method.at(settings).init_server(federation, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0))
+    def one(own, weights):
+        (seed, settings), given = own, put_all_weights(federation, weights)
+        return method.at(settings).init_server(given, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0))
 
     return over_trials(one)
 

@@ -188,10 +188,10 @@ def test_truncated_snapshots(tmp_path, kept):
 
 DAMAGE = {
     "of another length": (storage(ARRAY.ravel())[:-4], "holds 5 numbers and says 6"),
-    "cut inside a number": (storage(ARRAY.ravel())[:-1], "must be a multiple"),
+    "cut inside a number": (storage(ARRAY.ravel())[:-1], "holds 5 numbers and says 6"),
     "without its numbers": (storage(ARRAY.ravel()[:0]), "does not lie in its storage"),
     "of a big-endian machine": (storage(ARRAY.ravel(), little=False), "big-endian machine"),
-    "of an unknown kind": (storage(ARRAY.ravel(), "StringStorage"), "names torch.StringStorage; only storages"),
+    "of an unknown kind": (storage(ARRAY.ravel(), "StringStorage"), "names torch.StringStorage; only tensors"),
     "cut": (b"\x80", "damaged pickle"),
 }
 

@@ -32,15 +32,6 @@ def zeros(bucket, dtype=np.float32):
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, dtype), shapes)
 
 
-@pytest.fixture(params=["float32", "float64"])
-def precision(request):
-    """In float64 rounding is too small to hide anything; float32 is what is used."""
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", request.param == "float64")
-    yield request.param
-    jax.config.update("jax_enable_x64", before)
-
-
 NAMES = {  # torchvision's name and shape -> place here, and how the axes of the value move
     "conv1.weight": ((4, 3, 7, 7), "conv1/kernel", (2, 3, 1, 0)),
     "bn1.weight": ((4,), "bn1/scale", (0,)),

@@ -1,0 +1,13 @@
+"""What the comparisons with torchvision share."""
+
+import jax
+import pytest
+
+
+@pytest.fixture(params=["float32", "float64"])
+def precision(request):
+    """In float64 rounding is too small to hide anything; float32 is what is used."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", request.param == "float64")
+    yield request.param
+    jax.config.update("jax_enable_x64", before)
