@@ -150,8 +150,8 @@ def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path)
     config = config_of(tiny_config)
     config.compare, config.method = (), method_config("local")
 
-    def with_warning(config):
-        experiment, line = build(config), lambda row: "it swings" if row["round"] > 1 else None
+    def with_warning(config, **options):
+        experiment, line = build(config, **options), lambda row: "it swings" if row["round"] > 1 else None
         return experiment._replace(methods={"local": experiment.methods["local"]._replace(warn=line)})
 
     said = []

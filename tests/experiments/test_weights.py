@@ -17,6 +17,7 @@ from fedjax_ht.runner.build import build
 from fedjax_ht.runner.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.runner.run_folder import read_config
 from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.simulation.trials import first_server
 from tests.experiments.conftest import config_of, metrics
 
 SHAPE = (6, 6, 1)
@@ -116,7 +117,9 @@ def test_weights_are_arguments_and_name_no_program(arrays):
     assert values(run(rows, weights_of(bucket))["params"]["base"]) == {1}
     assert values(run(rows, weights_of(other.buckets[0]))["params"]["base"]) == {3}
     assert run._cache_size() == 1
-    assert values(all_weights(one)) == {1, 2}
+    serve, own = first_server(fl.fml(TRAINING), one), (np.zeros(1, np.uint32), ())
+    assert values(serve(own, all_weights(one))["base"]) == {1}
+    assert values(serve(own, all_weights(other))["base"]) == {3}
 
 
 def test_what_is_wrong_with_weights_is_one_line(arrays, tmp_path):
