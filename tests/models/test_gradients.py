@@ -1,4 +1,5 @@
-"""Gradients and one step of SGD of every zoo model beside torchvision's, where that is installed."""
+"""One step of SGD, and so the gradients, of every zoo model beside torchvision's, where that is installed. In float64:
+in float32 rounding can turn a ReLU on or off (docs/models.md), which is no fault of either."""
 
 import jax
 import jax.numpy as jnp
@@ -88,8 +89,8 @@ def worst(theirs, ours):
 
 def check(name, reference, module, dtype):
     place, gap, largest = worst(*steps(name, reference, module, dtype))
-    print(f"{name} {dtype}: {gap:.1e} at {place}, largest update {largest:.3g}")
-    assert largest > 0 and gap < {"float32": 5e-2, "float64": 1e-9}[dtype] * largest
+    print(f"{name}: {gap:.1e} at {place}, largest update {largest:.3g}")
+    assert largest > 0 and gap < 1e-9 * largest
 
 
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
@@ -99,6 +100,7 @@ def test_one_step_of_small_members(name, precision):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", ZOO)
 def test_one_step_of_every_model(name, precision):
     check(name, ZOO[name], model_group(name, CLASSES, SIZE)[name], precision)
