@@ -32,7 +32,7 @@ from fedjax_ht.runner.entries import Entry, as_run, entries_of
 from fedjax_ht.runner.weights import missing, with_weights
 from fedjax_ht.simulation.options import SimulationOptions
 
-SEE = "see experiments/configs/base.py for the fields"
+SEE = "see fedjax_ht/configs/base.py for the fields"
 
 
 class Experiment(NamedTuple):
