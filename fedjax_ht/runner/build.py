@@ -160,7 +160,7 @@ def check_fields(config: ConfigDict) -> None:
     if others := sorted(given - known):
         raise ValueError(unknown("config field", others[0], known, SEE))
     if missing := sorted(known - given):
-        raise ValueError(f"no config field {missing[0]!r}; start from base_config() in experiments/configs/base.py")
+        raise ValueError(f"no config field {missing[0]!r}; start from fedjax_ht.base_config()")
 
 
 def _paths(config: ConfigDict, prefix: str = "") -> set[str]:

@@ -163,9 +163,8 @@ def _train(simulation, company, config, folder, rounds, places, experiment, caug
             checkpointer.save(state, history)
         return stop
 
-    method = experiment.methods[company[0]]
     every, only = config.evaluate.every, evaluated_clients(config)
-    state, history = run(own, method, rounds, state, history, every, after_round=after_round, only=only)
+    state, history = run(own, rounds, state, history, every, after_round=after_round, only=only)
     if caught:
         raise Interrupted(caught[0])
     checkpointer.save(state, history)

@@ -151,7 +151,12 @@ def run(
       after_round: called with the state and the history after each round; True stops the run.
       only: ids of the clients to evaluate, or None for all.
       give_up: rounds in a row without a single upload, in every trial, after which to stop, or None.
+
+    Raises:
+      TypeError: `rounds` is no whole number.
     """
+    if not isinstance(rounds, int | np.integer):
+        raise TypeError(f"rounds is {type(rounds).__name__}; it must be a whole number: run(simulation, rounds)")
     history = list(history)
     state = simulation.init() if state is None else state
     listed = (lambda x: x) if simulation.trials else (lambda x: [x])

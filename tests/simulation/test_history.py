@@ -38,6 +38,11 @@ def scripted(*accuracies, trials=None, silent_in=()):
     return Simulation(lambda: start, run_round, evaluate, None, None, trials, each, {}, None, None, None, LOCAL.rules)
 
 
+def test_the_method_is_the_simulations():
+    with pytest.raises(TypeError, match="rounds is Method; it must be a whole number"):
+        run(scripted([0.0]), LOCAL, 1)
+
+
 def test_it_evaluates_the_start_every_k_rounds_and_the_end():
     _, history = run(scripted(np.linspace(0, 1, 9)), rounds=5, eval_every=2)
     assert [row["round"] for row in history] == [0, 1, 2, 3, 4, 5]
