@@ -188,7 +188,7 @@ def apply_argument(
       config: what the config file describes.
       argument: what stands behind the colon, parts with commas between them.
       own: further arguments of this config, name -> (config, value) -> None; `clients=50` is `own["clients"]`.
-      **run_locally: the fields that make it a one-minute check.
+      **run_locally: the fields that make it a first check, of a few rounds.
     """
     own = own or {}
     for part in filter(None, (argument or "").split(",")):
