@@ -115,8 +115,8 @@ def recorded_last(method: str) -> list[float]:
 
 
 def federation_of(group: str, dataset: Dataset, clients: int) -> Federation:
-    modules = model_group(group, dataset.num_classes, dataset.image_shape)
-    return make_federation(modules, dataset.image_shape, dataset.num_classes, clients)
+    modules = model_group(group, dataset.num_classes, dataset.input_shape)
+    return make_federation(modules, dataset.input_shape, dataset.num_classes, clients)
 
 
 def accuracy(

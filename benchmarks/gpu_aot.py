@@ -36,6 +36,7 @@ from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import Bucket, Federation, make_federation, make_sliced_federation
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
@@ -78,7 +79,7 @@ def arguments(method: Method, federation: Federation, bucket: Bucket, clients: i
     split = Split(shape((clients, 2000), jnp.int32), ids)
     splits = {"train": split, "test": split}
     channels = shape((SHAPE[-1],), jnp.float32)
-    data = Data(shape((IMAGES, *SHAPE), jnp.uint8), shape((IMAGES,), jnp.int32), channels, channels, splits)
+    data = Data(shape((IMAGES, *SHAPE), jnp.uint8), shape((IMAGES,), jnp.int32), Pixels(channels, channels), splits)
     return states, schedule, data
 
 

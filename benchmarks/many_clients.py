@@ -67,7 +67,7 @@ def measure(num_clients: int) -> dict[str, float]:
     dealt = order.reshape(num_clients, TRAIN + TEST)
     partition = tuple(ClientIndices(hand[:TRAIN], hand[:0], hand[TRAIN:]) for hand in dealt)
     training = LocalTraining(optax.sgd(0.01), batch_size=10)
-    method, shape = fedproto(training), dataset.image_shape
+    method, shape = fedproto(training), dataset.input_shape
     modules = model_group("cnn5", dataset.num_classes, shape)
     federation = make_federation(modules, shape, dataset.num_classes, num_clients)
     data = make_federation_data(dataset, partition, federation)

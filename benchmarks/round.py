@@ -92,7 +92,7 @@ def report(dataset: Dataset) -> str:
     """The measurements as Markdown."""
     training = LocalTraining(optax.sgd(0.01), batch_size=10)
     method = fedtgp(training, variant="released")
-    shape = dataset.image_shape
+    shape = dataset.input_shape
     federation = make_federation(
         model_group("cnn4", dataset.num_classes, shape), shape, dataset.num_classes, len(dataset.clients)
     )

@@ -49,11 +49,11 @@ def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str]
 
 def _read_dataset(name: str, data_dir: str | None) -> Pictures:
     dataset = load_dataset(name, data_dir)
-    if max(dataset.image_shape[:2]) > SIZE:
+    if max(dataset.input_shape[:2]) > SIZE:
         dataset = load_dataset(name, data_dir, SIZE)
-    train = dataset.official.get("train", np.arange(len(dataset.images)))
-    frame = [((SIZE - side) // 2, SIZE - side - (SIZE - side) // 2) for side in dataset.image_shape[:2]]
-    images = np.pad(dataset.images[train], ((0, 0), *frame, (0, 0)))
+    train = dataset.official.get("train", np.arange(len(dataset.inputs)))
+    frame = [((SIZE - side) // 2, SIZE - side - (SIZE - side) // 2) for side in dataset.input_shape[:2]]
+    images = np.pad(dataset.inputs[train], ((0, 0), *frame, (0, 0)))
     return Pictures(images, dataset.labels[train], dataset.class_names)
 
 

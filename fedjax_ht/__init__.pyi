@@ -24,6 +24,12 @@ from .core.federation import (
 from .core.federation import (
     make_sliced_federation as make_sliced_federation,
 )
+from .core.inputs import (
+    AsStored as AsStored,
+)
+from .core.inputs import (
+    Pixels as Pixels,
+)
 from .core.local_training import LocalTraining as LocalTraining
 from .core.method import (
     ClientInfo as ClientInfo,

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.federation import Federation, make_federation
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.method import ClientInfo, Context, Data, Received, Split
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.prototypes import Uplink
@@ -48,12 +49,13 @@ def client_data(labels, indices=None, shape=(2, 2, 1), mean=0.4, std=0.3, seed=0
     indices = np.arange(len(labels)) if indices is None else np.asarray(indices)
     split = Split(jnp.asarray(np.pad(indices, (0, padding)), jnp.int32), jnp.int32(len(indices)))
     channels = np.full(shape[-1], 1, np.float32)
-    return Data(jnp.asarray(images), jnp.asarray(labels), channels * mean, channels * std, {"train": split})
+    rule = Pixels(channels * mean, channels * std)
+    return Data(jnp.asarray(images), jnp.asarray(labels), rule, {"train": split})
 
 
 def pixels(data: Data) -> np.ndarray:
     """All images normalised and flattened, float64 [N, D]."""
-    x = (np.asarray(data.images, np.float64) / 255 - np.asarray(data.mean)) / np.asarray(data.std)
+    x = (np.asarray(data.inputs, np.float64) / 255 - np.asarray(data.preprocess.mean)) / np.asarray(data.preprocess.std)
     return x.reshape(len(x), -1)
 
 

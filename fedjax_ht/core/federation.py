@@ -9,6 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.inputs import InputShape, plain, zeros
+
 PyTree = Any
 
 
@@ -20,7 +22,7 @@ class Bucket:
       name: unique in the federation.
       module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train, mask)` [B, feature_dim]
         and `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
-      input_shape: (H, W, C).
+      input_shape: of one sample, such as (H, W, C), see `core.inputs.InputShape`.
       num_classes, feature_dim: what `classify` and `features` return.
       shared: the auxiliary model that every client may hold beside its own, as a bucket of its own (so that all
         functions below take it); None in that bucket itself.
@@ -32,7 +34,7 @@ class Bucket:
 
     name: str
     module: nn.Module
-    input_shape: tuple[int, int, int]
+    input_shape: InputShape = dataclasses.field(hash=False)  # a dict has no hash
     num_classes: int
     feature_dim: int
     shared: "Bucket | None" = None
@@ -81,7 +83,7 @@ class Federation:
 
 def make_federation(
     modules: dict[str, nn.Module],
-    input_shape: tuple[int, int, int],
+    input_shape: InputShape,
     num_classes: int,
     num_clients: int | None = None,
     assignment: Sequence[str] | None = None,
@@ -92,7 +94,7 @@ def make_federation(
 
     Args:
       modules: name -> module (see `Bucket.module`).
-      input_shape: (H, W, C) of the images.
+      input_shape: `Dataset.input_shape`: of one sample as a model sees it, such as (H, W, C).
       num_classes: classes of the task.
       num_clients: with it, client i takes module i mod len(modules), as the papers deal them out.
       assignment: the module's name for each client, instead of `num_clients`.
@@ -112,7 +114,7 @@ def make_federation(
         assignment = [names[i % len(names)] for i in range(num_clients)]
     if unknown := sorted(set(assignment) - set(names)):
         raise ValueError(f"assignment names {unknown[0]!r}, but the modules are {', '.join(names)}")
-    task = tuple(input_shape), num_classes
+    task = plain(input_shape), num_classes
     group = {name: _bucket(name, module, *task) for name, module in modules.items()}
     if shared is None:
         auxiliary, _ = min(group.values(), key=lambda entry: entry[1])
@@ -126,7 +128,7 @@ def make_federation(
 def make_sliced_federation(
     network: Callable[[float], nn.Module],
     rates: Sequence[float],
-    input_shape: tuple[int, int, int],
+    input_shape: InputShape,
     num_classes: int,
 ) -> Federation:
     """A federation whose clients train slices of one network: one bucket a width rate, widest first.
@@ -148,15 +150,15 @@ def make_sliced_federation(
     assignment = [names[float(rate)] for rate in rates]
     federation = make_federation(modules, input_shape, num_classes, assignment=assignment)
     buckets = tuple(dataclasses.replace(b, width=rate) for b, rate in zip(federation.buckets, names))
-    whole, _ = _bucket("global", network(1.0), tuple(input_shape), num_classes)
+    whole, _ = _bucket("global", network(1.0), plain(input_shape), num_classes)
     return dataclasses.replace(federation, buckets=buckets, global_model=whole)
 
 
-def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num_classes: int) -> tuple[Bucket, int]:
+def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: int) -> tuple[Bucket, int]:
     """The bucket of a module, and its number of parameters."""
 
     def outputs(key):
-        x = jnp.zeros((1, *input_shape))
+        x = zeros(input_shape)
         variables = module.init(key, x)
         features = module.apply(variables, x, True, jnp.ones(1, bool), method="features", mutable=["batch_stats"])[0]
         return variables["params"], features, module.apply(variables, features, method="classify")
@@ -164,7 +166,7 @@ def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num
     params, features, logits = jax.eval_shape(outputs, jax.random.key(0))
     if features.ndim != 2 or logits.shape != (1, num_classes):
         raise ValueError(
-            f"model {name!r} returns features {features.shape} and logits {logits.shape} for one image; "
+            f"model {name!r} returns features {features.shape} and logits {logits.shape} for one sample; "
             f"expected (1, K) and (1, {num_classes})"
         )
     if set(params) != {"base", "head"}:
@@ -176,7 +178,7 @@ def _bucket(name: str, module: nn.Module, input_shape: tuple[int, int, int], num
 def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
     """A client's model: {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}. It has
     the bucket's weights where there are any, and is random elsewhere."""
-    variables = bucket.module.init(key, jnp.zeros((1, *bucket.input_shape)))
+    variables = bucket.module.init(key, zeros(bucket.input_shape))
     return start_from(bucket.weights, {"params": variables["params"], "stats": variables.get("batch_stats", {})})
 
 
@@ -232,7 +234,7 @@ def features(
     Args:
       bucket: whose module.
       params, stats: of one client's model.
-      x: float [B, H, W, C].
+      x: what a model sees, such as images float [B, H, W, C].
       mask: bool [B], the real samples.
       train: by batch statistics, and with dropout where there is a key; else by running statistics.
       key: of the module's dropout; None drops nothing.

@@ -16,7 +16,8 @@ from fedjax_ht.core.bounds import Count, check_fields
 from fedjax_ht.core.method import Data, PyTree, Split
 
 Augment = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(key, normalised images float [B, H, W, C], black: what a black pixel is among them, float [C]) -> images."""
+"""(key, normalised images float [B, H, W, C], black: what a black pixel is among them, float [C]) -> images; of inputs
+that are no images it takes those, and 0.0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,9 +53,9 @@ class LocalTraining:
 
 
 class Batch(NamedTuple):
-    """x float32 [B, H, W, C] normalised, y int32 [B], mask bool [B]: False marks padding."""
+    """x: what a model sees, such as images float32 [B, H, W, C]; y int32 [B]; mask bool [B]: False marks padding."""
 
-    x: jax.Array
+    x: PyTree
     y: jax.Array
     mask: jax.Array
 
@@ -100,9 +101,9 @@ def _steps_per_epoch(training: LocalTraining, count):
     return (count + size - 1) // size
 
 
-def normalise(data: Data, images: jax.Array) -> jax.Array:
-    """uint8 [..., C] -> float32, (x / 255 - mean) / std."""
-    return (images.astype(jnp.float32) / 255.0 - data.mean) / data.std
+def inputs_at(data: Data, index: jax.Array) -> PyTree:
+    """What a model sees of the samples at indices int32 [B]."""
+    return data.preprocess(jax.tree.map(lambda x: x[index], data.inputs))
 
 
 def take_batch(data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int) -> Batch:
@@ -110,7 +111,7 @@ def take_batch(data: Data, order: jax.Array, count: jax.Array, start: jax.Array,
     positions = start + jnp.arange(size)
     # Past the end some sample is read, and masked.
     index = order[jnp.minimum(positions, order.shape[0] - 1)]
-    return Batch(normalise(data, data.images[index]), data.labels[index], positions < count)
+    return Batch(inputs_at(data, index), data.labels[index], positions < count)
 
 
 def shuffled(key: jax.Array, split: Split) -> jax.Array:
@@ -146,7 +147,7 @@ def train(
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
-    black = -data.mean / data.std
+    black = getattr(data.preprocess, "black", 0.0)
     start, steps = _first_batch(training, data, per_epoch), num_steps(training, source.count)
 
     def loss_of(params, stats, batch, key):

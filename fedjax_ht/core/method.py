@@ -68,28 +68,27 @@ class Context(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One client's share of a set: int32 [max] indices into `Data.images`, of which the first `count` are real."""
+    """One client's share of a set: int32 [max] indices into `Data.inputs`, of which the first `count` are real."""
 
     indices: jax.Array
     count: jax.Array
 
 
 class Data(NamedTuple):
-    """One client's view of the data; images and labels are stored once for all clients.
+    """One client's view of the data; inputs and labels are stored once for all clients.
 
     Attributes:
-      images: uint8 [N, H, W, C].
+      inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a pytree of such.
       labels: int32 [N].
-      mean, std: float32 [C], of pixels in [0, 1].
+      preprocess: what a model sees of them, see `core.inputs`.
       splits: {"train" | "val" | "test" | ...: Split}.
       round: int32 scalar in client_update, the round, by which training in stored order knows where it goes on (see
         `LocalTraining.steps`); () elsewhere.
     """
 
-    images: jax.Array
+    inputs: PyTree
     labels: jax.Array
-    mean: jax.Array
-    std: jax.Array
+    preprocess: PyTree
     splits: dict[str, Split]
     round: "jax.Array | tuple" = ()
 
@@ -128,7 +127,7 @@ class Method(NamedTuple):
       broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
       client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after `receive`.
       server_update: (federation, server, {bucket name: Received}, ctx) -> (Server, Metrics).
-      predict: (bucket, client, downlink, x [B, H, W, C], mask bool [B]) -> {rule: scores [B, num_classes]}.
+      predict: (bucket, client, downlink, x as of `Batch`, mask bool [B]) -> {rule: scores [B, num_classes]}.
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict forgets its order when
         it passes through jit.)
       receive: (bucket, client, downlink, data, ctx) -> Client.
@@ -144,7 +143,7 @@ class Method(NamedTuple):
       pretrained_on: names of the datasets that `frozen` has seen; a run on one of them must be asked for.
       pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
         i being of class i mod num_classes; or None.
-      features: (bucket, client, x [B, H, W, C], mask bool [B]) -> float [B, K], what a client makes of images before it
+      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], what a client makes of them before it
         compares classes, to be looked at; by default the features of the model in its state. None: nothing to look at.
       prototypes: (server) -> Masked float [C, K] among those features, one a class; or None.
       warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is

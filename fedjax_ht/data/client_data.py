@@ -1,4 +1,4 @@
-"""A dataset and its partition as a simulation takes them: images once, and per bucket its clients' padded indices."""
+"""A dataset and its partition as a simulation takes them: inputs once, and per bucket its clients' padded indices."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.inputs import described
 from fedjax_ht.core.method import Data, Split
 from fedjax_ht.data.dataset import Dataset, Partition
 
@@ -15,7 +16,7 @@ class FederationData(NamedTuple):
     """NumPy arrays; a simulation places them on its devices.
 
     Attributes:
-      buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max], [n]); the images and
+      buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max], [n]); the inputs and
         labels are the same arrays in every bucket. Validation and test sets are in a fixed mixed order, as models
         that normalise by batch see their batches: partitions list them class by class.
       counts: split name -> int64 [num_clients].
@@ -31,18 +32,19 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
     """Arranges the data by bucket.
 
     Raises:
-      ValueError: the partition, the images or the classes do not fit the federation.
+      ValueError: the partition, the inputs or the classes do not fit the federation.
     """
     if len(partition) != federation.num_clients:
         raise ValueError(f"the partition has {len(partition)} clients, the federation {federation.num_clients}")
     if dataset.num_classes != federation.num_classes:
         raise ValueError(f"{dataset.name} has {dataset.num_classes} classes, the federation {federation.num_classes}")
     for bucket in federation.buckets:
-        if bucket.input_shape != tuple(dataset.image_shape):
+        if bucket.input_shape != dataset.input_shape:
             raise ValueError(
-                f"model {bucket.name!r} takes {bucket.input_shape}, {dataset.name} has {dataset.image_shape}"
+                f"model {bucket.name!r} takes {described(bucket.input_shape)}, "
+                f"{dataset.name} has {described(dataset.input_shape)}"
             )
-    shared = (dataset.images, dataset.labels, np.float32(dataset.mean), np.float32(dataset.std))
+    shared = (dataset.inputs, dataset.labels, dataset.preprocess)
     buckets = {}
     for bucket in federation.buckets:
         clients = [partition[i] for i in federation.members(bucket)]
@@ -55,7 +57,7 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
 
 
 def join_trials(trials: Sequence[FederationData]) -> FederationData:
-    """Several splits of the same images as one: splits [trials * n, max], counts [trials, num_clients], and pooled
+    """Several splits of the same samples as one: splits [trials * n, max], counts [trials, num_clients], and pooled
     sets [trials, max]."""
 
     def join(splits: Sequence[Split], axis) -> Split:

@@ -1,11 +1,13 @@
-"""The data of one federation before it is split: images, labels and how to normalise them."""
+"""The data of one federation before it is split: samples, labels and what a model sees of them."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
+from fedjax_ht.core.inputs import AsStored, InputShape, Pixels, Preprocess, shape_of
 from fedjax_ht.core.names import meant
 
 
@@ -22,58 +24,93 @@ Partition = tuple[ClientIndices, ...]  # position i is the client with id i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """An immutable labelled image set, kept as bytes: normalisation happens on the device, per batch.
+    """An immutable labelled set of any kind of samples, kept as it is stored: what a model sees of it is made on the
+    device, per batch.
 
     Attributes:
       name: what the user asked for, such as "cifar10".
-      images: uint8 [N, H, W, C], C is 1 or 3; a read-only view of what was given. Who keeps that and writes to it
-        changes the set.
+      inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N, H, W, C], sensor
+        windows float [N, T, channels], tokens int [N, length], rows of a table float [N, columns]. A read-only view of
+        what was given: who keeps that and writes to it changes the set.
       labels: int32 [N], values in [0, num_classes).
       class_names: one name per class.
-      mean, std: per channel, of pixels scaled to [0, 1]; a model sees (x / 255 - mean) / std.
+      preprocess: stored inputs -> what a model sees, a pure function that is traced; see `core.inputs`. By default
+        images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and all else is `AsStored`.
       official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if it has none.
       clients: the split that came with the data (client folders), else None.
+      groups: int32 [N], whose or where a sample is from, by number: a person, a hospital, a domain; else None.
     """
 
     name: str
-    images: np.ndarray
+    inputs: Any
     labels: np.ndarray
     class_names: tuple[str, ...]
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
+    preprocess: Preprocess | Callable | None = None
     official: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     clients: Partition | None = None
+    groups: np.ndarray | None = None
 
     def __post_init__(self):
-        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[-1] not in (1, 3):
-            raise ValueError(
-                f"{self.name}: images must be uint8 [N, H, W, 1 or 3], got {self.images.dtype} {self.images.shape}"
-            )
-        if self.labels.shape != self.images.shape[:1]:
-            raise ValueError(f"{self.name}: {len(self.images)} images but labels of shape {self.labels.shape}")
+        arrays = jax.tree.leaves(self.inputs)
+        if not arrays or not all(isinstance(x, np.ndarray) and x.dtype.kind in "iuf" for x in arrays):
+            raise ValueError(f"{self.name}: inputs must be NumPy arrays of integers or floats, [N, ...]")
+        for x in arrays:
+            if self.labels.shape != x.shape[:1]:
+                raise ValueError(
+                    f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of shape {self.labels.shape}"
+                )
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < self.num_classes:
             raise ValueError(
                 f"{self.name}: labels run from {self.labels.min()} to {self.labels.max()}, "
                 f"but there are {self.num_classes} class names"
             )
-        channels = self.images.shape[-1]
-        for field in ("mean", "std"):  # one number serves every channel
-            values = tuple(float(v) for v in getattr(self, field))
-            if len(values) not in (1, channels):
-                raise ValueError(f"{self.name}: {field} has {len(values)} values for {channels} channels")
-            object.__setattr__(self, field, values * (channels // len(values)))
+        if self.groups is not None:
+            if self.groups.shape != self.labels.shape or self.groups.dtype.kind not in "iu":
+                raise ValueError(f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]")
+            object.__setattr__(self, "groups", self.groups.astype(np.int32))
+        object.__setattr__(self, "preprocess", _preprocess(self.name, self.inputs, self.preprocess))
         object.__setattr__(self, "labels", self.labels.astype(np.int32))
-        object.__setattr__(self, "images", self.images.view())  # the array itself is the caller's
-        self.images.flags.writeable = False
-        self.labels.flags.writeable = False
+        object.__setattr__(self, "inputs", jax.tree.map(lambda x: x.view(), self.inputs))  # the arrays are the caller's
+        for x in (*jax.tree.leaves(self.inputs), self.labels):
+            x.flags.writeable = False
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.images.shape[1:]
+    def input_shape(self) -> InputShape:
+        """Of one sample as a model sees it, such as (H, W, C), see `core.inputs.InputShape`."""
+        on_device = jax.dtypes.canonicalize_dtype  # there floats and integers have 32 bits at most
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), on_device(x.dtype)), self.inputs)
+        return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, one))
+
+
+def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None) -> Preprocess:
+    """A set's rule, as a pytree."""
+    images = isinstance(inputs, np.ndarray) and inputs.ndim == 4
+    if preprocess is None:
+        bytes_ = [x for x in jax.tree.leaves(inputs) if x.dtype == np.uint8]
+        if bytes_ and not images:
+            raise ValueError(
+                f"{name}: uint8 {list(bytes_[0].shape)} could be anything: images are [N, H, W, channels], tokens of "
+                "another integer type; or say by preprocess what a model sees of it"
+            )
+        preprocess = Pixels() if bytes_ else AsStored()
+    if not isinstance(preprocess, Pixels):
+        own = jax.tree_util.all_leaves([preprocess])  # a function, and no pytree yet
+        return jax.tree_util.Partial(preprocess) if own else preprocess
+    if not images:
+        raise ValueError(f"{name}: preprocess is Pixels, which is for images [N, H, W, channels]")
+    return Pixels(*(_by_channel(name, field, getattr(preprocess, field), inputs.shape[-1]) for field in Pixels._fields))
+
+
+def _by_channel(name: str, field: str, value: Any, channels: int) -> np.ndarray:
+    """float32 [channels]; one number serves all."""
+    values = np.ravel(np.asarray(value, np.float32))
+    if len(values) not in (1, channels):
+        raise ValueError(f"{name}: {field} has {len(values)} values for {channels} channels")
+    return np.repeat(values, channels // len(values))
 
 
 def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
@@ -115,6 +152,7 @@ def _selected(dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_name
     position = np.full(len(dataset.labels), -1)
     position[kept] = np.arange(len(kept))
     official = {name: position[index][position[index] >= 0] for name, index in dataset.official.items()}
-    return dataclasses.replace(
-        dataset, images=dataset.images[kept], labels=labels[kept], class_names=class_names, official=official
-    )
+    inputs = jax.tree.map(lambda x: x[kept], dataset.inputs)
+    kept_of = {"inputs": inputs, "labels": labels[kept]}
+    kept_of |= {} if dataset.groups is None else {"groups": dataset.groups[kept]}
+    return dataclasses.replace(dataset, class_names=class_names, official=official, **kept_of)

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal
 
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.dataset import Dataset
 
 Normalisation = Literal["half", "dataset"]
@@ -41,4 +42,4 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
             f"normalisation is 'dataset', but no moments of {dataset.name} are known; those of {known} are"
         )
     mean, std = MOMENTS[dataset.name]
-    return dataclasses.replace(dataset, mean=mean, std=std)
+    return dataclasses.replace(dataset, preprocess=Pixels(mean, std))

@@ -26,7 +26,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.bounds import NonNegative, Positive, checked
-from fedjax_ht.core.federation import features, logits, require_equal_heads
+from fedjax_ht.core.federation import Federation, features, logits, require_equal_heads
+from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Data, Method, PyTree
 from fedjax_ht.core.round import gather_received, select
@@ -42,10 +43,18 @@ VIEW = (resized_crop, flip, colour_jitter, random_grayscale)
 
 def random_view(key: jax.Array, data: Data, x: jax.Array) -> jax.Array:
     """One random view of each image; float [B, H, W, C], normalised as in `data`, in and out."""
-    pixels = x * data.std + data.mean
+    rule = pixels_of(data.preprocess, "FedClassAvg")
+    pixels = rule.pixels(x)
     for i, step in enumerate(VIEW):
         pixels = step(jax.random.fold_in(key, i), pixels)
-    return (pixels - data.mean) / data.std
+    return rule.normalise(pixels)
+
+
+def check(federation: Federation) -> None:
+    """ValueError unless models take images and have heads of one shape."""
+    for bucket in federation.buckets:
+        image_shape(bucket.input_shape, "FedClassAvg")
+    require_equal_heads(federation)
 
 
 def proximity(head: PyTree, start: PyTree) -> jax.Array:
@@ -110,7 +119,7 @@ def fedclassavg(
     return Method(
         name="fedclassavg",
         training=training,
-        check=require_equal_heads,
+        check=check,
         init_server=init_head,
         init_client=init_model,
         broadcast=lambda federation, bucket, server, ctx: server,

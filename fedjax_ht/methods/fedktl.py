@@ -44,6 +44,7 @@ import optax
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, checked, traced
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
+from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import (
     Batch,
     LocalTraining,
@@ -211,6 +212,8 @@ def fedktl(
         return with_outputs(bucket, dim_of(bucket)) if etf else bucket
 
     def check(federation) -> None:
+        for bucket in federation.buckets:
+            image_shape(bucket.input_shape, "FedKTL")
         k, classes = dim_of(federation), federation.num_classes
         if etf and k < classes:
             raise ValueError(f"dim is {k}; an ETF of {classes} classes needs at least {classes}")
@@ -266,7 +269,7 @@ def fedktl(
                 return Loss(value, stats)
             index, mask = draw(images.mask, size, draw_key)
             pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
-            x = (pixels - data.mean) / data.std
+            x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
             found, outputs, stats = representation(bucket, params["model"], stats, x, mask, train=True, key=pair_key)
             if transfer == "images":
                 # One pass over the images is `extra` times as long as one over the client's own samples.

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.inputs import image_shape
 from fedjax_ht.core.local_training import LocalTraining, label_counts, take_batch
 from fedjax_ht.core.method import Data, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received, select
@@ -144,7 +145,7 @@ def fine_tuning(
         below.check(federation)
         if below.name == "fedavg" and federation.buckets[0].width != 1:
             raise ValueError(f"{name} averages whole models; all rates must be 1, not {federation.buckets[0].width}")
-        num_doublings(federation.global_model.input_shape)
+        num_doublings(image_shape(federation.global_model.input_shape, name))
 
     def init_server(federation, key):
         model, generator_key = below.init_server(federation, key), jax.random.fold_in(key, 1)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.local_training import normalise
+from fedjax_ht.core.local_training import inputs_at
 from fedjax_ht.core.method import Data, PyTree
 from fedjax_ht.methods.supervised import count_labels
 from fedjax_ht.models.conditional import ConditionalGenerator
@@ -32,7 +32,7 @@ class Pool(NamedTuple):
     """Training images by class.
 
     Attributes:
-      order: int32 [max], indices into `Data.images`, class after class, padding last.
+      order: int32 [max], indices into `Data.inputs`, class after class, padding last.
       first, count: int32 [C], where a class begins in it, and how many images it has.
     """
 
@@ -53,7 +53,7 @@ def draw_real(key: jax.Array, data: Data, pool: Pool, labels: jax.Array) -> jax.
     """Normalised images float [B, H, W, channels] of these classes int [B], each with replacement; a class must have
     one."""
     number = jax.random.randint(key, labels.shape, 0, jnp.maximum(pool.count[labels], 1))
-    return normalise(data, data.images[pool.order[pool.first[labels] + number]])
+    return inputs_at(data, pool.order[pool.first[labels] + number])
 
 
 def settle(module: ConditionalGenerator, generator: PyTree, batch_size: int, key: jax.Array) -> PyTree:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
+from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree
 
 Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
@@ -92,14 +93,14 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
 
 
 def sample_flops(bucket: Bucket) -> float:
-    """FLOPs of an architecture on one image, forward: what one step costs beside another architecture's."""
+    """FLOPs of an architecture on one sample, forward: what one step costs beside another architecture's."""
 
     def forward(params, stats, x, mask):
         representations = features(bucket, params, stats, x, mask, train=False)[0]
         return logits(bucket, params, representations)
 
     model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-    x, mask = jax.ShapeDtypeStruct((1, *bucket.input_shape), jnp.float32), jax.ShapeDtypeStruct((1,), bool)
+    x, mask = abstract(bucket.input_shape, 1), jax.ShapeDtypeStruct((1,), bool)
     return program_flops(jax.make_jaxpr(forward)(model["params"], model["stats"], x, mask))
 
 

@@ -13,6 +13,7 @@ from fedjax_ht.configs.base import Fields, base_config
 from fedjax_ht.core.attacks import Attack, attackers
 from fedjax_ht.core.bounds import MAX_SEED, Count, NonNegative, Part, check_value, hints_of
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
@@ -76,6 +77,11 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
     dataset = normalised(dataset, config.dataset.normalisation)
+    for own in configs.values():
+        if own.training.augmentation and not isinstance(dataset.preprocess, Pixels):
+            raise ValueError(
+                f"training.augmentation is {tuple(own.training.augmentation)}; {dataset.name} has no images"
+            )
     if config.dataset.classes:
         dataset = of_classes(dataset, config.dataset.classes)
     if config.dataset.subset:
@@ -107,13 +113,13 @@ def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset, begun: b
 
 def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
     """Client i has module i mod their number of the model group."""
-    task = (dataset.num_classes, dataset.image_shape, model.feature_dim or None)
+    task = (dataset.num_classes, dataset.input_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu)
     if model.shared and model.shared not in modules:
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
-    federation = make_federation(modules, dataset.image_shape, dataset.num_classes, num_clients, shared=shared)
+    federation = make_federation(modules, dataset.input_shape, dataset.num_classes, num_clients, shared=shared)
     if not model.weights or (begun and missing(model.weights)):
         return federation
     weights = model.weights if isinstance(model.weights, str) else {k: model.weights[k] for k in model.weights}
@@ -131,7 +137,7 @@ def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Data
     ):
         if model[field] != value:
             raise ValueError(f"model.{field} is {model[field]!r}; with model.rates it must be {value!r}")
-    shape, num_classes = dataset.image_shape, dataset.num_classes
+    shape, num_classes = dataset.input_shape, dataset.num_classes
     network = sliced_network(model.group, num_classes, shape, model.norm, model.scaler)
     return make_sliced_federation(network, rates, shape, num_classes)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from ml_collections import ConfigDict
 
@@ -135,9 +136,9 @@ def _filled(fields: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprints(dataset: Dataset, partitions: Sequence[Partition]) -> dict[str, str]:
-    """SHA-256 of what a run learns from: "data" of images and labels, "split" of each trial's clients' samples."""
+    """SHA-256 of what a run learns from: "data" of inputs and labels, "split" of each trial's clients' samples."""
     data, split = hashlib.sha256(), hashlib.sha256()
-    for array in (dataset.images, dataset.labels):
+    for array in (*jax.tree.leaves(dataset.inputs), dataset.labels):
         _add(data, array)
     for partition in {id(shared): shared for shared in partitions}.values():
         for client in partition:
@@ -154,7 +155,7 @@ def _add(digest, array: np.ndarray) -> None:
 
 def check_data(noted: Mapping[str, Any], prints: Mapping[str, str], config: ConfigDict, workdir: Path) -> None:
     """ValueError where a run that has noted its data was on other data than now."""
-    for name, words in (("data", "other images or labels"), ("split", "another split")):
+    for name, words in (("data", "other inputs or labels"), ("split", "another split")):
         if name in noted and noted[name] != prints[name]:
             raise ValueError(
                 f"{workdir} holds a run on {words} than {config.dataset.name} with dataset.data_dir "

@@ -99,7 +99,7 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
         received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, arrived)
     serve = server_step(method, program.federation)
     serve = serve if method.host_server else jax.jit(serve)
-    data = server_copy(program.images)._replace(splits=_pooled(program, trial)) if method.sees_data else None
+    data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None
     _checked(trial, None, None, "server_update", serve, server, received, root, round, program.server.frozen, data)
 
 

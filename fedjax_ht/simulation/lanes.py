@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from fedjax_ht.core.compiling import platform_of
 from fedjax_ht.core.executor import Lanes, longest_first
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
+from fedjax_ht.core.inputs import abstract
 from fedjax_ht.metrics.flops import called_programs, sample_flops
 
 MOST = 32  # lanes that the rule gives; more can be asked for
@@ -133,7 +134,7 @@ def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
 
     shape = jax.ShapeDtypeStruct
     model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-    batch = shape((batch_size, *bucket.input_shape), jnp.float32), shape((batch_size,), bool)
+    batch = abstract(bucket.input_shape, batch_size), shape((batch_size,), bool)
     program = jax.make_jaxpr(jax.grad(loss, has_aux=True))(model["params"], model["stats"], *batch)
     counts: Counter = Counter()
     _count(program.jaxpr, 1, counts)

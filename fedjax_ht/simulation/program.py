@@ -74,7 +74,7 @@ class Program(NamedTuple):
       store: where states of clients at rest live.
       own_seeds: of each trial, uint32 [trials], NumPy.
       settings: what varies of the method, NumPy with a leading axis [trials]; () where nothing does.
-      images: the data without its splits, on all devices.
+      samples: the data without its splits, on all devices.
       clients: bucket name -> its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
       score: `evaluation.bucket_evaluation` likewise.
@@ -93,7 +93,7 @@ class Program(NamedTuple):
     store: ClientStore
     own_seeds: np.ndarray
     settings: PyTree
-    images: Data
+    samples: Data
     clients: dict[str, Clients]
     train: Callable
     score: Callable
@@ -127,7 +127,7 @@ def bind(
     method.check(federation)
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    images = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
+    samples = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
     size = evaluation_batch(federation, options)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
@@ -147,7 +147,7 @@ def bind(
     clients = {
         b.name: Clients(
             rosters[b.name],
-            images._replace(splits=spread(mesh, data.buckets[b.name].splits)),
+            samples._replace(splits=spread(mesh, data.buckets[b.name].splits)),
             first_states(method, b, mesh),
         )
         for b in federation.buckets
@@ -165,7 +165,7 @@ def bind(
         store=STORES[options.client_store](mesh),
         own_seeds=np.zeros(0, np.uint32),
         settings=(),
-        images=images,
+        samples=samples,
         clients=clients,
         train=buckets_on_mesh(train, mesh, donate=True),
         score=buckets_on_mesh(score, mesh, donate=False),

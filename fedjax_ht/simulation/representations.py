@@ -1,4 +1,4 @@
-"""What clients make of the same images, to be looked at."""
+"""What clients make of the same samples, to be looked at."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ def client_features(
     program: Program, state: SimulationState, ids: Sequence[int], indices: np.ndarray
 ) -> list[np.ndarray]:
     """`Method.features` of the first trial's clients `ids`, in the state in which an evaluation scores them, of the
-    images `indices`: float32 [n, K] each. Every process of a run makes the call; the state stays.
+    samples `indices`: float32 [n, K] each. Every process of a run makes the call; the state stays.
 
     Raises:
       ValueError: the method has no features to look at.
@@ -34,7 +34,8 @@ def client_features(
     for bucket in program.federation.buckets:
         run, data = _features_of(program, bucket), program.data.buckets[bucket.name]
         order = Split(np.arange(len(indices), dtype=np.int32), np.int32(len(indices)))
-        shown = data._replace(images=data.images[indices], labels=data.labels[indices], splits={"shown": order})
+        inputs = jax.tree.map(lambda x: x[indices], data.inputs)
+        shown = data._replace(inputs=inputs, labels=data.labels[indices], splits={"shown": order})
         roster = program.clients[bucket.name].roster
         members = [i for i in roster.members.tolist() if i in ids]
         rows = roster.rows(0, np.array(members, np.int64))

@@ -154,11 +154,11 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
         everyone = server.charge_all((state.servers, server.seeds, server.settings, infos), number)
     rows = collect(mesh, {name: part.rows for name, part in trained.items()})
     received = {name: part.received for name, part in trained.items()}
-    splits, images = {}, ()
+    splits, samples = {}, ()
     if program.method.sees_data:
-        splits, images = {"train": server.pooled["train"]}, server_copy(program.images)
+        splits, samples = {"train": server.pooled["train"]}, server_copy(program.samples)
     own = (state.servers, server.seeds, server.settings, rows, splits)
-    new, result = server.serve(own, (received, number, server.frozen, images))
+    new, result = server.serve(own, (received, number, server.frozen, samples))
 
     last_round = state.last_round.copy()
     for reached, (ids, _) in zip(last_round, chosen):
@@ -255,7 +255,7 @@ def evaluate(program: Program, state: SimulationState, only: np.ndarray | None =
     scored = _scored(program, state, now, ids)
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
-        pooled = program.server.score_global((state.servers, program.server.pooled), server_copy(program.images))
+        pooled = program.server.score_global((state.servers, program.server.pooled), server_copy(program.samples))
     scores, pooled = fetch(([s for _, _, s in scored], pooled))
     evaluations = []
     for t, train_counts in enumerate(program.train_counts):

@@ -50,17 +50,17 @@ def first_server(method: Method, federation: Federation) -> Callable:
 
 
 def serve(method: Method, federation: Federation) -> Callable:
-    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Method.frozen, images)) -> (server,
+    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Method.frozen, samples)) -> (server,
     ServerResult).
 
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding. `splits` and `images`, a
+    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding. `splits` and `samples`, a
     `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
     """
 
     def one(own, shared):
-        (server, seed, settings, rows, splits), (received, round, frozen, images) = own, shared
+        (server, seed, settings, rows, splits), (received, round, frozen, samples) = own, shared
         mine = {name: pick(r, rows[name]) for name, r in received.items()}
-        data = images._replace(splits=splits) if splits else None
+        data = samples._replace(splits=splits) if splits else None
         step = server_round(method.at(settings), federation)
         return step(server, mine, jax.random.key(seed), round, frozen, data)
 

@@ -290,6 +290,6 @@ def test_take_batch_normalises_and_masks():
     batch = take_batch(data, split.indices, split.count, jnp.int32(2), 3)
     np.testing.assert_array_equal(batch.mask, [True, True, False])
     np.testing.assert_array_equal(batch.y[:2], LABELS[[2, 6]])
-    want = (np.asarray(data.images)[[2, 6]] / 255 - 0.25) / 0.5
+    want = (np.asarray(data.inputs)[[2, 6]] / 255 - 0.25) / 0.5
     assert batch.x.dtype == jnp.float32 and batch.x.shape == (3, 2, 2, 1)
     np.testing.assert_allclose(batch.x[:2], want, rtol=1e-5, atol=1e-6)

@@ -16,7 +16,7 @@ def pointers(x):
 
 images = np.arange(7 * 64, dtype=np.uint8).reshape(7, 8, 8, 1)
 np.save(sys.argv[1], images)
-of_file = Dataset("file", mapped(sys.argv[1]), np.zeros(7, int), ("a",)).images
+of_file = Dataset("file", mapped(sys.argv[1]), np.zeros(7, int), ("a",)).inputs
 assert jax.device_count() == 2 and not of_file.flags.writeable
 assert pointers(of_file) == {of_file.ctypes.data}, "a map is copied"
 
@@ -24,11 +24,11 @@ given = np.empty(images.size + 64, np.uint8)
 given = given[-given.ctypes.data % 64 :][: images.size].reshape(images.shape)
 given[...] = images
 dataset = Dataset("given", given, np.zeros(7, int), ("a",))
-for x in (dataset.images, given[1:], np.asfortranarray(images)):
+for x in (dataset.inputs, given[1:], np.asfortranarray(images)):
     (pointer,), x_there = pointers(x), share(client_mesh(), x)
     assert pointer != x.ctypes.data, "what somebody can write to is in use"
     np.testing.assert_array_equal(x_there, x)
-there = share(client_mesh(), dataset.images)
+there = share(client_mesh(), dataset.inputs)
 given[...] = 0
 np.testing.assert_array_equal(there, images)
 """

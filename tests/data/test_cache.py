@@ -63,7 +63,7 @@ def folder(tmp_path, monkeypatch):
 
 def assert_whole(folder: Path) -> None:
     dataset = load(f"folder:{folder}", None, None)
-    assert dataset.images[:, 0, 0, 0].tolist() == [0, 1, 2] and dataset.labels.tolist() == [0, 1, 1]
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2] and dataset.labels.tolist() == [0, 1, 1]
 
 
 def kept(folder: Path) -> list[str]:
@@ -114,7 +114,7 @@ def test_a_set_that_is_in_use_outlives_its_files(folder):
     dataset = load(f"folder:{folder}", None, None)
     for path in (folder / ".fedjax_ht_cache").iterdir():
         path.unlink()
-    assert dataset.images[:, 0, 0, 0].tolist() == [0, 1, 2]
+    assert dataset.inputs[:, 0, 0, 0].tolist() == [0, 1, 2]
 
 
 def test_a_full_disk_keeps_nothing(folder, monkeypatch, tmp_path):

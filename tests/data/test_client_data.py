@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, of_classes, subset
 from fedjax_ht.models import mlp
@@ -34,7 +35,7 @@ def test_indices_are_padded_per_bucket():
         "train": [0, 1, 2, 4, 5, 6],
         "test": [3, 7],
     }
-    assert data.buckets["x"].images is data.buckets["y"].images  # stored once
+    assert data.buckets["x"].inputs is data.buckets["y"].inputs  # stored once
 
 
 def test_what_is_evaluated_is_mixed():
@@ -70,22 +71,28 @@ def test_misfits_are_one_line(wrong, message):
 
 def test_a_dataset_checks_its_arrays():
     images = np.zeros((2, 4, 4, 1), np.uint8)
-    with pytest.raises(ValueError, match="uint8"):
-        Dataset("d", images.astype(np.float32), np.zeros(2), ("a",))
+    with pytest.raises(ValueError, match="2 samples but labels of shape"):
+        Dataset("d", images, np.zeros(3, int), ("a",))
+    with pytest.raises(ValueError, match=r"uint8 \[2, 4\] could be anything"):
+        Dataset("d", images[:, :, 0, 0], np.zeros(2, int), ("a",))
+    with pytest.raises(ValueError, match="must be NumPy arrays"):
+        Dataset("d", [["text"]], np.zeros(1, int), ("a",))
+    with pytest.raises(ValueError, match="Pixels, which is for images"):
+        Dataset("d", np.zeros((2, 4)), np.zeros(2, int), ("a",), Pixels())
     with pytest.raises(ValueError, match="labels run from 0 to 1"):
         Dataset("d", images, np.array([0, 1]), ("a",))
     with pytest.raises(ValueError, match="std has 2 values for 1 channels"):
-        Dataset("d", images, np.zeros(2, int), ("a",), std=(1.0, 1.0))
-    assert Dataset("d", images, np.zeros(2, int), ("a",)).mean == (0.5,)
+        Dataset("d", images, np.zeros(2, int), ("a",), Pixels(0.5, (1.0, 1.0)))
+    assert Dataset("d", images, np.zeros(2, int), ("a",)).preprocess == ([0.5], [0.5])
 
 
 def test_the_callers_arrays_stay_writable():
     images, labels = np.zeros((3, 2, 2, 1), np.uint8), np.zeros(3, np.int32)
     dataset = Dataset("mine", images, labels, ("a",))
     images[0], labels[0] = 9, 0  # no error
-    assert np.shares_memory(dataset.images, images) and not dataset.images.flags.writeable
+    assert np.shares_memory(dataset.inputs, images) and not dataset.inputs.flags.writeable
     with pytest.raises(ValueError):
-        dataset.images[0] = 1
+        dataset.inputs[0] = 1
     with pytest.raises(ValueError):
         dataset.labels[0] = 1
 
@@ -95,13 +102,13 @@ def test_a_subset_keeps_order_and_the_publishers_sets():
     official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
     whole = Dataset("d", images, np.arange(9) % 3, ("a", "b", "c"), official=official)
     few = subset(whole, 6, seed=0)
-    kept = few.images[:, 0, 0, 0].astype(int)
+    kept = few.inputs[:, 0, 0, 0].astype(int)
     assert (np.diff(kept) > 0).all() and len(kept) == 6
     np.testing.assert_array_equal(few.labels, kept % 3)
     for name, index in official.items():
         assert kept[few.official[name]].tolist() == [i for i in index if i in kept]
-    np.testing.assert_array_equal(subset(whole, 6, seed=0).images, few.images)
-    assert any((subset(whole, 6, seed).images != few.images).any() for seed in range(1, 5))
+    np.testing.assert_array_equal(subset(whole, 6, seed=0).inputs, few.inputs)
+    assert any((subset(whole, 6, seed).inputs != few.inputs).any() for seed in range(1, 5))
     with pytest.raises(ValueError, match="subset is 10; d has 9 samples"):
         subset(whole, 10, seed=0)
     with pytest.raises(ValueError, match="come with their samples"):
@@ -113,7 +120,7 @@ def test_some_classes_keep_order_and_the_publishers_sets():
     official = {"train": np.array([8, 0, 1, 2, 3, 4]), "test": np.array([5, 6, 7])}
     whole = Dataset("d", images, np.arange(9) % 3, ("a", "b", "c"), official=official)
     few = of_classes(whole, ("c", "a"))
-    assert few.images[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
+    assert few.inputs[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
     assert few.labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert {name: index.tolist() for name, index in few.official.items()} == {"train": [5, 0, 1, 2], "test": [3, 4]}
     with pytest.raises(ValueError, match="classes has 'x'; the classes of d are a, b, c"):

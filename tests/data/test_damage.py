@@ -91,7 +91,7 @@ def _dataset(name: str) -> Callable[[Path], list]:
     def read(folder):
         dataset = _load.__wrapped__(name, folder, None)
         parts = [*dataset.official.values(), *(part for client in dataset.clients or () for part in client)]
-        return [dataset.images, dataset.labels, np.array(dataset.class_names), *parts]
+        return [dataset.inputs, dataset.labels, np.array(dataset.class_names), *parts]
 
     return read
 

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.core.local_training import normalise
-from fedjax_ht.core.method import Data
 from fedjax_ht.data.moments import MOMENTS, normalised
 from fedjax_ht.runner.build import build
 from tests.data.toy_dataset import make_dataset
@@ -25,18 +23,19 @@ def test_a_set_takes_its_own_moments(name):
     mean, std = MOMENTS[name]
     toy = make_dataset([3, 2])
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, len(mean)), np.uint8)
-    dataset = normalised(dataclasses.replace(toy, name=name, images=images), "dataset")
-    assert (dataset.mean, dataset.std) == (mean, std) and all(0.1 < m < 0.6 for m in mean)
-    data = Data(jnp.asarray(images), jnp.asarray(toy.labels), np.float32(dataset.mean), np.float32(dataset.std), {})
-    np.testing.assert_allclose(normalise(data, data.images), (images / 255 - mean) / std, rtol=1e-5, atol=1e-5)
+    dataset = normalised(dataclasses.replace(toy, name=name, inputs=images), "dataset")
+    assert all(0.1 < m < 0.6 for m in mean)
+    np.testing.assert_array_equal(dataset.preprocess.mean, np.float32(mean))
+    got = dataset.preprocess(jnp.asarray(images))
+    np.testing.assert_allclose(got, (images / 255 - mean) / std, rtol=1e-5, atol=1e-5)
 
 
 def test_a_config_asks_for_it():
     config = base_config()
-    assert build(config).dataset.mean == (0.5,)
+    assert build(config).dataset.preprocess.mean == [0.5]
     config.dataset.normalisation = "dataset"
     dataset = build(config).dataset
-    assert (dataset.mean, dataset.std) == ((0.1307,), (0.3081,))  # of DFRD's released code
+    np.testing.assert_array_equal(dataset.preprocess, np.float32([[0.1307], [0.3081]]))  # of DFRD's released code
 
 
 def test_a_set_without_known_moments():

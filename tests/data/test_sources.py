@@ -46,13 +46,13 @@ def test_the_same_call_gives_the_same_object():
 
 def test_embedded_fashion_mnist():
     dataset = load_dataset("fashion_mnist_10k")
-    assert dataset.images.shape == (10_000, 28, 28, 1) and dataset.num_classes == 10
+    assert dataset.inputs.shape == (10_000, 28, 28, 1) and dataset.num_classes == 10
     assert np.bincount(dataset.labels).tolist() == [1000] * 10
     assert dataset.class_names[dataset.labels[0]] == "Ankle boot"
-    assert zlib.crc32(dataset.images.tobytes()) == 309494841  # of the pixels in the publisher's t10k file
+    assert zlib.crc32(dataset.inputs.tobytes()) == 309494841  # of the pixels in the publisher's t10k file
     assert zlib.crc32(dataset.labels.astype(np.uint8).tobytes()) == 606848831
-    assert dataset.official == {} and dataset.mean == dataset.std == (0.5,)
-    assert load_dataset("fashion_mnist_10k", image_size=14).images.shape == (10_000, 14, 14, 1)
+    assert dataset.official == {} and dataset.preprocess == ([0.5], [0.5])
+    assert load_dataset("fashion_mnist_10k", image_size=14).inputs.shape == (10_000, 14, 14, 1)
 
 
 def test_the_package_carries_its_data_and_licence():

@@ -35,9 +35,9 @@ def test_npz(tmp_path, stored, expected, keys):
     images = pixels(4, 6, 5, 3)
     np.savez(tmp_path / "own.npz", **{keys[0]: stored(images), keys[1]: np.array([0, 2, 1, 2])})
     dataset = load_dataset("npz:own.npz", tmp_path)
-    np.testing.assert_array_equal(dataset.images, expected(images))
+    np.testing.assert_array_equal(dataset.inputs, expected(images))
     assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
-    assert dataset.name == "npz:own.npz" and dataset.official == {} and dataset.images.flags.c_contiguous
+    assert dataset.name == "npz:own.npz" and dataset.official == {} and dataset.inputs.flags.c_contiguous
 
 
 def test_npz_of_train_and_test(tmp_path):
@@ -45,10 +45,10 @@ def test_npz_of_train_and_test(tmp_path):
     arrays = {"x_train": x[:3], "y_train": [[0], [1], [0]], "x_test": x[3:], "y_test": [[1], [1]]}
     np.savez_compressed(tmp_path / "own.npz", **arrays)
     dataset = load_dataset(f"npz:{tmp_path}/own.npz")
-    np.testing.assert_array_equal(dataset.images[..., 0], x)
+    np.testing.assert_array_equal(dataset.inputs[..., 0], x)
     assert dataset.labels.tolist() == [0, 1, 0, 1, 1]
     assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
-    assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).images.shape == (5, 2, 2, 1)
+    assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).inputs.shape == (5, 2, 2, 1)
 
 
 BYTES = np.zeros((2, 4, 4), np.uint8)
@@ -90,8 +90,8 @@ def test_npz_of_jpeg_files(tmp_path):
     write_jpegs(tmp_path / "own.npz")
     dataset = load_dataset("npz:own.npz", tmp_path)
     assert dataset.class_names == ("x", "y", "z") and dataset.labels.tolist() == [2, 0, 2]
-    assert dataset.images.shape == (3, 4, 4, 3) and dataset.official == {}
-    assert dataset.images[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
+    assert dataset.inputs.shape == (3, 4, 4, 3) and dataset.official == {}
+    assert dataset.inputs[2, 1, 1] == pytest.approx([0, 0, 255], abs=3)
     write_jpegs(tmp_path / "mixed.npz", (4, 5, 4))
     assert "of more than one size" in load_error(ValueError, "npz:mixed.npz", tmp_path)
     np.savez(tmp_path / "part.npz", jpeg=np.zeros(3, np.uint8))
@@ -128,9 +128,9 @@ def _write_clients(root: Path, counts=((3, 1), (0, 2)), channels: int = 1) -> tu
 def test_client_folders(tmp_path, channels):
     images, labels = _write_clients(tmp_path / "made", channels=channels)
     dataset = load_dataset("client_folders:made", tmp_path)
-    np.testing.assert_array_equal(dataset.images, images)
+    np.testing.assert_array_equal(dataset.inputs, images)
     np.testing.assert_array_equal(dataset.labels, labels)
-    assert dataset.num_classes == 4 and dataset.official == {} and dataset.images.flags.c_contiguous
+    assert dataset.num_classes == 4 and dataset.official == {} and dataset.inputs.flags.c_contiguous
     got = [[part.tolist() for part in client] for client in dataset.clients]
     assert got == [[[0, 1, 2], [], [3]], [[], [], [4, 5]]]
     assert all(part.dtype == np.int64 for client in dataset.clients for part in client)
@@ -243,11 +243,11 @@ def prepared(tmp_path_factory):
 
 def test_tfds(prepared):
     dataset = load_dataset("tfds:tiny", prepared)
-    values = dataset.images[:, 0, 0, 0]
-    assert dataset.images.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
+    values = dataset.inputs[:, 0, 0, 0]
+    assert dataset.inputs.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
     assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
     np.testing.assert_array_equal(dataset.labels, values % 2)
-    assert load_dataset("tfds:tiny:1.0.0", prepared, 4).images.shape == (5, 4, 4, 3)
+    assert load_dataset("tfds:tiny:1.0.0", prepared, 4).inputs.shape == (5, 4, 4, 3)
     assert "tensorflow" not in sys.modules
 
 

@@ -53,10 +53,10 @@ def test_tiny_imagenet(tmp_path, form):
         _zip(folder, tmp_path / "tiny-imagenet-200.zip")
     data_dir = {"folder": folder.parent, "zip": tmp_path, "inside": folder}[form]
     dataset = load_dataset("tiny_imagenet", data_dir)
-    np.testing.assert_array_equal(dataset.images, images)
+    np.testing.assert_array_equal(dataset.inputs, images)
     assert dataset.labels.tolist() == [0, 0, 1, 1, 1, 0, 1] and dataset.class_names == ("n01", "n02")
     assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2, 3], "test": [4, 5, 6]}
-    assert load_dataset("tiny_imagenet", data_dir, 32).images.shape == (7, 32, 32, 3)
+    assert load_dataset("tiny_imagenet", data_dir, 32).inputs.shape == (7, 32, 32, 3)
 
 
 def test_tiny_imagenet_with_missing_files(tmp_path):
@@ -103,11 +103,11 @@ def test_flowers102(tmp_path, archived):
             path.unlink()
         (tmp_path / "jpg").rmdir()
     dataset = load_dataset("flowers102", tmp_path)
-    assert dataset.images.shape == (4, 64, 64, 3) and dataset.num_classes == 102
-    np.testing.assert_allclose(dataset.images.mean((1, 2, 3)), [0, 30, 60, 90], atol=1)
+    assert dataset.inputs.shape == (4, 64, 64, 3) and dataset.num_classes == 102
+    np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 30, 60, 90], atol=1)
     assert dataset.labels.tolist() == [0, 101, 4, 4]
     assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [2, 0], "val": [1], "test": [3]}
-    assert load_dataset("flowers102", tmp_path, 16).images.shape == (4, 16, 16, 3)
+    assert load_dataset("flowers102", tmp_path, 16).inputs.shape == (4, 16, 16, 3)
 
 
 def test_damaged_flowers102(tmp_path):
@@ -136,8 +136,8 @@ def test_food101(tmp_path, form):
     if form == "archive":
         _tar(folder, tmp_path / "food-101.tar.gz")
     dataset = load_dataset("food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form])
-    assert dataset.images.shape == (5, 64, 64, 3) and dataset.class_names == ("pie", "soup")
-    np.testing.assert_allclose(dataset.images.mean((1, 2, 3)), [0, 180, 20, 40, 60], atol=1)
+    assert dataset.inputs.shape == (5, 64, 64, 3) and dataset.class_names == ("pie", "soup")
+    np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 180, 20, 40, 60], atol=1)
     assert dataset.labels.tolist() == [0, 0, 1, 1, 0]
     assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
 
@@ -151,7 +151,7 @@ def test_folder_per_class(tmp_path):
     write(tmp_path / ".hidden/a.png", b"no image")
     write(tmp_path / "dog/._a.png", b"no image")
     dataset = load_dataset(f"folder:{tmp_path}")
-    np.testing.assert_array_equal(dataset.images, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
+    np.testing.assert_array_equal(dataset.inputs, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
     assert dataset.labels.tolist() == [0, 1, 1] and dataset.class_names == ("cat", "dog") and dataset.official == {}
 
 
@@ -159,10 +159,10 @@ def test_folder_of_splits_and_grey_images(tmp_path):
     for i, name in enumerate(["train/a/1", "train/b/1", "val/b/1", "test/a/1", "test/a/2"]):
         write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))
     dataset = load_dataset("folder:set", tmp_path)
-    assert dataset.images.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
-    got = {split: dataset.images[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
+    assert dataset.inputs.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
+    got = {split: dataset.inputs[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
     assert got == {"train": [0, 1], "val": [2], "test": [3, 4]}
-    assert [int(dataset.labels[dataset.images[:, 0, 0, 0] == i][0]) for i in range(5)] == [0, 1, 1, 0, 0]
+    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == [0, 1, 1, 0, 0]
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -177,7 +177,7 @@ def test_folder_errors(tmp_path):
     write(tmp_path / "a/1.png", encoded(pixels(4, 4)))
     write(tmp_path / "a/2.png", encoded(pixels(4, 5)))
     assert "2 sizes, from (4, 4) to (4, 5); set image_size" in load_error(ValueError, f"folder:{tmp_path}")
-    assert load_dataset(f"folder:{tmp_path}", image_size=3).images.shape == (2, 3, 3, 1)
+    assert load_dataset(f"folder:{tmp_path}", image_size=3).inputs.shape == (2, 3, 3, 1)
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "a/3.png")
     assert "a/3.png cannot be decoded (mode I;16" in load_error(ValueError, f"folder:{tmp_path}")
 
@@ -228,7 +228,7 @@ def test_decoded_images_are_kept(tmp_path, fresh):
             file.write_bytes(wrong)
         third, decoded = fresh(f"folder:{root}", None)
         assert decoded and images.read_bytes() == content
-        np.testing.assert_array_equal(third.images, first.images)
+        np.testing.assert_array_equal(third.inputs, first.inputs)
         assert not fresh(f"folder:{root}", None)[1]
 
 

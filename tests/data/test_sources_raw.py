@@ -50,16 +50,16 @@ def _write_mnist(folder: Path, ending: str = "") -> tuple[np.ndarray, list[int]]
 def test_idx(tmp_path, name, folder, ending):
     images, labels = _write_mnist(tmp_path / folder, ending)
     dataset = load_dataset(name, tmp_path)
-    np.testing.assert_array_equal(dataset.images, images)
+    np.testing.assert_array_equal(dataset.inputs, images)
     assert dataset.labels.tolist() == labels and dataset.num_classes == 10
     assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
-    assert dataset.images.flags.c_contiguous
+    assert dataset.inputs.flags.c_contiguous
 
 
 def test_idx_prefers_the_folder_of_its_name(tmp_path):
     _write_mnist(tmp_path)
     images, _ = _write_mnist(tmp_path / "fashion_mnist")
-    np.testing.assert_array_equal(load_dataset("fashion_mnist", tmp_path).images, images)
+    np.testing.assert_array_equal(load_dataset("fashion_mnist", tmp_path).inputs, images)
 
 
 def test_data_dir_may_be_a_string(tmp_path):
@@ -151,12 +151,12 @@ def _write_cifar(name: str, kind: str, root: Path, dump=_py2_pickle) -> tuple[Pa
 
 
 def _check_cifar(dataset, images, labels):
-    np.testing.assert_array_equal(dataset.images, images)
+    np.testing.assert_array_equal(dataset.inputs, images)
     np.testing.assert_array_equal(dataset.labels, labels)
-    assert dataset.class_names[3] == "class3" and dataset.images.flags.c_contiguous
+    assert dataset.class_names[3] == "class3" and dataset.inputs.flags.c_contiguous
     assert dataset.official["test"].tolist() == [len(labels) - 2, len(labels) - 1]
     assert dataset.official["train"].tolist() == list(range(len(labels) - 2))
-    assert dataset.mean == (0.5, 0.5, 0.5)
+    assert dataset.preprocess.mean.tolist() == [0.5, 0.5, 0.5]
 
 
 KINDS = [("cifar10", "py"), ("cifar10", "bin"), ("cifar100", "python"), ("cifar100", "binary")]
@@ -248,8 +248,8 @@ def _write_svhn(folder: Path) -> np.ndarray:
 def test_svhn(tmp_path):
     images = _write_svhn(tmp_path)
     dataset = load_dataset("svhn", tmp_path)
-    np.testing.assert_array_equal(dataset.images, images)
-    assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.images.flags.c_contiguous
+    np.testing.assert_array_equal(dataset.inputs, images)
+    assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.inputs.flags.c_contiguous
     assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
 
 

@@ -58,7 +58,7 @@ BAD = {
     "training.optimizer is 'adma'; did you mean 'adam'? It must be 'sgd' or 'adam'": {"training.optimizer": "adma"},
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
     "training.schedule is 'step/10/nan'": {"training.schedule": "step/10/nan"},
-    "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? See fedjax_ht/configs/base.py": {
+    "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? See fedjax_ht/configs/": {
         "training.learnin_rate": 0.1
     },
     "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {"compare": ("fedprto",)},

@@ -64,7 +64,10 @@ def compiled_client(**options):
 def local_batches(available, size):
     """Of two steps: samples, and the pairs that the client draws for them."""
     data = tiny.client_data(LABELS)
-    x, images = tiny.pixels(data), (np.float64(IMAGES) - np.asarray(data.mean)) / np.asarray(data.std)
+    x, images = (
+        tiny.pixels(data),
+        (np.float64(IMAGES) - np.asarray(data.preprocess.mean)) / np.asarray(data.preprocess.std),
+    )
     loss_key = jax.random.split(tiny.context(0).key, 3)[2]
     for number in (0, 1):
         key = jax.random.split(jax.random.fold_in(loss_key, number), 3)[2]

@@ -45,8 +45,8 @@ def test_a_client_trains_its_extractor_with_the_global_head(weighting):
         assert uplink.num_samples.value == ctx.info.num_samples
     else:
         assert uplink.num_samples == ()
-    logits = method.predict(BUCKET, trained, None, data.images[:2] / 255.0, np.ones(2, bool))["head"]
-    want = linear_client.logits(tiny.flat_params(trained["params"]), np.asarray(data.images[:2]).reshape(2, -1) / 255.0)
+    logits = method.predict(BUCKET, trained, None, data.inputs[:2] / 255.0, np.ones(2, bool))["head"]
+    want = linear_client.logits(tiny.flat_params(trained["params"]), np.asarray(data.inputs[:2]).reshape(2, -1) / 255.0)
     np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
 
 

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining, forward_batch
 from fedjax_ht.core.method import ClientInfo, Context, Data, Split
 from fedjax_ht.methods import METHODS
@@ -101,7 +102,7 @@ def test_a_step_costs_what_xla_says(name, group):
 
     def work(client, server, split, key):
         images, labels = jnp.zeros((samples, *shape), jnp.uint8), jnp.zeros(samples, jnp.int32)
-        data = Data(images, labels, pixel, pixel, {"train": split})
+        data = Data(images, labels, Pixels(pixel, pixel), {"train": split})
         ctx = Context(key, jnp.int32(0), ClientInfo(jnp.int32(0), split.count, jnp.int32(-1)))
         downlink = method.broadcast(federation, bucket, server, ctx)
         client = method.receive(bucket, client, downlink, data, ctx)

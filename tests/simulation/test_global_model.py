@@ -49,7 +49,7 @@ def accuracy_by_hand(params, statistics: str) -> float:
     (fc, norm), head = (params["base"][name] for name in ("fc", "norm")), params["head"]
 
     def hidden(rows):
-        x = (dataset.images[rows].reshape(len(rows), -1) / 255 - 0.5) / 0.5
+        x = (dataset.inputs[rows].reshape(len(rows), -1) / 255 - 0.5) / 0.5
         return x @ np.float64(fc["kernel"]) + fc["bias"]
 
     seen = [hidden(rows) for rows in batches("train")]

@@ -51,7 +51,7 @@ def test_they_are_those_that_an_evaluation_scores(mode):
     found = sim.features(state, IDS, indices)
     assert identical(before, to_host(state))
     dataset, _ = samples()
-    x = (dataset.images[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
+    x = (dataset.inputs[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
     for i, rows in zip(IDS, found):
         bucket, client = federation.buckets[federation.assignment[i]], each_client(federation, before)[i]
         if mode == "received":

@@ -70,7 +70,7 @@ def capped_scores(x, cap):
 def capped_accuracy(cap: int, indices: np.ndarray) -> float:
     """The share of samples that `capped_scores` gets right, by hand."""
     dataset, _ = samples()
-    guess = np.minimum(np.round((dataset.images[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap)
+    guess = np.minimum(np.round((dataset.inputs[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap)
     return float(np.mean(guess == dataset.labels[indices]))
 
 
@@ -155,7 +155,7 @@ def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
         indices, count = ctx.data.splits["train"]
         real = jnp.arange(len(indices)) < count
         labels = jnp.where(real, ctx.data.labels[indices], 0).sum()
-        brightness = jnp.where(real, ctx.data.images[indices].sum((1, 2, 3)), 0).sum()
+        brightness = jnp.where(real, ctx.data.inputs[indices].sum((1, 2, 3)), 0).sum()
         return server, {"samples": count, "labels": labels, "brightness": brightness, "of": jnp.sum(indices * real)}
 
     changes = {"client_update": client_update, "receive": receive, "server_update": server_update, "sees_data": True}
@@ -167,7 +167,7 @@ def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
     assert report.server_metrics == {
         "samples": len(held),
         "labels": dataset.labels[held].sum(),
-        "brightness": dataset.images[held].sum(dtype=int),
+        "brightness": dataset.inputs[held].sum(dtype=int),
         "of": sum(held),
     }
 

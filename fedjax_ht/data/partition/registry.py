@@ -11,6 +11,7 @@ from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import dfrd, dirichlet, practical
 from fedjax_ht.data.partition.few_classes import class_shares, pathological
+from fedjax_ht.data.partition.natural import natural
 from fedjax_ht.data.partition.splits import Plan, split_plan
 from fedjax_ht.data.partition.uniform import few_shot, iid
 
@@ -40,6 +41,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "dfrd": dfrd,
     "class_shares": class_shares,
     "few_shot": few_shot,
+    "natural": natural,
     "given": given,
 }
 

@@ -1,0 +1,125 @@
+"""What a sample is: how a stored one becomes what a model sees, and of what shape that is."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+InputShape = Any
+"""Of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a `jax.ShapeDtypeStruct` where it
+is of another dtype; or a pytree of these."""
+
+Preprocess = Callable[[Any], Any]
+"""Stored samples with a leading axis -> what a model sees of them, pure and traced: a pytree, so that its arrays are
+arguments of what is compiled. `Pixels`, `AsStored`, or a function of one's own as a `jax.tree_util.Partial`."""
+
+
+class Pixels(NamedTuple):
+    """Images: bytes, or floats in [0, 1], to (x - mean) / std by channel; bytes are divided by 255 before.
+
+    Attributes:
+      mean, std: float32 [C], of pixels in [0, 1]; one number serves every channel.
+    """
+
+    mean: Any = 0.5
+    std: Any = 0.5
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        pixels = images.astype(jnp.float32)
+        return self.normalise(pixels / 255.0 if images.dtype == jnp.uint8 else pixels)
+
+    def normalise(self, pixels: jax.Array) -> jax.Array:
+        """float [..., C] in [0, 1] -> what a model sees."""
+        return (pixels - self.mean) / self.std
+
+    def pixels(self, x: jax.Array) -> jax.Array:
+        """What a model sees -> float [..., C] in [0, 1]."""
+        return x * self.std + self.mean
+
+    @property
+    def black(self) -> jax.Array:
+        """What a model sees of a black pixel, float [C]."""
+        return -self.mean / self.std
+
+
+class AsStored(NamedTuple):
+    """Floats as float32 and integers as int32: sensor windows, tokens, rows of a table."""
+
+    def __call__(self, inputs: Any) -> Any:
+        def one(x: jax.Array) -> jax.Array:
+            return x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32)
+
+        return jax.tree.map(one, inputs)
+
+    @property
+    def black(self) -> float:
+        """What stands for nothing."""
+        return 0.0
+
+
+def zeros(shape: InputShape, count: int = 1) -> Any:
+    """What a model sees of `count` samples, all zero."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract(shape, count))
+
+
+def abstract(shape: InputShape, count: int) -> Any:
+    """As `zeros`, `jax.ShapeDtypeStruct`s instead of arrays."""
+
+    def one(leaf) -> jax.ShapeDtypeStruct:
+        own, dtype = (leaf, jnp.float32) if isinstance(leaf, tuple) else (leaf.shape, leaf.dtype)
+        return jax.ShapeDtypeStruct((count, *own), dtype)
+
+    return jax.tree.map(one, shape, is_leaf=_is_shape)
+
+
+def shape_of(samples: Any) -> InputShape:
+    """The `InputShape` of what a model sees, arrays (or `jax.ShapeDtypeStruct`s) with a leading sample axis."""
+
+    def one(x):
+        own = tuple(x.shape[1:])
+        return own if x.dtype == jnp.float32 else jax.ShapeDtypeStruct(own, x.dtype)
+
+    return jax.tree.map(one, samples)
+
+
+def plain(shape: InputShape) -> InputShape:
+    """With a tuple where a list was given for the shape of an array."""
+    return tuple(shape) if isinstance(shape, list) and all(isinstance(n, int) for n in shape) else shape
+
+
+def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
+    """(H, W, C) of images.
+
+    Args:
+      shape: what a model sees of one sample.
+      who: that needs images, for the message.
+
+    Raises:
+      ValueError: it is no float image of one or three channels.
+    """
+    if _is_shape(shape) and isinstance(shape, tuple) and len(shape) == 3 and shape[-1] in (1, 3):
+        return shape
+    raise ValueError(f"{who} needs images, float [H, W, 1 or 3]; these models take {described(shape)}")
+
+
+def pixels_of(preprocess: Preprocess, who: str) -> Pixels:
+    """The rule of a set of images.
+
+    Raises:
+      ValueError: it is another than `Pixels`; `who` needs it to go from pixels to what a model sees, or back.
+    """
+    if not isinstance(preprocess, Pixels):
+        raise ValueError(f"{who} needs to know what a pixel is: give the dataset preprocess=fl.Pixels(mean, std)")
+    return preprocess
+
+
+def described(shape: InputShape) -> str:
+    """For messages: "(32, 32, 3)", "int32 (200,)", "((200,), int32 ())"."""
+    leaves = jax.tree.leaves(shape, is_leaf=_is_shape)
+    texts = [str(x) if isinstance(x, tuple) else f"{x.dtype} {x.shape}" for x in leaves]
+    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct) or (type(x) is tuple and all(isinstance(n, int) for n in x))

@@ -1,0 +1,109 @@
+"""What a sample may be, and what a model sees of it."""
+
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.inputs import AsStored, Pixels, abstract, described, image_shape, pixels_of, plain, shape_of, zeros
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.partition import make_partition
+from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.simulation.history import run
+from fedjax_ht.simulation.simulation import make_simulation
+
+LABELS, NAMES = np.array([0, 1, 1]), ("a", "b")
+TOKENS = np.arange(12, dtype=np.int64).reshape(3, 4)
+INT = jax.ShapeDtypeStruct((4,), jnp.int32)
+
+
+class Text(NamedTuple):
+    tokens: np.ndarray
+    length: np.ndarray
+
+
+KINDS = {
+    "images": (np.zeros((3, 4, 5, 3), np.uint8), (4, 5, 3)),
+    "grey and alpha": (np.zeros((3, 4, 5, 2), np.uint8), (4, 5, 2)),
+    "float images": (np.zeros((3, 4, 5, 1), np.float64), (4, 5, 1)),
+    "windows": (np.zeros((3, 128, 9), np.float16), (128, 9)),
+    "rows": (np.zeros((3, 7), np.float32), (7,)),
+    "tokens": (TOKENS, INT),
+    "small tokens": (TOKENS.astype(np.uint16), INT),
+    "tuple": (Text(TOKENS, TOKENS[:, 0]), Text(INT, jax.ShapeDtypeStruct((), jnp.int32))),
+    "dict": ({"x": np.zeros((3, 2)), "t": TOKENS}, {"x": (2,), "t": INT}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_model_sees_of_each_kind(kind):
+    inputs, shape = KINDS[kind]
+    dataset = Dataset(kind, inputs, LABELS, NAMES)
+    assert dataset.input_shape == shape
+    seen = jax.jit(lambda rule, x: rule(x))(dataset.preprocess, jax.tree.map(jnp.asarray, dataset.inputs))
+    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), seen, abstract(shape, 3))
+    assert all(jax.tree.leaves(same)) and jax.tree.structure(seen) == jax.tree.structure(zeros(shape, 3))
+    assert shape_of(seen) == shape and not any(np.asarray(x).any() for x in jax.tree.leaves(zeros(shape, 2)))
+
+
+def test_pixels_of_bytes_and_of_floats():
+    x = np.random.default_rng(0).integers(0, 256, (3, 2, 2, 2), np.uint8)
+    rule = Dataset("d", x, LABELS, NAMES, Pixels((0.1, 0.2), 0.5)).preprocess
+    want = (x / 255 - [0.1, 0.2]) / 0.5
+    np.testing.assert_allclose(rule(jnp.asarray(x)), want, atol=1e-6)
+    np.testing.assert_allclose(rule(jnp.asarray(x / 255)), want, atol=1e-6)
+    np.testing.assert_allclose(rule.pixels(want), x / 255, atol=1e-6)
+    np.testing.assert_allclose(rule.normalise(jnp.zeros(2)), rule.black)
+
+
+def test_a_rule_of_ones_own():
+    dataset = Dataset("d", TOKENS, LABELS, NAMES, lambda x: jax.nn.one_hot(x, 12))
+    assert dataset.input_shape == (4, 12)
+    scale = jax.tree_util.Partial(lambda scale, x: x * scale, np.float32(3))
+    dataset = Dataset("d", np.ones((3, 2), np.float32), LABELS, NAMES, scale)
+    assert jax.tree.leaves(dataset.preprocess) == [3] and (dataset.preprocess(dataset.inputs) == 3).all()
+
+
+def test_who_needs_images_says_so():
+    assert image_shape((4, 5, 3), "X") == (4, 5, 3) and plain([4, 5, 3]) == (4, 5, 3)
+    for shape, words in (
+        (INT, r"int32 \(4,\)"),
+        ((128, 9), r"\(128, 9\)"),
+        (KINDS["dict"][1], r"\(int32 \(4,\), \(2,\)\)"),
+    ):
+        with pytest.raises(ValueError, match=rf"^X needs images, float \[H, W, 1 or 3\]; these models take {words}$"):
+            image_shape(shape, "X")
+    assert described((4, 5, 3)) == "(4, 5, 3)"
+    with pytest.raises(ValueError, match="X needs to know what a pixel is: give the dataset preprocess"):
+        pixels_of(AsStored(), "X")
+
+
+class Pair(nn.Module):
+    """Features of a tuple of inputs."""
+
+    @nn.compact
+    def __call__(self, x):
+        mean = nn.Embed(12, 3, name="embedding")(x["t"]).mean(1)
+        return nn.Dense(3, name="fc")(jnp.concatenate([mean, x["x"]], -1))
+
+
+def test_a_federation_of_several_arrays_trains():
+    rng = np.random.default_rng(0)
+    inputs = {"x": rng.normal(size=(60, 2)), "t": rng.integers(0, 12, (60, 4))}
+    dataset = Dataset("both", inputs, (inputs["x"][:, 0] > 0).astype(int), NAMES)
+    modules = {name: SplitModel(Pair(), Linear(2)) for name in ("one", "two")}
+    federation = make_federation(modules, dataset.input_shape, 2, 2)
+    assert hash(federation.buckets[0]) == hash(make_federation(modules, dataset.input_shape, 2, 2).buckets[0])
+    data = make_federation_data(dataset, make_partition("iid", dataset, 2), federation)
+    method = fedproto(LocalTraining(optax.sgd(0.5), batch_size=5, epochs=10))
+    _, history = run(make_simulation(method, federation, data), 2)
+    assert history[-1]["accuracy"] > 0.8

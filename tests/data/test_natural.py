@@ -1,0 +1,73 @@
+"""Clients that are persons, hospitals or domains."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedjax_ht.data.dataset import Dataset, subset
+from fedjax_ht.data.partition import make_partition
+
+GROUPS = np.array([7] * 8 + [2] * 12 + [5] * 4)
+LABELS = np.arange(24) % 3
+DATASET = Dataset("d", np.arange(24.0)[:, None], LABELS, ("a", "b", "c"), groups=GROUPS)
+
+
+def groups_of(client) -> set[int]:
+    return set(GROUPS[np.concatenate(client)].tolist())
+
+
+def test_every_client_is_a_group():
+    clients = make_partition("natural", DATASET, 3, train_share=0.5, val_share=0.25)
+    assert [groups_of(c) for c in clients] == [{2}, {5}, {7}]
+    assert [[len(part) for part in c] for c in clients] == [[6, 3, 3], [2, 1, 1], [4, 2, 2]]
+    assert sorted(np.concatenate([np.concatenate(c) for c in clients])) == list(range(24))
+    again = make_partition("natural", DATASET, 3, seed=2, train_share=0.5, val_share=0.25)
+    assert any((a.train.tolist() != b.train.tolist()) for a, b in zip(clients, again))
+
+
+def test_the_last_samples_test():
+    clients = make_partition("natural", DATASET, 3, tested="last", train_share=0.5, val_share=0.25)
+    assert clients[0].train.tolist() == list(range(8, 14))
+    assert clients[0].val.tolist() == [14, 15, 16] and clients[0].test.tolist() == [17, 18, 19]
+
+
+def test_those_that_nobody_met_test():
+    clients = make_partition("natural", DATASET, 2, seed=3, tested="new_groups")
+    held = [set(GROUPS[c.train].tolist()) for c in clients]
+    assert all(len(groups) == 1 for groups in held) and held[0] != held[1]
+    tests = np.concatenate([c.test for c in clients])
+    assert set(GROUPS[tests].tolist()) == {2, 5, 7} - held[0] - held[1] and len(set(tests)) == len(tests)
+    assert sum(len(c.train) + len(c.test) for c in clients) == 24 and not any(len(c.val) for c in clients)
+
+
+def test_several_clients_a_group_and_few_of_the_groups():
+    clients = make_partition("natural", DATASET, 6)
+    assert [groups_of(c) for c in clients] == [{2}, {2}, {5}, {5}, {7}, {7}]
+    assert len(set(np.concatenate([np.concatenate(c) for c in clients]))) == 24
+    assert len(make_partition("natural", DATASET, 1)[0].train) in (3, 6, 9)
+
+
+@pytest.mark.parametrize(
+    "clients, options, message",
+    [
+        (4, {}, "num_clients is 4; d has 3 groups: take at most as many clients, or a multiple of it"),
+        (3, {"tested": "new_groups"}, "num_clients is 3 of 3 groups of d; tested='new_groups' needs some"),
+        (15, {}, "a group has 4 samples for 5 clients"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(clients, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_partition("natural", DATASET, clients, **options)
+
+
+def test_a_set_without_groups():
+    with pytest.raises(ValueError, match=r"d does not say whose a sample is; partition natural needs Dataset\.groups"):
+        make_partition("natural", dataclasses.replace(DATASET, groups=None), 3)
+    with pytest.raises(ValueError, match="groups are float64"):
+        dataclasses.replace(DATASET, groups=np.zeros(24))
+
+
+def test_a_subset_keeps_whose_a_sample_is():
+    few = subset(DATASET, 10, seed=0)
+    np.testing.assert_array_equal(few.groups, GROUPS[few.inputs[:, 0].astype(int)])
