@@ -54,7 +54,7 @@ ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}  # methods for slices of one network
 
 
-ALWAYS_THOROUGH = ("local", "fedavg", "fedproto", "fedtgp")
+ALWAYS_THOROUGH = ("fedavg", "fedtgp")
 COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+dfrd")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy.special import stdtrit
 
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.simulation.history import Row, best, by_trial
@@ -47,7 +47,7 @@ def mean_interval(values: Sequence[float]) -> Interval:
     mean, count = float(np.mean(values)), len(values)
     if count < 2:
         return Interval(mean, math.nan, math.nan)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, count - 1) * np.std(values, ddof=1) / math.sqrt(count))
+    half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -137,7 +137,9 @@ def read_trials(path: Path, score: str) -> Trials:
 
 def mean_ranks(trials: Trials) -> dict[str, float]:
     """Entry -> its rank among all, mean over trials."""
-    by_trial_ranks = stats.rankdata(-np.array(list(trials.values())), axis=0)
+    from scipy.stats import rankdata  # takes a second to import
+
+    by_trial_ranks = rankdata(-np.array(list(trials.values())), axis=0)
     return dict(zip(trials, map(float, by_trial_ranks.mean(1))))
 
 

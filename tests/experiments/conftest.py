@@ -1,5 +1,6 @@
 """A tiny data set and experiment on disk, for the runner's tests."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+
+from tests.forked import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMING = ("seconds_round", "seconds_evaluation")
@@ -67,19 +70,27 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def run_module(tmp_path_factory):
-    """(module, *arguments) -> the finished process; all runs of a session share a compilation cache."""
+def forks(tmp_path_factory):
+    """Runs commands, all with one home: they share a compilation cache."""
     home = tmp_path_factory.mktemp("home")
+    forks = Forks(ROOT, environment(home))
+    yield forks, home
+    forks.close()
 
-    def run(module: str, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            command(module, *arguments),
-            cwd=ROOT,
-            env=environment(home),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+
+@pytest.fixture(scope="session")
+def run_module(forks):
+    """(module, *arguments) -> the finished `python -m experiments.MODULE ARGUMENTS`."""
+    start, home = forks
+
+    def run(module: str, *arguments: str) -> subprocess.CompletedProcess:
+        return start.run(f"experiments.{module}", *arguments)
 
     run.home = home
     return run
+
+
+@pytest.fixture(scope="session")
+def run_script(forks):
+    """(*arguments) -> the finished `fedjax-ht ARGUMENTS`."""
+    return functools.partial(forks[0].run, "tests.experiments.script")

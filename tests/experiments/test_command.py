@@ -44,8 +44,8 @@ def test_help_names_every_command_without_a_slow_import():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_tells_of_its_flags(name):
-    said = fedjax_ht(name, "--help")
+def test_a_command_tells_of_its_flags(run_script, name):
+    said = run_script(name, "--help")
     assert said.returncode == 0 and said.stdout.startswith(f"fedjax-ht {name}: {COMMANDS[name].about}")
     flags = set(re.findall(r"^  --(\w+): \S", said.stdout, re.M))
     asked = {"run": {"config", "workdir"}, "compare": {"config", "methods"}, "sweep": {"entry"}, "data": {"data_dir"}}

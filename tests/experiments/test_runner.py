@@ -62,6 +62,7 @@ def test_the_same_command_again_runs_nothing_and_loses_nothing(run_module, tiny_
     assert again.stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_more_rounds_resume_bit_for_bit(run_module, tiny_config, finished, tmp_path):
     shorter = tmp_path / "run"
     for rounds in (1, 3):
@@ -171,6 +172,7 @@ def test_the_page_is_written_once_and_begins_with_the_callers_tables(monkeypatch
     assert pages == [{"Costs": "local"}] and "| method |" in result.summary
 
 
+@pytest.mark.slow
 def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, tmp_path):
     workdir = tmp_path / "run"
     arguments = ("--config.trials=2", "--config.partition.per_trial=True", "--config.rounds=2")
@@ -189,6 +191,7 @@ def test_trials_share_a_program_and_a_table(run_module, tiny_config, finished, t
     assert missing.returncode == 2 and "there is no trial 2" in missing.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path):
     workdir = tmp_path / "run"
     with socket.socket() as probe:

@@ -93,6 +93,7 @@ def run(config, folder, halvings=1, together=1, labels=POINTS):
     return searched(config, labels, halvings, together, folder, lambda line: None)
 
 
+@pytest.mark.slow
 def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, monkeypatch):
     apart = run(config, tmp_path / "apart")
     assert {r: len(scores) for r, scores in apart.scores.items()} == {2: 4, 4: 2}

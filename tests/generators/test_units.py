@@ -70,7 +70,10 @@ def rounds(generator, **options) -> tuple[list, dict, np.ndarray]:
     return reports, method.pictures(federation, state.server), simulation.evaluate(state).accuracy["test"]["etf"]
 
 
-@pytest.mark.parametrize("options", [{}, {"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}], ids=str)
+RELEASED = pytest.param({"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [{}, RELEASED], ids=str)
 def test_a_generators_scale_changes_no_image_no_loss_and_no_accuracy(options):
     reports, pictures, accuracies = rounds(GENERATOR, **options)
     for factor in (0.1, 10.0):

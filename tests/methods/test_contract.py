@@ -158,6 +158,7 @@ def test_recorded_numbers(name):
     check_recorded(name, numbers(*history(name)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RELEASED)
 def test_recorded_numbers_of_released_forms(name):
     training = dataclasses.replace(TRAINING, shuffle=False)

@@ -24,7 +24,7 @@ from tests.federations import (
 )
 from tests.method_wires import settings
 
-some_methods = by_name(("fedavg", "fedtgp", "fedssa"))
+some_methods = by_name(("fedavg", "fedtgp"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture
 GIANT = Attack("scaled", 0.25, 1e30, seed=SEED)
 ROBUST = {"norm_bound": (3.0,), "median": (), "trimmed_mean": (0.3,), "geometric_median": (), "multi_krum": (0.3,)}

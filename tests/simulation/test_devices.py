@@ -40,7 +40,7 @@ def assert_same(found: dict, expected: dict) -> None:
         numbers |= exact
 
 
-@pytest.mark.parametrize("devices", [2, 8])
+@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_devices_change_nothing(devices, on_one):
     assert_same(result(start(devices)), on_one)
 

@@ -44,7 +44,10 @@ def spoiled_update(client: int):
     return change
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedktl", "lg_fedavg"])
+SOUND = ["fedproto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedktl", "lg_fedavg"))]
+
+
+@pytest.mark.parametrize("name", SOUND)
 def test_a_sound_round_has_none(name):
     settings = {"fedktl": {"source": "noise"}}.get(name, {})
     sim = make_simulation(METHODS[name](TRAINING, **settings), FEDERATION, DATA, SimulationOptions(devices=1))

@@ -83,6 +83,7 @@ def speed_up(group: str, devices: int, size: int, split: str, **options) -> tupl
     return flat.sum() / loads.max(), flat.sum() / max(flat.max(), flat.sum() / devices)
 
 
+@pytest.mark.slow
 def test_architectures_are_dealt_together():
     """Bucket by bucket the 20 clients of CNN-1..5 would fill four of eight devices, those of eight networks three."""
     fast, _ = speed_up("cnn5", 8, 10_000, "dirichlet", alpha=1.0)

@@ -75,6 +75,7 @@ def test_a_trial_is_the_run_it_would_be_alone(name):
         assert scores[t].global_accuracy == score.global_accuracy
 
 
+@pytest.mark.slow
 def test_a_host_server_runs_each_trial():
     federation = uniform_federation()
     data = [federation_data(federation)] * 2
