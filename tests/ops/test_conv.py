@@ -97,11 +97,14 @@ def test_clients_may_share_their_images(name):
     assert_close([a[1] for a in run(x[0], kernel, upstream)], wanted(CASES[name], x[0], kernel[1], upstream[1]))
 
 
+jaxprs_in_params = getattr(jax.extend.core, "jaxprs_in_params", None) or jax.core.jaxprs_in_params  # before jax 0.8
+
+
 def equations(jaxpr):
     """All equations of a program, inner ones included."""
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+        for inner in jaxprs_in_params(equation.params):
             yield from equations(inner)
 
 
