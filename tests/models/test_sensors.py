@@ -119,7 +119,7 @@ def test_other_samples_are_refused(group, shape, message):
 
 
 def test_slices_are_of_networks_for_images():
-    with pytest.raises(ValueError, match="model group 'conv4' needs images"):
+    with pytest.raises(ValueError, match="model group 'conv4' needs images, float"):
         sliced_network("conv4", 6, (128, 9))
 
 
