@@ -10,7 +10,7 @@ import pytest
 from fedjax_ht.data import limits
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
-from fedjax_ht.data.sources.har import SIGNALS
+from fedjax_ht.data.sources.download import get
 from fedjax_ht.data.sources.table import read_table
 from tests.data.source_files import load_error, text, write
 
@@ -33,6 +33,10 @@ def write_files(root: Path, name: str, files: dict[str, str], kind: str) -> Path
 
 # UCI HAR
 
+SIGNALS = (
+    *("body_acc_x", "body_acc_y", "body_acc_z", "body_gyro_x", "body_gyro_y", "body_gyro_z"),
+    *("total_acc_x", "total_acc_y", "total_acc_z"),
+)
 PERSONS = {"train": (1, 1, 3, 3, 30, 30), "test": (2, 2, 4, 4)}
 
 
@@ -142,6 +146,14 @@ def test_embedded_har():
     assert (folder / "har_10persons.npz").stat().st_size < 3e6
 
 
+@pytest.mark.parametrize("name", ["har", "pamap2"])
+def test_what_has_no_published_sum_is_fetched_by_hand(tmp_path, name):
+    message = load_error(FileNotFoundError, name, tmp_path)
+    assert "fedjax-ht data get" not in message and "which has it inside" in message
+    with pytest.raises(ValueError, match=f"{name}: .* download it by hand"):
+        get(name, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["har", "har_10persons", "pamap2"])
 def test_no_size_for_what_has_no_images(tmp_path, name):
     message = load_error(ValueError, name, tmp_path, 32)
@@ -168,6 +180,7 @@ def pamap2_tables() -> dict[str, np.ndarray]:
     activity[128:140], activity[300] = 1, 0
     tables["Protocol/subject101.dat"] = recording(1023, activity, 50)
     tables["Optional/subject101.dat"] = recording(300, 20, 51, 5.0)
+    tables["Optional/subject106.dat"] = recording(256, 17, 53)
     tables["Protocol/subject102.dat"] = recording(256, np.repeat([7, 6], 128), 52)  # equally many: the smaller
     tables["Protocol/subject103.dat"][:, 2:] = np.nan
     tables["Protocol/subject103.dat"][7, 4] = -2.5
@@ -189,8 +202,8 @@ def test_pamap2(tmp_path, kind, monkeypatch):
     assert dataset.class_names[8:] == ("descending stairs", "vacuum cleaning", "ironing", "rope jumping")
     # Of person 1 from step 0 lying by 140 of 256, from 128 running by 127 with 117 of no activity; from 384 and from
     # 640 half and half; from 768 there is a step too few.
-    assert dataset.labels.tolist() == [0, 4, 7, 7, 11, 5, *[3] * 7]
-    assert dataset.groups.tolist() == [1] * 5 + list(range(2, 10))
+    assert dataset.labels.tolist() == [0, 4, 7, 7, 11, 5, 3, 3, 3, 3, 10, 3, 3, 3]
+    assert dataset.groups.tolist() == [*[1] * 5, 2, 3, 4, 5, 6, 6, 7, 8, 9]
     assert dataset.inputs.dtype == np.float32 and dataset.input_shape == (256, 3, 9) and dataset.official == {}
 
     first, second = (tables[f"{part}/subject101.dat"] for part in ("Protocol", "Optional"))
