@@ -88,6 +88,11 @@ def plain(shape: InputShape) -> InputShape:
     return tuple(shape) if isinstance(shape, list) and all(isinstance(n, int) for n in shape) else shape
 
 
+def is_array(shape: InputShape) -> bool:
+    """Whether a sample is one float array."""
+    return type(shape) is tuple and all(isinstance(n, int) for n in shape)
+
+
 def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
     """(H, W, C) of images.
 

@@ -50,10 +50,11 @@ def _initialisers(initialisation: Initialisation, fan_in: int, fan_out: int) -> 
 
 
 class Conv(nn.Module):
-    """A convolution over [B, H, W, C]; parameters as flax's Conv: "kernel" [k, k, C / groups, features], "bias"."""
+    """A convolution over [B, H, W, C]; parameters as flax's Conv: "kernel" [h, w, C / groups, features], "bias"; `size`
+    is (h, w), or one number for both."""
 
     features: int
-    size: int
+    size: int | tuple[int, int]
     stride: int = 1
     padding: int = 0
     groups: int = 1
@@ -62,8 +63,9 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        shape = (self.size, self.size, x.shape[-1] // self.groups, self.features)
-        area = self.size * self.size
+        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        shape = (height, width, x.shape[-1] // self.groups, self.features)
+        area = height * width
         kernel_init, bias_init = _initialisers(self.initialisation, area * shape[2], area * self.features)
         x = conv2d(x, self.param("kernel", kernel_init, shape), self.stride, self.padding, self.groups)
         return x + self.param("bias", bias_init, (self.features,)) if self.use_bias else x

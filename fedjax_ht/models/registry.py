@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import flax.linen as nn
 
+from fedjax_ht.core.inputs import InputShape, described, is_array, plain
 from fedjax_ht.core.own import call_own, is_own
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads
@@ -15,6 +16,7 @@ from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.mobilenet import mobilenet_v2
 from fedjax_ht.models.norm import NormKind
 from fedjax_ht.models.resnets import RESNET_STAGES, resnet
+from fedjax_ht.models.sensors import harcnn, require_windows
 from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.vits import VITS, vit
@@ -24,7 +26,7 @@ class Task(NamedTuple):
     """What the models of a group are made for: the arguments of `model_group`."""
 
     num_classes: int
-    input_shape: tuple[int, int, int]
+    input_shape: InputShape
     feature_dim: int | None
     norm: NormKind
     output_relu: bool
@@ -65,6 +67,13 @@ def _cnn5(task: Task) -> dict[str, nn.Module]:
     return cnn5_group(task.num_classes, task.input_shape[-1], task.feature_dim)
 
 
+def _sensors(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
+    """Of names that end in the stride."""
+    parts = {name: name.split("_s") for name in names}
+    size = task.num_classes, task.feature_dim or 512
+    return {name: harcnn(kind, int(stride), *size) for name, (kind, stride) in parts.items()}
+
+
 def _mlp2(task: Task) -> dict[str, nn.Module]:
     width = task.feature_dim or 32
     return {"mlp_narrow": mlp(task.num_classes, (32, width)), "mlp_wide": mlp(task.num_classes, (64, width))}
@@ -85,8 +94,17 @@ _DEALT = {
 # CIFAR-100, "high heterogeneity". The paper does not say which ViT; its Table 6 has methods that exchange heads.
 _DEALT_LINEAR = {"fedral11": (*_RESNETS, "cnn", "vit_b16")}
 _DEALT_WITH_HEADS = {"res34_htc4": ("resnet34",), "htfe8_htc4": _HTFE8}
+_SEN3 = ("harcnn_s1", "harcnn_s2", "harcnn_s3")
+_SEN8 = (*_SEN3, "harcnn1_s1", "harcnn1_s2", "harcnn1_s3", "harcnn3_s1", "harcnn3_s2")
+SENSORS: dict[str, tuple[str, ...]] = {
+    "htfe_sen2": _SEN3[:2],
+    "htfe_sen3": _SEN3,
+    "htfe_sen5": (*_SEN3, "harcnn1_s1", "harcnn3_s1"),
+    "htfe_sen8": _SEN8,
+} | {name: (name,) for name in _SEN8}
+"""Groups for windows of sensor signals -> their architectures."""
 
-ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *(name for name, members in _DEALT.items() if members == (name,)))
+ARCHITECTURES = ("cnn4", "cnn5", "mlp2", *(name for name, members in _DEALT.items() if members == (name,)), *_SEN8)
 """Groups in which every architecture is but those of `SLICED`."""
 
 SLICED: dict[str, ConvNet | PreActResNet] = {
@@ -111,9 +129,15 @@ GROUPS: dict[str, Group] = {
     **{name: functools.partial(_dealt_linear, names) for name, names in _DEALT_LINEAR.items()},
     **{name: functools.partial(_dealt_with_heads, names) for name, names in _DEALT_WITH_HEADS.items()},
     **{name: functools.partial(_whole, name) for name in SLICED},
+    **{name: functools.partial(_sensors, names) for name, names in SENSORS.items()},
 }
-"""HtFLlib's groups htfeX (X extractors), htm10 and htc4 (four heads); FedSSA's and FedRAL's CNN-1..5 and FedRAL's other
-groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
+"""HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads) and htfe_senX (for sensors); FedSSA's and FedRAL's
+CNN-1..5 and FedRAL's other groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
+
+
+def example_shape(name: str) -> InputShape:
+    """Of a sample that a group of `GROUPS` takes, to describe the group by."""
+    return (128, 9) if name in SENSORS else (32, 32, 3)
 
 
 def _own_group(name: str, *task) -> dict[str, nn.Module]:
@@ -132,7 +156,7 @@ def _own_group(name: str, *task) -> dict[str, nn.Module]:
 def model_group(
     name: str,
     num_classes: int,
-    input_shape: tuple[int, int, int],
+    input_shape: InputShape,
     feature_dim: int | None = None,
     norm: NormKind = "batch",
     output_relu: bool = False,
@@ -140,23 +164,32 @@ def model_group(
     """The modules of a group, in the order in which clients take them: client i module i mod their number.
 
     Args:
-      name: one of `GROUPS`; or "module:function", a function of yours (num_classes, (H, W, C), feature_dim or None) ->
-        {name: module}, each a `SplitModel` or what has `features` and `classify` as it has.
-      num_classes, input_shape: of the task; (H, W, C).
+      name: one of `GROUPS`; or "module:function", a function of yours (num_classes, input_shape, feature_dim or None)
+        -> {name: module}, each a `SplitModel` or what has `features` and `classify` as it has.
+      num_classes, input_shape: of the task; (H, W, C) of images, (T, signals) or (T, units, signals) of windows for
+        `SENSORS`, any one float array for mlp2.
       feature_dim: width of the features, None for the group's own.
       norm: what normalises in ResNets, GoogLeNet and MobileNetV2.
       output_relu: a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's released code has it.
 
     Raises:
-      ValueError: there is no such group, the images are too small for it, or it has no use for an option given.
+      ValueError: there is no such group, the samples are not what it takes or too small for it, or it has no use for
+        an option given.
     """
+    input_shape = plain(input_shape)
     if is_own(name):
         if norm != "batch" or output_relu:
             raise ValueError(f"norm and output_relu are for the library's own models, not for {name!r}")
-        return _own_group(name, num_classes, tuple(input_shape), feature_dim)
+        return _own_group(name, num_classes, input_shape, feature_dim)
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")
-    modules = GROUPS[name](Task(num_classes, tuple(input_shape), feature_dim, norm, output_relu))
+    if name == "mlp2" and not is_array(input_shape):
+        raise ValueError(f"model group {name!r} needs one float array; a sample is {described(input_shape)}")
+    if name not in ("mlp2", *SENSORS):
+        _check_image(name, input_shape)
+    modules = GROUPS[name](Task(num_classes, input_shape, feature_dim, norm, output_relu))
+    if name in SENSORS:
+        require_windows(f"model group {name!r}", input_shape, max(m.base.shortest for m in modules.values()))
     if any(architecture.startswith(("cnn", "conv")) for architecture in modules):
         _check_size(name, input_shape)
     if norm != "batch" and not any(hasattr(module.base, "norm") for module in modules.values()):
@@ -169,7 +202,7 @@ def model_group(
 def sliced_network(
     name: str,
     num_classes: int,
-    input_shape: tuple[int, int, int],
+    input_shape: InputShape,
     norm: NormKind = "static_batch",
     scaler: bool = True,
 ) -> Callable[[float], SplitModel]:
@@ -188,9 +221,15 @@ def sliced_network(
         raise ValueError(f"model group {name!r} cannot be sliced; {', '.join(SLICED)} can")
     if norm == "batch":
         raise ValueError("norm is 'batch', but a slice keeps no running statistics; take static_batch or another")
+    _check_image(name, plain(input_shape))
     _check_size(name, input_shape)
     base = SLICED[name].clone(norm=norm, scaler=scaler)
     return lambda rate: sliced_model(base.clone(rate=float(rate)), num_classes)
+
+
+def _check_image(name: str, shape: InputShape) -> None:
+    if not is_array(shape) or len(shape) != 3 or shape[-1] not in (1, 3):
+        raise ValueError(f"model group {name!r} needs images, float [H, W, 1 or 3]; a sample is {described(shape)}")
 
 
 def _check_size(name: str, input_shape: tuple[int, int, int]) -> None:

@@ -1,21 +1,26 @@
 """Pooling as elementwise work on strided slices: `reduce_window` has a slow transpose on CPU."""
 
 import functools
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 
-def max_pool(x: jax.Array, window: int, stride: int, padding: int = 0, ceil: bool = False) -> jax.Array:
+def max_pool(
+    x: jax.Array, window: int, stride: int, padding: int = 0, ceil: bool = False, axes: Sequence[int] = (1, 2)
+) -> jax.Array:
     """Maximum over square windows, with torch's MaxPool2d rules for the output size.
 
     Args:
       x: float [B, H, W, C].
-      window, stride, padding: in pixels, for both axes; padding is -inf.
+      window, stride, padding: in pixels, for each axis; padding is -inf.
       ceil: also take a last window that begins inside the image (or its left padding) and ends outside.
+      axes: that are pooled; the others stay as they are.
     """
-    for axis in (1, 2):  # the maximum of a square is that of its rows' maxima
+    for axis in axes:  # the maximum of a square is that of its rows' maxima
         x = _max_along(x, axis, window, stride, padding, ceil)
     return x
 
@@ -43,10 +48,13 @@ def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
     length = x.shape[-1]
     if length == width:
         return x
-    if length % width == 0:
+    periods = math.gcd(length, width)  # windows repeat themselves: 1664 to 512 is 128 times 13 to 4
+    ins, outs = length // periods, width // periods
+    if outs == 1:
         return x.reshape(*x.shape[:-1], width, -1).mean(-1)
-    if width % length == 0:
-        return jnp.repeat(x, width // length, axis=-1)
-    i, position = jnp.arange(width), jnp.arange(length)[:, None]
-    first, past = i * length // width, -(-(i + 1) * length // width)
-    return x @ (((first <= position) & (position < past)) / (past - first)).astype(x.dtype)
+    if ins == 1:
+        return jnp.repeat(x, outs, axis=-1)
+    i, position = jnp.arange(outs), jnp.arange(ins)[:, None]
+    first, past = i * ins // outs, -(-(i + 1) * ins // outs)
+    weights = ((first <= position) & (position < past)) / (past - first)
+    return (x.reshape(*x.shape[:-1], periods, ins) @ weights.astype(x.dtype)).reshape(*x.shape[:-1], width)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from fedjax_ht.configs import shipped
+from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
@@ -26,6 +26,7 @@ from fedjax_ht.data.sources.addresses import ELSEWHERE, SOURCES
 from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS, model_group
+from fedjax_ht.models.registry import example_shape
 from fedjax_ht.runner.cli import fail
 
 
@@ -48,7 +49,7 @@ def methods() -> dict[str, Entry]:
 def groups() -> dict[str, Entry]:
 
     def entry(name: str) -> Entry:
-        modules = model_group(name, 10, (32, 32, 3))
+        modules = model_group(name, 10, example_shape(name))
         return Entry(", ".join(modules) if len(modules) < 12 else f"{len(modules)} of architecture and head")
 
     return {name: entry(name) for name in GROUPS}
@@ -58,12 +59,13 @@ def models() -> dict[str, Entry]:
 
     found: dict[str, Entry] = {}
     for group in GROUPS:
-        for name, module in model_group(group, 10, (32, 32, 3)).items():
+        shape = example_shape(group)
+        for name, module in model_group(group, 10, shape).items():
             if name not in found and "_head" not in name:
-                image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-                variables = jax.eval_shape(module.init, jax.random.key(0), image)
+                variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-                found[name] = Entry(f"{count:,} parameters on 32x32x3 images of 10 classes")
+                samples = f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
+                found[name] = Entry(f"{count:,} parameters on {samples} of 10 classes")
     return found
 
 

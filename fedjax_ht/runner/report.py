@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.machine import processor
 from fedjax_ht.runner.bad_clients import far_words
@@ -131,9 +132,10 @@ def setting(config: ConfigDict, experiment: Experiment) -> str:
     length = f"{training.steps} steps" if training.steps else f"{training.epochs} local epochs"
     share = "" if config.participation == 1 else f", of whom {100 * config.participation:.3g} % take part in a round"
     drops = f" and {100 * config.drop_rate:.3g} % of these are lost" if config.drop_rate else ""
+    kind = "images" if isinstance(experiment.dataset.preprocess, Pixels) else "samples"
     seeds = f"seed {config.seed}" if config.trials == 1 else f"seeds {config.seed} to {config.seed + config.trials - 1}"
     return (
-        f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: {sum(parts)} training images, "
+        f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: {sum(parts)} training {kind}, "
         f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed {partition.seed}. Models: "
         f"{', '.join(names)}. Training: {training.optimizer} at {training.learning_rate}, batches of "
         f"{training.batch_size}, {length} a round. {config.rounds} rounds, {seeds}."

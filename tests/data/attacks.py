@@ -107,6 +107,10 @@ def bombs(size: int) -> dict[str, Callable[[Path], tuple]]:
         "zip that lies": _bomb(
             "tiny-imagenet-200.zip", "tiny_imagenet", zip_bomb("train/n1/images/a.JPEG", size, says=100)
         ),
+        "sensors' zip": _bomb(
+            "UCI HAR Dataset.zip", "har", zip_bomb("train/Inertial Signals/body_acc_x_train.txt", size)
+        ),
+        "recordings' zip": _bomb("PAMAP2_Dataset.zip", "pamap2", zip_bomb("Protocol/subject101.dat", size)),
         "npz": _bomb("x.npz", "npz:x.npz", npz),
         "npz, a long header": _bomb(
             "x.npz", "npz:x.npz", zip_bomb("images.npy", size, b"\x93NUMPY\x02\x00\xff\xff\xff\xff", **labels)
@@ -181,7 +185,15 @@ def _loop(folder: Path) -> tuple:
     return "dataset", "folder:."
 
 
+def _table(name: str, dataset: str, line: bytes, size: int) -> Callable[[Path], tuple]:
+    """Lines, or one without an end, of so many bytes."""
+    return lambda folder: _bomb(name, dataset, line * (size // len(line)))(folder)
+
+
 CLAIMS = {
+    "a text of one line": _table("Protocol/subject101.dat", "pamap2", b"1 ", 200 << 20),
+    "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 200 << 20),
+    "labels of 100 MB": _table("train/y_train.txt", "har", b"1\n", 100 << 20),
     "label of 10^9": lambda folder: _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]),
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
     "array of 10^40": _entry(npy_header(f"({'9' * 20}, {'9' * 20})") + bytes(10)),
@@ -285,6 +297,8 @@ def pipes() -> dict[str, Callable[[Path], tuple]]:
         ("cifar-10-batches-py/data_batch_1", "cifar10"),
         ("tiny-imagenet-200.zip", "tiny_imagenet"),
         ("train_32x32.mat", "svhn"),
+        ("UCI HAR Dataset/train/y_train.txt", "har"),
+        ("Protocol/subject101.dat", "pamap2"),
         ("x.npz", "npz:x.npz"),
         ("config.json", "client_folders:."),
         ("a/1.png", "folder:."),

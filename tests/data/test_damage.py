@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from fedjax_ht.data.sources.har import SIGNALS
 from fedjax_ht.data.sources.registry import _load
 from fedjax_ht.io.torch_files import load_state_dict
-from tests.data.source_files import encoded, pixels, write
+from tests.data.source_files import encoded, pixels, text, write
 
 CLASSES = 10
 
@@ -77,6 +78,18 @@ def _zip(folder: Path, count: int) -> Path:
     return path
 
 
+def _har(folder: Path, count: int) -> Path:
+    path, half = folder / "UCI HAR Dataset.zip", count // 2
+    windows, labels = np.random.default_rng(0).normal(size=(half, 128)), np.arange(half) % 6 + 1
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for split in ("train", "test"):
+            for signal in SIGNALS:
+                archive.writestr(f"{split}/Inertial Signals/{signal}_{split}.txt", text(windows))
+            for what in ("y", "subject"):
+                archive.writestr(f"{split}/{what}_{split}.txt", text(labels))
+    return path
+
+
 def _clients(folder: Path, count: int) -> Path:
     images, labels = _samples(count)
     data = {"x": (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32), "y": labels.astype(np.int64)}
@@ -116,6 +129,7 @@ FORMATS = {  # how a file is made, and read
     "npz, stored": (_npz(np.savez), _dataset("npz:x.npz")),
     "mat": (_mat, _dataset("svhn")),
     "zip": (_zip, _dataset("tiny_imagenet")),
+    "sensors' zip": (_har, _dataset("har")),
     "client's npz": (_clients, _dataset("client_folders:.")),
     "weights": (_weights, _state),
 }

@@ -27,7 +27,8 @@ def test_image_size_is_checked(size):
     assert "image_size" in load_error(ValueError, "fashion_mnist_10k", None, size)
 
 
-PLAIN = [name for name in dataset_names() if ":" not in name and name != "fashion_mnist_10k"]
+EMBEDDED = ("fashion_mnist_10k", "har_10persons")
+PLAIN = [name for name in dataset_names() if ":" not in name and name not in EMBEDDED]
 
 
 @pytest.mark.parametrize("name", PLAIN)

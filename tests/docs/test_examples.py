@@ -31,6 +31,12 @@ def test_the_code_of_a_page_runs(page, capsys):
     assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
 
 
+def test_the_page_on_other_data_runs():
+    names = execute(*blocks("other_data.md"))
+    assert len(names["federation"].buckets) == 5 and names["dataset"].input_shape == (128, 9)
+    assert [len(client.test) - len(client.train) for client in names["partition"]].count(0) > 3
+
+
 def test_the_written_method_runs_from_its_config(tmp_path):
     small = {"rounds": 1, "compare": (), "model.group": "mlp2", "training.steps": 1, "partition.num_clients": 4}
     method, _, from_config = blocks("write_a_method.md")

@@ -32,7 +32,9 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
     assert {f"fedjax_ht/configs/{name}.py" for name in shipped()} <= names
     assert {f"fedjax_ht/generators/shipped/{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")} <= names
     assert {f"fedjax_ht/{name}" for name in ("__init__.pyi", "py.typed", "runner/command.py")} <= names
-    assert "fedjax_ht/data/embedded/fashion_mnist_10k.npz" in names
+    for name in ("fashion_mnist_10k", "har_10persons"):
+        assert f"fedjax_ht/data/embedded/{name}.npz" in names
+        assert any(path.endswith(f"/LICENSE-{name}.txt") for path in names)
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"fedjax_ht", "experiments"}
     assert {name for name in names if name.startswith("experiments/")} == {f"experiments/{f}.py" for f in FORWARDED}
@@ -65,7 +67,7 @@ def installed(wheel, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["quickstart", "quickstart_fedktl"])
+@pytest.mark.parametrize("config", ["quickstart", "quickstart_fedktl", "quickstart_sensors"])
 def test_an_empty_environment_runs_the_configs_by_name(installed, config):
     done = installed("fedjax-ht", "run", f"--config={config}:runlocal")
     assert done.returncode == 0, done.stderr

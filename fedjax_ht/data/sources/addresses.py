@@ -104,6 +104,9 @@ SOURCES: Mapping[str, Source] = dict(
 """Set -> where its files are: its own home. Sums as in `checksums`, sizes as the homes and other loaders list them."""
 
 ELSEWHERE = {
+    "har_10persons": "it is part of the package, and nothing is to be downloaded",
+    "har": "windows of motion sensors, 30 persons; no sums of it are published: download it by hand (UCI, set 240)",
+    "pamap2": "windows of motion sensors, 9 persons; no sums of it are published: download it by hand (UCI, set 231)",
     "fashion_mnist_10k": "it is part of the package, and nothing is to be downloaded",
     "folder": "it is a folder of your own, and nothing is to be downloaded",
     "npz": "it is a file of your own, and nothing is to be downloaded",

@@ -20,8 +20,20 @@ class Origin(NamedTuple):
     how: str
 
 
-def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
+def search(
+    name: str,
+    data_dir: Path | None,
+    folders: Sequence[str],
+    files: Sequence[str],
+    origin: Origin,
+    command: bool = True,
+) -> Path:
     """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir` itself).
+
+    Args:
+      name, origin: of the set, for the message.
+      data_dir, folders, files: where to look.
+      command: whether there is a command that downloads it.
 
     Raises:
       ValueError: no `data_dir`.
@@ -29,15 +41,15 @@ def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequ
     """
     if data_dir is None:
         raise ValueError(
-            f"{name}: data_dir is None; give the folder that holds {origin.expected}; {fetch(name, Path('data'))} "
-            f"downloads it, or {origin.how}"
+            f"{name}: data_dir is None; give the folder that holds {origin.expected}; "
+            f"{fetch(name, Path('data')) + ' downloads it, or ' if command else ''}{origin.how}"
         )
     for path in (data_dir / folder / file for folder in folders for file in files):
         if path.exists():
             return path
     raise FileNotFoundError(
-        f"{name}: not found in {data_dir}; expected {origin.expected}; {fetch(name, data_dir)} downloads it, or "
-        f"{origin.how}"
+        f"{name}: not found in {data_dir}; expected {origin.expected}; "
+        f"{fetch(name, data_dir) + ' downloads it, or ' if command else ''}{origin.how}"
     )
 
 

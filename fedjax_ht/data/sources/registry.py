@@ -8,12 +8,14 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
-from fedjax_ht.data.sources.embedded import read_embedded
+from fedjax_ht.data.sources.embedded import read_embedded, read_har_10persons
 from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
 from fedjax_ht.data.sources.food101 import find_food101, read_food101
+from fedjax_ht.data.sources.har import find_har, read_har
 from fedjax_ht.data.sources.idx import find_idx, read_idx
 from fedjax_ht.data.sources.image_folder import read_folder
 from fedjax_ht.data.sources.npz import read_npz
+from fedjax_ht.data.sources.pamap2 import find_pamap2, read_pamap2
 from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
 from fedjax_ht.data.sources.tfds import read_tfds
 from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
@@ -21,6 +23,7 @@ from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_i
 # A reader takes (data_dir, image_size), one of a prefix also what follows the prefix.
 _READERS = {
     "fashion_mnist_10k": read_embedded,
+    "har_10persons": read_har_10persons,
     "fashion_mnist": functools.partial(read_idx, "fashion_mnist"),
     "mnist": functools.partial(read_idx, "mnist"),
     "cifar10": functools.partial(read_cifar, "cifar10"),
@@ -29,6 +32,8 @@ _READERS = {
     "tiny_imagenet": read_tiny_imagenet,
     "flowers102": read_flowers102,
     "food101": read_food101,
+    "har": read_har,
+    "pamap2": read_pamap2,
 }
 _FINDERS = {
     "fashion_mnist": functools.partial(find_idx, "fashion_mnist"),
@@ -39,6 +44,8 @@ _FINDERS = {
     "tiny_imagenet": find_tiny_imagenet,
     "flowers102": find_flowers102,
     "food101": find_food101,
+    "har": find_har,
+    "pamap2": find_pamap2,
 }
 _PREFIX_READERS = {
     "folder": read_folder,
@@ -66,17 +73,18 @@ def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
 
 
 def load_dataset(name: str, data_dir: str | os.PathLike | None = None, image_size: int | None = None) -> Dataset:
-    """Reads a labelled image set from disk; nothing is ever downloaded.
+    """Reads a labelled set from disk; nothing is ever downloaded.
 
     Args:
       name: one of `dataset_names()`.
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has them. Paths after a
-        prefix are relative to it if given. `fashion_mnist_10k` comes with the package and needs none.
+        prefix are relative to it if given. `fashion_mnist_10k` and `har_10persons` come with the package and need none.
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the native size, or
-        64 for sets of mixed sizes (flowers102, food101).
+        64 for sets of mixed sizes (flowers102, food101). For images only.
 
     Returns:
-      The set, with mean and std 0.5, so that a model sees pixels in [-1, 1]. The latest four are kept in memory.
+      The set, of images with mean and std 0.5, so that a model sees pixels in [-1, 1]. The latest four are kept in
+      memory.
 
     Raises:
       ValueError: an unknown name, or a damaged file, or one of another format.

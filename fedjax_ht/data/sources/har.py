@@ -1,0 +1,76 @@
+"""UCI HAR (Anguita et al., ESANN 2013): windows of a waist-mounted phone's motion sensors while 30 persons move.
+
+PFLlib's and HtFLlib's script reshapes [N, 128, 9] to [N, 9, 1, 128] without moving axes, so that what their networks
+take for a signal in time is a mixture of all nine. Here windows are [128, 9], time first.
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data import limits
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
+from fedjax_ht.data.sources.table import read_table
+
+SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+"""Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g; at 50 Hz."""
+
+CLASSES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
+STEPS, PERSONS = 128, 30
+_ORIGIN = Origin(
+    "UCI HAR Dataset.zip or its extracted folder, with train/ and test/",
+    "download it from the dataset's page (UCI Machine Learning Repository, 240, Human Activity Recognition Using "
+    "Smartphones) and unpack human+activity+recognition+using+smartphones.zip, which has it inside",
+)
+_PATTERN = re.compile(
+    rf"(?:^|/)(?P<split>train|test)/(?:Inertial Signals/)?(?P<what>{'|'.join(SIGNALS)}|y|subject)_(?P=split)\.txt$"
+)
+
+
+def find_har(data_dir: Path | None) -> tuple[Path, ...]:
+    """The archive, the folder, or a file of the folder; see `archive.search`."""
+    files = ("UCI HAR Dataset", "UCI HAR Dataset.zip", "train/y_train.txt")
+    return (search("har", data_dir, ("har", ""), files, _ORIGIN, command=False),)
+
+
+def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """float32 [128, 9], see `SIGNALS`; official sets train and test, of other persons; groups are persons 1 to 30."""
+    no_images("har", image_size)
+    (source,) = find_har(data_dir)
+    if source.name == "y_train.txt":
+        source = source.parents[1]
+    with reading(source, _ORIGIN):
+        tables = {}
+        for match, content in members(source, _PATTERN):
+            file = match[0].strip("/")
+            limits.keep(file, len(content), limits.TEXT_BYTES)
+            columns, dtype = (STEPS, np.float32) if match["what"] in SIGNALS else (1, np.int64)
+            tables[match["split"], match["what"]] = read_table(file, content, columns, dtype=dtype)
+        windows, labels, persons = zip(*(_split(tables, split) for split in ("train", "test")))
+    train = len(labels[0])
+    labels = np.concatenate(labels)
+    official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
+    return Dataset("har", np.concatenate(windows), labels, CLASSES, official=official, groups=np.concatenate(persons))
+
+
+def _split(tables: dict[tuple[str, str], np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Windows float32 [n, 128, 9], labels int64 [n] from 0, and persons int64 [n]."""
+    *signals, labels, persons = take(tables, [(split, what) for what in (*SIGNALS, "y", "subject")], "files")
+    for what, table in zip((*SIGNALS, "subject"), (*signals, persons)):
+        if len(table) != len(labels):
+            raise ValueError(f"{what}_{split}.txt has {len(table)} rows for {len(labels)} labels")
+    for what, values, last in (("labels", labels, len(CLASSES)), ("persons", persons, PERSONS)):
+        if not 1 <= values.min() <= values.max() <= last:
+            raise ValueError(f"{split}: {what} run from {values.min()} to {values.max()}, not in 1 to {last}")
+    windows = np.stack(signals, -1)
+    if not np.isfinite(windows).all():
+        raise ValueError(f"{split}: a signal is not finite")
+    return windows, labels[:, 0] - 1, persons[:, 0]
+
+
+def no_images(name: str, image_size: int | None) -> None:
+    """Refuses a size for a set without images."""
+    if image_size is not None:
+        raise ValueError(f"{name}: image_size is {image_size}, but it has no images; leave it out")

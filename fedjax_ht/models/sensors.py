@@ -1,0 +1,85 @@
+"""HtFLlib's networks for windows of sensor signals: HARCNN, HARCNN1 and HARCNN3, with convolutions along time."""
+
+import flax.linen as nn
+import jax
+
+from fedjax_ht.core.inputs import InputShape, described, is_array
+from fedjax_ht.models.layers import Conv, Initialisation, Linear
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.ops import adaptive_pool, max_pool
+
+
+class TimeConvFeatures(nn.Module):
+    """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then all of it brought to `feature_dim`.
+
+    float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals] -> [B, feature_dim].
+    Every unit is seen by the same weights, and by itself. Features are flattened as torch has them, [channels, units,
+    time], and pooled to their number, so that `models.variables_from_torchvision` takes torch's weights as they are.
+
+    Settled here: pooling and strides go along time only. HtFLlib gives its pools stride 2 (and its convolutions their
+    stride) along the units, too, which drops units unseen: of three, two after the first block, one after the second.
+
+    Attributes:
+      channels: of each block.
+      size: steps that a kernel sees.
+      stride: of every convolution, in steps.
+      feature_dim: width of the features.
+    """
+
+    channels: tuple[int, ...]
+    size: int
+    stride: int = 1
+    feature_dim: int = 512
+    initialisation: Initialisation = "torch"
+
+    @property
+    def shortest(self) -> int:
+        """Steps of the shortest windows of which something is left."""
+        steps = 1
+        for _ in self.channels:
+            steps = (2 * steps - 1) * self.stride + self.size
+        return steps
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        require_windows("a network of convolutions along time", x.shape[1:], self.shortest)
+        batch, steps, *units, signals = x.shape
+        count = units[0] if units else 1
+        # Units beside the samples, time along the width: kernels are torch's [1, size].
+        x = x.reshape(batch, steps, count, signals).swapaxes(1, 2).reshape(batch * count, 1, steps, signals)
+        for i, channels in enumerate(self.channels, 1):
+            conv = Conv(channels, (1, self.size), self.stride, initialisation=self.initialisation, name=f"conv{i}_0")
+            x = max_pool(nn.relu(conv(x)), 2, 2, axes=(2,))
+        x = x.reshape(batch, count, *x.shape[2:]).transpose(0, 3, 1, 2)
+        return adaptive_pool(x.reshape(batch, -1), self.feature_dim)
+
+
+HARCNN = {"harcnn": ((32, 64), 9), "harcnn1": ((32,), 9), "harcnn3": ((32, 64, 128), 5)}
+"""Name -> channels of the blocks, and steps of a kernel."""
+
+
+def harcnn(
+    name: str, stride: int, num_classes: int, feature_dim: int = 512, initialisation: Initialisation = "torch"
+) -> SplitModel:
+    """One of `HARCNN`. In the place of its perceptron are a mean over features and a linear head, as in HtFLlib."""
+    base = TimeConvFeatures(*HARCNN[name], stride, feature_dim, initialisation)
+    return SplitModel(base, Linear(num_classes, initialisation))
+
+
+def require_windows(who: str, shape: InputShape, shortest: int) -> None:
+    """Refuses what no window of signals is.
+
+    Args:
+      who: that needs windows, for the message.
+      shape: what a model sees of one sample.
+      shortest: steps that a window must have.
+
+    Raises:
+      ValueError: it is no float array [T, signals] or [T, units, signals], or it is too short.
+    """
+    if not is_array(shape) or len(shape) not in (2, 3):
+        raise ValueError(
+            f"{who} needs windows, float [T, signals] or [T, units, signals]; a sample is {described(shape)}"
+        )
+    if shape[0] < shortest:
+        raise ValueError(f"{who} needs windows of at least {shortest} steps; a sample is {described(shape)}")

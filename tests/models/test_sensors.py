@@ -1,0 +1,164 @@
+"""HtFLlib's networks for windows of sensor signals."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import count_parameters, features, init_variables, logits, make_federation
+from fedjax_ht.models import SplitModel, model_group, sliced_network, variables_from_torchvision
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.sensors import TimeConvFeatures, harcnn
+
+SEN8 = [f"harcnn_s{i}" for i in (1, 2, 3)] + [f"harcnn1_s{i}" for i in (1, 2, 3)] + ["harcnn3_s1", "harcnn3_s2"]
+TOKENS = jax.ShapeDtypeStruct((200,), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("group", "names"),
+    {
+        "htfe_sen2": SEN8[:2],
+        "htfe_sen3": SEN8[:3],
+        "htfe_sen5": [*SEN8[:4], "harcnn3_s1"],
+        "htfe_sen8": SEN8,
+        "harcnn1_s3": ["harcnn1_s3"],
+    }.items(),
+)
+def test_groups_in_the_order_of_the_clients(group, names):
+    for shape in ((128, 9), (256, 3, 9)):
+        modules = model_group(group, 6, shape)
+        assert list(modules) == names
+        assert make_federation(modules, shape, 6, num_clients=len(modules)).feature_dim == 512
+    assert {module.base.feature_dim for module in model_group(group, 6, (128, 9), feature_dim=96).values()} == {96}
+
+
+@pytest.mark.parametrize("shape", [(128, 9), (256, 3, 9)], ids=str)
+def test_sizes_do_not_depend_on_the_windows(shape):
+    """k C_in C_out + C_out of every convolution; the head has 512 features and a bias."""
+    two, one, three = 9 * 9 * 32 + 32 + 9 * 32 * 64 + 64, 9 * 9 * 32 + 32, 5 * (9 * 32 + 32 * 64 + 64 * 128) + 224
+    federation = make_federation(model_group("htfe_sen8", 6, shape), shape, 6, num_clients=8)
+    found = [count_parameters(bucket) for bucket in federation.buckets]
+    assert found == [{"base": base, "head": 513 * 6} for base in (two, two, two, one, one, one, three, three)]
+
+
+def _block(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
+    """[T, C] of one unit; kernel [1, k, C, O]."""
+    size = kernel.shape[1]
+    starts = range(0, len(x) - size + 1, stride)
+    out = np.array([np.einsum("kc,kco->o", x[t : t + size], kernel[0]) for t in starts]) + bias
+    out = np.maximum(out, 0)
+    return np.array([out[2 * t : 2 * t + 2].max(0) for t in range(len(out) // 2)])
+
+
+def _pooled(x: np.ndarray, width: int) -> np.ndarray:
+    return np.array([x[i * len(x) // width : -(-(i + 1) * len(x) // width)].mean() for i in range(width)])
+
+
+@pytest.mark.parametrize("shape", [(29, 4), (29, 3, 4)], ids=str)
+@pytest.mark.parametrize(("stride", "feature_dim"), [(1, 10), (2, 16)])
+def test_forward_pass_of_each_unit_by_itself(shape, stride, feature_dim):
+    module = SplitModel(TimeConvFeatures((5, 6), 3, stride, feature_dim), Linear(2))
+    bucket = make_federation({"m": module}, shape, 2, num_clients=1).buckets[0]
+    params = jax.jit(lambda key: init_variables(bucket, key))(jax.random.key(0))["params"]
+    x = np.random.default_rng(0).normal(size=(2, *shape)).astype(np.float32)
+    want = []
+    for sample in x.astype(np.float64):
+        units = sample.reshape(shape[0], -1, shape[-1]).swapaxes(0, 1)
+        for name in ("conv1_0", "conv2_0"):
+            layer = {key: np.asarray(value, np.float64) for key, value in params["base"][name].items()}
+            units = [_block(unit, layer["kernel"], layer["bias"], stride) for unit in units]
+        want.append(_pooled(np.stack(units).transpose(2, 0, 1).ravel(), feature_dim))  # channels, units, time
+    got, _ = jax.jit(lambda p, x: features(bucket, p, {}, x, jnp.ones(2, bool), train=True))(params, x)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    assert logits(bucket, params, got).shape == (2, 2)
+
+
+def test_initial_weights_are_torchs():
+    base = harcnn("harcnn3", 1, 6).base
+    params = base.init(jax.random.key(0), jnp.zeros((1, 128, 9)))["params"]
+    for name, fan_in in {"conv1_0": 5 * 9, "conv2_0": 5 * 32, "conv3_0": 5 * 64}.items():
+        bound = fan_in**-0.5
+        for leaf in params[name].values():
+            assert 0.7 * bound < np.abs(leaf).max() <= bound
+
+
+@pytest.mark.parametrize("name", SEN8)
+def test_the_shortest_windows_of_which_something_is_left(name):
+    (module,) = model_group(name, 2, (128, 9)).values()
+    shortest = module.base.shortest
+    out = jax.eval_shape(module.init_with_output, jax.random.key(0), jnp.zeros((3, shortest, 9)))[0]
+    assert out.shape == (3, 2)
+    with pytest.raises(ValueError, match=rf"at least {shortest} steps; a sample is \({shortest - 1}, 9\)$"):
+        model_group(name, 2, (shortest - 1, 9))
+    with pytest.raises(ValueError, match=f"a network of convolutions along time needs windows of at least {shortest}"):
+        module.init(jax.random.key(0), jnp.zeros((3, shortest - 1, 9)))
+
+
+@pytest.mark.parametrize(
+    ("group", "shape", "message"),
+    [
+        ("htfe_sen5", (64, 9), "model group 'htfe_sen5' needs windows of at least 78 steps; a sample is (64, 9)"),
+        ("htfe_sen2", (28, 28, 1), "'htfe_sen2' needs windows of at least 51 steps; a sample is (28, 28, 1)"),
+        ("htfe_sen2", (200,), "needs windows, float [T, signals] or [T, units, signals]; a sample is (200,)"),
+        ("htfe_sen2", TOKENS, "needs windows, float [T, signals] or [T, units, signals]; a sample is int32 (200,)"),
+        ("htfe_sen2", {"a": (128, 9), "b": (3,)}, "a sample is ((128, 9), (3,))"),
+        ("htfe2", (128, 9), "model group 'htfe2' needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
+        ("htm10", (256, 3, 9), "needs images, float [H, W, 1 or 3]; a sample is (256, 3, 9)"),
+        ("cnn4", TOKENS, "needs images, float [H, W, 1 or 3]; a sample is int32 (200,)"),
+        ("cnn5", [128, 9], "needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
+        ("conv4", (128, 9), "needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
+        ("mlp2", TOKENS, "model group 'mlp2' needs one float array; a sample is int32 (200,)"),
+    ],
+    ids=str,
+)
+def test_other_samples_are_refused(group, shape, message):
+    with pytest.raises(ValueError, match=re.escape(message) + "$"):
+        model_group(group, 10, shape)
+
+
+def test_slices_are_of_networks_for_images():
+    with pytest.raises(ValueError, match="model group 'conv4' needs images, float"):
+        sliced_network("conv4", 6, (128, 9))
+
+
+@pytest.mark.parametrize("shape", [(128, 9), (256, 3, 9), (7,)], ids=str)
+def test_perceptrons_take_any_array(shape):
+    federation = make_federation(model_group("mlp2", 6, shape), shape, 6, num_clients=2)
+    assert [count_parameters(b)["base"] for b in federation.buckets] == [
+        (np.prod(shape) + 1) * width + (width + 1) * 32 for width in (32, 64)
+    ]
+
+
+@pytest.mark.parametrize("precision", ["float64"], indirect=True)
+@pytest.mark.parametrize("name", [*SEN8, "harcnn_s1 of 3 units"])
+def test_they_compute_what_torchs_do(name, precision):
+    """By its own weights, loaded as a state dict of HtFLlib's names; pools go along time, see `TimeConvFeatures`."""
+    torch = pytest.importorskip("torch")
+    name, units = name.removesuffix(" of 3 units"), 3 if name.endswith("units") else 1
+    (module,) = model_group(name, 6, (128, units, 9)).values()
+    base, torch_layers, signals = module.base, {}, 9
+    torch.manual_seed(0)
+    for i, channels in enumerate(base.channels, 1):
+        torch_layers[f"conv{i}"] = torch.nn.Sequential(
+            torch.nn.Conv2d(signals, channels, (1, base.size), stride=(1, base.stride)),
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d((1, 2), stride=(1, 2)),
+        )
+        signals = channels
+    torch_layers |= {"flatten": torch.nn.Flatten(1), "fc": torch.nn.AdaptiveAvgPool1d(512)}
+    model = torch.nn.ModuleDict(torch_layers).double()
+    x = np.random.default_rng(0).standard_normal((4, 128, units, 9))
+    expected = torch.from_numpy(x).permute(0, 3, 2, 1)  # [B, signals, units, T]
+    with torch.no_grad():
+        for layer in model.values():
+            expected = layer(expected)
+    blank = jax.eval_shape(module.init, jax.random.key(0), jnp.zeros(x.shape))["params"]
+    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape), blank)
+    weights = {key: value.numpy() for key, value in model.state_dict().items()}
+    params = variables_from_torchvision(weights, {"params": blank})["params"]
+    got = module.apply({"params": params}, x, method="features")
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-12)
+    if units == 1:  # the axis may be left out
+        np.testing.assert_array_equal(module.apply({"params": params}, x[:, :, 0], method="features"), got)
