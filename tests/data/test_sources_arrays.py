@@ -64,7 +64,7 @@ BYTES = np.zeros((2, 4, 4), np.uint8)
         ({"images": np.zeros((2, 4, 4, 2), np.uint8), "labels": [0, 1]}, "(2, 4, 4, 2)"),
         ({"images": BYTES, "labels": [0.0, 1.0]}, "float64"),
         ({"images": BYTES, "labels": [0, -1]}, "labels run from -1"),
-        ({"images": BYTES, "labels": [0, 1, 2]}, "2 images but labels of shape (3,)"),
+        ({"images": BYTES, "labels": [0, 1, 2]}, "2 samples but labels of shape (3,)"),
         ({"images": BYTES, "labels": 3}, "labels are int64 ()"),
         ({"images": BYTES, "targets": [0, 1]}, "its arrays are images, targets"),
         ({"images": np.array([{}, {}]), "labels": [0, 1]}, "pickle"),
