@@ -224,6 +224,10 @@ PICKLES = {  # without the protocol in front and the stop behind
     "byte array of 8 GB": _int(b"\x96", 8 << 30, 8),
     "frame of 3 GB": _int(b"\x95", 3 << 30, 8),
     "empty lists": b"]" * 30_000_000,
+    "integers": b"](" + b"M\xff\x7f" * 10_000_000 + b"e",
+    "integers of 4 bytes": b"](" + b"J\xff\xff\x7f\x7f" * 4_000_000 + b"e",
+    "integers and lists": b"K\x01]" * 5_000_000,
+    "integers, as many as may be": _named(b"](" + b"M\xff\x7f" * ((1 << 23) - 9) + b"e"),
     "names": b"cnumpy\ndtype\n0" * 1_000_000 + b"}",
     "a long number": _int(b"\x8b", 10_000_000, 4) + b"\x7f" * 10_000_000 + b"}",
     "numbers that collide": b"}("
