@@ -118,6 +118,7 @@ def bombs(size: int) -> dict[str, Callable[[Path], tuple]]:
             zip_bomb("data.npy", size, npy_header("()", "|O")),
             **{"config.json": b'{"num_clients": 1, "num_classes": 2}'},
         ),
+        "csv.gz": _bomb("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
         "weights": lambda folder: ("weights", _write(folder / "x.pth", zip_bomb("top/data.pkl", size))),
         "generator": lambda folder: ("generator", _write(folder / "x.npz", zip_bomb("metadata.npy", size))),
     }
@@ -181,6 +182,11 @@ def _loop(folder: Path) -> tuple:
     return "dataset", "folder:."
 
 
+def _table(folder: Path, rows: str, columns: str = "a") -> tuple:
+    (folder / "x.csv").write_text(f"{columns},y\n{rows}")
+    return "dataset", "csv:x.csv"
+
+
 CLAIMS = {
     "label of 10^9": lambda folder: _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]),
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
@@ -191,6 +197,13 @@ CLAIMS = {
     "10^12 classes": _config('{"num_clients": 1, "num_classes": 1000000000000}'),
     "10^12 clients": _config('{"num_clients": 1000000000000, "num_classes": 2}'),
     "JSON in brackets": _config("[" * 10_000_000),
+    "table of 20,000,000 rows": _bomb("x.csv", "csv:x.csv", b"a,y\n" + b"1,2\n" * 20_000_000),
+    "table of 40,000,000 cells": lambda folder: _table(
+        folder, f"{'1,' * 99}2\n" * 400_000, ",".join(map(str, range(99)))
+    ),
+    "table of a million labels": lambda folder: _table(folder, "".join(f"{i},{i}\n" for i in range(1_000_000))),
+    "table of one long cell": _bomb("x.csv", "csv:x.csv", b"a,y\n" + b"1" * 100_000_000 + b",2\n"),
+    "table of a million columns": lambda folder: _table(folder, ",".join(map(str, range(1_000_000)))),
     "JSON of 100 MB": _config("[" + "[]," * 33_000_000 + "0]"),
     "image of 20,000 x 20,000": _png,
     "a file of 1 TiB": _zeros,
@@ -290,6 +303,7 @@ def pipes() -> dict[str, Callable[[Path], tuple]]:
         ("tiny-imagenet-200.zip", "tiny_imagenet"),
         ("train_32x32.mat", "svhn"),
         ("x.npz", "npz:x.npz"),
+        ("x.csv", "csv:x.csv"),
         ("config.json", "client_folders:."),
         ("a/1.png", "folder:."),
         ("tfds/dataset_info.json", "tfds:tfds"),

@@ -15,7 +15,7 @@ from tests.data import attacks
 
 # Not in the fast suite: bombs of 4 GB, and pickles of a million steps.
 SLOW = (
-    *("bomb", "claim: a file of 1 TiB", "claim: JSON of 100 MB"),
+    *("bomb", "claim: a file of 1 TiB", "claim: JSON of 100 MB", "claim: table of 20", "claim: table of 40"),
     *("pickle: empty", "pickle: nested", "pickle: deep", "pickle: integers"),
 )
 
@@ -89,6 +89,7 @@ def test_what_a_bomb_holds_is_read_below_the_limit(tmp_path, monkeypatch):
         ("PICKLE_NAMES", 10, b"cnumpy\ndtype\n0" * 20, "names"),
         ("PICKLE_DEPTH", 10, b"]" * 20 + b"a" * 19, "levels"),
         ("PICKLE_DEPTH", 10, b"]" + b"\x85" * 20, "levels"),
+        ("PICKLE_VALUES", 1000, b"](" + b"N" * 2000 + b"e", "values"),
         ("PICKLE_VALUES", 1000, b"]" + b"2\x86" * 20, "values"),
     ],
 )

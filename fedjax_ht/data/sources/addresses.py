@@ -106,6 +106,7 @@ SOURCES: Mapping[str, Source] = dict(
 ELSEWHERE = {
     "fashion_mnist_10k": "it is part of the package, and nothing is to be downloaded",
     "folder": "it is a folder of your own, and nothing is to be downloaded",
+    "csv": "it is a table of your own, and nothing is to be downloaded",
     "npz": "it is a file of your own, and nothing is to be downloaded",
     "client_folders": "PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no address",
 }

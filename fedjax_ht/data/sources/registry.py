@@ -15,6 +15,7 @@ from fedjax_ht.data.sources.idx import find_idx, read_idx
 from fedjax_ht.data.sources.image_folder import read_folder
 from fedjax_ht.data.sources.npz import read_npz
 from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
+from fedjax_ht.data.sources.table import read_csv
 from fedjax_ht.data.sources.tfds import read_tfds
 from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
 
@@ -43,6 +44,7 @@ _FINDERS = {
 _PREFIX_READERS = {
     "folder": read_folder,
     "npz": read_npz,
+    "csv": read_csv,
     "tfds": read_tfds,
     "client_folders": read_client_folders,
 }
@@ -66,17 +68,18 @@ def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
 
 
 def load_dataset(name: str, data_dir: str | os.PathLike | None = None, image_size: int | None = None) -> Dataset:
-    """Reads a labelled image set from disk; nothing is ever downloaded.
+    """Reads a labelled set from disk; nothing is ever downloaded.
 
     Args:
       name: one of `dataset_names()`.
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has them. Paths after a
         prefix are relative to it if given. `fashion_mnist_10k` comes with the package and needs none.
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the native size, or
-        64 for sets of mixed sizes (flowers102, food101).
+        64 for sets of mixed sizes (flowers102, food101, domains:PATH).
 
     Returns:
-      The set, with mean and std 0.5, so that a model sees pixels in [-1, 1]. The latest four are kept in memory.
+      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; all else as it is stored. The latest
+      four are kept in memory.
 
     Raises:
       ValueError: an unknown name, or a damaged file, or one of another format.
