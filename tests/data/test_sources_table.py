@@ -25,6 +25,7 @@ def test_a_table(tmp_path):
 FORMS = {
     "semicolons": TABLE.replace(",", ";"),
     "tabs": TABLE.replace(",", "\t"),
+    "byte order mark": "\ufeff" + "label,age,income,city\nyes,30,1.5,1\nno,40,-2e3,2\nyes,50,3,10\n",
     "windows": "\ufeff" + TABLE.replace("\n", "\r\n"),
     "quotes": TABLE.replace("yes", '"yes"').replace("age", '"age"'),
     "spaces": TABLE.replace(",", " , "),
@@ -45,6 +46,7 @@ def test_forms_of_a_table(tmp_path, form):
 def test_columns_that_are_named(tmp_path):
     write(tmp_path / "own.csv", "label,who,a,kind\n1,bob,0,10\n2,al,1,9\n3,bob,0,10.0\n")
     dataset = load_dataset("csv:own.csv:kind:who", tmp_path)
+    assert load_dataset("csv:own.csv:who:kind", tmp_path).inputs.tolist() == [[1, 0], [2, 1], [3, 0]]
     assert dataset.class_names == ("9", "10") and dataset.labels.tolist() == [1, 0, 1]
     assert dataset.groups.tolist() == [1, 0, 1] and dataset.inputs.tolist() == [[1, 0], [2, 1], [3, 0]]
     write(tmp_path / "numbers.csv", "Target,Person,a\n1,30,0\n0,5,1\n")
