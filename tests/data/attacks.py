@@ -304,6 +304,7 @@ def pipes() -> dict[str, Callable[[Path], tuple]]:
         ("train_32x32.mat", "svhn"),
         ("x.npz", "npz:x.npz"),
         ("x.csv", "csv:x.csv"),
+        ("a/b/1.png", "domains:."),
         ("config.json", "client_folders:."),
         ("a/1.png", "folder:."),
         ("tfds/dataset_info.json", "tfds:tfds"),

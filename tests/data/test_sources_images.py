@@ -215,7 +215,7 @@ def test_decoded_images_are_kept(tmp_path, fresh):
     images, rest = sorted((root / ".fedjax_ht_cache").iterdir())  # nothing temporary is left
     second, decoded = fresh(f"folder:{root}", None)
     assert not decoded and not (tmp_path / "user").exists()
-    for field in ("images", "labels"):
+    for field in ("inputs", "labels"):
         np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
     assert (second.name, second.class_names) == (first.name, first.class_names)
     assert {k: v.tolist() for k, v in second.official.items()} == {"train": [1, 2], "test": [0]}

@@ -89,9 +89,9 @@ def _load(name: str, path: Path, stamp: str) -> Dataset | None:
             if str(arrays["images_sha256"]) != _sha256(images):
                 return None
             official = {k.removeprefix("official_"): arrays[k] for k in arrays if k.startswith("official_")}
-            return Dataset(
-                name, mapped(images), arrays["labels"], tuple(map(str, arrays["class_names"])), official=official
-            )
+            groups = arrays.get("groups")
+            names = tuple(map(str, arrays["class_names"]))
+            return Dataset(name, mapped(images), arrays["labels"], names, official=official, groups=groups)
     except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
         return None
 
@@ -100,6 +100,7 @@ def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
     """Gives the images in `target` their name, and then puts the rest at `path`."""
     arrays = {f"official_{k}": indices for k, indices in dataset.official.items()}
     arrays |= {"labels": dataset.labels, "class_names": np.array(dataset.class_names)}
+    arrays |= {} if dataset.groups is None else {"groups": dataset.groups}
     arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(_sha256(target))}
     with _temporary(path.parent) as rest:
         with open(rest, "wb") as file:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.camelyon17 import find_camelyon17, read_camelyon17
 from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
+from fedjax_ht.data.sources.domains import read_domains
 from fedjax_ht.data.sources.embedded import read_embedded
 from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
 from fedjax_ht.data.sources.food101 import find_food101, read_food101
@@ -30,6 +32,7 @@ _READERS = {
     "tiny_imagenet": read_tiny_imagenet,
     "flowers102": read_flowers102,
     "food101": read_food101,
+    "camelyon17": read_camelyon17,
 }
 _FINDERS = {
     "fashion_mnist": functools.partial(find_idx, "fashion_mnist"),
@@ -40,9 +43,11 @@ _FINDERS = {
     "tiny_imagenet": find_tiny_imagenet,
     "flowers102": find_flowers102,
     "food101": find_food101,
+    "camelyon17": find_camelyon17,
 }
 _PREFIX_READERS = {
     "folder": read_folder,
+    "domains": read_domains,
     "npz": read_npz,
     "csv": read_csv,
     "tfds": read_tfds,
