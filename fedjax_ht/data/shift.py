@@ -143,6 +143,6 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     domain = np.empty(len(order), np.int8)
     domain[order] = np.arange(len(order)) % domains
     angles = 2 * np.pi * np.arange(domains) / domains
-    turns = np.round(np.stack([np.cos(angles), np.sin(angles)], -1), 7).astype(np.float32)  # 0 and 1 exactly
+    turns = np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
     rule = Rotated(dataset.preprocess, turns) if kind == "rotate" else Corrupted(dataset.preprocess)
     return dataclasses.replace(dataset, inputs=(dataset.inputs, domain), preprocess=rule, groups=domain)
