@@ -74,6 +74,7 @@ from .data.partition import (
 from .data.partition import (
     make_partition as make_partition,
 )
+from .data.shift import shifted as shifted
 from .data.sources import (
     dataset_names as dataset_names,
 )

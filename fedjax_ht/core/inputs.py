@@ -26,8 +26,12 @@ class Pixels(NamedTuple):
     std: Any = 0.5
 
     def __call__(self, images: jax.Array) -> jax.Array:
+        return self.normalise(self.scaled(images))
+
+    def scaled(self, images: jax.Array) -> jax.Array:
+        """Images as they are stored -> float32 of the same shape in [0, 1]."""
         pixels = images.astype(jnp.float32)
-        return self.normalise(pixels / 255.0 if images.dtype == jnp.uint8 else pixels)
+        return pixels / 255.0 if images.dtype == jnp.uint8 else pixels
 
     def normalise(self, pixels: jax.Array) -> jax.Array:
         """float [..., C] in [0, 1] -> what a model sees."""
@@ -109,14 +113,15 @@ def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
 
 
 def pixels_of(preprocess: Preprocess, who: str) -> Pixels:
-    """The rule of a set of images.
+    """The rule of a set of images; of one that does more, such as `data.shift.Rotated`, the `rule` that it has.
 
     Raises:
-      ValueError: it is another than `Pixels`; `who` needs it to go from pixels to what a model sees, or back.
+      ValueError: it is no `Pixels`, and has none; `who` needs it to go from pixels to what a model sees, or back.
     """
-    if not isinstance(preprocess, Pixels):
+    rule = getattr(preprocess, "rule", preprocess)
+    if not isinstance(rule, Pixels):
         raise ValueError(f"{who} needs to know what a pixel is: give the dataset preprocess=fl.Pixels(mean, std)")
-    return preprocess
+    return rule
 
 
 def described(shape: InputShape) -> str:

@@ -10,6 +10,7 @@ may ask for is in `data.limits`.
 """
 
 import contextlib
+import io
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -64,6 +65,9 @@ def check_keys(keys: Iterable[Any]) -> None:
                 raise ValueError(f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits")
 
 
+_AHEAD = 1024
+
+
 class _Whole:
     """A pickle's bytes; asking for more than there are allocates nothing."""
 
@@ -81,11 +85,17 @@ class _Whole:
         self.left -= len(line)
         return line
 
+    def ahead(self) -> bytes:
+        """The next bytes, which are still to be read."""
+        content = self.file.read(_AHEAD)
+        self.file.seek(-len(content), io.SEEK_CUR)
+        return content
+
 
 class _Handlers(dict):
     """What is done at each opcode, for so many opcodes."""
 
-    steps = 0
+    steps = integers = 0
 
     def __getitem__(self, opcode):
         self.steps += 1
@@ -107,7 +117,8 @@ class Recorder(pickle._Unpickler):  # in Python: the one in C allocates and hash
     def __init__(
         self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str, others: type | None = None
     ):
-        super().__init__(_Whole(file), encoding="latin1")
+        self.whole = _Whole(file)
+        super().__init__(self.whole, encoding="latin1")
         self.allowed, self.content, self.others = allowed, content, others
         self.dispatch, self.names = _Handlers(_DISPATCH), 0
 
@@ -131,6 +142,36 @@ def _check_stack(handler, keys: slice):
     return checked
 
 
+_SMALL = tuple(range(1 << 16))  # one object each, so that a token takes no more room than its place in a list
+
+
+def _load_integers(size: int):
+    """The handler of an integer of one byte or two, which takes all of them that follow at once, as one step: a text is
+    a list of hundreds of them."""
+
+    def load(self):
+        values = [_SMALL[int.from_bytes(self.read(size), "little")]]
+        frame = self._unframer.current_frame
+        ahead, at = frame.getbuffer()[frame.tell() :] if frame else self.whole.ahead(), 0
+        while at < len(ahead) - 2:
+            match ahead[at]:
+                case 75:  # BININT1
+                    values.append(ahead[at + 1])
+                    at += 2
+                case 77:  # BININT2
+                    values.append(_SMALL[ahead[at + 1] | ahead[at + 2] << 8])
+                    at += 3
+                case _:
+                    break
+        if at:
+            self.read(at)
+        self.dispatch.integers += len(values)
+        limits.keep("the pickle", self.dispatch.integers, limits.PICKLE_INTEGERS, "integers")
+        self.stack.extend(values)
+
+    return load
+
+
 def _refuse_long(self):
     raise ValueError("the pickle has a number of more than 255 bytes")
 
@@ -140,7 +181,9 @@ def _load_bytearray8(self):
 
 
 _DISPATCH = dict(pickle._Unpickler.dispatch)
-_DISPATCH |= {pickle.LONG4[0]: _refuse_long, pickle.BYTEARRAY8[0]: _load_bytearray8} | {
+_DISPATCH |= {pickle.LONG4[0]: _refuse_long, pickle.BYTEARRAY8[0]: _load_bytearray8}
+_DISPATCH |= {pickle.BININT1[0]: _load_integers(1), pickle.BININT2[0]: _load_integers(2)}
+_DISPATCH |= {
     opcode[0]: _check_stack(_DISPATCH[opcode[0]], keys)
     for opcode, keys in (
         (pickle.SETITEM, slice(-2, -1)),
@@ -219,12 +262,23 @@ def _extent(value: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[
             return 1, 1
     if id(value) not in known:
         limits.keep("the pickle", depth, limits.PICKLE_DEPTH, "levels")
-        parts = [_extent(child, depth + 1, known) for child in children]
-        count, height = 1 + sum(n for n, _ in parts), 1 + max((h for _, h in parts), default=0)
+        if _is_flat(children):
+            count, height = 1 + len(children), 1 + bool(children)
+        else:
+            parts = [_extent(child, depth + 1, known) for child in children]
+            count, height = 1 + sum(n for n, _ in parts), 1 + max((h for _, h in parts), default=0)
         limits.keep("the pickle", height, limits.PICKLE_DEPTH, "levels")
         limits.keep("the pickle", count, limits.PICKLE_VALUES, "values")
         known[id(value)] = count, height
     return known[id(value)]
+
+
+_FLAT = {int, float, bool, str, bytes, type(None)}
+
+
+def _is_flat(values: Iterable[Any]) -> bool:
+    """Whether they are plain values with nothing in them, told without a step of Python for each."""
+    return set(map(type, values)) <= _FLAT
 
 
 def _build(value: Any, done: dict[int, Any]) -> Any:
@@ -239,7 +293,7 @@ def _build(value: Any, done: dict[int, Any]) -> Any:
         elif isinstance(value, Call):
             result = _build_call(value, done)
         else:
-            result = type(value)(_build(v, done) for v in value)
+            result = type(value)(value if _is_flat(value) else (_build(v, done) for v in value))
         done[id(value)] = result
     return done[id(value)]
 

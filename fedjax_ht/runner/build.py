@@ -25,6 +25,7 @@ from fedjax_ht.data.augment import compose
 from fedjax_ht.data.dataset import Dataset, Partition, of_classes, subset
 from fedjax_ht.data.moments import normalised
 from fedjax_ht.data.partition import check_partition, make_partition, partition_options
+from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
@@ -75,6 +76,8 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     known = partition_options(partition.kind)
     refuse_unknown(f"partition {partition.kind!r}", partition.options, list(known), f"partition={partition.kind}")
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
+    if config.dataset.shift:
+        parse_shift(config.dataset.shift)
     dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
     dataset = normalised(dataset, config.dataset.normalisation)
     for own in configs.values():
@@ -86,6 +89,8 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
         dataset = of_classes(dataset, config.dataset.classes)
     if config.dataset.subset:
         dataset = subset(dataset, config.dataset.subset, partition.seed)
+    if config.dataset.shift:
+        dataset = shifted(dataset, config.dataset.shift, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
     texts = {label: own.model.to_json_best_effort() for label, own in configs.items()}
     made = {  # equal ones once: they may hold weights

@@ -122,6 +122,7 @@ def bombs(size: int) -> dict[str, Callable[[Path], tuple]]:
             zip_bomb("data.npy", size, npy_header("()", "|O")),
             **{"config.json": b'{"num_clients": 1, "num_classes": 2}'},
         ),
+        "csv.gz": _bomb("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
         "weights": lambda folder: ("weights", _write(folder / "x.pth", zip_bomb("top/data.pkl", size))),
         "generator": lambda folder: ("generator", _write(folder / "x.npz", zip_bomb("metadata.npy", size))),
     }
@@ -190,9 +191,14 @@ def _table(name: str, dataset: str, line: bytes, size: int) -> Callable[[Path], 
     return lambda folder: _bomb(name, dataset, line * (size // len(line)))(folder)
 
 
+def _csv(folder: Path, rows: str, columns: str = "a") -> tuple:
+    (folder / "x.csv").write_text(f"{columns},y\n{rows}")
+    return "dataset", "csv:x.csv"
+
+
 CLAIMS = {
     "a text of one line": _table("Protocol/subject101.dat", "pamap2", b"1 ", 200 << 20),
-    "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 200 << 20),
+    "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 100 << 20),
     "labels of 100 MB": _table("train/y_train.txt", "har", b"1\n", 100 << 20),
     "label of 10^9": lambda folder: _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]),
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
@@ -203,6 +209,13 @@ CLAIMS = {
     "10^12 classes": _config('{"num_clients": 1, "num_classes": 1000000000000}'),
     "10^12 clients": _config('{"num_clients": 1000000000000, "num_classes": 2}'),
     "JSON in brackets": _config("[" * 10_000_000),
+    "table of 20,000,000 rows": _bomb("x.csv", "csv:x.csv", b"a,y\n" + b"1,2\n" * 20_000_000),
+    "table of 20,000,000 cells": lambda folder: _csv(
+        folder, f"{'1,' * 99}2\n" * 200_000, ",".join(map(str, range(99)))
+    ),
+    "table of a million labels": lambda folder: _csv(folder, "".join(f"{i},{i}\n" for i in range(1_000_000))),
+    "table of one long cell": _bomb("x.csv", "csv:x.csv", b"a,y\n" + b"1" * 100_000_000 + b",2\n"),
+    "table of a million columns": lambda folder: _csv(folder, ",".join(map(str, range(1_000_000)))),
     "JSON of 100 MB": _config("[" + "[]," * 33_000_000 + "0]"),
     "image of 20,000 x 20,000": _png,
     "a file of 1 TiB": _zeros,
@@ -236,6 +249,10 @@ PICKLES = {  # without the protocol in front and the stop behind
     "byte array of 8 GB": _int(b"\x96", 8 << 30, 8),
     "frame of 3 GB": _int(b"\x95", 3 << 30, 8),
     "empty lists": b"]" * 30_000_000,
+    "integers": b"](" + b"M\xff\x7f" * 10_000_000 + b"e",
+    "integers of 4 bytes": b"](" + b"J\xff\xff\x7f\x7f" * 4_000_000 + b"e",
+    "integers and lists": b"K\x01]" * 5_000_000,
+    "integers, as many as may be": _named(b"](" + b"M\xff\x7f" * ((1 << 23) - 9) + b"e"),
     "names": b"cnumpy\ndtype\n0" * 1_000_000 + b"}",
     "a long number": _int(b"\x8b", 10_000_000, 4) + b"\x7f" * 10_000_000 + b"}",
     "numbers that collide": b"}("
@@ -300,6 +317,8 @@ def pipes() -> dict[str, Callable[[Path], tuple]]:
         ("UCI HAR Dataset/train/y_train.txt", "har"),
         ("Protocol/subject101.dat", "pamap2"),
         ("x.npz", "npz:x.npz"),
+        ("x.csv", "csv:x.csv"),
+        ("a/b/1.png", "domains:."),
         ("config.json", "client_folders:."),
         ("a/1.png", "folder:."),
         ("tfds/dataset_info.json", "tfds:tfds"),

@@ -14,7 +14,10 @@ from fedjax_ht.data.safe_pickle import load_pickle
 from tests.data import attacks
 
 # Not in the fast suite: bombs of 4 GB, and pickles of a million steps.
-SLOW = ("bomb", "claim: a file of 1 TiB", "claim: JSON of 100 MB", "pickle: empty", "pickle: nested", "pickle: deep")
+SLOW = (
+    *("bomb", "claim: a file of 1 TiB", "claim: JSON of 100 MB", "claim: table of 20"),
+    *("pickle: empty", "pickle: nested", "pickle: deep", "pickle: integers"),
+)
 
 
 def _ends(folder: Path, names: list[str]) -> dict[str, dict]:
@@ -81,9 +84,12 @@ def test_what_a_bomb_holds_is_read_below_the_limit(tmp_path, monkeypatch):
     ("limit", "value", "content", "unit"),
     [
         ("PICKLE_STEPS", 1000, b"]" * 2000, "steps"),
+        ("PICKLE_STEPS", 1000, b"K\x01]" * 2000, "steps"),
+        ("PICKLE_INTEGERS", 1000, b"](" + b"K\x01M\x01\x01" * 1000 + b"e", "integers"),
         ("PICKLE_NAMES", 10, b"cnumpy\ndtype\n0" * 20, "names"),
         ("PICKLE_DEPTH", 10, b"]" * 20 + b"a" * 19, "levels"),
         ("PICKLE_DEPTH", 10, b"]" + b"\x85" * 20, "levels"),
+        ("PICKLE_VALUES", 1000, b"](" + b"N" * 2000 + b"e", "values"),
         ("PICKLE_VALUES", 1000, b"]" + b"2\x86" * 20, "values"),
     ],
 )

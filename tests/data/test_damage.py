@@ -100,11 +100,29 @@ def _clients(folder: Path, count: int) -> Path:
     return folder / "train/0.npz"
 
 
+def _texts(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    x = np.array([(rng.integers(1, 500, 9).tolist(), 9) for _ in range(count)], dtype=object)
+    write(folder / "config.json", '{"num_clients": 1, "num_classes": 2}')
+    for split in ("train", "test"):
+        (folder / split).mkdir()
+        np.savez_compressed(folder / split / "0.npz", data={"x": x, "y": np.arange(count) % 2})
+    return folder / "train/0.npz"
+
+
+def _windows(folder: Path, count: int) -> Path:
+    rng = np.random.default_rng(0)
+    x, persons = rng.normal(size=(count, 16, 3)).astype(np.float16), rng.integers(0, 9, count).astype(str)
+    np.savez_compressed(folder / "x.npz", inputs=x, labels=np.arange(count) % 2, person=persons)
+    return folder / "x.npz"
+
+
 def _dataset(name: str) -> Callable[[Path], list]:
     def read(folder):
         dataset = _load.__wrapped__(name, folder, None)
         parts = [*dataset.official.values(), *(part for client in dataset.clients or () for part in client)]
-        return [dataset.inputs, dataset.labels, np.array(dataset.class_names), *parts]
+        groups = np.zeros(0) if dataset.groups is None else dataset.groups
+        return [dataset.inputs, dataset.labels, groups, np.array(dataset.class_names), *parts]
 
     return read
 
@@ -131,6 +149,8 @@ FORMATS = {  # how a file is made, and read
     "zip": (_zip, _dataset("tiny_imagenet")),
     "sensors' zip": (_har, _dataset("har")),
     "client's npz": (_clients, _dataset("client_folders:.")),
+    "client's texts": (_texts, _dataset("client_folders:.")),
+    "npz of windows": (_windows, _dataset("npz:x.npz")),
     "weights": (_weights, _state),
 }
 

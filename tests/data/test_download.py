@@ -140,7 +140,7 @@ def test_what_was_downloaded_is_read(tmp_path, server, name):
         archives = {f"{p.name}.gz": gzip.compress(p.read_bytes()) for p in (tmp_path / "made").iterdir()}
     source = server.source(**archives)
     get(name, tmp_path / "data", sources={name: source})
-    np.testing.assert_array_equal(load_dataset(name, tmp_path / "data").images, images)
+    np.testing.assert_array_equal(load_dataset(name, tmp_path / "data").inputs, images)
 
 
 def test_a_cut_download_goes_on_at_once(tmp_path, server, svhn):

@@ -42,6 +42,8 @@ VALUES = {
     "bool": np.array([True, False]),
     "scalar": np.float32(3.5),
     "nested": {"x": [np.ones((2, 1)), (1, None)], "y": b"\xff\x01", "z": "text"},
+    "integers": [*range(-3, 300), *range(60_000, 70_000, 3), 1 << 31, -(1 << 40), 1 << 70, 7, "a", 1, 2, 0.5, 300],
+    "texts": np.array([([1, 2, 3 << 10], 3), ([1 << 20, 0, 0], 1)], dtype=object),
     "objects": np.array(["a", None, {"b": 1}], dtype=object),
 }
 

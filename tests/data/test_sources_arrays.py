@@ -161,9 +161,9 @@ GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
     [
         ({"data": GOOD | {"x": GOOD["x"] + 1.5}}, "x runs from 1.5"),
         ({"data": GOOD | {"x": GOOD["x"] * np.nan}}, "x runs from nan"),
-        ({"data": GOOD | {"x": GOOD["x"].astype(np.uint8)}}, "not a dict of float x"),
-        ({"data": GOOD | {"y": np.array([0])}}, "not a dict of float x"),
-        ({"data": GOOD["x"]}, "not a dict of float x"),
+        ({"data": GOOD | {"x": GOOD["x"].astype(np.uint8)}}, "is uint8 (2, 1, 4, 4)"),
+        ({"data": GOOD | {"y": np.array([0])}}, "data is not a dict of x, n samples, and integer y [n]"),
+        ({"data": GOOD["x"]}, "data is not a dict of x, n samples, and integer y [n]"),
         ({"other": GOOD}, "data.npy"),
     ],
 )

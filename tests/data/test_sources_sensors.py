@@ -11,7 +11,7 @@ from fedjax_ht.data import limits
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.download import get
-from fedjax_ht.data.sources.table import read_table
+from fedjax_ht.data.sources.numbers import read_table
 from tests.data.source_files import load_error, text, write
 
 KINDS = ("folder", "zip", "its files")
@@ -157,7 +157,7 @@ def test_what_has_no_published_sum_is_fetched_by_hand(tmp_path, name):
 @pytest.mark.parametrize("name", ["har", "har_10persons", "pamap2"])
 def test_no_size_for_what_has_no_images(tmp_path, name):
     message = load_error(ValueError, name, tmp_path, 32)
-    assert message == f"{name}: image_size is 32, but it has no images; leave it out"
+    assert message == f"image_size is 32, but {name} holds no images; leave it at 0 (None)"
 
 
 # PAMAP2

@@ -109,6 +109,9 @@ ELSEWHERE = {
     "pamap2": "windows of motion sensors, 9 persons; no sums of it are published: download it by hand (UCI, set 231)",
     "fashion_mnist_10k": "it is part of the package, and nothing is to be downloaded",
     "folder": "it is a folder of your own, and nothing is to be downloaded",
+    "domains": "they are folders of your own, and nothing is to be downloaded",
+    "camelyon17": "patches of lymph nodes of five hospitals, 96x96; download them from the page of WILDS",
+    "csv": "it is a table of your own, and nothing is to be downloaded",
     "npz": "it is a file of your own, and nothing is to be downloaded",
     "client_folders": "PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no address",
 }

@@ -14,43 +14,28 @@ _LINE = 300  # characters: a file may hold a name of any length
 
 
 class Origin(NamedTuple):
-    """What a reader expects to find on disk and how a user gets it; both end up in its errors."""
+    """What a reader expects to find on disk and how a user gets it, both of which end up in its errors; and whether
+    `download.get` knows where it is."""
 
     expected: str
     how: str
+    fetched: bool = True
 
 
-def search(
-    name: str,
-    data_dir: Path | None,
-    folders: Sequence[str],
-    files: Sequence[str],
-    origin: Origin,
-    command: bool = True,
-) -> Path:
+def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
     """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir` itself).
-
-    Args:
-      name, origin: of the set, for the message.
-      data_dir, folders, files: where to look.
-      command: whether there is a command that downloads it.
 
     Raises:
       ValueError: no `data_dir`.
       FileNotFoundError: none of them exists.
     """
+    how = f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}" if origin.fetched else origin.how
     if data_dir is None:
-        raise ValueError(
-            f"{name}: data_dir is None; give the folder that holds {origin.expected}; "
-            f"{fetch(name, Path('data')) + ' downloads it, or ' if command else ''}{origin.how}"
-        )
+        raise ValueError(f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}")
     for path in (data_dir / folder / file for folder in folders for file in files):
         if path.exists():
             return path
-    raise FileNotFoundError(
-        f"{name}: not found in {data_dir}; expected {origin.expected}; "
-        f"{fetch(name, data_dir) + ' downloads it, or ' if command else ''}{origin.how}"
-    )
+    raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}; {how}")
 
 
 def fetch(name: str, data_dir: Path) -> str:

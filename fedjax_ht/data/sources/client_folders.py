@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,44 +12,83 @@ from fedjax_ht.data.bounded import opened_zip, read_whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.safe_pickle import load_npy
 from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0
 
 _ORIGIN = Origin(
-    "config.json, train/ID.npz and test/ID.npz, each of float x [n, C, H, W] in [-1, 1] and integer y [n]",
+    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: float [n, C, H, W], in [-1, 1] if they "
+    "are images, or integer [n, L], or n pairs of a list of tokens and its length",
     "make them with a generate_*.py script of PFLlib or HtFLlib",
 )
+
+
+class _Part(NamedTuple):
+    """A client's training or test samples, of which kind, and their labels."""
+
+    kind: str
+    inputs: np.ndarray
+    labels: np.ndarray
 
 
 def read_client_folders(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
     """PATH/train/ID.npz and PATH/test/ID.npz, where PATH is relative to `data_dir` if that is given.
 
-    The images are those of client 0 (train, then test), of client 1 and so on; `clients` says which, without
-    validation sets. Nothing in the pickled files is run.
+    Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which, without validation
+    sets. Nothing in the pickled files is run. What they are goes by x:
+
+        float [n, C, H, W], C 1 or 3, H and W above 1   images in [-1, 1], kept as bytes [n, H, W, C]
+        float [n, C, H, W], any other                   windows of any range: float32 [n, W, H, C], or [n, W, C] of H 1
+        float of other axes                             as it is: rows of a table
+        integer [n, L]                                  tokens
+        n pairs of a list of L tokens and its length    tokens; what is behind the length must be 0, the padding
+
+    Windows are time last for PFLlib and time first here. Its generate_HAR.py has windows [n, 128, 9] and makes
+    [n, 9, 1, 128] of them by reshape, not by transpose, so that each channel of its files is a mixture of times and
+    signals: read as they are, they are what its own models see. `inputs.transpose(0, 2, 1).reshape(-1, 128, 9)` gives
+    the windows back, [n, time, signal]; nothing in a file says which of the two was done.
+
+    Without a config.json, which generate_Shakespeare.py does not write, the clients are the files of train/, and the
+    classes are as many as the largest label needs.
     """
     root = user_path(path, data_dir)
-    with reading(root / "config.json", _ORIGIN):
-        config = json.loads(read_whole(root / "config.json", limits.TEXT_BYTES))
-        if not isinstance(config, dict):
-            raise ValueError("not a JSON object")
-        num_clients, num_classes = (_count(config, key) for key in ("num_clients", "num_classes"))
-        class_names = limits.numbered_classes(num_classes)
-    images, labels, clients, start = [], [], [], 0
+    num_clients, num_classes = _sizes(root)
+    parts, clients, start = [], [], 0
     for client in range(num_clients):
         indices = []
         for split in ("train", "test"):
-            x, y = _read_client(root / split / f"{client}.npz")
-            images.append(x)
-            labels.append(y)
-            indices.append(np.arange(start, start + len(y)))
-            start += len(y)
+            part = _read_part(root / split / f"{client}.npz")
+            parts.append(part)
+            indices.append(np.arange(start, start + len(part.labels)))
+            start += len(part.labels)
         clients.append(ClientIndices(indices[0], np.arange(0), indices[1]))
     with reading(root, _ORIGIN):
         if not any(len(client.test) for client in clients):
             raise ValueError("no client has a test sample, so that no model could be scored")
-        stacked, labels = resize(np.concatenate(images), image_size), np.concatenate(labels)
+        parts = [part for part in parts if len(part.labels)]
+        if len(kinds := sorted({part.kind for part in parts})) > 1:
+            raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
+        inputs, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
+        if kinds == ["images"]:
+            inputs = resize(inputs, image_size)
+        else:
+            refuse_image_size(image_size)
         warn_of_empty_class_0(root, labels)
-        return Dataset(f"client_folders:{path}", stacked, labels, class_names, clients=tuple(clients))
+        class_names = limits.numbered_classes(num_classes or int(labels.max()) + 1)
+        return Dataset(f"client_folders:{path}", inputs, labels, class_names, clients=tuple(clients))
+
+
+def _sizes(root: Path) -> tuple[int, int | None]:
+    """How many clients and classes there are; None: as many classes as labels need."""
+    with reading(root / "config.json", _ORIGIN):
+        if not (root / "config.json").exists() and (root / "train/0.npz").exists():
+            return len(list((root / "train").glob("*.npz"))), None
+        config = json.loads(read_whole(root / "config.json", limits.TEXT_BYTES))
+        if not isinstance(config, dict):
+            raise ValueError("not a JSON object")
+        num_clients, num_classes = (_count(config, key) for key in ("num_clients", "num_classes"))
+        limits.numbered_classes(num_classes)
+        return num_clients, num_classes
 
 
 def _count(config: dict, key: str) -> int:
@@ -58,16 +98,53 @@ def _count(config: dict, key: str) -> int:
     return value
 
 
-def _read_client(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """uint8 [n, H, W, C] and integers [n]: x scaled from [-1, 1] to [0, 255] and rounded."""
+def _read_part(path: Path) -> _Part:
     with reading(path, _ORIGIN):
         with opened_zip(path) as archive:
             data = load_npy(io.BytesIO(archive.read("data.npy")))
         match data:
-            case {"x": np.ndarray() as x, "y": np.ndarray() as y} if (
-                x.dtype.kind == "f" and x.ndim == 4 and y.dtype.kind in "iu" and y.shape == x.shape[:1]
+            case {"x": np.ndarray() | list() as x, "y": np.ndarray() as y} if y.dtype.kind in "iu" and y.shape == (
+                len(x),
             ):
-                if x.size and not -1 <= x.min() <= x.max() <= 1:
-                    raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
-                return np.round((x * 0.5 + 0.5) * 255).astype(np.uint8).transpose(0, 2, 3, 1), y
-        raise ValueError("data is not a dict of float x [n, C, H, W] and integer y [n]")
+                return _Part(*_inputs(x), y)
+        raise ValueError("data is not a dict of x, n samples, and integer y [n]")
+
+
+def _inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:
+    """The kind of a client's samples, and they as they are kept."""
+    if isinstance(x, list) or x.dtype.hasobject:
+        return "texts", _texts(x if isinstance(x, list) else x.tolist())
+    if x.dtype.kind in "iu" and x.ndim == 2:
+        if x.size and x.min() < 0:
+            raise ValueError(f"x has the token {x.min()}; tokens are 0 or more")
+        return "texts", as_stored("x", x).astype(np.int32, copy=False)
+    if x.dtype.kind != "f":
+        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
+    if x.ndim != 4:
+        return "rows", as_stored("x", x)
+    if x.shape[1] in (1, 3) and min(x.shape[2:]) > 1:
+        if x.size and not -1 <= x.min() <= x.max() <= 1:
+            raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
+        return "images", np.round((x * 0.5 + 0.5) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    windows = as_stored("x", x).transpose(0, 3, 2, 1)
+    return "windows", np.ascontiguousarray(windows[:, :, 0] if windows.shape[2] == 1 else windows)
+
+
+def _texts(pairs: list) -> np.ndarray:
+    """int32 [n, L] of n pairs of a list of L tokens and how many of them are no padding."""
+    for pair in pairs:
+        match pair:
+            # Types before numpy sees them: among texts of any length it would give each number the longest one's room.
+            case (list() | tuple() as tokens, int()) if set(map(type, tokens)) <= {int}:
+                pass
+            case _:
+                raise ValueError("x holds something else than pairs of a list of integers and its length")
+    if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
+        raise ValueError(f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as long")
+    if not pairs:
+        return np.zeros((0, 0), np.int32)
+    tokens, lengths = (np.array(values, np.int64) for values in zip(*pairs))
+    behind = np.arange(tokens.shape[1]) >= lengths[:, None]
+    if tokens.min(initial=0) < 0 or lengths.min() < 0 or lengths.max() > tokens.shape[1] or tokens[behind].any():
+        raise ValueError("x has tokens below 0, or a length that is not that of its text: behind it is only padding, 0")
+    return as_stored("x", tokens)

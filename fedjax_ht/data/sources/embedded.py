@@ -4,7 +4,8 @@ from pathlib import Path
 
 from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.har import CLASSES, no_images
+from fedjax_ht.data.sources.as_stored import refuse_image_size
+from fedjax_ht.data.sources.har import CLASSES
 from fedjax_ht.data.sources.idx import FASHION_CLASSES
 from fedjax_ht.data.sources.images import resize
 
@@ -28,7 +29,7 @@ def read_har_10persons(data_dir: Path | None, image_size: int | None) -> Dataset
     It has no official sets; partition "natural" splits each person's own. LICENSE-har_10persons.txt says how it was
     selected, and what about it is not quite sure. `data_dir` is not looked at.
     """
-    no_images("har_10persons", image_size)
+    refuse_image_size(image_size, "har_10persons")
     with opened_npz(_FOLDER / "har_10persons.npz") as arrays:
         windows, labels, persons = arrays["windows"], arrays["labels"], arrays["persons"]
     return Dataset("har_10persons", windows, labels, CLASSES, groups=persons)

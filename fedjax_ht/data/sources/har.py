@@ -12,7 +12,8 @@ import numpy as np
 from fedjax_ht.data import limits
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
-from fedjax_ht.data.sources.table import read_table
+from fedjax_ht.data.sources.as_stored import refuse_image_size
+from fedjax_ht.data.sources.numbers import read_table
 
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g; at 50 Hz."""
@@ -23,6 +24,7 @@ _ORIGIN = Origin(
     "UCI HAR Dataset.zip or its extracted folder, with train/ and test/",
     "download it from the dataset's page (UCI Machine Learning Repository, 240, Human Activity Recognition Using "
     "Smartphones) and unpack human+activity+recognition+using+smartphones.zip, which has it inside",
+    fetched=False,
 )
 _PATTERN = re.compile(
     rf"(?:^|/)(?P<split>train|test)/(?:Inertial Signals/)?(?P<what>{'|'.join(SIGNALS)}|y|subject)_(?P=split)\.txt$"
@@ -32,12 +34,12 @@ _PATTERN = re.compile(
 def find_har(data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     files = ("UCI HAR Dataset", "UCI HAR Dataset.zip", "train/y_train.txt")
-    return (search("har", data_dir, ("har", ""), files, _ORIGIN, command=False),)
+    return (search("har", data_dir, ("har", ""), files, _ORIGIN),)
 
 
 def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
     """float32 [128, 9], see `SIGNALS`; official sets train and test, of other persons; groups are persons 1 to 30."""
-    no_images("har", image_size)
+    refuse_image_size(image_size, "har")
     (source,) = find_har(data_dir)
     if source.name == "y_train.txt":
         source = source.parents[1]
@@ -68,9 +70,3 @@ def _split(tables: dict[tuple[str, str], np.ndarray], split: str) -> tuple[np.nd
     if not np.isfinite(windows).all():
         raise ValueError(f"{split}: a signal is not finite")
     return windows, labels[:, 0] - 1, persons[:, 0]
-
-
-def no_images(name: str, image_size: int | None) -> None:
-    """Refuses a size for a set without images."""
-    if image_size is not None:
-        raise ValueError(f"{name}: image_size is {image_size}, but it has no images; leave it out")

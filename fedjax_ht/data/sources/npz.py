@@ -1,42 +1,93 @@
-"""Any .npz file with images and labels."""
+"""Any .npz file with samples and labels."""
 
 import itertools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.inputs import AsStored
 from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.limits import numbered_classes
 from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size, to_groups
 from fedjax_ht.data.sources.images import decode_all, resize, stack
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0
 
-_KEYS = (("images", "labels"), ("x", "y"))
+_KEYS = (("images", "labels"), ("inputs", "labels"), ("x", "y"))
+_SPLITS = ("train", "test")
 _ORIGIN = Origin(
-    "an .npz of images and labels, x and y, x_train, y_train, x_test and y_test, or jpeg, offset, label and wnid",
-    "write it with numpy.savez_compressed(path, images=..., labels=...)",
+    "an .npz of images and labels, inputs and labels, x and y, x_train, y_train, x_test and y_test, or jpeg, offset, "
+    "label and wnid",
+    "write it with numpy.savez_compressed(path, images=..., labels=...), or inputs=... for what is no image",
 )
 
 
-def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Images and labels of an .npz, where PATH is relative to `data_dir` if that is given.
+class _Found(NamedTuple):
+    """Of a file: the key of its samples, they and their labels, and what else it has of them."""
 
-    Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1, 1]; labels are
-    integers [N] from 0. With train and test arrays, these become the official sets. Classes are named by number.
-    Images may also be JPEG files, see `read_jpegs`, whose classes have names.
+    key: str
+    inputs: np.ndarray
+    labels: np.ndarray
+    official: dict[str, np.ndarray]
+    groups: np.ndarray | None = None
+    names: list[str] | None = None
+
+
+def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """Samples and labels of an .npz, where PATH is relative to `data_dir` if that is given.
+
+    What they are goes by the key, the type and the axes:
+
+        images               images, or an error
+        inputs               as they are
+        x, x_train + x_test  uint8                               images
+                             float, 4 axes, 1 or 3 channels      images
+                             float, 3 axes, all within [-1, 1]   grey images, with a warning
+                             float, any other                    as they are
+                             other integers, 2 axes              as they are: tokens
+                             other integers, any other           an error
+
+    Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1, 1], and are kept as
+    bytes. What is as it is has two axes or more, and `AsStored` for a model. Labels are integers [N] from 0. With train
+    and test arrays, these become the official sets; so do the samples that "official_test", bool [N], does not and does
+    name. "group" or "person", integers or text [N], is whose a sample is: `Dataset.groups`, text by its place in sorted
+    order. Beside x_train these are group_train and group_test. Classes are named by "class_names" or "classes", else by
+    number. Images may also be JPEG files, see `read_jpegs`, whose classes have names.
     """
     file = user_path(path, data_dir)
     with reading(file, _ORIGIN):
         with opened_npz(file) as arrays:
-            packed = "jpeg" in arrays
-            images, labels, official = (read_jpegs(arrays), arrays["label"], {}) if packed else _select(arrays)
-            names = arrays["wnid"].tolist() if packed else None
-        images, labels = to_bytes(to_nhwc(images)), _to_labels(labels)
-        class_names = tuple(map(str, names)) if names else numbered_classes(int(labels.max(initial=-1)) + 1)
+            found = _packed(arrays) if "jpeg" in arrays else _select(arrays)
+        labels, rule = _to_labels(found.labels), None
+        if _is_image(found.key, found.inputs):
+            inputs = resize(to_bytes(to_nhwc(found.inputs)), image_size)
+        else:
+            refuse_image_size(image_size)
+            inputs, rule = as_stored(found.key, found.inputs), AsStored()
+        class_names = tuple(found.names or numbered_classes(int(labels.max(initial=-1)) + 1))
         warn_of_empty_class_0(file, labels)
-        return Dataset(f"npz:{path}", resize(images, image_size), labels, class_names, official=official)
+        return Dataset(f"npz:{path}", inputs, labels, class_names, rule, found.official, groups=found.groups)
+
+
+def _is_image(key: str, x: np.ndarray) -> bool:
+    """By the table of `read_npz`, where what has an error is refused as an image."""
+    if key in ("images", "inputs"):
+        return key == "images"
+    if x.dtype.kind != "f":
+        return x.dtype == np.uint8 or x.ndim != 2
+    if x.ndim == 3 and (not x.size or -1 <= x.min() <= x.max() <= 1):
+        logging.warning(f"{key} is {x.dtype} {x.shape} within -1 to 1: grey images. Call it inputs if it is none")
+        return True
+    return x.ndim == 4 and bool({1, 3} & {x.shape[-1], x.shape[1]})
+
+
+def _packed(arrays: Mapping[str, np.ndarray]) -> _Found:
+    images = read_jpegs(arrays)
+    return _Found("images", images, arrays["label"], {}, names=arrays["wnid"].tolist())
 
 
 def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -83,19 +134,44 @@ def to_bytes(images: np.ndarray) -> np.ndarray:
     return np.round((images * 0.5 + 0.5 if low < 0 else images) * 255).astype(np.uint8)
 
 
-def _select(arrays: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
-    """Images, labels and official sets by whichever keys the file has."""
-    for images, labels in _KEYS:
-        if images in arrays and labels in arrays:
-            return arrays[images], arrays[labels], {}
-    splits = ("train", "test")
-    if all(f"{kind}_{split}" in arrays for kind in "xy" for split in splits):
-        (x, x_test), (y, y_test) = ([arrays[f"{kind}_{split}"] for split in splits] for kind in "xy")
-        official = {"train": np.arange(len(x)), "test": np.arange(len(x), len(x) + len(x_test))}
-        if len(x) != len(y):
-            raise ValueError(f"{len(x)} training images for {len(y)} labels")
-        return np.concatenate([x, x_test]), np.concatenate([y, y_test]), official
-    raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}")
+def _select(arrays: Mapping[str, np.ndarray]) -> _Found:
+    """By whichever keys the file has."""
+    names = next((_texts(name, arrays[name]) for name in ("class_names", "classes") if name in arrays), None)
+    for key, labels in _KEYS:
+        if key in arrays and labels in arrays:
+            x, official, owners = arrays[key], {}, next((arrays[k] for k in ("group", "person") if k in arrays), None)
+            if "official_test" in arrays:
+                official = _official(arrays["official_test"], len(x))
+            break
+    else:
+        if not all(f"{kind}_{split}" in arrays for kind in "xy" for split in _SPLITS):
+            raise ValueError(f"its arrays are {', '.join(arrays) or 'none'}")
+        key, labels = "x_train", ""
+        counts = [len(arrays[f"y_{split}"]) for split in _SPLITS]
+        x = _both(arrays, "x")
+        official = {"train": np.arange(counts[0]), "test": np.arange(counts[0], sum(counts))}
+        if len(arrays["x_train"]) != counts[0]:
+            raise ValueError(f"{len(arrays['x_train'])} training samples for {counts[0]} labels")
+        owners = next((_both(arrays, k) for k in ("group", "person") if f"{k}_train" in arrays), None)
+    groups = None if owners is None else to_groups("group", owners)
+    return _Found(key, x, arrays[labels] if labels else _both(arrays, "y"), official, groups, names)
+
+
+def _both(arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
+    """The training samples' and then the test samples'."""
+    return np.concatenate([arrays[f"{key}_{split}"] for split in _SPLITS])
+
+
+def _official(tests: np.ndarray, count: int) -> dict[str, np.ndarray]:
+    if tests.dtype != bool or tests.shape != (count,):
+        raise ValueError(f"official_test is {tests.dtype} {tests.shape}, not bool ({count},)")
+    return {"train": np.flatnonzero(~tests), "test": np.flatnonzero(tests)}
+
+
+def _texts(name: str, values: np.ndarray) -> list[str]:
+    if values.dtype.kind != "U" or values.ndim != 1:
+        raise ValueError(f"{name} is {values.dtype} {values.shape}, not text [classes]")
+    return values.tolist()
 
 
 def _to_labels(labels: np.ndarray) -> np.ndarray:

@@ -16,10 +16,10 @@ import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
+from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.har import no_images
+from fedjax_ht.data.sources.numbers import read_table
 from fedjax_ht.data.sources.pile import mapped
-from fedjax_ht.data.sources.table import read_table
 
 ACTIVITIES = {
     1: "lying",
@@ -51,6 +51,7 @@ _ORIGIN = Origin(
     "PAMAP2_Dataset.zip or its extracted folder, with Protocol/ and Optional/",
     "download it from the dataset's page (UCI Machine Learning Repository, 231, PAMAP2 Physical Activity Monitoring) "
     "and unpack pamap2+physical+activity+monitoring.zip, which has it inside",
+    fetched=False,
 )
 _PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<person>10[1-9])\.dat$")
 
@@ -58,14 +59,14 @@ _PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<person>10[
 def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     files = ("PAMAP2_Dataset", "PAMAP2_Dataset.zip", "Protocol/subject101.dat")
-    return (search("pamap2", data_dir, ("pamap2", ""), files, _ORIGIN, command=False),)
+    return (search("pamap2", data_dir, ("pamap2", ""), files, _ORIGIN),)
 
 
 def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
     """float32 [256, 3, 9]: of hand, chest and ankle acceleration, angular velocity and magnetic field, x y z each, in
     [-1, 1]. Groups are the persons, 1 to 9; there are no official sets. The files are read once, see `cache.cached`.
     """
-    no_images("pamap2", image_size)
+    refuse_image_size(image_size, "pamap2")
     (source,) = find_pamap2(data_dir)
     if source.name == "subject101.dat":
         source = source.parents[1]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.camelyon17 import find_camelyon17, read_camelyon17
 from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
+from fedjax_ht.data.sources.domains import read_domains
 from fedjax_ht.data.sources.embedded import read_embedded, read_har_10persons
 from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
 from fedjax_ht.data.sources.food101 import find_food101, read_food101
@@ -17,6 +19,7 @@ from fedjax_ht.data.sources.image_folder import read_folder
 from fedjax_ht.data.sources.npz import read_npz
 from fedjax_ht.data.sources.pamap2 import find_pamap2, read_pamap2
 from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
+from fedjax_ht.data.sources.table import read_csv
 from fedjax_ht.data.sources.tfds import read_tfds
 from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
 
@@ -34,6 +37,7 @@ _READERS = {
     "food101": read_food101,
     "har": read_har,
     "pamap2": read_pamap2,
+    "camelyon17": read_camelyon17,
 }
 _FINDERS = {
     "fashion_mnist": functools.partial(find_idx, "fashion_mnist"),
@@ -46,10 +50,13 @@ _FINDERS = {
     "food101": find_food101,
     "har": find_har,
     "pamap2": find_pamap2,
+    "camelyon17": find_camelyon17,
 }
 _PREFIX_READERS = {
     "folder": read_folder,
+    "domains": read_domains,
     "npz": read_npz,
+    "csv": read_csv,
     "tfds": read_tfds,
     "client_folders": read_client_folders,
 }
@@ -80,11 +87,11 @@ def load_dataset(name: str, data_dir: str | os.PathLike | None = None, image_siz
       data_dir: the folder with the publisher's files, or with a folder of the set's name that has them. Paths after a
         prefix are relative to it if given. `fashion_mnist_10k` and `har_10persons` come with the package and need none.
       image_size: height and width in pixels to resize to (central square, bilinear); None keeps the native size, or
-        64 for sets of mixed sizes (flowers102, food101). For images only.
+        64 for sets of mixed sizes (flowers102, food101, domains:PATH). For images only.
 
     Returns:
-      The set, of images with mean and std 0.5, so that a model sees pixels in [-1, 1]. The latest four are kept in
-      memory.
+      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; all else as it is stored. The latest
+      four are kept in memory.
 
     Raises:
       ValueError: an unknown name, or a damaged file, or one of another format.

@@ -1,40 +1,193 @@
-"""Reads text files of numbers, a row a line."""
+"""Tables as text: .csv files of anyone, with a header line."""
 
+import array
+import csv
 import io
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-_WIDEST = 64  # characters of a number with what separates it from the next
+from fedjax_ht.core.names import unknown
+from fedjax_ht.data import limits
+from fedjax_ht.data.bounded import read_whole
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.sources.as_stored import refuse_image_size, to_groups
+
+LABELS, GROUPS = ("label", "target", "class", "y"), ("group", "person")
+"""Names of columns, in small letters, that are the label or the group if none is named."""
+
+_HEADER = 1 << 16  # bytes of it in which separators are counted
+_ORIGIN = Origin(
+    "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or tabs",
+    "name the columns as csv:PATH:LABEL or csv:PATH:LABEL:GROUP if they are not called label and group",
+)
 
 
-def read_table(
-    name: str, content: bytes, columns: int, used: Sequence[int] | None = None, dtype: type = np.float32
-) -> np.ndarray:
-    """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of some of them.
+class Rows(NamedTuple):
+    """A table as it is read: column names, and (line, cells) of each row, as many cells as columns."""
 
-    Args:
-      name: of the file, for the message.
-      content: of the file.
-      columns: that its first line has. All lines must have as many; where only some are `used`, they must have those.
-      used: positions of the columns to take; None takes all.
-      dtype: of the result.
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[int, list[str]]]
+
+
+def read_csv(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
+    """PATH, PATH:LABEL or PATH:LABEL:GROUP, where PATH is relative to `data_dir` if that is given; .csv or .csv.gz.
+
+    LABEL is the column of the labels, GROUP that of whose a sample is (`Dataset.groups`); by default those called as
+    `LABELS` and `GROUPS` say, of a group there need be none. All other columns are the samples, float32 [N, columns]
+    as stored. Classes are named by the labels, in sorted order, by value if all are whole numbers; so are groups, which
+    keep their numbers if they have some.
 
     Raises:
-      ValueError: another number of columns, no row, or something that is no number.
+      ValueError: there is no such column, a value is missing, or a column holds text. The line says which.
     """
-    first = content[: _WIDEST * columns].split(b"\n", 1)[0].split()
-    if len(first) != columns:
-        raise ValueError(f"{name}: its first line has {len(first)} numbers, not {columns}")
+    file, *named = path.split(":")
+    file = user_path(file, data_dir)
+    with reading(file, _ORIGIN):
+        refuse_image_size(image_size)
+        if len(named) > 2:
+            raise ValueError(f"{len(named)} columns are named, {', '.join(named)}; a label and a group may be")
+        columns, rows = rows_of(file)
+        label, group = (*named, "", "")[:2]
+        label = _column("label", label, columns, LABELS)
+        group = _column("group", group, columns, GROUPS) if group or _called(columns, GROUPS) else None
+        if label == group:
+            raise ValueError(f"column {label!r} is named twice")
+        special = [name for name in (label, group) if name is not None]
+        inputs, (labels, *owners) = _values(columns, rows, special)
+        numbers, names = _numbered(label, labels)
+        groups = _groups(group, owners[0]) if owners else None
+        return Dataset(f"csv:{path}", inputs, numbers, tuple(map(str, names)), groups=groups)
+
+
+def rows_of(path: Path) -> Rows:
+    """A table's columns and rows; empty lines are passed over.
+
+    Raises:
+      ValueError: too large, no header, or a row has more or fewer cells; the latter two as the rows are read.
+    """
+    content = read_whole(path)
+    header = bytes(content[:_HEADER]).partition(b"\n")[0]
+    separator = max(",;\t", key=lambda mark: header.count(mark.encode()))
+    reader = csv.reader(
+        io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=""), delimiter=separator, strict=True
+    )
+    columns = tuple(name.strip() for name in next(reader, ()))
+    if not columns or len(set(columns)) < len(columns):
+        raise ValueError(f"its first line names the columns {limits.short(columns)}; each needs a name of its own")
+
+    def rows():
+        count = 0
+        for row in reader:
+            if len(row) == len(columns):
+                count += 1
+                limits.keep("the table", count, limits.TABLE_ROWS, "rows")
+                limits.keep("the table", count * len(row), limits.TABLE_CELLS, "cells")
+                yield reader.line_num, row
+            elif row:
+                raise ValueError(f"line {reader.line_num} has {len(row)} cells for {len(columns)} columns")
+
+    return Rows(columns, rows())
+
+
+def _called(columns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The columns of such a name, the first names first."""
+    return sorted((c for c in columns if c.lower() in names), key=lambda c: names.index(c.lower()))
+
+
+def _column(what: str, named: str, columns: Sequence[str], default: Sequence[str]) -> str:
+    there = f"the columns are {', '.join(columns[:20])}{', ...' if len(columns) > 20 else ''}"
+    if named and named not in columns:
+        raise ValueError(unknown("column", named, columns, there))
+    if not named and not _called(columns, default):
+        raise ValueError(f"no column is called {', '.join(default)}; name the {what} as csv:PATH:LABEL; {there}")
+    return named or _called(columns, default)[0]
+
+
+class _Texts(NamedTuple):
+    """A column of texts, many of them the same: text -> its number in the order of coming, and each row's number."""
+
+    codes: dict[str, int]
+    places: array.array
+
+
+def _values(columns: Sequence[str], rows: Iterator, special: Sequence[str]) -> tuple[np.ndarray, list[_Texts]]:
+    """float32 [N, other columns], and the texts of each special column."""
+    places = [columns.index(name) for name in special]
+    others = [name for name in columns if name not in special]
+    if not others:
+        raise ValueError(f"its only column{'s are' if len(special) > 1 else ' is'} {', '.join(special)}")
+    values, lines, kept = array.array("f"), array.array("q"), [_Texts({}, array.array("i")) for _ in special]
+    for line, row in rows:
+        for texts, name, place in zip(kept, special, places):
+            if not row[place].strip():
+                raise ValueError(f"line {line} has no value in column {name!r}")
+            _append(texts, row[place].strip())
+        for place in sorted(places, reverse=True):
+            del row[place]
+        try:
+            values.extend(map(float, row))
+        except ValueError:
+            raise ValueError(_no_number(line, others, row)) from None
+        lines.append(line)
+    if not lines:
+        raise ValueError("it has no rows")
+    inputs = np.frombuffer(values, np.float32).reshape(len(lines), -1)
+    if len(bad := np.argwhere(~np.isfinite(inputs))):
+        row, column = bad[0]
+        raise ValueError(f"line {lines[row]} has {inputs[row, column]} in column {others[column]!r}; {_FILL}")
+    return inputs, kept
+
+
+_FILL = "fill in such values, or leave out the row or the column"
+_MISSING = ("", "?", "-", "na", "n/a", "nan", "null", "none")
+
+
+def _no_number(line: int, columns: Sequence[str], row: Sequence[str]) -> str:
+    for name, cell in zip(columns, row):
+        try:
+            float(cell)
+        except ValueError:
+            if cell.strip().lower() in _MISSING:
+                return f"line {line} has no value in column {name!r}; {_FILL}"
+            shown = limits.short(cell)
+            return f"column {name!r} holds text, {shown} in line {line}; make it numbers, or leave the column out"
+    raise AssertionError("each is a number")
+
+
+def _groups(name: str, column: _Texts) -> np.ndarray:
+    """Numbers as they are, texts by their places."""
+    places, values = _numbered(name, column)
+    return to_groups(name, np.array(values)[places] if isinstance(values[0], int) else places)
+
+
+def _append(column: _Texts, text: str) -> None:
+    column.places.append(column.codes.setdefault(text, len(column.codes)))
+    limits.keep("a column", len(column.codes), limits.CLASSES, "classes or groups")
+
+
+def _numbered(name: str, column: _Texts) -> tuple[np.ndarray, list[int] | list[str]]:
+    """Each row's place among the values of a column, int [N], and the values in order: whole numbers, or texts."""
+    texts = list(column.codes)
+    values = _whole(name, texts) or texts
+    ordered = sorted(set(values))
+    place = {value: i for i, value in enumerate(ordered)}
+    return np.array([place[value] for value in values])[np.frombuffer(column.places, np.int32)], ordered
+
+
+def _whole(name: str, texts: Sequence[str]) -> list[int] | None:
+    """The whole numbers that texts are, such as "3" or "3.0"; None if one is none."""
     try:
-        return np.loadtxt(_lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2)
-    except ValueError as error:
-        raise ValueError(f"{name}: {str(error).partition(';')[0].rstrip('.')}") from error
-
-
-def _lines(content: bytes, longest: int) -> Iterator[bytes]:
-    file = io.BytesIO(content)
-    while line := file.readline(longest + 1):
-        if len(line) > longest:
-            raise ValueError(f"a line has more than {longest} characters")
-        yield line
+        return [int(text) for text in texts]
+    except ValueError:
+        pass
+    try:
+        numbers = [float(text) for text in texts]
+    except ValueError:
+        return None
+    if others := [number for number in numbers if not number.is_integer()]:
+        raise ValueError(f"column {name!r} has {others[0]}; classes and groups are whole numbers or texts")
+    return [int(number) for number in numbers]

@@ -1,0 +1,148 @@
+"""Feature shift: domains made of one set of images, by what is done to their pixels on the device.
+
+A sample is its image and the number of its domain; in domain 0 a model sees the image as it is. Whose a sample is
+(`Dataset.groups`) is its domain, so that partition "natural" makes clients of one domain each.
+"""
+
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.ndimage import map_coordinates
+
+from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.data.dataset import Dataset
+
+
+class Rotated(NamedTuple):
+    """(images, domain [N]) to images turned by the angle of their domain, then as by `rule`.
+
+    Between pixels it is linear, and black outside of the image; quarter turns of squares are exact.
+
+    Attributes:
+      rule: of the images.
+      turns: float32 [domains, 2], cosine and sine of the angles, counter-clockwise.
+    """
+
+    rule: Pixels
+    turns: Any
+
+    def __call__(self, inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        images, domain = inputs
+        turned = jax.vmap(_turn)(self.rule.scaled(images), self.turns[domain.astype(jnp.int32)])
+        return self.rule.normalise(turned)
+
+    @property
+    def black(self) -> jax.Array:
+        return self.rule.black
+
+
+class Corrupted(NamedTuple):
+    """(images, domain [N]) to images changed as `CORRUPTIONS` has it at the place of their domain, then as by `rule`.
+
+    Noise is drawn from what is in an image, and so is the same whenever the image is seen.
+    """
+
+    rule: Pixels
+
+    def __call__(self, inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
+        images, domain = inputs
+        change = lambda image, i: lax.switch(i, tuple(CORRUPTIONS.values()), image)  # noqa: E731
+        changed = jax.vmap(change)(self.rule.scaled(images), domain.astype(jnp.int32))
+        return self.rule.normalise(changed)
+
+    @property
+    def black(self) -> jax.Array:
+        return self.rule.black
+
+
+def _turn(image: jax.Array, turn: jax.Array) -> jax.Array:
+    """[H, W, C] turned about its centre."""
+    height, width, _ = image.shape
+    y, x = jnp.mgrid[:height, :width].astype(jnp.float32)
+    y, x = y - (height - 1) / 2, x - (width - 1) / 2
+    cos, sin = turn
+    at = [cos * y + sin * x + (height - 1) / 2, cos * x - sin * y + (width - 1) / 2]
+    channel = lambda plane: map_coordinates(plane, at, order=1, mode="constant")  # noqa: E731
+    return jax.vmap(channel, -1, -1)(image)
+
+
+def _noise(image: jax.Array) -> jax.Array:
+    values = jnp.round(255 * image).astype(jnp.uint32).ravel()
+    seed = jnp.sum(values * (jnp.arange(1, values.size + 1, dtype=jnp.uint32) * jnp.uint32(2654435761)))
+    return jnp.clip(image + 0.15 * jax.random.normal(jax.random.key(seed), image.shape), 0, 1)
+
+
+def _blur(image: jax.Array) -> jax.Array:
+    """A binomial filter of five pixels each way, about a Gaussian of one pixel."""
+    for axis in (0, 1):
+        n = image.shape[axis]
+        near = lambda k: jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis)  # noqa: B023, E731
+        image = (near(-2) + 4 * near(-1) + 6 * image + 4 * near(1) + near(2)) / 16
+    return image
+
+
+def _low_contrast(image: jax.Array) -> jax.Array:
+    return image.mean() + 0.4 * (image - image.mean())
+
+
+CORRUPTIONS = {
+    "none": lambda image: image,
+    "noise": _noise,
+    "blur": _blur,
+    "contrast": _low_contrast,
+    "bright": lambda image: jnp.clip(image + 0.3, 0, 1),
+    "four levels": lambda image: jnp.round(3 * image) / 3,
+}
+"""Name -> one image, float32 [H, W, C] in [0, 1], to the same; in the order of the domains."""
+
+_MOST = {"rotate": 100, "corrupt": len(CORRUPTIONS)}
+
+
+def parse_shift(text: str) -> tuple[str, int]:
+    """("rotate" or "corrupt", domains) of "rotate/4".
+
+    Raises:
+      ValueError: it is neither, or of too few or too many domains.
+    """
+    found = re.fullmatch(r"(rotate|corrupt)/(\d{1,3})", text)
+    if found and 2 <= int(found[2]) <= _MOST[found[1]]:
+        return found[1], int(found[2])
+    raise ValueError(
+        f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or corrupt/DOMAINS, of 2 to "
+        f"{_MOST['corrupt']}, such as rotate/4"
+    )
+
+
+def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
+    """A set of images as several domains: each sample is of one, drawn so that each has as many of every class.
+
+    Args:
+      dataset: images.
+      shift: "rotate/N": domain i is turned by 360 i / N degrees, counter-clockwise. "corrupt/N": the first N of
+        `CORRUPTIONS`.
+      seed: of which sample is of which domain.
+
+    Returns:
+      The set with inputs (images, int8 [N] domain) and groups, the domains.
+
+    Raises:
+      ValueError: another shift, no images, or a set that has groups of its own.
+    """
+    kind, domains = parse_shift(shift)
+    if not isinstance(dataset.preprocess, Pixels):
+        raise ValueError(f"shift is {shift!r}; {dataset.name} has no images")
+    if dataset.groups is not None:
+        raise ValueError(f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace")
+    rng = np.random.default_rng(seed)
+    order = np.lexsort((rng.random(len(dataset.labels)), dataset.labels))  # class by class, mixed in each
+    domain = np.empty(len(order), np.int8)
+    domain[order] = np.arange(len(order)) % domains
+    angles = 2 * np.pi * np.arange(domains) / domains
+    turns = np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
+    rule = Rotated(dataset.preprocess, turns) if kind == "rotate" else Corrupted(dataset.preprocess)
+    return dataclasses.replace(dataset, inputs=(dataset.inputs, domain), preprocess=rule, groups=domain)

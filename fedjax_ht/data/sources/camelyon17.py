@@ -1,0 +1,76 @@
+"""Camelyon17 as WILDS publishes it (Bandi et al. 2018, Koh et al. 2021): patches of lymph nodes of five hospitals."""
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data import limits
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, search
+from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.table import rows_of
+
+CLASSES = ("normal", "tumor")
+_COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center", "split")
+_ORIGIN = Origin(
+    "the folder camelyon17_v1.0, with metadata.csv and patches/patient_P_node_N/*.png",
+    "download it from the dataset's page (WILDS, Camelyon17-wilds)",
+    fetched=False,
+)
+_PATCH = re.compile(r"^(?P<image>patches/patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$")
+_VAL, _TEST = 1, 2  # hospitals, of which nothing trains
+
+
+def find_camelyon17(data_dir: Path | None) -> tuple[Path, ...]:
+    """The table and the folder of the patches; see `archive.search`."""
+    folders = ("camelyon17", "camelyon17_v1.0", "camelyon17/camelyon17_v1.0", "")
+    table = search("camelyon17", data_dir, folders, ("metadata.csv",), _ORIGIN)
+    return table, table.parent / "patches"
+
+
+def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """455,954 patches of 96x96x3 by the publisher's table, normal or tumor in the central 32x32.
+
+    `Dataset.groups` are the hospitals, 0 to 4. Official sets are those of WILDS: "val" and "test" are all patches of
+    hospitals 1 and 2, "train" and "id_val" those of the other three, by the column split (0 and 1).
+    """
+    table, patches = find_camelyon17(data_dir)
+    with reading(table.parent, _ORIGIN):
+        build = functools.partial(_decode, table, image_size)
+        return cached("camelyon17", image_size, data_dir, (table, patches), build)
+
+
+def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset:
+    columns, rows = rows_of(table)
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
+    keys, values = [], []
+    for line, row in rows:
+        cells = [row[columns.index(name)] for name in _COLUMNS]
+        if not all(re.fullmatch(r"\w{1,20}", cell) for cell in cells) or not all(map(_digit, cells[4:])):
+            raise ValueError(f"line {line} of metadata.csv is {limits.short(row)}")
+        patient, node, x, y = cells[:4]
+        keys.append(f"patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png")
+        values.append([int(cell) for cell in cells[4:]])
+    if not keys:
+        raise ValueError("metadata.csv has no rows")
+    labels, hospitals, splits = np.array(values).T
+    pile, _ = decode_members(table.parent, _PATCH, image_size, target)
+    official = _official(hospitals, splits)
+    return Dataset("camelyon17", pile.stack(keys), labels, CLASSES, official=official, groups=hospitals)
+
+
+def _digit(cell: str) -> bool:
+    return len(cell) == 1 and "0" <= cell <= "9"
+
+
+def _official(hospitals: Sequence[int], splits: Sequence[int]) -> dict[str, np.ndarray]:
+    """As WILDS reads the table."""
+    seen = (hospitals != _VAL) & (hospitals != _TEST)
+    sets = {"train": seen & (splits == 0), "id_val": seen & (splits == 1)}
+    sets |= {"val": hospitals == _VAL, "test": hospitals == _TEST}
+    return {name: np.flatnonzero(chosen) for name, chosen in sets.items()}

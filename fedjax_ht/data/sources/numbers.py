@@ -1,0 +1,40 @@
+"""Reads text files of numbers, a row a line."""
+
+import io
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+_WIDEST = 64  # characters of a number with what separates it from the next
+
+
+def read_table(
+    name: str, content: bytes, columns: int, used: Sequence[int] | None = None, dtype: type = np.float32
+) -> np.ndarray:
+    """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of some of them.
+
+    Args:
+      name: of the file, for the message.
+      content: of the file.
+      columns: that its first line has. All lines must have as many; where only some are `used`, they must have those.
+      used: positions of the columns to take; None takes all.
+      dtype: of the result.
+
+    Raises:
+      ValueError: another number of columns, no row, or something that is no number.
+    """
+    first = content[: _WIDEST * columns].split(b"\n", 1)[0].split()
+    if len(first) != columns:
+        raise ValueError(f"{name}: its first line has {len(first)} numbers, not {columns}")
+    try:
+        return np.loadtxt(_lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2)
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).partition(';')[0].rstrip('.')}") from error
+
+
+def _lines(content: bytes, longest: int) -> Iterator[bytes]:
+    file = io.BytesIO(content)
+    while line := file.readline(longest + 1):
+        if len(line) > longest:
+            raise ValueError(f"a line has more than {longest} characters")
+        yield line

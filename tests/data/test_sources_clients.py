@@ -1,0 +1,114 @@
+"""Client folders of PFLlib and HtFLlib that hold no images."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.data.sources import load_dataset
+from tests.data.source_files import load_error
+
+RNG = np.random.default_rng(0)
+TOKENS = np.where(np.arange(6) < [[6], [4], [1], [0], [5], [6]], RNG.integers(1, 70_000, (6, 6)), 0)
+LENGTHS = [6, 4, 1, 0, 5, 6]
+PAIRS = list(zip(TOKENS.tolist(), LENGTHS))
+
+
+def write_clients(root: Path, x, classes: int | None = 3, cuts=(0, 3, 4, 4, 6)) -> np.ndarray:
+    """Two clients, the second of which has nothing to train on; returns the labels."""
+    y = np.arange(len(x)) % 3
+    for i, (start, end) in enumerate(itertools.pairwise(cuts)):
+        path = root / ("train", "test")[i % 2] / f"{i // 2}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(path, data={"x": x[start:end], "y": y[start:end]})
+    if classes:
+        (root / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": classes}))
+    return y
+
+
+def objects(pairs) -> np.ndarray:
+    """One axis of tuples, not two axes."""
+    x = np.empty(len(pairs), object)
+    x[:] = pairs
+    return x
+
+
+KINDS = {  # x as the scripts write it, and what is made of it
+    "one unit": (3 * RNG.normal(size=(6, 9, 1, 16)), lambda x: x[:, :, 0].transpose(0, 2, 1)),
+    "units": (np.tanh(RNG.normal(size=(6, 9, 3, 16))), lambda x: x.transpose(0, 3, 2, 1)),
+    "three signals": (np.tanh(RNG.normal(size=(6, 3, 1, 16))), lambda x: x[:, :, 0].transpose(0, 2, 1)),
+    "rows": (3 * RNG.normal(size=(6, 5)), lambda x: x),
+    "letters": (RNG.integers(0, 80, (6, 8)), lambda x: x),
+    "texts": (np.array(PAIRS, dtype=object), lambda x: TOKENS),
+    "texts, tuples": (objects(PAIRS), lambda x: TOKENS),
+    "texts, a list": (PAIRS, lambda x: TOKENS),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_image(tmp_path, kind):
+    x, expected = KINDS[kind]
+    y = write_clients(tmp_path / "made", x)
+    dataset = load_dataset("client_folders:made", tmp_path)
+    expected = np.asarray(expected(x))
+    assert dataset.inputs.dtype == (np.float32 if expected.dtype.kind == "f" else np.int32)
+    np.testing.assert_array_equal(dataset.inputs, expected.astype(dataset.inputs.dtype))
+    np.testing.assert_array_equal(dataset.labels, y)
+    assert isinstance(dataset.preprocess, AsStored) and dataset.inputs.flags.c_contiguous
+    assert [[part.tolist() for part in client] for client in dataset.clients] == [
+        [[0, 1, 2], [], [3]],
+        [[], [], [4, 5]],
+    ]
+    assert "image_size is 8, but it holds no images" in load_error(ValueError, "client_folders:made", tmp_path, 8)
+
+
+def test_without_a_config_the_files_are_counted(tmp_path):
+    write_clients(tmp_path / "made", KINDS["letters"][0], classes=None)
+    dataset = load_dataset("client_folders:made", tmp_path)
+    assert len(dataset.clients) == 2 and dataset.num_classes == 3
+
+
+def test_windows_that_were_reshaped_are_had_back(tmp_path):
+    """PFLlib's generate_HAR.py reshapes [n, time, signal] to [n, 9, 1, 128]."""
+    windows = RNG.normal(size=(6, 128, 9)).astype(np.float32)
+    write_clients(tmp_path / "made", windows.reshape(-1, 9, 1, 128))
+    inputs = load_dataset("client_folders:made", tmp_path).inputs
+    np.testing.assert_array_equal(inputs.transpose(0, 2, 1).reshape(-1, 128, 9), windows)
+
+
+def _pairs(i: int, pair: tuple) -> list:
+    return [*PAIRS[:i], pair, *PAIRS[i + 1 :]]
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (_pairs(0, ([1, 2], 2)), "texts of 2 to 6 tokens, padding counted"),
+        (_pairs(1, ([1] * 6, 5)), "a length that is not that of its text"),
+        (_pairs(1, ([1] * 6, 7)), "a length that is not that of its text"),
+        (_pairs(1, ([-1] + [0] * 5, 1)), "tokens below 0"),
+        (_pairs(1, ([1 << 40] + [0] * 5, 1)), "beyond int32"),
+        (_pairs(1, (["a" * 1000] * 6, 6)), "something else than pairs"),
+        (_pairs(1, ([[1]] * 6, 6)), "something else than pairs"),
+        (_pairs(1, ("abcdef", 6)), "something else than pairs"),
+        (_pairs(1, ([1] * 6, "6")), "something else than pairs"),
+        (objects([1, 2, 3, 4, 5, 6]), "something else than pairs"),
+        (TOKENS - 1, "the token -1"),
+        (3 * KINDS["units"][0] * np.nan, "NaN"),
+        (TOKENS > 0, "x is bool (3, 6), neither floats nor integers"),
+        (TOKENS[:, None, None], "x is int64 (3, 1, 1, 6), neither floats nor integers"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(tmp_path, x, reason):
+    write_clients(tmp_path, x)
+    message = load_error(ValueError, f"client_folders:{tmp_path}")
+    assert message.startswith(str(tmp_path / "train/0.npz")) and reason in message
+
+
+def test_clients_of_two_kinds(tmp_path):
+    write_clients(tmp_path, KINDS["letters"][0])
+    np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})
+    assert "some clients hold rows and others texts" in load_error(ValueError, f"client_folders:{tmp_path}")
