@@ -8,7 +8,7 @@ while they lie, and their accuracies are low.
 
 Best of 20 rounds, mean over clients, seed 0: FedTGP 74.40 %, local 72.27 %, which one seed and ten persons do not tell
 apart; the lowest person has 16.28 % and 13.95 %. Two minutes of processor time on two cores of an AMD EPYC (jax
-0.10.2), most of it compilation. Adam's rate is the better of two for local training, seen on these tests; lambda and
+0.10.2), half of it compilation. Adam's rate is the better of two for local training, seen on these tests; lambda and
 tau are quickstart.py's.
 """
 
