@@ -34,7 +34,7 @@ def test_the_code_of_a_page_runs(page, capsys):
 def test_the_page_on_other_data_runs():
     names = execute(*blocks("other_data.md"))
     assert len(names["federation"].buckets) == 5 and names["dataset"].input_shape == (128, 9)
-    assert [len(client.test) - len(client.train) for client in names["partition"]].count(0) > 3
+    assert all(0 <= len(client.test) - len(client.train) <= 1 for client in names["partition"])
 
 
 def test_the_written_method_runs_from_its_config(tmp_path):
