@@ -117,6 +117,13 @@ def _windows(folder: Path, count: int) -> Path:
     return folder / "x.npz"
 
 
+def _table(folder: Path, count: int) -> Path:
+    rows = np.random.default_rng(0).normal(size=(count, 9))
+    text = "\n".join(",".join([*(f"{x:.4f}" for x in row), str(i % 3)]) for i, row in enumerate(rows))
+    write(folder / "x.csv.gz", gzip.compress(f"a,b,c,d,e,f,g,h,i,label\n{text}\n".encode()))
+    return folder / "x.csv.gz"
+
+
 def _dataset(name: str) -> Callable[[Path], list]:
     def read(folder):
         dataset = _load.__wrapped__(name, folder, None)
@@ -150,6 +157,7 @@ FORMATS = {  # how a file is made, and read
     "sensors' zip": (_har, _dataset("har")),
     "client's npz": (_clients, _dataset("client_folders:.")),
     "client's texts": (_texts, _dataset("client_folders:.")),
+    "csv.gz": (_table, _dataset("csv:x.csv.gz")),
     "npz of windows": (_windows, _dataset("npz:x.npz")),
     "weights": (_weights, _state),
 }
