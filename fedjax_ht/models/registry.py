@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
 
+from fedjax_ht.core.inputs import InputShape, described, plain
 from fedjax_ht.core.own import call_own, is_own
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads
@@ -17,6 +19,7 @@ from fedjax_ht.models.norm import NormKind
 from fedjax_ht.models.resnets import RESNET_STAGES, resnet
 from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
 from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.text_groups import TEXT_GROUPS, text_group
 from fedjax_ht.models.vits import VITS, vit
 
 
@@ -24,10 +27,11 @@ class Task(NamedTuple):
     """What the models of a group are made for: the arguments of `model_group`."""
 
     num_classes: int
-    input_shape: tuple[int, int, int]
+    input_shape: InputShape
     feature_dim: int | None
     norm: NormKind
     output_relu: bool
+    vocabulary: int | None = None
 
 
 Group = Callable[[Task], dict[str, nn.Module]]
@@ -103,6 +107,10 @@ def _whole(name: str, task: Task) -> dict[str, nn.Module]:
     return {name: sliced_model(SLICED[name].clone(norm=task.norm), task.num_classes)}
 
 
+def _text(name: str, task: Task) -> dict[str, nn.Module]:
+    return text_group(name, task.num_classes, task.input_shape, task.feature_dim, task.vocabulary)
+
+
 GROUPS: dict[str, Group] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
     "cnn5": _cnn5,
@@ -111,9 +119,10 @@ GROUPS: dict[str, Group] = {
     **{name: functools.partial(_dealt_linear, names) for name, names in _DEALT_LINEAR.items()},
     **{name: functools.partial(_dealt_with_heads, names) for name, names in _DEALT_WITH_HEADS.items()},
     **{name: functools.partial(_whole, name) for name in SLICED},
+    **{name: functools.partial(_text, name) for name in TEXT_GROUPS},
 }
-"""HtFLlib's groups htfeX (X extractors), htm10 and htc4 (four heads); FedSSA's and FedRAL's CNN-1..5 and FedRAL's other
-groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
+"""HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads) and htfe_txtX (of tokens); FedSSA's and FedRAL's
+CNN-1..5 and FedRAL's other groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
 
 
 def _own_group(name: str, *task) -> dict[str, nn.Module]:
@@ -132,31 +141,36 @@ def _own_group(name: str, *task) -> dict[str, nn.Module]:
 def model_group(
     name: str,
     num_classes: int,
-    input_shape: tuple[int, int, int],
+    input_shape: InputShape,
     feature_dim: int | None = None,
     norm: NormKind = "batch",
     output_relu: bool = False,
+    vocabulary: int | None = None,
 ) -> dict[str, nn.Module]:
     """The modules of a group, in the order in which clients take them: client i module i mod their number.
 
     Args:
-      name: one of `GROUPS`; or "module:function", a function of yours (num_classes, (H, W, C), feature_dim or None) ->
-        {name: module}, each a `SplitModel` or what has `features` and `classify` as it has.
-      num_classes, input_shape: of the task; (H, W, C).
+      name: one of `GROUPS`; or "module:function", a function of yours (num_classes, input_shape, feature_dim or None)
+        -> {name: module}, each a `SplitModel` or what has `features` and `classify` as it has.
+      num_classes, input_shape: of the task; `Dataset.input_shape`, such as (H, W, C).
       feature_dim: width of the features, None for the group's own.
       norm: what normalises in ResNets, GoogLeNet and MobileNetV2.
       output_relu: a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's released code has it.
+      vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
 
     Raises:
-      ValueError: there is no such group, the images are too small for it, or it has no use for an option given.
+      ValueError: there is no such group, the inputs are of another kind or too small for it, or it has no use for an
+        option given.
     """
     if is_own(name):
         if norm != "batch" or output_relu:
             raise ValueError(f"norm and output_relu are for the library's own models, not for {name!r}")
-        return _own_group(name, num_classes, tuple(input_shape), feature_dim)
+        return _own_group(name, num_classes, plain(input_shape), feature_dim)
     if name not in GROUPS:
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")
-    modules = GROUPS[name](Task(num_classes, tuple(input_shape), feature_dim, norm, output_relu))
+    if name not in TEXT_GROUPS:
+        _refuse_tokens(name, input_shape)
+    modules = GROUPS[name](Task(num_classes, plain(input_shape), feature_dim, norm, output_relu, vocabulary))
     if any(architecture.startswith(("cnn", "conv")) for architecture in modules):
         _check_size(name, input_shape)
     if norm != "batch" and not any(hasattr(module.base, "norm") for module in modules.values()):
@@ -164,6 +178,13 @@ def model_group(
     if output_relu and name not in _DEALT_WITH_HEADS:
         raise ValueError(f"output_relu is for the groups {', '.join(_DEALT_WITH_HEADS)}, not for {name!r}")
     return modules
+
+
+def _refuse_tokens(name: str, shape: InputShape) -> None:
+    if isinstance(shape, jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"model group {name!r} takes no {described(shape)}; those of tokens are {', '.join(TEXT_GROUPS)}"
+        )
 
 
 def sliced_network(
@@ -188,6 +209,7 @@ def sliced_network(
         raise ValueError(f"model group {name!r} cannot be sliced; {', '.join(SLICED)} can")
     if norm == "batch":
         raise ValueError("norm is 'batch', but a slice keeps no running statistics; take static_batch or another")
+    _refuse_tokens(name, input_shape)
     _check_size(name, input_shape)
     base = SLICED[name].clone(norm=norm, scaler=scaler)
     return lambda rate: sliced_model(base.clone(rate=float(rate)), num_classes)

@@ -114,7 +114,7 @@ def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset, begun: b
 def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
     """Client i has module i mod their number of the model group."""
     task = (dataset.num_classes, dataset.input_shape, model.feature_dim or None)
-    modules = model_group(model.group, *task, model.norm, model.output_relu)
+    modules = model_group(model.group, *task, model.norm, model.output_relu, dataset.vocabulary)
     if model.shared and model.shared not in modules:
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")

@@ -13,12 +13,13 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedjax_ht.configs import shipped
+from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
@@ -26,6 +27,7 @@ from fedjax_ht.data.sources.addresses import ELSEWHERE, SOURCES
 from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS, model_group
+from fedjax_ht.models.text_groups import TEXT_GROUPS
 from fedjax_ht.runner.cli import fail
 
 
@@ -48,7 +50,7 @@ def methods() -> dict[str, Entry]:
 def groups() -> dict[str, Entry]:
 
     def entry(name: str) -> Entry:
-        modules = model_group(name, 10, (32, 32, 3))
+        modules = model_group(name, 10, **_example(name))
         return Entry(", ".join(modules) if len(modules) < 12 else f"{len(modules)} of architecture and head")
 
     return {name: entry(name) for name in GROUPS}
@@ -58,13 +60,21 @@ def models() -> dict[str, Entry]:
 
     found: dict[str, Entry] = {}
     for group in GROUPS:
-        for name, module in model_group(group, 10, (32, 32, 3)).items():
+        for name, module in model_group(group, 10, **_example(group)).items():
             if name not in found and "_head" not in name:
-                image = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-                variables = jax.eval_shape(module.init, jax.random.key(0), image)
+                sample = abstract(_example(group)["input_shape"], 1)
+                variables = jax.eval_shape(module.init, jax.random.key(0), sample)
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-                found[name] = Entry(f"{count:,} parameters on 32x32x3 images of 10 classes")
+                of = "texts of 32,000 tokens" if group in TEXT_GROUPS else "32x32x3 images"
+                found[name] = Entry(f"{count:,} parameters on {of} and 10 classes")
     return found
+
+
+def _example(group: str) -> dict[str, Any]:
+    """What a group is for, as arguments of `model_group`."""
+    if group in TEXT_GROUPS:
+        return {"input_shape": jax.ShapeDtypeStruct((200,), jnp.int32), "vocabulary": 32_000}
+    return {"input_shape": (32, 32, 3)}
 
 
 def partitions() -> dict[str, Entry]:
