@@ -20,8 +20,8 @@ PyTree = Any
 
 
 class RecurrentWeights(NamedTuple):
-    """Of a layer with G gates: kernel float [D, G H] and bias [G H] of the inputs, recurrent [H, G H] and recurrent_bias
-    [G H] of the state before."""
+    """Of G gates: kernel float [D, G H] and bias [G H] for the inputs, recurrent [H, G H] and recurrent_bias [G H] for
+    the state before."""
 
     kernel: jax.Array
     bias: jax.Array

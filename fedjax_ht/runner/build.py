@@ -75,7 +75,8 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     known = partition_options(partition.kind)
     refuse_unknown(f"partition {partition.kind!r}", partition.options, list(known), f"partition={partition.kind}")
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
-    dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
+    size = config.dataset.image_size or None, config.dataset.text_length or None
+    dataset = load_dataset(config.dataset.name, config.dataset.data_dir, *size)
     dataset = normalised(dataset, config.dataset.normalisation)
     for own in configs.values():
         if own.training.augmentation and not isinstance(dataset.preprocess, Pixels):

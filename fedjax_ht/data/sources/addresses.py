@@ -106,6 +106,11 @@ SOURCES: Mapping[str, Source] = dict(
 ELSEWHERE = {
     "fashion_mnist_10k": "it is part of the package, and nothing is to be downloaded",
     "folder": "it is a folder of your own, and nothing is to be downloaded",
+    "ag_news": "its authors' folder has no address that a program could ask; put its train.csv and test.csv into "
+    "DIR/ag_news",
+    "ag_news_test": "as for ag_news; test.csv alone serves",
+    "shakespeare": "LEAF's preprocess.sh makes its files, and they have no address",
+    "text": "it is a file of your own, and nothing is to be downloaded",
     "npz": "it is a file of your own, and nothing is to be downloaded",
     "client_folders": "PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no address",
 }

@@ -20,8 +20,17 @@ class Origin(NamedTuple):
     how: str
 
 
-def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
+def search(
+    name: str,
+    data_dir: Path | None,
+    folders: Sequence[str],
+    files: Sequence[str],
+    origin: Origin,
+    download: bool = True,
+) -> Path:
     """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir` itself).
+
+    `download` says that the set has an address (`addresses.SOURCES`).
 
     Raises:
       ValueError: no `data_dir`.
@@ -29,16 +38,20 @@ def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequ
     """
     if data_dir is None:
         raise ValueError(
-            f"{name}: data_dir is None; give the folder that holds {origin.expected}; {fetch(name, Path('data'))} "
-            f"downloads it, or {origin.how}"
+            f"{name}: data_dir is None; give the folder that holds {origin.expected}; "
+            f"{_downloads(name, Path('data')) if download else ''}{origin.how}"
         )
     for path in (data_dir / folder / file for folder in folders for file in files):
         if path.exists():
             return path
     raise FileNotFoundError(
-        f"{name}: not found in {data_dir}; expected {origin.expected}; {fetch(name, data_dir)} downloads it, or "
-        f"{origin.how}"
+        f"{name}: not found in {data_dir}; expected {origin.expected}; "
+        f"{_downloads(name, data_dir) if download else ''}{origin.how}"
     )
+
+
+def _downloads(name: str, data_dir: Path) -> str:
+    return f"{fetch(name, data_dir)} downloads it, or "
 
 
 def fetch(name: str, data_dir: Path) -> str:
