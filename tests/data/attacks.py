@@ -181,7 +181,19 @@ def _loop(folder: Path) -> tuple:
     return "dataset", "folder:."
 
 
-_NO_ROLES = {"shakespeare/test/a.json": b'{"users": [], "user_data": {}}'}
+def _leaf(content: Callable[[], bytes]) -> Callable[[Path], tuple]:
+    def write(folder):
+        (folder / "shakespeare/test").mkdir(parents=True)
+        (folder / "shakespeare/test/a.json").write_text('{"users": [], "user_data": {}}')
+        return _bomb("shakespeare/train/a.json", "shakespeare", content())(folder)
+
+    return write
+
+
+def _csv(content: Callable[[], bytes]) -> Callable[[Path], tuple]:
+    return lambda folder: _bomb("x.csv", "text:x.csv", content())(folder)
+
+
 CLAIMS = {
     "label of 10^9": lambda folder: _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]),
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
@@ -192,15 +204,15 @@ CLAIMS = {
     "10^12 classes": _config('{"num_clients": 1, "num_classes": 1000000000000}'),
     "10^12 clients": _config('{"num_clients": 1000000000000, "num_classes": 2}'),
     "JSON in brackets": _config("[" * 10_000_000),
-    "LEAF in brackets": _bomb("shakespeare/train/a.json", "shakespeare", b"[" * 10_000_000, **_NO_ROLES),
-    "LEAF of 100 MB": _bomb("shakespeare/train/a.json", "shakespeare", b"[" + b"[]," * 33_000_000 + b"0]", **_NO_ROLES),
-    "LEAF of one text": _bomb(
-        "shakespeare/train/a.json", "shakespeare", b'{"users": ["' + b"\\ud83d\\ude00" * 8_000_000 + b'"]}', **_NO_ROLES
+    "LEAF in brackets": _leaf(lambda: b"[" * 10_000_000),
+    "LEAF of 100 MB": _leaf(lambda: b"[" + b"[]," * 33_000_000 + b"0]"),
+    "LEAF of one text": _leaf(lambda: b'{"users": ["' + rb"\ud83d\ude00" * 8_000_000 + b'"]}'),
+    "texts of one word each": _csv(lambda: b"1,a\n" * 30_000_000),
+    "words that differ": _csv(
+        lambda: b"".join(b"1,%s\n" % b" ".join(b"%x" % j for j in range(i, i + 30)) for i in range(0, 3_000_000, 30))
     ),
-    "texts of one word each": _bomb("x.csv", "text:x.csv", b"1,a\n" * 30_000_000),
-    "words that differ": _bomb("x.csv", "text:x.csv", b"1,%s\n" % b" ".join(b"%x" % i for i in range(16_000_000))),
-    "as many classes as texts": _bomb("x.csv", "text:x.csv", b"".join(b"%d,a\n" % i for i in range(500_000))),
-    "a CSV in quotes": _bomb("x.csv", "text:x.csv", b'1,"' + b"a," * 30_000_000),
+    "as many classes as texts": _csv(lambda: b"".join(b"%d,a\n" % i for i in range(500_000))),
+    "a CSV in quotes": _csv(lambda: b'1,"' + b"a," * 30_000_000),
     "JSON of 100 MB": _config("[" + "[]," * 33_000_000 + "0]"),
     "image of 20,000 x 20,000": _png,
     "a file of 1 TiB": _zeros,

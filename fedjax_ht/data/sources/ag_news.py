@@ -85,7 +85,7 @@ def _rows(path: Path, origin: Origin) -> Iterator[tuple[str, str]]:
     content = read_whole(path, limits.TEXTS_BYTES)
     if origin is _ORIGIN:
         check_sum("ag_news", path, content)
-    rows = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
+    rows = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""), strict=True)
     columns = None
     for row in rows:
         if len(row) < 2 or len(row) != (columns := columns or len(row)):
