@@ -105,4 +105,4 @@ def test_texts_are_learned():
     state, _ = simulation.run_round(simulation.init())
     accuracy = simulation.evaluate(state).accuracy["train"]
     (found,) = accuracy.values()
-    assert np.nanmean(found) > 0.97, found
+    assert np.nanmean(found) > 0.9, found

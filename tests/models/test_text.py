@@ -42,7 +42,8 @@ def run(name, variables, tokens, **options):
 @every_model
 def test_forward_and_one_step_beside_torch(name, precision):
     torch = pytest.importorskip("torch")
-    from tests.models.torch_text import text_base, text_weights
+    from benchmarks.text_torch import text_base
+    from tests.models.torch_text import text_weights
 
     torch.manual_seed(0)
     dtype, size = getattr(torch, precision), (VOCABULARY, WIDTH, 2, 2)
