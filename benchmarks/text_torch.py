@@ -86,8 +86,9 @@ def measure(name, vocabulary, width, num_classes, tokens, labels, clients, round
         base = text_base(name, vocabulary, width, 8, 2, bool((tokens == 0).any()), dropout)
         models.append(nn.Sequential(base, nn.Linear(width, num_classes)))
     x, y, loss, seconds = torch.from_numpy(tokens).long(), torch.from_numpy(labels), nn.CrossEntropyLoss(), []
+    busy = []
     for _ in range(rounds):
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), time.process_time()
         for model in models:
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
             for texts, own in zip(x, y):
@@ -95,5 +96,7 @@ def measure(name, vocabulary, width, num_classes, tokens, labels, clients, round
                 loss(model(texts), own).backward()
                 optimizer.step()
         seconds.append(time.perf_counter() - start)
+        busy.append(time.process_time() - spent)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"round": statistics.median(seconds[1:]), "peak": peak, "version": torch.__version__}
+    found = {"round": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}
+    return found | {"peak": peak, "version": torch.__version__}
