@@ -220,6 +220,12 @@ from .models import (
     stack_blocks as stack_blocks,
 )
 from .models import (
+    text_model as text_model,
+)
+from .models import (
+    text_transformer as text_transformer,
+)
+from .models import (
     unstack_blocks as unstack_blocks,
 )
 from .models import (

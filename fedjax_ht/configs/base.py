@@ -32,6 +32,7 @@ class DatasetFields(NamedTuple):
     name: str = "fashion_mnist_10k"
     data_dir: str = "data"
     image_size: Whole = 0  # 0: as published
+    text_length: Whole = 0  # tokens of a text; 0: 200, or as published
     classes: tuple[str, ...] = ()  # names of the classes to keep; none: all
     subset: Whole = 0  # this many random images, the same for every seed; 0: all
     normalisation: Normalisation = "half"  # pixels to [-1, 1]; or dataset: by the set's moments (data/moments.py)

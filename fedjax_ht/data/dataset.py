@@ -39,6 +39,7 @@ class Dataset:
       official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if it has none.
       clients: the split that came with the data (client folders), else None.
       groups: int32 [N], whose or where a sample is from, by number: a person, a hospital, a domain; else None.
+      vocabulary: of texts the number of token ids, all of which are in [0, vocabulary); else None.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Dataset:
     official: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
     clients: Partition | None = None
     groups: np.ndarray | None = None
+    vocabulary: int | None = None
 
     def __post_init__(self):
         arrays = jax.tree.leaves(self.inputs)
@@ -64,6 +66,8 @@ class Dataset:
                 f"{self.name}: labels run from {self.labels.min()} to {self.labels.max()}, "
                 f"but there are {self.num_classes} class names"
             )
+        if self.vocabulary is not None:
+            _check_tokens(self.name, self.inputs, self.vocabulary)
         if self.groups is not None:
             if self.groups.shape != self.labels.shape or self.groups.dtype.kind not in "iu":
                 raise ValueError(f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]")
@@ -84,6 +88,13 @@ class Dataset:
         on_device = jax.dtypes.canonicalize_dtype  # there floats and integers have 32 bits at most
         one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), on_device(x.dtype)), self.inputs)
         return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, one))
+
+
+def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
+    if not isinstance(inputs, np.ndarray) or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
+        raise ValueError(f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]")
+    if inputs.size and not 0 <= inputs.min() <= inputs.max() < vocabulary:
+        raise ValueError(f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is {vocabulary}")
 
 
 def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None) -> Preprocess:

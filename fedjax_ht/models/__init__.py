@@ -9,6 +9,8 @@ from fedjax_ht.models.resnets import resnet
 from fedjax_ht.models.sliced import width_budgets
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
+from fedjax_ht.models.text import text_model
+from fedjax_ht.models.text_transformer import text_transformer
 from fedjax_ht.models.torchvision import variables_from_torchvision
 from fedjax_ht.models.vits import vit
 
@@ -26,6 +28,8 @@ __all__ = [
     "resnet",
     "sliced_network",
     "stack_blocks",
+    "text_model",
+    "text_transformer",
     "unstack_blocks",
     "variables_from_torchvision",
     "vit",

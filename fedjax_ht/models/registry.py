@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
+import jax
+import jax.numpy as jnp
 
 from fedjax_ht.core.inputs import InputShape, described, is_array, plain
 from fedjax_ht.core.own import call_own, is_own
@@ -19,6 +21,7 @@ from fedjax_ht.models.resnets import RESNET_STAGES, resnet
 from fedjax_ht.models.sensors import harcnn, require_windows
 from fedjax_ht.models.sliced import PREACT_STAGES, WIDTHS, ConvNet, PreActResNet, sliced_model
 from fedjax_ht.models.split import SplitModel
+from fedjax_ht.models.text_groups import TEXT_GROUPS, text_group
 from fedjax_ht.models.vits import VITS, vit
 
 
@@ -30,6 +33,7 @@ class Task(NamedTuple):
     feature_dim: int | None
     norm: NormKind
     output_relu: bool
+    vocabulary: int | None = None
 
 
 Group = Callable[[Task], dict[str, nn.Module]]
@@ -121,6 +125,10 @@ def _whole(name: str, task: Task) -> dict[str, nn.Module]:
     return {name: sliced_model(SLICED[name].clone(norm=task.norm), task.num_classes)}
 
 
+def _text(name: str, task: Task) -> dict[str, nn.Module]:
+    return text_group(name, task.num_classes, task.input_shape, task.feature_dim, task.vocabulary)
+
+
 GROUPS: dict[str, Group] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
     "cnn5": _cnn5,
@@ -130,14 +138,18 @@ GROUPS: dict[str, Group] = {
     **{name: functools.partial(_dealt_with_heads, names) for name, names in _DEALT_WITH_HEADS.items()},
     **{name: functools.partial(_whole, name) for name in SLICED},
     **{name: functools.partial(_sensors, names) for name, names in SENSORS.items()},
+    **{name: functools.partial(_text, name) for name in TEXT_GROUPS},
 }
-"""HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads) and htfe_senX (for sensors); FedSSA's and FedRAL's
-CNN-1..5 and FedRAL's other groups; two perceptrons; every architecture by itself, the sliceable ones among them."""
+"""HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads), htfe_senX (of sensors) and htfe_txtX (of tokens);
+FedSSA's and FedRAL's CNN-1..5 and FedRAL's other groups; two perceptrons; every architecture by itself, the sliceable
+ones among them."""
 
 
-def example_shape(name: str) -> InputShape:
-    """Of a sample that a group of `GROUPS` takes, to describe the group by."""
-    return (128, 9) if name in SENSORS else (32, 32, 3)
+def example(name: str) -> tuple[InputShape, int | None]:
+    """Shape and vocabulary of samples that a group of `GROUPS` takes, to describe the group by."""
+    if name in TEXT_GROUPS:
+        return jax.ShapeDtypeStruct((200,), jnp.int32), 32_000
+    return ((128, 9) if name in SENSORS else (32, 32, 3)), None
 
 
 def _own_group(name: str, *task) -> dict[str, nn.Module]:
@@ -160,6 +172,7 @@ def model_group(
     feature_dim: int | None = None,
     norm: NormKind = "batch",
     output_relu: bool = False,
+    vocabulary: int | None = None,
 ) -> dict[str, nn.Module]:
     """The modules of a group, in the order in which clients take them: client i module i mod their number.
 
@@ -167,10 +180,11 @@ def model_group(
       name: one of `GROUPS`; or "module:function", a function of yours (num_classes, input_shape, feature_dim or None)
         -> {name: module}, each a `SplitModel` or what has `features` and `classify` as it has.
       num_classes, input_shape: of the task; (H, W, C) of images, (T, signals) or (T, units, signals) of windows for
-        `SENSORS`, any one float array for mlp2.
+        `SENSORS`, int32 tokens (L,) for `TEXT_GROUPS`, any one float array for mlp2; see `Dataset.input_shape`.
       feature_dim: width of the features, None for the group's own.
       norm: what normalises in ResNets, GoogLeNet and MobileNetV2.
       output_relu: a ReLU behind the output layers of the htc4 groups' heads, as HtFLlib's released code has it.
+      vocabulary: number of token ids, which text groups need (`Dataset.vocabulary`).
 
     Raises:
       ValueError: there is no such group, the samples are not what it takes or too small for it, or it has no use for
@@ -185,9 +199,9 @@ def model_group(
         raise ValueError(f"unknown model group {name!r}; the groups are {', '.join(GROUPS)}")
     if name == "mlp2" and not is_array(input_shape):
         raise ValueError(f"model group {name!r} needs one float array; a sample is {described(input_shape)}")
-    if name not in ("mlp2", *SENSORS):
+    if name not in ("mlp2", *SENSORS, *TEXT_GROUPS):
         _check_image(name, input_shape)
-    modules = GROUPS[name](Task(num_classes, input_shape, feature_dim, norm, output_relu))
+    modules = GROUPS[name](Task(num_classes, input_shape, feature_dim, norm, output_relu, vocabulary))
     if name in SENSORS:
         require_windows(f"model group {name!r}", input_shape, max(m.base.shortest for m in modules.values()))
     if any(architecture.startswith(("cnn", "conv")) for architecture in modules):

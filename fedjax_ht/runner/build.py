@@ -78,7 +78,8 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     if config.dataset.shift:
         parse_shift(config.dataset.shift)
-    dataset = load_dataset(config.dataset.name, config.dataset.data_dir, config.dataset.image_size or None)
+    size = config.dataset.image_size or None, config.dataset.text_length or None
+    dataset = load_dataset(config.dataset.name, config.dataset.data_dir, *size)
     dataset = normalised(dataset, config.dataset.normalisation)
     for own in configs.values():
         if own.training.augmentation and not isinstance(dataset.preprocess, Pixels):
@@ -119,7 +120,7 @@ def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset, begun: b
 def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
     """Client i has module i mod their number of the model group."""
     task = (dataset.num_classes, dataset.input_shape, model.feature_dim or None)
-    modules = model_group(model.group, *task, model.norm, model.output_relu)
+    modules = model_group(model.group, *task, model.norm, model.output_relu, dataset.vocabulary)
     if model.shared and model.shared not in modules:
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 
 from fedjax_ht.configs import shipped
-from fedjax_ht.core.inputs import abstract
+from fedjax_ht.core.inputs import InputShape, abstract
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
@@ -26,7 +26,7 @@ from fedjax_ht.data.sources.addresses import ELSEWHERE, SOURCES
 from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS, model_group
-from fedjax_ht.models.registry import example_shape
+from fedjax_ht.models.registry import example
 from fedjax_ht.runner.cli import fail
 
 
@@ -49,7 +49,8 @@ def methods() -> dict[str, Entry]:
 def groups() -> dict[str, Entry]:
 
     def entry(name: str) -> Entry:
-        modules = model_group(name, 10, example_shape(name))
+        shape, vocabulary = example(name)
+        modules = model_group(name, 10, shape, vocabulary=vocabulary)
         return Entry(", ".join(modules) if len(modules) < 12 else f"{len(modules)} of architecture and head")
 
     return {name: entry(name) for name in GROUPS}
@@ -59,14 +60,23 @@ def models() -> dict[str, Entry]:
 
     found: dict[str, Entry] = {}
     for group in GROUPS:
-        shape = example_shape(group)
-        for name, module in model_group(group, 10, shape).items():
+        shape, vocabulary = example(group)
+        for name, module in model_group(group, 10, shape, vocabulary=vocabulary).items():
             if name not in found and "_head" not in name:
                 variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-                samples = f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
-                found[name] = Entry(f"{count:,} parameters on {samples} of 10 classes")
+                kind = {1: f"texts of {vocabulary or 0:,} tokens", 2: "128x9 windows", 3: "32x32x3 images"}
+                found[name] = Entry(
+                    f"{count:,} parameters on {kind[len(shape.shape if vocabulary else shape)]}, 10 classes"
+                )
     return found
+
+
+def _samples(shape: InputShape, vocabulary: int | None) -> str:
+    """What a model takes, in words."""
+    if vocabulary:
+        return f"texts of {vocabulary:,} tokens"
+    return f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
 
 
 def partitions() -> dict[str, Entry]:

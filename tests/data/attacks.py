@@ -196,6 +196,19 @@ def _csv(folder: Path, rows: str, columns: str = "a") -> tuple:
     return "dataset", "csv:x.csv"
 
 
+def _leaf(content: Callable[[], bytes]) -> Callable[[Path], tuple]:
+    def write(folder):
+        (folder / "shakespeare/test").mkdir(parents=True)
+        (folder / "shakespeare/test/a.json").write_text('{"users": [], "user_data": {}}')
+        return _bomb("shakespeare/train/a.json", "shakespeare", content())(folder)
+
+    return write
+
+
+def _texts(content: Callable[[], bytes]) -> Callable[[Path], tuple]:
+    return lambda folder: _bomb("x.csv", "text:x.csv", content())(folder)
+
+
 CLAIMS = {
     "a text of one line": _table("Protocol/subject101.dat", "pamap2", b"1 ", 200 << 20),
     "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 100 << 20),
@@ -216,6 +229,15 @@ CLAIMS = {
     "table of a million labels": lambda folder: _csv(folder, "".join(f"{i},{i}\n" for i in range(1_000_000))),
     "table of one long cell": _bomb("x.csv", "csv:x.csv", b"a,y\n" + b"1" * 100_000_000 + b",2\n"),
     "table of a million columns": lambda folder: _csv(folder, ",".join(map(str, range(1_000_000)))),
+    "LEAF in brackets": _leaf(lambda: b"[" * 10_000_000),
+    "LEAF of 100 MB": _leaf(lambda: b"[" + b"[]," * 33_000_000 + b"0]"),
+    "LEAF of one text": _leaf(lambda: b'{"users": ["' + rb"\ud83d\ude00" * 8_000_000 + b'"]}'),
+    "texts of one word each": _texts(lambda: b"1,a\n" * 30_000_000),
+    "words that differ": _texts(
+        lambda: b"".join(b"1,%s\n" % b" ".join(b"%x" % j for j in range(i, i + 30)) for i in range(0, 3_000_000, 30))
+    ),
+    "as many classes as texts": _texts(lambda: b"".join(b"%d,a\n" % i for i in range(500_000))),
+    "a CSV in quotes": _texts(lambda: b'1,"' + b"a," * 30_000_000),
     "JSON of 100 MB": _config("[" + "[]," * 33_000_000 + "0]"),
     "image of 20,000 x 20,000": _png,
     "a file of 1 TiB": _zeros,
@@ -320,6 +342,8 @@ def pipes() -> dict[str, Callable[[Path], tuple]]:
         ("x.csv", "csv:x.csv"),
         ("a/b/1.png", "domains:."),
         ("config.json", "client_folders:."),
+        ("x.csv", "text:x.csv"),
+        ("ag_news_test.csv", "ag_news_test"),
         ("a/1.png", "folder:."),
         ("tfds/dataset_info.json", "tfds:tfds"),
     )} | {file: pipe(file, kind, file) for file, kind in (

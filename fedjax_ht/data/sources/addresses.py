@@ -112,6 +112,11 @@ ELSEWHERE = {
     "domains": "they are folders of your own, and nothing is to be downloaded",
     "camelyon17": "patches of lymph nodes of five hospitals, 96x96; download them from the page of WILDS",
     "csv": "it is a table of your own, and nothing is to be downloaded",
+    "ag_news": "its authors' folder has no address that a program could ask; put its train.csv and test.csv into "
+    "DIR/ag_news",
+    "ag_news_test": "as for ag_news; test.csv alone serves",
+    "shakespeare": "LEAF's preprocess.sh makes its files, and they have no address",
+    "text": "it is a file of your own, and nothing is to be downloaded",
     "npz": "it is a file of your own, and nothing is to be downloaded",
     "client_folders": "PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no address",
 }

@@ -1,0 +1,100 @@
+"""AG News (Zhang, Zhao and LeCun, NeurIPS 2015) as its authors' CSV files, and any other CSV file of texts."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedjax_ht.data import limits
+from fedjax_ht.data.bounded import read_whole
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.sources.archive import Origin, reading, search, user_path
+from fedjax_ht.data.sources.checksums import check_sum
+from fedjax_ht.data.sources.tokens import LENGTH, encode, vocabulary
+
+CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+_FOLDERS = ("ag_news", "ag_news_csv")
+_ORIGIN = Origin(
+    "ag_news/train.csv and ag_news/test.csv, rows of class (1 to 4), title and description",
+    "take them out of the authors' ag_news_csv.tar.gz",
+    fetched=False,
+)
+_OWN = Origin("a CSV file in UTF-8 without a head, rows of a class and one or more columns of text", "write it so")
+
+
+def find_ag_news(data_dir: Path | None) -> tuple[Path, ...]:
+    """train.csv and test.csv; see `archive.search`."""
+    files = ("train.csv", "test.csv")
+    return tuple(search("ag_news", data_dir, _FOLDERS, (file,), _ORIGIN) for file in files)
+
+
+def read_ag_news(data_dir: Path | None, length: int | None) -> Dataset:
+    """Token ids of title and description; official sets train and test. The vocabulary is that of train.csv."""
+    train, test = find_ag_news(data_dir)
+    return _dataset("ag_news", [train, test], length, _ORIGIN, _ag_news_class)
+
+
+def read_ag_news_test(data_dir: Path | None, length: int | None) -> Dataset:
+    """The test set alone, as a set without official parts; so the vocabulary is that of all its texts."""
+    files = ("ag_news_test.csv", "test.csv")
+    path = search("ag_news_test", data_dir, (*_FOLDERS, ""), files, _ORIGIN)
+    return _dataset("ag_news_test", [path], length, _ORIGIN, _ag_news_class)
+
+
+def read_text(path: str, data_dir: Path | None, length: int | None) -> Dataset:
+    """A CSV of one's own, where PATH is relative to `data_dir` if that is given: a class, and the text in what columns
+    follow. Classes are in the order of their numbers, or of their names. The vocabulary is that of all texts."""
+    return _dataset(f"text:{path}", [user_path(path, data_dir)], length, _OWN, None)
+
+
+def _ag_news_class(text: str) -> str:
+    if text not in ("1", "2", "3", "4"):
+        raise ValueError(f"a class is {limits.short(text)}, not 1 to 4")
+    return CLASSES[int(text) - 1]
+
+
+def _dataset(
+    name: str, paths: Sequence[Path], length: int | None, origin: Origin, class_of: Callable[[str], str] | None
+) -> Dataset:
+    """The first file's texts train where there are two."""
+    classes, texts, counts = [], [], []
+    for path in paths:
+        with reading(path, origin):
+            before = len(texts)
+            for label, text in _rows(path, origin):
+                classes.append(class_of(label) if class_of else label)
+                texts.append(text)
+                limits.keep("the set", len(texts), limits.TEXTS, "texts")
+            counts.append(len(texts) - before)
+            if not counts[-1]:
+                raise ValueError("it has no rows")
+    with reading(paths[0], origin):
+        ids = vocabulary(texts[: counts[0]])
+        names = CLASSES if class_of else _in_order(set(classes))
+        label = {name: i for i, name in enumerate(names)}
+        ends = np.cumsum([0, *counts])
+        parts = {"train": np.arange(*ends[:2]), "test": np.arange(*ends[1:])} if len(paths) == 2 else {}
+        tokens = encode(texts, ids, length or LENGTH)
+        labels = np.array([label[name] for name in classes], np.int32)
+        return Dataset(name, tokens, labels, names, official=parts, vocabulary=len(ids) + 2)
+
+
+def _rows(path: Path, origin: Origin) -> Iterator[tuple[str, str]]:
+    """(class, text); the columns of a text have a space between them."""
+    content = read_whole(path, limits.TEXTS_BYTES)
+    if origin is _ORIGIN:
+        check_sum("ag_news", path, content)
+    rows = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""), strict=True)
+    columns = None
+    for row in rows:
+        if len(row) < 2 or len(row) != (columns := columns or len(row)):
+            raise ValueError(f"line {rows.line_num} has {len(row)} columns, not {columns or 'a class and texts'}")
+        yield row[0].strip(), " ".join(row[1:])
+
+
+def _in_order(classes: set[str]) -> tuple[str, ...]:
+    limits.keep("the set", len(classes), limits.CLASSES, "classes")
+    numbers = all(name.isdecimal() and len(name) < 10 for name in classes)
+    return tuple(sorted(classes, key=int if numbers else str))

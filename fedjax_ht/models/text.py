@@ -1,0 +1,183 @@
+"""HtFLlib's text models that have no transformer in them: fastText, logistic regression, LSTM, GRU and BiLSTM.
+
+All take token ids int32 [B, L], of which 0 is padding, with random embeddings that are learned. What is settled here:
+
+1. The padding's embedding is zero and is not learned. Means are over the tokens that a text has; HtFLlib's are over all
+   L places, so that a short text's features are small.
+2. A text ends with its last token that is not 0, and the recurrent models take their state there. HtFLlib's LSTM takes
+   the last place of the longest text in the batch, which is zero for all shorter ones; its GRU the state at the end of
+   each text, as here.
+3. BiLSTM takes the states of both directions at the last token, as HtFLlib does, so that the reverse one has read that
+   token alone (there, the padding behind it, too). It runs one step, and has no recurrent weights.
+4. Features are what comes before the head. In HtFLlib's released code they are the logarithm of a softmax over the
+   features (of all but BiLSTM and transformers), since the models' own last line stays when their head is cut off.
+5. Dropout needs a key, which methods give in training. It is HtFLlib's: 0.2 between the two layers of LSTM and GRU and
+   before their heads.
+"""
+
+from typing import Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.models.layers import Linear, uniform_fan_in
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.ops import RecurrentWeights, gru, longest, lstm
+
+DROPOUT = 0.2
+CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}  # the layer, and its gates
+
+
+class Embedding(nn.Module):
+    """A vector of each token id, zeros for 0: int [...] -> float [..., width].
+
+    Parameter "embedding" [vocabulary, width], normal with variance 1 as torch's, or uniform within +-`bound`.
+    """
+
+    vocabulary: int
+    width: int
+    bound: float | None = None
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        def init(key, shape):
+            if self.bound is None:
+                return jax.random.normal(key, shape).at[0].set(0)
+            return jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound).at[0].set(0)
+
+        table = self.param("embedding", init, (self.vocabulary, self.width))
+        return jnp.where((tokens != 0)[..., None], table[tokens], 0)
+
+
+class MeanEmbedding(nn.Module):
+    """The mean of a text's embeddings. int32 [B, L] -> float [B, width], zeros of an empty text."""
+
+    vocabulary: int
+    width: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        total = Embedding(self.vocabulary, self.width, name="embedding")(tokens).sum(1)
+        return total / jnp.maximum((tokens != 0).sum(1), 1)[:, None]
+
+
+class FastText(nn.Module):
+    """HtFLlib's fastText (after Joulin et al., EACL 2017): the mean embedding through a linear layer."""
+
+    vocabulary: int
+    width: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return Linear(self.width, name="fc1")(MeanEmbedding(self.vocabulary, self.width, name="mean")(tokens))
+
+
+class Recurrence(nn.Module):
+    """One layer; `steps` as of `ops.lstm`. Initialised as torch's, uniform within +-1/sqrt(width).
+
+    float [T, B, D] -> [T, B, width]. Parameters "kernel" [D, G width], "bias", "recurrent_kernel", "recurrent_bias".
+    """
+
+    cell: Literal["lstm", "gru"]
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, steps: jax.Array) -> jax.Array:
+        layer, gates = CELLS[self.cell]
+        out = gates * self.width
+
+        def init(key, shape):
+            return uniform_fan_in(key, shape, self.width)
+
+        weights = RecurrentWeights(
+            self.param("kernel", init, (x.shape[-1], out)),
+            self.param("bias", init, (out,)),
+            self.param("recurrent_kernel", init, (self.width, out)),
+            self.param("recurrent_bias", init, (out,)),
+        )
+        return layer(weights, x, steps)
+
+
+class FirstStep(nn.Module):
+    """One step of an LSTM that starts from zeros, torch's initialisation. float [B, D] -> [B, width]."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def init(key, shape):
+            return uniform_fan_in(key, shape, self.width)
+
+        kernel = self.param("kernel", init, (x.shape[-1], 4 * self.width))
+        biases = [self.param(name, init, (4 * self.width,)) for name in ("bias", "recurrent_bias")]
+        i, _, g, o = jnp.split(x @ kernel + biases[0] + biases[1], 4, -1)
+        return nn.sigmoid(o) * jnp.tanh(nn.sigmoid(i) * jnp.tanh(g))
+
+
+class Recurrent(nn.Module):
+    """HtFLlib's LSTM and GRU: layers of one width; the state at the last token, of an LSTM through ReLU."""
+
+    cell: Literal["lstm", "gru"]
+    vocabulary: int
+    width: int
+    layers: int = 2
+    dropout: float = DROPOUT
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+        last, dropped = (
+            last_token(tokens),
+            nn.Dropout(self.dropout, deterministic=not (train and self.has_rng("dropout"))),
+        )
+        x, steps = Embedding(self.vocabulary, self.width, name="embedding")(tokens.T), longest(last) + 1
+        for layer in range(self.layers):
+            x = Recurrence(self.cell, self.width, name=f"{self.cell}_{layer}")(dropped(x) if layer else x, steps)
+        state = at(x, last)
+        return dropped(nn.relu(state) if self.cell == "lstm" else state)
+
+
+class BiLSTM(nn.Module):
+    """HtFLlib's BiLSTM: both directions' states at the last token through a linear layer."""
+
+    vocabulary: int
+    width: int
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        last = last_token(tokens)
+        x = Embedding(self.vocabulary, self.width, name="embedding")(tokens.T)
+        states = Recurrence("lstm", self.width, name="lstm_0")(x, longest(last) + 1)
+        reverse = FirstStep(self.width, name="lstm_0_reverse")(at(x, last))
+        return Linear(self.width, name="fc1")(jnp.concatenate([at(states, last), reverse], -1))
+
+
+def last_token(tokens: jax.Array) -> jax.Array:
+    """The place of each text's last token that is not 0, and 0 of an empty one: int [B, L] -> int32 [B]."""
+    return jnp.where(tokens != 0, jnp.arange(tokens.shape[1], dtype=jnp.int32), 0).max(1)
+
+
+def at(x: jax.Array, place: jax.Array) -> jax.Array:
+    """Of each sample one step: [T, B, K] and int32 [B] -> [B, K]."""
+    return x[place, jnp.arange(x.shape[1])]
+
+
+def text_model(name: str, num_classes: int, vocabulary: int, feature_dim: int = 512) -> SplitModel:
+    """One of this module's models: "fasttext", "text_logistic", "lstm", "gru" or "bilstm".
+
+    Args:
+      name: of the model.
+      num_classes: of the linear head.
+      vocabulary: number of token ids, 0 among them.
+      feature_dim: K, the width of embeddings, layers and features.
+
+    Raises:
+      ValueError: there is no such model.
+    """
+    size, head = (vocabulary, feature_dim), Linear(num_classes)
+    if name in CELLS:
+        return SplitModel(Recurrent(name, *size), head, stateful=True)
+    bases = {"fasttext": FastText, "text_logistic": MeanEmbedding, "bilstm": BiLSTM}
+    if name not in bases:
+        raise ValueError(f"there is no text model {name!r}; there are {', '.join([*bases, *CELLS])}")
+    return SplitModel(bases[name](*size), head)

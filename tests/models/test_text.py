@@ -1,0 +1,223 @@
+"""Text models: torch's numbers where it is installed, what padding does, initial weights, dropout, groups."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import count_parameters, features, init_variables, logits, make_federation
+from fedjax_ht.models import model_group, sliced_network, text_model, text_transformer
+from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
+from fedjax_ht.models.text import last_token
+from fedjax_ht.models.text_transformer import positions
+
+LENGTH, VOCABULARY, WIDTH, CLASSES, RATE = 23, 30, 8, 3, 0.1
+TOKENS = jax.ShapeDtypeStruct((LENGTH,), jnp.int32)
+MODELS = {
+    name: text_model(name, CLASSES, VOCABULARY, WIDTH)
+    for name in ("fasttext", "text_logistic", "lstm", "gru", "bilstm")
+}
+MODELS["transformer"] = text_transformer(CLASSES, VOCABULARY, WIDTH, heads=2, layers=2)
+every_model = pytest.mark.parametrize("name", MODELS)
+
+
+def bucket_of(name):
+    return make_federation({name: MODELS[name]}, TOKENS, CLASSES, num_clients=1).buckets[0]
+
+
+def texts(count=6, seed=0):
+    """Token ids of texts of several lengths, one of them full and one of a single token."""
+    rng = np.random.default_rng(seed)
+    lengths = np.r_[LENGTH, 1, rng.integers(2, LENGTH, count - 2)]
+    tokens = rng.integers(1, VOCABULARY, (count, LENGTH))
+    return np.where(np.arange(LENGTH) < lengths[:, None], tokens, 0).astype(np.int32)
+
+
+def run(name, variables, tokens, **options):
+    options = {"train": False, "key": None} | options
+    mask = jnp.ones(len(tokens), bool)
+    return features(bucket_of(name), variables["params"], {}, jnp.asarray(tokens), mask, **options)[0]
+
+
+@every_model
+def test_forward_and_one_step_beside_torch(name, precision):
+    torch = pytest.importorskip("torch")
+    from benchmarks.text_torch import text_base
+    from tests.models.torch_text import text_weights
+
+    torch.manual_seed(0)
+    dtype, size = getattr(torch, precision), (VOCABULARY, WIDTH, 2, 2)
+    base, head = text_base(name, *size).to(dtype), torch.nn.Linear(WIDTH, CLASSES).to(dtype)
+    bucket, x, y = bucket_of(name), texts(), np.arange(6) % CLASSES
+    like = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))["params"]
+
+    def weights():
+        own = {"kernel": head.weight.detach().numpy().T.copy(), "bias": head.bias.detach().numpy().copy()}
+        return stack_blocks({"base": text_weights(name, base), "head": own}, like)
+
+    before = weights()
+    representations = base(torch.from_numpy(x).long())
+    optimiser = torch.optim.SGD([*base.parameters(), *head.parameters()], RATE)
+    loss = torch.nn.functional.cross_entropy(head(representations), torch.from_numpy(y))
+    loss.backward()
+    optimiser.step()
+
+    def own_loss(params):
+        found, _ = features(bucket, params, {}, x, jnp.ones(len(x), bool), train=True)
+        return -jax.nn.log_softmax(logits(bucket, params, found))[np.arange(len(y)), y].mean(), found
+
+    (value, found), gradients = jax.jit(jax.value_and_grad(own_loss, has_aux=True))(before)
+    close = 1e-12 if precision == "float64" else 2e-6
+    np.testing.assert_allclose(found, representations.detach().numpy(), atol=close * 10)
+    assert found.dtype == precision and value == pytest.approx(loss.item(), rel=close * 10)
+    after = jax.tree.map(lambda p, g: p - RATE * g, before, gradients)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=close), after, weights())
+    moved = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, unstack_blocks(after), unstack_blocks(before))
+    assert all(jax.tree.leaves(moved))
+
+
+@every_model
+def test_padding_changes_nothing(name):
+    """Neither how much of it there is, nor what its embedding is; and no gradient comes to that."""
+    variables = init_variables(bucket_of(name), jax.random.key(0))
+    tokens = texts()[1:]
+    found = run(name, variables, tokens)
+    short = tokens[:, : int(last_token(tokens).max()) + 1]
+    assert short.shape[1] < LENGTH
+    np.testing.assert_allclose(run(name, variables, short), found, atol=1e-6)
+    table = lambda path: "embedding" in jax.tree_util.keystr(path)  # noqa: E731
+    moved = jax.tree.map_with_path(lambda path, x: x.at[0].set(9.0) if table(path) else x, variables["params"])
+    np.testing.assert_array_equal(run(name, {"params": moved}, tokens), found)
+    gradients = jax.grad(lambda params: run(name, {"params": params}, tokens).sum())(variables["params"])
+    (own,) = [g for path, g in jax.tree.leaves_with_path(gradients) if table(path)]
+    used = np.unique(tokens[tokens > 0])
+    if name != "transformer":  # whose sum of a normalised vector is always the same
+        assert np.abs(own[used]).max(1).all()
+    assert not np.delete(own, used, axis=0).any()
+
+
+@every_model
+def test_an_empty_text_is_finite(name):
+    variables = init_variables(bucket_of(name), jax.random.key(0))
+    value, gradients = jax.value_and_grad(
+        lambda p: (run(name, {"params": p}, np.zeros((2, LENGTH), np.int32)) ** 2).sum()
+    )(variables["params"])
+    assert np.isfinite(value) and all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))
+
+
+def test_the_last_token():
+    tokens = np.array([[1, 0, 2, 0], [0, 0, 0, 0], [3, 3, 3, 3], [5, 0, 0, 0]])
+    np.testing.assert_array_equal(last_token(tokens), [2, 0, 3, 0])
+
+
+def test_published_sizes():
+    """HtFLlib's models at 512 features and its vocabulary, but for the recurrent weights of BiLSTM's reverse step."""
+    vocabulary, width = 98_635, 512
+    table, linear, layer = vocabulary * width, width * width + width, 4 * (2 * width * width + 2 * width)
+    sizes = {
+        "fasttext": table + linear,
+        "text_logistic": table,
+        "lstm": table + 2 * layer,
+        "gru": table + 2 * layer * 3 // 4,
+        "bilstm": table + 2 * layer - 4 * width * width + 2 * width * width + width,
+        "transformer_8_2": table + width + 2 * (4 * linear + 2 * linear + 4 * width),
+    }
+    shape = jax.ShapeDtypeStruct((200,), jnp.int32)
+    modules = model_group("htfe_txt6", 4, shape, vocabulary=vocabulary)
+    assert list(modules) == ["fasttext", "lstm", "bilstm", "transformer_8_2", "text_logistic", "gru"]
+    federation = make_federation(modules, shape, 4, num_clients=6)
+    for bucket in federation.buckets:
+        assert count_parameters(bucket) == {"base": sizes[bucket.name], "head": 4 * width + 4}, bucket.name
+
+
+@every_model
+def test_initial_weights_are_torchs(name):
+    """Embeddings normal, or uniform within 0.1 of a transformer; everything else within 1/sqrt(fan_in)."""
+    big = text_transformer(CLASSES, 2000, 64, 4, 2) if name == "transformer" else text_model(name, CLASSES, 2000, 64)
+    params = big.init(jax.random.key(1), jnp.ones((1, LENGTH), jnp.int32))["params"]
+    flat = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x)
+        for path, x in jax.tree.leaves_with_path(params)
+    }
+    (table,) = [x for path, x in flat.items() if "embedding" in path]
+    assert not table[0].any()
+    if name == "transformer":
+        assert np.abs(table).max() <= 0.1 and table[1:].std() == pytest.approx(0.1 / 3**0.5, rel=0.02)
+    else:
+        assert table[1:].std() == pytest.approx(1, rel=0.02) and abs(table.mean()) < 0.02
+    for path, x in flat.items():
+        if "embedding" in path or "norm" in path or path == "base/class_token":
+            continue
+        if path.endswith(("in_proj/bias", "out_proj/bias")):
+            assert not x.any(), path
+            continue
+        fan_in = 128 if path.startswith("base/fc1") and name == "bilstm" else 64
+        bound = (6 / (4 * 64)) ** 0.5 if "in_proj" in path else fan_in**-0.5
+        assert np.abs(x).max() <= bound and x.std() == pytest.approx(bound / 3**0.5, rel=0.3), path
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "transformer"])
+def test_dropout_needs_a_key_and_training(name):
+    variables, tokens = init_variables(bucket_of(name), jax.random.key(0)), texts()
+    plain = run(name, variables, tokens)
+    keys = jax.random.split(jax.random.key(1), 300)
+    np.testing.assert_array_equal(run(name, variables, tokens, train=True), plain)
+    np.testing.assert_array_equal(run(name, variables, tokens, key=keys[0]), plain)
+    dropped = jax.vmap(lambda key: run(name, variables, tokens, train=True, key=key))(keys)
+    assert not np.array_equal(dropped[0], dropped[1])
+    if name == "gru":  # whose states are zero for no other reason
+        np.testing.assert_allclose((dropped == 0).mean(0)[np.asarray(plain) != 0], 0.2, atol=0.12)
+
+
+def test_positions():
+    found = positions(5, 6)
+    for t in range(5):
+        for i in range(3):
+            angle = t / 10000 ** (2 * i / 6)
+            np.testing.assert_allclose(found[t, 2 * i : 2 * i + 2], [np.sin(angle), np.cos(angle)])
+    assert positions(3, 5).shape == (3, 5)
+
+
+def test_groups():
+    def heads(group):
+        modules = model_group(group, 4, TOKENS, 16, vocabulary=9)
+        return [(module.base.heads, module.base.layers) for module in modules.values()]
+
+    assert heads("htfe_txt5_1") == [(8, n) for n in (1, 2, 4, 8, 16)]
+    assert heads("htfe_txt5_2") == [(n, 4) for n in (1, 2, 4, 8, 16)]
+    assert heads("htfe_txt5_3") == [(n, n) for n in (1, 2, 4, 8, 16)]
+    assert list(model_group("htfe_txt2", 4, TOKENS, vocabulary=9)) == ["fasttext", "text_logistic"]
+    assert list(model_group("htfe_txt4", 4, TOKENS, vocabulary=9)) == ["fasttext", "text_logistic", "lstm", "bilstm"]
+    modules = model_group("htfe_txt6", 4, TOKENS, 16, vocabulary=9)
+    assert make_federation(modules, TOKENS, 4, num_clients=6).feature_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("group", "shape", "options", "message"),
+    [
+        ("htfe_txt4", (32, 32, 3), {}, r"model group 'htfe_txt4' needs tokens, int \[L\]; a sample is \(32, 32, 3\)"),
+        ("lstm", (128, 9), {"vocabulary": 5}, r"'lstm' needs tokens, int \[L\]; a sample is \(128, 9\)"),
+        ("lstm", TOKENS, {}, r"'lstm' needs vocabulary, the number of token ids \(Dataset.vocabulary\)"),
+        ("cnn4", TOKENS, {"vocabulary": 5}, r"'cnn4' takes no int32 \(23,\); those of tokens are htfe_txt2, "),
+        ("mlp2", TOKENS, {}, r"'mlp2' takes no int32 \(23,\)"),
+        (
+            "htfe_txt6",
+            TOKENS,
+            {"vocabulary": 5, "feature_dim": 12},
+            "feature_dim is 12; it must be a multiple of the tr",
+        ),
+        ("htfe_txt4", TOKENS, {"vocabulary": 5, "norm": "group"}, "norm is 'group', but model group 'htfe_txt4' norm"),
+    ],
+)
+def test_what_does_not_fit_is_refused(group, shape, options, message):
+    with pytest.raises(ValueError, match=message):
+        model_group(group, 4, shape, **options)
+
+
+def test_slices_take_no_tokens():
+    with pytest.raises(ValueError, match="'conv4' takes no int32"):
+        sliced_network("conv4", 4, TOKENS)
+    with pytest.raises(
+        ValueError, match="there is no text model 'rnn'; there are fasttext, text_logistic, bilstm, lstm"
+    ):
+        text_model("rnn", 2, 3)

@@ -1,0 +1,39 @@
+"""Where the weights of the text models in plain PyTorch (`benchmarks.text_torch`) stand here."""
+
+
+def text_weights(name, base):
+    """Its weights as the extractor here has them, blocks one beside another."""
+    state = {key: value.detach().numpy().copy() for key, value in base.state_dict().items()}
+    linear = lambda key: {"kernel": state[f"{key}.weight"].T, "bias": state[f"{key}.bias"]}  # noqa: E731
+    norm = lambda key: {"scale": state[f"{key}.weight"], "bias": state[f"{key}.bias"]}  # noqa: E731
+
+    def recurrence(suffix, hidden=True):
+        found = {
+            "kernel": state[f"rnn.weight_ih_{suffix}"].T,
+            "bias": state[f"rnn.bias_ih_{suffix}"],
+            "recurrent_bias": state[f"rnn.bias_hh_{suffix}"],
+        }
+        return found | ({"recurrent_kernel": state[f"rnn.weight_hh_{suffix}"].T} if hidden else {})
+
+    if name == "text_logistic":
+        return {"embedding": {"embedding": state["embedding.weight"]}}
+    if name == "fasttext":
+        return {"mean": {"embedding": {"embedding": state["0.embedding.weight"]}}, "fc1": linear("1")}
+    found = {"embedding": {"embedding": state["embedding.weight"]}}
+    if name == "bilstm":
+        reverse = recurrence("l0_reverse", hidden=False)
+        return found | {"lstm_0": recurrence("l0"), "lstm_0_reverse": reverse, "fc1": linear("fc1")}
+    if name != "transformer":
+        return found | {f"{name}_{i}": recurrence(f"l{i}") for i in (0, 1)}
+    for i in range(len(base.encoder.layers)):
+        at = f"encoder.layers.{i}"
+        in_proj = {
+            "kernel": state[f"{at}.self_attn.in_proj_weight"].T,
+            "bias": state[f"{at}.self_attn.in_proj_bias"],
+        }
+        found[f"layers_{i}"] = {
+            "self_attn": {"in_proj": in_proj, "out_proj": linear(f"{at}.self_attn.out_proj")},
+            **{part: linear(f"{at}.{part}") for part in ("linear1", "linear2")},
+            **{part: norm(f"{at}.{part}") for part in ("norm1", "norm2")},
+        }
+    return found | {"class_token": state["class_token"]}

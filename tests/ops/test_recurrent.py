@@ -1,0 +1,87 @@
+"""Recurrent layers beside a NumPy loop; gradients beside central differences, and beside what JAX derives."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.ops import RecurrentWeights, gru, longest, lstm, recurrent
+from tests.reference import recurrent as reference
+from tests.reference.gradients import numerical_gradient
+
+CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}
+BATCH, INPUTS, WIDTH = 3, 2, 4
+
+
+@pytest.fixture(autouse=True)
+def float64(monkeypatch):
+    monkeypatch.setattr(recurrent, "CHUNK", 4)
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
+def problem(cell, length, seed=0):
+    rng, gates = np.random.default_rng(seed), CELLS[cell][1] * WIDTH
+    shapes = (INPUTS, gates), (gates,), (WIDTH, gates), (gates,)
+    return RecurrentWeights(*(rng.normal(size=shape) for shape in shapes)), rng.normal(size=(length, BATCH, INPUTS))
+
+
+def stepwise(cell, weights, x):
+    return np.stack([getattr(reference, cell)(*weights, x[:, b]) for b in range(BATCH)], 1)
+
+
+@pytest.mark.parametrize("length", [1, 4, 10])
+@pytest.mark.parametrize("cell", CELLS)
+def test_forward(cell, length):
+    weights, x = problem(cell, length)
+    found = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(length))
+    np.testing.assert_allclose(found, stepwise(cell, weights, x), atol=1e-12)
+
+
+@pytest.mark.parametrize(("length", "steps"), [(3, 3), (10, 10), (10, 5)])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_by_central_differences(cell, length, steps):
+    """Of a sum of states before `steps`; there is padding behind it."""
+    weights, x = problem(cell, length)
+    weigh = np.random.default_rng(1).normal(size=(steps, BATCH, WIDTH))
+    loss = lambda weights, x: (CELLS[cell][0](weights, x, jnp.int32(steps))[:steps] * weigh).sum()  # noqa: E731
+    to_weights, to_x = jax.jit(jax.grad(loss, (0, 1)))(weights, x)
+    slow = lambda weights, x: (stepwise(cell, weights, x)[:steps] * weigh).sum()  # noqa: E731
+    np.testing.assert_allclose(to_x, numerical_gradient(lambda v: slow(weights, v), x), atol=1e-7)
+    for name in RecurrentWeights._fields:
+        want = numerical_gradient(lambda v, name=name: slow(weights._replace(**{name: v}), x), getattr(weights, name))
+        np.testing.assert_allclose(getattr(to_weights, name), want, atol=1e-7, err_msg=name)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_steps_that_are_padding_are_left_out(cell):
+    weights, x = problem(cell, 12)
+    found = jax.jit(CELLS[cell][0])(weights, x, jnp.int32(5))
+    np.testing.assert_allclose(found[:8], stepwise(cell, weights, x)[:8], atol=1e-12)
+    assert not found[8:].any()
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_clients_side_by_side(cell):
+    """Every client has weights and lengths of its own; one number of steps serves all, so that branches stay."""
+    clients = [problem(cell, 10, seed) for seed in range(3)]
+    weights, x = jax.tree.map(lambda *leaves: np.stack(leaves), *clients)
+    lengths = np.array([[1, 3, 2], [5, 4, 1], [2, 2, 7]])
+
+    def loss(weights, x, lengths):
+        h = CELLS[cell][0](weights, x, longest(lengths))
+        return (h[lengths - 1, np.arange(BATCH)] ** 2).sum()
+
+    both = jax.jit(jax.vmap(jax.value_and_grad(loss)))
+    value, gradients = both(weights, x, lengths)
+    for i, (own, own_x) in enumerate(clients):
+        want, want_gradients = jax.value_and_grad(loss)(own, own_x, lengths[i])
+        np.testing.assert_allclose(value[i], want, atol=1e-12)
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-11), gradients, want_gradients)
+    assert "cond" in str(jax.make_jaxpr(both)(weights, x, lengths))
+
+
+def test_the_longest_of_all():
+    assert longest(jnp.array([3, 1])) == 3
+    np.testing.assert_array_equal(jax.vmap(longest)(jnp.array([[3, 1], [2, 7]])), [7, 7])
