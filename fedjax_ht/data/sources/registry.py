@@ -9,6 +9,7 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.camelyon17 import find_camelyon17, read_camelyon17
 from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
+from fedjax_ht.data.sources.csv_file import read_csv
 from fedjax_ht.data.sources.domains import read_domains
 from fedjax_ht.data.sources.embedded import read_embedded
 from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
@@ -17,7 +18,6 @@ from fedjax_ht.data.sources.idx import find_idx, read_idx
 from fedjax_ht.data.sources.image_folder import read_folder
 from fedjax_ht.data.sources.npz import read_npz
 from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
-from fedjax_ht.data.sources.table import read_csv
 from fedjax_ht.data.sources.tfds import read_tfds
 from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
 
