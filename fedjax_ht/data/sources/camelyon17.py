@@ -11,8 +11,8 @@ from fedjax_ht.data import limits
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.sources.archive import Origin, reading, search
 from fedjax_ht.data.sources.cache import cached
+from fedjax_ht.data.sources.csv_file import rows_of
 from fedjax_ht.data.sources.images import decode_members
-from fedjax_ht.data.sources.table import rows_of
 
 CLASSES = ("normal", "tumor")
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center", "split")

@@ -10,6 +10,7 @@ from fedjax_ht.data.sources.ag_news import find_ag_news, read_ag_news, read_ag_n
 from fedjax_ht.data.sources.camelyon17 import find_camelyon17, read_camelyon17
 from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
 from fedjax_ht.data.sources.client_folders import read_client_folders
+from fedjax_ht.data.sources.csv_file import read_csv
 from fedjax_ht.data.sources.domains import read_domains
 from fedjax_ht.data.sources.embedded import read_embedded, read_har_10persons
 from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
@@ -21,7 +22,6 @@ from fedjax_ht.data.sources.npz import read_npz
 from fedjax_ht.data.sources.pamap2 import find_pamap2, read_pamap2
 from fedjax_ht.data.sources.shakespeare import find_shakespeare, read_shakespeare
 from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
-from fedjax_ht.data.sources.table import read_csv
 from fedjax_ht.data.sources.tfds import read_tfds
 from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
 
