@@ -139,7 +139,7 @@ def main(_) -> None:
         f"Milliseconds of one client's training step: {CLIENTS} clients, batch {BATCH}, {LENGTH} places, "
         f"{VOCABULARY:,} token ids, {CLASSES} classes, SGD, float32. The transformer has 8 heads and 2 layers.",
         machine(),
-        f"PyTorch {version}, as many threads as cores; recurrent layers packed where there is padding. "
+        f"PyTorch {version}, as many threads as cores; recurrent layers packed where there is padding."
         if version
         else "PyTorch is not installed.",
         "Ours is the round of `local`, a device a core; dropout in both. The ratio is to the faster of PyTorch's two.",
