@@ -21,12 +21,12 @@ class Mean(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """LSTM and GRU: their state at the end of each text; both directions' outputs there of a BiLSTM. Packed, so that
-    padding is left out, or not, which for texts without padding is the same."""
+    """LSTM and GRU: their state at the end of each text; of a BiLSTM, that of each direction behind the whole text.
+    Packed, so that padding is left out, or not, which for texts without padding is the same."""
 
     def __init__(self, cell, vocabulary, width, layers=2, both=False, packed=True, dropout=0.0):
         super().__init__()
-        self.packed = packed
+        self.packed, self.width = packed, width
         self.embedding = nn.Embedding(vocabulary, width, 0)
         self.rnn = getattr(nn, cell)(width, width, layers, batch_first=True, dropout=dropout, bidirectional=both)
         self.fc1 = nn.Linear(2 * width, width) if both else nn.Identity()
@@ -36,10 +36,15 @@ class Recurrent(nn.Module):
     def forward(self, tokens):
         lengths = torch.where(tokens != 0, torch.arange(1, tokens.shape[1] + 1), 1).max(1).values
         if not self.packed:
-            return self.fc1(self.activate(self.rnn(self.embedding(tokens))[0][:, -1]))
+            out = self.rnn(self.embedding(tokens))[0]
+            return self.fc1(self.activate(self.ends(out, out[:, -1])))
         packed = nn.utils.rnn.pack_padded_sequence(self.embedding(tokens), lengths, True, enforce_sorted=False)
         out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
-        return self.fc1(self.activate(out[torch.arange(len(tokens)), lengths - 1]))
+        return self.fc1(self.activate(self.ends(out, out[torch.arange(len(tokens)), lengths - 1])))
+
+    def ends(self, out, last):
+        """The first direction at the last token, the other at the first."""
+        return torch.cat([last[:, : self.width], out[:, 0, self.width :]], 1) if self.rnn.bidirectional else last
 
 
 class Transformer(nn.Module):

@@ -10,8 +10,8 @@ from fedjax_ht.models.sliced import width_budgets
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.text import text_model
-from fedjax_ht.models.text_transformer import text_transformer
 from fedjax_ht.models.torchvision import variables_from_torchvision
+from fedjax_ht.models.transformers import text_transformer
 from fedjax_ht.models.vits import vit
 
 __all__ = [

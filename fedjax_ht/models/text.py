@@ -7,8 +7,8 @@ All take token ids int32 [B, L], of which 0 is padding, with random embeddings t
 2. A text ends with its last token that is not 0, and the recurrent models take their state there. HtFLlib's LSTM takes
    the last place of the longest text in the batch, which is zero for all shorter ones; its GRU the state at the end of
    each text, as here.
-3. BiLSTM takes the states of both directions at the last token, as HtFLlib does, so that the reverse one has read that
-   token alone (there, the padding behind it, too). It runs one step, and has no recurrent weights.
+3. BiLSTM takes the state of each direction where it has read the whole text: the reverse one at the first token.
+   HtFLlib takes both at the last token, of which the reverse one has read that token and the padding behind it.
 4. Features are what comes before the head. In HtFLlib's released code they are the logarithm of a softmax over the
    features (of all but BiLSTM and transformers), since the models' own last line stays when their head is cut off.
 5. Dropout needs a key, which methods give in training. It is HtFLlib's: 0.2 between the two layers of LSTM and GRU and
@@ -99,22 +99,6 @@ class Recurrence(nn.Module):
         return layer(weights, x, steps)
 
 
-class FirstStep(nn.Module):
-    """One step of an LSTM that starts from zeros, torch's initialisation. float [B, D] -> [B, width]."""
-
-    width: int
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        def init(key, shape):
-            return uniform_fan_in(key, shape, self.width)
-
-        kernel = self.param("kernel", init, (x.shape[-1], 4 * self.width))
-        biases = [self.param(name, init, (4 * self.width,)) for name in ("bias", "recurrent_bias")]
-        i, _, g, o = jnp.split(x @ kernel + biases[0] + biases[1], 4, -1)
-        return nn.sigmoid(o) * jnp.tanh(nn.sigmoid(i) * jnp.tanh(g))
-
-
 class Recurrent(nn.Module):
     """HtFLlib's LSTM and GRU: layers of one width; the state at the last token, of an LSTM through ReLU."""
 
@@ -138,7 +122,7 @@ class Recurrent(nn.Module):
 
 
 class BiLSTM(nn.Module):
-    """HtFLlib's BiLSTM: both directions' states at the last token through a linear layer."""
+    """HtFLlib's BiLSTM: the states of both directions behind the whole text, through a linear layer."""
 
     vocabulary: int
     width: int
@@ -146,10 +130,16 @@ class BiLSTM(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         last = last_token(tokens)
-        x = Embedding(self.vocabulary, self.width, name="embedding")(tokens.T)
-        states = Recurrence("lstm", self.width, name="lstm_0")(x, longest(last) + 1)
-        reverse = FirstStep(self.width, name="lstm_0_reverse")(at(x, last))
-        return Linear(self.width, name="fc1")(jnp.concatenate([at(states, last), reverse], -1))
+        steps, embedding = longest(last) + 1, Embedding(self.vocabulary, self.width, name="embedding")
+        ways = {"lstm_0": tokens, "lstm_0_reverse": backwards(tokens, last)}
+        read = [at(Recurrence("lstm", self.width, name=name)(embedding(x.T), steps), last) for name, x in ways.items()]
+        return Linear(self.width, name="fc1")(jnp.concatenate(read, -1))
+
+
+def backwards(tokens: jax.Array, last: jax.Array) -> jax.Array:
+    """Each text from its last token to its first, padding behind it: int [B, L] and int32 [B] -> int [B, L]."""
+    place = last[:, None] - jnp.arange(tokens.shape[1])
+    return jnp.where(place >= 0, jnp.take_along_axis(tokens, jnp.maximum(place, 0), 1), 0)
 
 
 def last_token(tokens: jax.Array) -> jax.Array:

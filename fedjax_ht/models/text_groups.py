@@ -7,7 +7,7 @@ import jax
 
 from fedjax_ht.core.inputs import InputShape, described
 from fedjax_ht.models.text import text_model
-from fedjax_ht.models.text_transformer import text_transformer
+from fedjax_ht.models.transformers import text_transformer
 
 _TRANSFORMERS = {  # heads and layers
     "htfe_txt5_1": [(8, layers) for layers in (1, 2, 4, 8, 16)],

@@ -31,10 +31,15 @@ def test_the_code_of_a_page_runs(page, capsys):
     assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
 
 
-def test_the_page_on_other_data_runs():
-    names = execute(*blocks("other_data.md"))
+def test_the_page_on_other_data_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    sensors, text, table = blocks("other_data.md")
+    names = execute(sensors)
     assert len(names["federation"].buckets) == 5 and names["dataset"].input_shape == (128, 9)
     assert all(0 <= len(client.test) - len(client.train) <= 1 for client in names["partition"])
+    assert list(execute(text)["modules"]) == ["fasttext", "text_logistic", "lstm", "bilstm"]
+    execute(table)
+    assert 0.8 < float(capsys.readouterr().out.split()[-1]) <= 1.0
 
 
 def test_the_written_method_runs_from_its_config(tmp_path):

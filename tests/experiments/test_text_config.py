@@ -33,7 +33,7 @@ def test_a_set_of_texts_and_its_models(config):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("model.group", "cnn5", r"model group 'cnn5' takes no int32 \(10,\); those of tokens are htfe_txt2, "),
+        ("model.group", "cnn5", r"model group 'cnn5' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(10,\)"),
         ("dataset.name", "fashion_mnist_10k", "text_length is 10, but fashion_mnist_10k has no texts"),
         ("dataset.image_size", 8, "image_size is 8, but ag_news_test has no images"),
         ("training.augmentation", ("flip",), r"training.augmentation is \('flip',\); ag_news_test has no images"),

@@ -9,7 +9,7 @@ from fedjax_ht.core.federation import count_parameters, features, init_variables
 from fedjax_ht.models import model_group, sliced_network, text_model, text_transformer
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.text import last_token
-from fedjax_ht.models.text_transformer import positions
+from fedjax_ht.models.transformers import positions
 
 LENGTH, VOCABULARY, WIDTH, CLASSES, RATE = 23, 30, 8, 3, 0.1
 TOKENS = jax.ShapeDtypeStruct((LENGTH,), jnp.int32)
@@ -111,7 +111,7 @@ def test_the_last_token():
 
 
 def test_published_sizes():
-    """HtFLlib's models at 512 features and its vocabulary, but for the recurrent weights of BiLSTM's reverse step."""
+    """HtFLlib's models at 512 features and its vocabulary."""
     vocabulary, width = 98_635, 512
     table, linear, layer = vocabulary * width, width * width + width, 4 * (2 * width * width + 2 * width)
     sizes = {
@@ -119,7 +119,7 @@ def test_published_sizes():
         "text_logistic": table,
         "lstm": table + 2 * layer,
         "gru": table + 2 * layer * 3 // 4,
-        "bilstm": table + 2 * layer - 4 * width * width + 2 * width * width + width,
+        "bilstm": table + 2 * layer + 2 * width * width + width,
         "transformer_8_2": table + width + 2 * (4 * linear + 2 * linear + 4 * width),
     }
     shape = jax.ShapeDtypeStruct((200,), jnp.int32)
@@ -198,8 +198,8 @@ def test_groups():
         ("htfe_txt4", (32, 32, 3), {}, r"model group 'htfe_txt4' needs tokens, int \[L\]; a sample is \(32, 32, 3\)"),
         ("lstm", (128, 9), {"vocabulary": 5}, r"'lstm' needs tokens, int \[L\]; a sample is \(128, 9\)"),
         ("lstm", TOKENS, {}, r"'lstm' needs vocabulary, the number of token ids \(Dataset.vocabulary\)"),
-        ("cnn4", TOKENS, {"vocabulary": 5}, r"'cnn4' takes no int32 \(23,\); those of tokens are htfe_txt2, "),
-        ("mlp2", TOKENS, {}, r"'mlp2' takes no int32 \(23,\)"),
+        ("cnn4", TOKENS, {"vocabulary": 5}, r"'cnn4' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(23,\)"),
+        ("mlp2", TOKENS, {}, r"'mlp2' needs one float array; a sample is int32 \(23,\)"),
         (
             "htfe_txt6",
             TOKENS,
@@ -215,7 +215,7 @@ def test_what_does_not_fit_is_refused(group, shape, options, message):
 
 
 def test_slices_take_no_tokens():
-    with pytest.raises(ValueError, match="'conv4' takes no int32"):
+    with pytest.raises(ValueError, match="'conv4' needs images"):
         sliced_network("conv4", 4, TOKENS)
     with pytest.raises(
         ValueError, match="there is no text model 'rnn'; there are fasttext, text_logistic, bilstm, lstm"

@@ -7,13 +7,13 @@ def text_weights(name, base):
     linear = lambda key: {"kernel": state[f"{key}.weight"].T, "bias": state[f"{key}.bias"]}  # noqa: E731
     norm = lambda key: {"scale": state[f"{key}.weight"], "bias": state[f"{key}.bias"]}  # noqa: E731
 
-    def recurrence(suffix, hidden=True):
-        found = {
+    def recurrence(suffix):
+        return {
             "kernel": state[f"rnn.weight_ih_{suffix}"].T,
             "bias": state[f"rnn.bias_ih_{suffix}"],
             "recurrent_bias": state[f"rnn.bias_hh_{suffix}"],
+            "recurrent_kernel": state[f"rnn.weight_hh_{suffix}"].T,
         }
-        return found | ({"recurrent_kernel": state[f"rnn.weight_hh_{suffix}"].T} if hidden else {})
 
     if name == "text_logistic":
         return {"embedding": {"embedding": state["embedding.weight"]}}
@@ -21,8 +21,8 @@ def text_weights(name, base):
         return {"mean": {"embedding": {"embedding": state["0.embedding.weight"]}}, "fc1": linear("1")}
     found = {"embedding": {"embedding": state["embedding.weight"]}}
     if name == "bilstm":
-        reverse = recurrence("l0_reverse", hidden=False)
-        return found | {"lstm_0": recurrence("l0"), "lstm_0_reverse": reverse, "fc1": linear("fc1")}
+        both = {"lstm_0": recurrence("l0"), "lstm_0_reverse": recurrence("l0_reverse")}
+        return found | both | {"fc1": linear("fc1")}
     if name != "transformer":
         return found | {f"{name}_{i}": recurrence(f"l{i}") for i in (0, 1)}
     for i in range(len(base.encoder.layers)):
