@@ -103,7 +103,7 @@ KINDS = {
 
 
 def test_every_kind_is_tested():
-    assert {*KINDS, "given"} == {*PLANS, *PARTITIONS}
+    assert {*KINDS, "given", "natural"} == {*PLANS, *PARTITIONS}
 
 
 @settings(max_examples=60, deadline=None)

@@ -99,7 +99,7 @@ def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
         np.savez(file, images=images, labels=labels)
         registry._load.cache_clear()
         for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-            with pytest.raises(ValueError, match="on other images or labels than npz:") as error:
+            with pytest.raises(ValueError, match="on other inputs or labels than npz:") as error:
                 call()
             assert "\n" not in str(error.value)
     finally:

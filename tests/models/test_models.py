@@ -205,7 +205,7 @@ def build(module=None, **changes):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build(num_classes=4), r"model 'm' returns .* logits \(1, 3\) for one image; expected .* \(1, 4\)$"),
+        (lambda: build(num_classes=4), r"model 'm' returns .* logits \(1, 3\) for one sample; expected .* \(1, 4\)$"),
         (
             lambda: build(SplitModel(Unflattened(), nn.Dense(3))),
             r"model 'm' returns features \(1, 2, 2, 2\) and .*expected \(1, K\)",
