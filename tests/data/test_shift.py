@@ -154,7 +154,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["fedktl", pytest.param("fedclassavg", marks=pytest.mark.slow)])
 def test_methods_that_need_pixels_run(name):
     dataset = shifted(DATASET, "rotate/4")
     assert pixels_of(dataset.preprocess, "X") is dataset.preprocess.rule

@@ -29,7 +29,7 @@ def test_persons_are_clients_and_the_second_time_tests():
     ("changes", "message"),
     [
         ({"model.group": "htfe8"}, r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]; a sample is \(128, 9\)"),
-        ({"dataset.image_size": 32}, "har_10persons: image_size is 32, but it has no images"),
+        ({"dataset.image_size": 32}, "image_size is 32, but har_10persons holds no images"),
         ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
         ({"training.augmentation": ("flip",)}, "training.augmentation is .* har_10persons has no images"),
         ({"partition.num_clients": 11}, "num_clients is 11; har_10persons has 10 groups"),
@@ -52,6 +52,7 @@ def run(config, folder):
     assert (folder / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_its_report(tmp_path):
     config = quickstart_sensors.get_config("runlocal")
     config.update_from_flattened_dict({"model.group": "harcnn1_s3", "compare": (), "rounds": 1, "training.steps": 1})

@@ -239,6 +239,7 @@ def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
         assert min(jax.tree.leaves(moved)) > 0.02 * LR
 
 
+@pytest.mark.slow
 def test_the_student_may_see_one_batch_in_all_steps_of_an_iteration():
     """A student that stands still has the loss of the first step in every step, and another one with new batches."""
     still = SMALL | {"student_lr": 0.0, "iterations": 1, "generator_steps": 1, "batch_size": 4}

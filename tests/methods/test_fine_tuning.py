@@ -57,6 +57,7 @@ def states(method, federation, rounds=2):
 OTHERS = ("fedavg+dfrd", "heterofl+dfrd", "feddropout+dfrd", "fedrolex+dense", "fedrolex+fedftg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedrolex+dfrd", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
 def test_without_iterations_it_is_the_base(name):
     """Bit by bit: the same clients train on the same batches, and the same model comes of them."""

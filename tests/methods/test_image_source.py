@@ -83,7 +83,9 @@ def first_rounds(images: str, federation, rounds=2, **options):
     return method, to_host(state), reports
 
 
-@pytest.mark.parametrize("images", ["real", "untrained", pytest.param("noise", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "images", ["real", *(pytest.param(name, marks=pytest.mark.slow) for name in ("untrained", "noise"))]
+)
 def test_controls_teach_without_training_a_generator(images):
     federation = sliced_federation()
     method, state, reports = first_rounds(images, federation)

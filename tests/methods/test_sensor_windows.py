@@ -18,7 +18,7 @@ from tests.method_wires import settings
 
 SHAPE, CLIENTS, CLASSES = (16, 3), 4, 5
 IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd")
-FAST = ("local", "fedproto", "fedtgp")
+FAST = ("fedtgp",)
 MODULES = {
     name: SplitModel(TimeConvFeatures(channels, 3, feature_dim=FEATURE_DIM), Linear(CLASSES))
     for name, channels in (("one", (4,)), ("two", (4, 6)))

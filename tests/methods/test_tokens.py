@@ -30,7 +30,7 @@ from tests.method_wires import settings
 
 LENGTH, VOCABULARY, WIDTH = 6, 20, 4
 IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd")  # methods that make or change images
-ALWAYS = ("local", "fedproto", "fml")
+ALWAYS = ("fedproto",)
 MODULES = {"narrow": "fasttext", "wide": "lstm"}
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=1)
 

@@ -78,7 +78,12 @@ def whole(variables):
     return {name: tree for name, tree in variables.items() if tree}  # a transformer has no statistics
 
 
-@pytest.mark.parametrize("case", CASES)
+SOME = [
+    name if name in ("another head", "transformer") else pytest.param(name, marks=pytest.mark.slow) for name in CASES
+]
+
+
+@pytest.mark.parametrize("case", SOME)
 def test_a_state_dict_is_taken_back(case):
     module, _ = CASES[case]
     bucket, variables = random_model(module)
