@@ -145,7 +145,6 @@ def main(_) -> None:
         "Ours is the round of `local`, a device a core; dropout in both. The ratio is to the faster of PyTorch's two.",
         f"The machine's load was {os.getloadavg()[2]:.1f} in the last 15 minutes, ours included: above the number of "
         "cores others ran, too, and the processor's own time says more than the clock's.",
-        "PyTorch's BiLSTM runs its reverse direction over the whole text; ours takes the one step that is read of it.",
         "",
         table(HEAD, [cells for cells, _ in rows]),
     ]
