@@ -211,7 +211,7 @@ def _texts(content: Callable[[], bytes]) -> Callable[[Path], tuple]:
 
 CLAIMS = {
     "a text of one line": _table("Protocol/subject101.dat", "pamap2", b"1 ", 200 << 20),
-    "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 100 << 20),
+    "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 200 << 20),
     "labels of 100 MB": _table("train/y_train.txt", "har", b"1\n", 100 << 20),
     "label of 10^9": lambda folder: _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]),
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),

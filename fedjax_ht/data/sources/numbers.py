@@ -1,6 +1,5 @@
 """Reads text files of numbers, a row a line."""
 
-import io
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -33,8 +32,11 @@ def read_table(
 
 
 def _lines(content: bytes, longest: int) -> Iterator[bytes]:
-    file = io.BytesIO(content)
-    while line := file.readline(longest + 1):
-        if len(line) > longest:
+    """One after another, without a second copy of a large file."""
+    start = 0
+    while start < len(content):
+        end = content.find(b"\n", start, start + longest) + 1
+        if not end and len(content) - start > longest:
             raise ValueError(f"a line has more than {longest} characters")
-        yield line
+        yield bytes(content[start : end or None])
+        start = end or len(content)
