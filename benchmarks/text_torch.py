@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.torch_loop import train_in_turn
+
 
 class Mean(nn.Module):
     """The mean embedding of the tokens that are not 0."""
@@ -90,17 +92,10 @@ def measure(name, vocabulary, width, num_classes, tokens, labels, clients, round
         dropout = 0.5 if name == "transformer" else 0.2
         base = text_base(name, vocabulary, width, 8, 2, bool((tokens == 0).any()), dropout)
         models.append(nn.Sequential(base, nn.Linear(width, num_classes)))
-    x, y, loss, seconds = torch.from_numpy(tokens).long(), torch.from_numpy(labels), nn.CrossEntropyLoss(), []
-    busy = []
+    x, y, seconds, busy = torch.from_numpy(tokens).long(), torch.from_numpy(labels), [], []
     for _ in range(rounds):
-        start, spent = time.perf_counter(), time.process_time()
-        for model in models:
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            for texts, own in zip(x, y):
-                optimizer.zero_grad()
-                loss(model(texts), own).backward()
-                optimizer.step()
-        seconds.append(time.perf_counter() - start)
+        spent = time.process_time()
+        seconds.append(train_in_turn(models, x, y))
         busy.append(time.process_time() - spent)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = {"round": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}

@@ -56,11 +56,6 @@ class AsStored(NamedTuple):
 
         return jax.tree.map(one, inputs)
 
-    @property
-    def black(self) -> float:
-        """What stands for nothing."""
-        return 0.0
-
 
 def zeros(shape: InputShape, count: int = 1) -> Any:
     """What a model sees of `count` samples, all zero."""
@@ -97,6 +92,11 @@ def is_array(shape: InputShape) -> bool:
     return type(shape) is tuple and all(isinstance(n, int) for n in shape)
 
 
+def is_image(shape: InputShape) -> bool:
+    """Whether a sample is one float image of one or three channels."""
+    return is_array(shape) and len(shape) == 3 and shape[-1] in (1, 3)
+
+
 def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
     """(H, W, C) of images.
 
@@ -107,7 +107,7 @@ def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
     Raises:
       ValueError: it is no float image of one or three channels.
     """
-    if _is_shape(shape) and isinstance(shape, tuple) and len(shape) == 3 and shape[-1] in (1, 3):
+    if is_image(shape):
         return shape
     raise ValueError(f"{who} needs images, float [H, W, 1 or 3]; these models take {described(shape)}")
 
@@ -132,4 +132,4 @@ def described(shape: InputShape) -> str:
 
 
 def _is_shape(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct) or (type(x) is tuple and all(isinstance(n, int) for n in x))
+    return isinstance(x, jax.ShapeDtypeStruct) or is_array(x)

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.inputs import InputShape, described, is_array, plain
+from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
 from fedjax_ht.core.own import call_own, is_own
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads
@@ -242,7 +242,7 @@ def sliced_network(
 
 
 def _check_image(name: str, shape: InputShape) -> None:
-    if not is_array(shape) or len(shape) != 3 or shape[-1] not in (1, 3):
+    if not is_image(shape):
         raise ValueError(f"model group {name!r} needs images, float [H, W, 1 or 3]; a sample is {described(shape)}")
 
 

@@ -120,15 +120,17 @@ def test_damaged_csv(ag_news, content, message):
     assert message in line and "test.csv: " in line and "rows of class (1 to 4), title and description" in line
 
 
+def assert_limited(monkeypatch, limit, value, message, name, data_dir):
+    """With this limit the set is refused in a line that has the message."""
+    with monkeypatch.context() as patched:
+        patched.setattr(limits, limit, value)
+        assert message in load_error(ValueError, name, data_dir)
+
+
 def test_limits_of_texts(ag_news, monkeypatch):
-    for limit, value, message in (
-        ("TEXTS", 4, "the set has 5 texts, more than the 4 that are read"),
-        ("WORDS", 5, "different words, more than the 5 that are read"),
-        ("TEXTS_BYTES", 50, "more than the 50 that are read"),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(limits, limit, value)
-            assert message in load_error(ValueError, "ag_news", ag_news)
+    assert_limited(monkeypatch, "TEXTS", 4, "the set has 5 texts, more than the 4 that are read", "ag_news", ag_news)
+    assert_limited(monkeypatch, "WORDS", 5, "different words, more than the 5 that are read", "ag_news", ag_news)
+    assert_limited(monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news)
     monkeypatch.setattr(limits, "CLASSES", 1)
     write_csv(ag_news / "x.csv", TEST)
     assert "the set has 2 classes, more than the 1" in load_error(ValueError, "text:x.csv", ag_news)
@@ -218,14 +220,10 @@ def test_damaged_leaf_files(shakespeare, content, message):
 
 
 def test_limits_of_leaf(shakespeare, monkeypatch):
-    for limit, value, message in (
-        ("TEXTS", 2, "the set has 3 samples, more than the 2 that are read"),
-        ("MARKS", 9, "brackets and commas, more than the 9 that are read"),
-        ("TEXTS_BYTES", 50, "more than the 50 that are read"),
-    ):
-        with monkeypatch.context() as patched:
-            patched.setattr(limits, limit, value)
-            assert message in load_error(ValueError, "shakespeare", shakespeare)
+    leaf = "shakespeare", shakespeare
+    assert_limited(monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the 2 that are read", *leaf)
+    assert_limited(monkeypatch, "MARKS", 9, "brackets and commas, more than the 9 that are read", *leaf)
+    assert_limited(monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", *leaf)
     assert "text_length is 40; the texts have 80" in load_error(ValueError, "shakespeare", shakespeare, None, 40)
     for file in (shakespeare / "shakespeare/test").glob("*.json"):
         file.unlink()

@@ -83,8 +83,8 @@ def run_module(forks):
     """(module, *arguments) -> the finished `python -m experiments.MODULE ARGUMENTS`."""
     start, home = forks
 
-    def run(module: str, *arguments: str) -> subprocess.CompletedProcess:
-        return start.run(f"experiments.{module}", *arguments)
+    def run(module: str, *arguments: str, timeout: int = 240) -> subprocess.CompletedProcess:
+        return start.run(f"experiments.{module}", *arguments, timeout=timeout)
 
     run.home = home
     return run

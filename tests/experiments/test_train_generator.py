@@ -198,11 +198,11 @@ def test_a_mistake_on_the_command_line_is_one_line(run_module, tmp_path, argumen
 @pytest.mark.slow
 def test_the_command_trains_goes_on_and_exports(run_module, tmp_path):
     arguments = ("--data=fashion_mnist_10k", f"--workdir={tmp_path}/run", "--seed=1")
-    first = run_module("train_generator", *arguments, "--images=128")
+    first = run_module("train_generator", *arguments, "--images=128", timeout=600)
     assert first.returncode == 0, first.stderr
     assert "128 images: discriminator" in first.stdout
     out = tmp_path / "out.npz"
-    again = run_module("train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT")
+    again = run_module("train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT", timeout=600)
     assert again.returncode == 0, again.stderr
     metadata = embedded.read_metadata(out)
     assert metadata["images_seen"] == 192
