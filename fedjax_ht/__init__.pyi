@@ -252,6 +252,15 @@ from .simulation.history import (
     run as run,
 )
 from .simulation.options import SimulationOptions as SimulationOptions
+from .simulation.profile import (
+    Profile as Profile,
+)
+from .simulation.profile import (
+    by_chance as by_chance,
+)
+from .simulation.profile import (
+    by_trace as by_trace,
+)
 from .simulation.simulation import (
     Simulation as Simulation,
 )

@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, config_dict
 from fedjax_ht.core.attacks import Kind
 from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, numbers
 from fedjax_ht.core.names import unknown, unknown_option
+from fedjax_ht.core.privacy import Delta, Unit
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
@@ -82,6 +83,27 @@ class AttackFields(NamedTuple):
     seed: Seed = 0  # of who attacks
 
 
+class DevicesProfileFields(NamedTuple):
+    """Simulated devices of the clients, see docs/devices.md. A quantity is empty (not simulated), a number, or
+    lognormal/MEDIAN/SIGMA, drawn once for each client."""
+
+    flops: str = ""  # FLOP/s of training: 1e9, or lognormal/1e9/0.5
+    up: str = ""  # bytes/s of an upload
+    down: str = ""  # bytes/s of a download
+    memory: str = ""  # bytes: each client trains the largest architecture of model.group that fits
+    csv: str = ""  # a file with columns client and any of flops, up, down, memory, instead of those fields
+    available: str = ""  # in each round: 0.8, by chance; or csv:PATH with columns client, first_round, last_round
+    deadline: NonNegative = 0.0  # simulated seconds of a round after which uploads are lost; 0: none
+    seed: Seed = 0  # of what is drawn; all trials have the same devices
+
+
+class PrivacyFields(NamedTuple):
+    unit: Literal["none"] | Unit = "none"  # what noise hides, see fedjax_ht/core/privacy.py and docs/privacy.md
+    clip: Positive = 1.0  # L2 norm of a client's update, or of a sample's gradient
+    noise: NonNegative = 1.0  # standard deviation on the sum, in clip
+    delta: Delta = 1e-5  # at which epsilon is told
+
+
 class EvaluateFields(NamedTuple):
     every: Count = 1
     mode: Literal["received", "trained"] = "received"
@@ -122,6 +144,8 @@ class Fields(NamedTuple):
     downlink: tuple[Any, ...] = ()
     robust: tuple[Any, ...] = ()  # before the server, in order: (("norm_bound", 2.0), ("median",)), see core/robust.py
     attack: AttackFields = AttackFields()  # what some clients do, to see what that does
+    devices_profile: DevicesProfileFields = DevicesProfileFields()  # time and memory of the clients, simulated
+    privacy: PrivacyFields = PrivacyFields()
     give_up: Whole = 10  # rounds in a row from which nothing arrives, after which a run stops; 0: never
     evaluate: EvaluateFields = EvaluateFields()
     lanes: Whole = 0  # clients side by side on a device; 0 chooses, see lanes.json in the run's folder

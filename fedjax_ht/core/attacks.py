@@ -21,6 +21,7 @@ import numpy as np
 from fedjax_ht.core.bounds import NonNegative, Seed, Share, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.wire import Masked, Metadata
 
 Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift"]
@@ -70,10 +71,7 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
         new, uplink, metrics = method.client_update(bucket, client, downlink, own, ctx)
         if attack.kind == "label_flip":
             return new, uplink, metrics
-        nothing = own._replace(
-            splits={name: split._replace(count=jnp.zeros_like(split.count)) for name, split in own.splits.items()}
-        )
-        _, untrained, _ = method.client_update(bucket, client, downlink, nothing, ctx)
+        _, untrained, _ = method.client_update(bucket, client, downlink, without_samples(own), ctx)
         wrong = _said(attack, uplink, untrained, ctx.key)
         attacks = jnp.asarray(bad)[ctx.info.id]
         return new, jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, uplink), metrics

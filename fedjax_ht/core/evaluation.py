@@ -63,6 +63,23 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
     return Scores(correct, split.count)
 
 
+def as_asked(method: Method, bucket: Bucket, client, downlink, own: Data, root, round, info, received) -> PyTree:
+    """The client's state after receipt where `received`, bool, else as it is."""
+    took = receive(method, bucket, client, downlink, own, root, round, info)
+    # Leaf by leaf: most methods receive nothing, or a head, and the rest needs no copy.
+    return jax.tree.map(lambda a, b: b if a is b else jnp.where(received, a, b), took, client)
+
+
+def score_splits(
+    method: Method, bucket: Bucket, client, downlink, own: Data, wanted: dict[str, jax.Array], batch_size: int
+) -> dict[str, Scores]:
+    """Scores one client on its own sets; one that is not wanted, name -> bool, counts as empty."""
+    predict = lambda x, mask: method.predict(bucket, client, downlink, x, mask)  # noqa: E731
+    splits = {name: own.splits[name] for name in wanted}
+    splits = {name: s._replace(count=jnp.where(wanted[name], s.count, 0)) for name, s in splits.items()}
+    return {name: score(predict, own, split, batch_size) for name, split in splits.items()}
+
+
 def as_scored(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
     """(client, Participant, servers, the client's own data, round, received) -> (the method with the trial's settings,
     the client's state as an evaluation scores it, downlink); `received` as of `Asked`, the others as of a round."""
@@ -71,9 +88,7 @@ def as_scored(method: Method, federation: Federation, bucket: Bucket, channel: C
         server, root, settings = servers.of(participant.trial)
         mine = method.at(settings)
         downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
-        took = receive(mine, bucket, client, downlink, own, root, round, participant.info)
-        # Leaf by leaf: most methods receive nothing, or a head, and the rest needs no copy.
-        client = jax.tree.map(lambda a, b: b if a is b else jnp.where(received, a, b), took, client)
+        client = as_asked(mine, bucket, client, downlink, own, root, round, participant.info, received)
         return mine, client, downlink
 
     return prepare
@@ -92,10 +107,7 @@ def bucket_evaluation(
     def one(client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked):
         own = view(data, participant)
         mine, client, downlink = prepare(client, participant, servers, own, round, asked.received)
-        predict = lambda x, mask: mine.predict(bucket, client, downlink, x, mask)  # noqa: E731
-        wanted = {name: own.splits[name] for name in asked.splits}
-        wanted = {name: s._replace(count=jnp.where(asked.splits[name], s.count, 0)) for name, s in wanted.items()}
-        return {name: score(predict, own, split, batch_size) for name, split in wanted.items()}
+        return score_splits(mine, bucket, client, downlink, own, asked.splits, batch_size)
 
     def run(states, schedule: Schedule, servers: TrialServers, data: Data, when: tuple[jax.Array, Asked]):
         # The states are read, not carried through the loop: evaluation changes none and must not copy them.

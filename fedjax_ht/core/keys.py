@@ -1,6 +1,7 @@
 """Every random number is folded from (seed, purpose, round, client id): never from a position or a loop counter."""
 
 import enum
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -22,6 +23,9 @@ class Purpose(enum.IntEnum):
     EVALUATION = 10
     SHARED = 11
     ATTACK = 12
+    PRIVACY = 13
+    DEVICES = 14
+    AVAILABILITY = 15
 
 
 def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:
@@ -32,6 +36,14 @@ def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:
 def client_key(root: jax.Array, purpose: Purpose, round: jax.Array, client_id: jax.Array) -> jax.Array:
     """A client's key of a round."""
     return jax.random.fold_in(round_key(root, purpose, round), client_id)
+
+
+def privacy_key(key: jax.Array, secret: Sequence[int] = ()) -> jax.Array:
+    """The stream of a key that hides what is private; `secret` are 32-bit words that the seed does not tell."""
+    key = jax.random.fold_in(key, Purpose.PRIVACY)
+    for word in secret:
+        key = jax.random.fold_in(key, word)
+    return key
 
 
 def host_generator(seed: int, purpose: Purpose, round: int) -> np.random.Generator:

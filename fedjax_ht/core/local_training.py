@@ -144,6 +144,9 @@ def train(
       num_classes: rows of the class sums.
       split: which of `data.splits` to train on.
     """
+    if data.trainer is not None:
+        data, trainer = data._replace(trainer=None), data.trainer
+        return trainer(training, loss_fn, params, stats, data, key, num_classes, split)
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     shuffle_key, augment_key, loss_key = jax.random.split(key, 3)
@@ -160,13 +163,10 @@ def train(
         if training.augment is not None:
             batch = batch._replace(x=training.augment(jax.random.fold_in(augment_key, number), batch.x, black))
         gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, jax.random.fold_in(loss_key, number))
-        updates, opt_state = training.optimizer.update(gradients, opt_state, params)
-        if training.schedule is not None:
-            factor = training.schedule(0 if isinstance(data.round, tuple) else data.round)
-            updates = jax.tree.map(lambda x: x * factor, updates)
+        params, opt_state = descend(training, data, gradients, opt_state, params)
         if sums is not None:
             sums = _add(sums, class_sums(out.rows, batch, num_classes))
-        return optax.apply_updates(params, updates), opt_state, out.stats, total + out.value, sums
+        return params, opt_state, out.stats, total + out.value, sums
 
     def epoch(number, state):
         order = _order(training, shuffle_key, number, source)
@@ -179,6 +179,15 @@ def train(
     epochs = (start + steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
     return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
+
+
+def descend(training: LocalTraining, data: Data, gradients: PyTree, state: PyTree, params: PyTree) -> tuple:
+    """A step of the recipe's optimiser in `data.round`: the parameters and the optimiser's state behind it."""
+    updates, state = training.optimizer.update(gradients, state, params)
+    if training.schedule is not None:
+        factor = training.schedule(0 if isinstance(data.round, tuple) else data.round)
+        updates = jax.tree.map(lambda x: x * factor, updates)
+    return optax.apply_updates(params, updates), state
 
 
 def label_counts(

@@ -84,6 +84,8 @@ class Data(NamedTuple):
       splits: {"train" | "val" | "test" | ...: Split}.
       round: int32 scalar in client_update, the round, by which training in stored order knows where it goes on (see
         `LocalTraining.steps`); () elsewhere.
+      trainer: a `jax.tree_util.Partial` of what trains in place of `local_training.train`, with its arguments (see
+        `core.dp_sgd`); None where that trains itself.
     """
 
     inputs: PyTree
@@ -91,6 +93,7 @@ class Data(NamedTuple):
     preprocess: PyTree
     splits: dict[str, Split]
     round: "jax.Array | tuple" = ()
+    trainer: Callable | None = None
 
 
 class Received(NamedTuple):
@@ -152,6 +155,10 @@ class Method(NamedTuple):
         program then serves many of them. See `varied`; None without any.
       uplinks: what a position in an uplink means, for who compares them (`core.robust`): the same in all uplinks of one
         shape ("alike"); and in a smaller one what it means in a larger ("nested"); or every client's own ("own").
+      server_reads: "sums" where server_update is a function of sums over clients and of nothing else of single uplinks:
+        entry by entry over uplinks of one shape, of what masks say is sent, with weights that are equal where counts
+        (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`core.privacy`), and a
+        server need see no more. Else "uploads".
     """
 
     name: str
@@ -177,6 +184,7 @@ class Method(NamedTuple):
     warn: Callable[[dict[str, Any]], str | None] | None = None
     vary: Callable[[PyTree], "Method"] | None = None
     uplinks: Literal["alike", "nested", "own"] = "alike"
+    server_reads: Literal["sums", "uploads"] = "uploads"
 
     def at(self, settings: PyTree) -> "Method":
         """The method with these numbers; itself where none vary."""

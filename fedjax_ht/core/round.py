@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import Mesh
 
@@ -68,6 +69,22 @@ class ClientResult(NamedTuple):
     downlink_cost: wire.WireCost
 
 
+class Taught(NamedTuple):
+    """What one client makes of a downlink, where it is.
+
+    Attributes:
+      client: its state after training; of a result that is not finite the caller keeps the old one.
+      uplink: as it leaves the client.
+      finite: bool, of both.
+      metrics: the method's.
+    """
+
+    client: PyTree
+    uplink: PyTree
+    finite: jax.Array
+    metrics: Metrics
+
+
 class ServerResult(NamedTuple):
     """What a server's round says, beside its state.
 
@@ -119,6 +136,12 @@ def view(data: Data, participant: Participant) -> Data:
     return data._replace(splits={name: one(split) for name, split in data.splits.items()})
 
 
+def without_samples(data: Data) -> Data:
+    """A client's view of no samples. Their number is a constant, so that loops over them leave the program."""
+    nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
+    return data._replace(splits=nothing)
+
+
 def client_context(purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo) -> Context:
     """Where a client's call of a round stands."""
     shared = round_key(root, Purpose.SHARED, round)
@@ -138,6 +161,19 @@ def receive(method: Method, bucket: Bucket, client, downlink, data: Data, root, 
     return method.receive(bucket, client, downlink, data, ctx)
 
 
+def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
+    """(client, downlink, its own data, root, round, info) -> Taught: all that happens where the client is."""
+
+    def run(client, downlink, own: Data, root, round, info: ClientInfo) -> Taught:
+        received = receive(method, bucket, client, downlink, own, root, round, info)
+        ctx = client_context(Purpose.TRAIN, root, round, info)
+        trained, uplink, metrics = method.client_update(bucket, received, downlink, own._replace(round=round), ctx)
+        uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
+        return Taught(trained, uplink, all_finite((trained, uplink)), metrics)
+
+    return run
+
+
 def client_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
     """(client, participant, servers, data, round) -> (client, ClientResult), for one client."""
 
@@ -146,11 +182,8 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
         server, root, settings = servers.of(participant.trial)
         mine = method.at(settings)
         downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
-        received = receive(mine, bucket, client, downlink, own, root, round, participant.info)
-        ctx = client_context(Purpose.TRAIN, root, round, participant.info)
-        trained, uplink, metrics = mine.client_update(bucket, received, downlink, own._replace(round=round), ctx)
-        uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, participant.info.id), uplink)
-        finite = all_finite((trained, uplink))
+        step = client_step(mine, bucket, channel)
+        trained, uplink, finite, metrics = step(client, downlink, own, root, round, participant.info)
         # A client whose result is not finite keeps its old state and does not arrive.
         client = select(participant.valid & finite, trained, client)
         arrived = participant.valid & finite & ~participant.dropped
@@ -228,7 +261,8 @@ def gather_received(received: dict[str, Received]) -> Received:
 
 
 def downlink_costs(method: Method, federation: Federation, channel: Channel) -> Callable:
-    """(server, ClientInfo [num_clients], root, round) -> WireCost [num_clients] of a downlink to everyone."""
+    """(server, ClientInfo [num_clients], root, round) -> WireCost [num_clients] of a downlink to everyone, bucket
+    after bucket."""
 
     def run(server, infos: ClientInfo, root, round):
         parts = []

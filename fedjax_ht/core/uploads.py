@@ -63,10 +63,10 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
     """The vectors of buckets that `comparable` has put together, groups in a fixed order; and a function that puts such
     groups, changed, back in place: vectors that are no longer present have not arrived."""
     arrived = jnp.concatenate([r.arrived for r in received.values()])
-    columns = list(zip(*(_leaves(r.uplink) for r in received.values())))
+    columns = list(zip(*(leaves_of(r.uplink) for r in received.values())))
     groups, places, model = [], [], []
     for i, column in enumerate(columns):
-        if not _is_payload(column[0]):
+        if not is_payload(column[0]):
             continue
         leaf, values, held, rows = _joined(column, len(arrived))
         if isinstance(column[0], Masked):
@@ -88,7 +88,7 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
                 new[i] = _separated(columns[i], leaf, values, vectors.present if by_row else None)
         ends, out = _ends(received), {}
         for b, (name, r) in enumerate(received.items()):
-            structure = jax.tree.structure(r.uplink, is_leaf=_is_leaf)
+            structure = jax.tree.structure(r.uplink, is_leaf=is_leaf)
             uplink = jax.tree.unflatten(structure, [column[b] for column in new])
             out[name] = Received(uplink, r.info, left[ends[b] : ends[b + 1]])
         return out
@@ -96,32 +96,36 @@ def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
     return groups, put_back
 
 
-def _is_leaf(x: Any) -> bool:
+def is_leaf(x: Any) -> bool:
+    """Whether an uplink's pytree ends here; arrays are leaves anyway."""
     return isinstance(x, Masked | Metadata)
 
 
-def _leaves(uplink: Any) -> list:
-    return jax.tree.leaves(uplink, is_leaf=_is_leaf)
+def leaves_of(uplink: Any) -> list:
+    """Arrays, `Masked` and `Metadata`, in a fixed order."""
+    return jax.tree.leaves(uplink, is_leaf=is_leaf)
 
 
-def _values(leaf: Any) -> jax.Array:
+def values_of(leaf: Any) -> jax.Array:
+    """The array of a leaf, sent or not."""
     return leaf.values if isinstance(leaf, Masked) else leaf
 
 
-def _is_payload(leaf: Any) -> bool:
-    return not isinstance(leaf, Metadata) and jnp.issubdtype(_values(leaf).dtype, jnp.floating)
+def is_payload(leaf: Any) -> bool:
+    """Whether a leaf holds floats that are neither counts nor indices."""
+    return not isinstance(leaf, Metadata) and jnp.issubdtype(values_of(leaf).dtype, jnp.floating)
 
 
 def _shapes(uplink: Any) -> tuple:
     """The structure of an uplink with the number of axes of each leaf, and the leaves' shapes."""
-    shapes = [_values(leaf).shape[1:] for leaf in _leaves(uplink) if not isinstance(leaf, Metadata)]
-    return (jax.tree.structure(uplink, is_leaf=_is_leaf), [len(s) for s in shapes]), shapes
+    shapes = [values_of(leaf).shape[1:] for leaf in leaves_of(uplink) if not isinstance(leaf, Metadata)]
+    return (jax.tree.structure(uplink, is_leaf=is_leaf), [len(s) for s in shapes]), shapes
 
 
 def _joined(column: Sequence[Any], clients: int) -> tuple[Leaf, jax.Array, jax.Array, jax.Array]:
     """Buckets' leaves as one: how, the values [P, V, D], the entries held, broadcastable to them, and the rows that
     were sent, bool broadcastable to [P, V]."""
-    arrays = [_values(leaf) for leaf in column]
+    arrays = [values_of(leaf) for leaf in column]
     shapes = tuple(x.shape[1:] for x in arrays)
     common = tuple(max(sizes) for sizes in zip(*shapes))
     masks = [leaf.mask for leaf in column if isinstance(leaf, Masked)]
@@ -153,8 +157,8 @@ def _separated(column: Sequence[Any], leaf: Leaf, values: jax.Array, present: ja
     """Values [P, V, D], and of rows who is present [P, V], in the form of the buckets' leaves."""
     values, start, out = values.reshape(-1, *leaf.common), 0, []
     for old, shape in zip(column, leaf.shapes):
-        stop = start + len(_values(old))
-        own = values[(slice(start, stop), *(slice(size) for size in shape))].astype(_values(old).dtype)
+        stop = start + len(values_of(old))
+        own = values[(slice(start, stop), *(slice(size) for size in shape))].astype(values_of(old).dtype)
         if isinstance(old, Masked):
             own = Masked(own, old.mask if present is None else old.mask & present[start:stop].reshape(old.mask.shape))
         out.append(own)

@@ -40,6 +40,11 @@ class WireCost(NamedTuple):
     metadata_elements: jax.Array | int
     metadata_bytes: jax.Array | int
 
+    @property
+    def bytes(self) -> jax.Array | int:
+        """Payload and metadata."""
+        return self.payload_bytes + self.metadata_bytes
+
 
 def _is_leaf(x) -> bool:
     return isinstance(x, Masked | Metadata)

@@ -242,7 +242,7 @@ def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement
         for name, x in piece.items():
             where[name][x] = number
         held[number] = {name: len(x) for name, x in piece.items()}
-    used = set(np.concatenate([np.unique(x) for x in where.values()]).tolist())
+    used = {segment for x in where.values() for segment in np.unique(x).tolist()}
     return Placement(copied.round, where, {s: rows for s, rows in held.items() if s in used})
 
 

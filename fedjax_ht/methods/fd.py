@@ -94,4 +94,5 @@ def fd(training: LocalTraining, weight: NonNegative = 1.0, regulariser: Regulari
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        server_reads="sums",
     )

@@ -145,4 +145,5 @@ def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20
         server_update=server_update,
         predict=predict,
         rules=("ensemble", "head", "shared"),
+        server_reads="sums",
     )

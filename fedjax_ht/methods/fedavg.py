@@ -80,4 +80,5 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         global_params=lambda server: server,
+        server_reads="sums",
     )

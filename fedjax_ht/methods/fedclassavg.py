@@ -127,4 +127,5 @@ def fedclassavg(
         client_update=client_update,
         server_update=server_update,
         predict=predict,
+        server_reads="sums",
     )

@@ -87,4 +87,5 @@ def fedproto(
         predict=prototypes.scores,
         rules=prototypes.RULES,
         prototypes=published,
+        server_reads="sums",
     )

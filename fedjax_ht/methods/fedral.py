@@ -170,6 +170,7 @@ def fedral(
         server_update=server_update,
         predict=predict,
         rules=rules,
+        server_reads="sums",
     )
 
 

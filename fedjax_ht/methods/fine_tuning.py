@@ -211,4 +211,5 @@ def fine_tuning(
         global_params=lambda server: server.model,
         pictures=functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None,
         sees_data=recipe.images == "real",
+        server_reads="uploads",  # every teacher is asked by itself
     )

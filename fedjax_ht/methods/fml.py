@@ -65,4 +65,5 @@ def fml(training: LocalTraining, alpha: Share = 0.5, beta: Share = 0.5, variant:
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        server_reads="sums",
     )

@@ -46,4 +46,5 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        server_reads="sums",
     )

@@ -23,4 +23,5 @@ def local(training: LocalTraining) -> Method:
         client_update=client_update,
         server_update=lambda federation, server, received, ctx: (server, {}),
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
+        server_reads="sums",
     )

@@ -39,7 +39,7 @@ class Uplink(NamedTuple):
     Attributes:
       base: the extractor's parameters.
       head: Masked(float32 [C, 1 + K], bool [C]), the head's rows as `rows_of` makes them.
-      classes: Metadata(bool [C]), those that the client has training samples of.
+      classes: Metadata(bool [C]), the rows that count: of the classes that the client has training samples of, or all.
       num_samples: Metadata(int32), or () where it weighs nothing.
     """
 
@@ -129,11 +129,12 @@ def partial_training(
     def client_update(bucket, client, downlink, data, ctx):
         classes = own_classes(data, bucket.num_classes)
         client, result = train_model(training, bucket, client, data, ctx, classes=classes if masked_loss else None)
-        sent = classes if label_split and not whole_head else jnp.ones_like(classes)
+        counted = classes if label_split else jnp.ones_like(classes)
+        sent = jnp.ones_like(classes) if whole_head else counted
         uplink = Uplink(
             client["params"]["base"],
             Masked(rows_of(client["params"]["head"]), sent),
-            Metadata(classes),
+            Metadata(counted),
             Metadata(ctx.info.num_samples) if by_samples else (),
         )
         return client, uplink, {"loss": result.loss}
@@ -143,8 +144,8 @@ def partial_training(
         plan_of = lambda client_id: slice_plan(federation, rate, mode, ctx, client_id, per_layer)  # noqa: E731
         plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
         num_samples = uplink.num_samples.value if by_samples else info.num_samples > 0
-        classes = uplink.classes.value if label_split else jnp.ones_like(uplink.classes.value)
-        return Slices(uploaded_params(uplink), jnp.where(arrived, num_samples, 0).astype(jnp.float32), classes, plan)
+        weights = jnp.where(arrived, num_samples, 0).astype(jnp.float32)
+        return Slices(uploaded_params(uplink), weights, uplink.classes.value, plan)
 
     def server_update(federation, server, received, ctx):
         widest_first = sorted(federation.buckets, key=lambda bucket: -bucket.width)
@@ -167,4 +168,5 @@ def partial_training(
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         global_params=lambda server: server,
         uplinks="own" if mode == "random" else "nested",
+        server_reads="uploads" if mode == "random" else "sums",  # each client's channels are its own
     )

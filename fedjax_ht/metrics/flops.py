@@ -22,6 +22,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
+from fedjax_ht.core.influence import called_programs
 from fedjax_ht.core.inputs import abstract
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree
 
@@ -235,12 +236,6 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> tuple[int, Known, Known
     before = dict(zip(condition.invars, [*values[:skip], *values[skip + constants :]]))
     first, past = before[counter], _integer(end.val) if isinstance(end, Literal) else before[end]
     return (place, first, past) if by_one and stays and first is not None and past is not None else None
-
-
-def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
-    """The programs that an equation calls."""
-    values = (x if isinstance(x, tuple) else (x,) for x in equation.params.values())
-    return [x for group in values for x in group if isinstance(x, ClosedJaxpr | Jaxpr)]
 
 
 def _jaxpr(program: ClosedJaxpr | Jaxpr) -> Jaxpr:

@@ -12,10 +12,12 @@ def why_silent(name: str, history: Sequence[Row], rounds: int) -> str | None:
         return None
     heard = max((row["round"] for row in history if row.get("arrived")), default=0)
     told = next((row for row in reversed(history) if row.get("far_off") and row["round"] <= heard), None)
+    late = any(row.get("late") for row in history if row["round"] > heard)
+    wanted = "finite and in time" if late else "finite"
     who = f"in round {told['round']} {far_words(told['far_off'])} what is usual; " if told else ""
     return (
-        f"{name} stopped in round {history[-1]['round']}: since round {heard} nothing has arrived that is finite; {who}"
-        "a larger give_up goes on, robust defends the server"
+        f"{name} stopped in round {history[-1]['round']}: since round {heard} nothing has arrived that is {wanted}; "
+        f"{who}a larger give_up goes on, robust defends the server"
     )
 
 

@@ -1,5 +1,6 @@
 """From a config to the objects of the library, every mistake found before anything is compiled."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -13,12 +14,13 @@ from fedjax_ht.configs.base import Fields, base_config
 from fedjax_ht.core.attacks import Attack, attackers
 from fedjax_ht.core.bounds import MAX_SEED, Count, NonNegative, Part, check_value, hints_of
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
-from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.core.inputs import InputShape, Pixels
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant, unknown, unknown_option
 from fedjax_ht.core.own import is_own
+from fedjax_ht.core.privacy import Privacy, private
 from fedjax_ht.core.robust import DEFENCES
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.augment import compose
@@ -28,8 +30,11 @@ from fedjax_ht.data.partition import check_partition, make_partition, partition_
 from fedjax_ht.data.shift import parse_shift, shifted
 from fedjax_ht.data.sources import dataset_names, load_dataset
 from fedjax_ht.methods import method_factory
+from fedjax_ht.metrics.memory import training_memory
+from fedjax_ht.metrics.privacy import accounting
 from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.registry import GROUPS
+from fedjax_ht.runner.devices import client_values, fitting, make_profile
 from fedjax_ht.runner.entries import Entry, as_run, entries_of
 from fedjax_ht.runner.weights import missing, with_weights
 from fedjax_ht.simulation.options import SimulationOptions
@@ -48,6 +53,46 @@ class Experiment(NamedTuple):
     federations: dict[str, Federation]
 
 
+class Task(NamedTuple):
+    """What models are made for: what a `Dataset` has by these names, for who has none."""
+
+    input_shape: InputShape
+    num_classes: int
+    vocabulary: int | None = None
+
+
+class Settled(NamedTuple):
+    """What a config says before there are any data: by label the entries, their configs and their methods."""
+
+    options: SimulationOptions
+    entries: dict[str, Entry]
+    configs: dict[str, ConfigDict]
+    methods: dict[str, Method]
+
+
+def settle(config: ConfigDict) -> Settled:
+    """Checks all of a config that can be wrong without the data.
+
+    Raises:
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
+    """
+    check_fields(config)
+    check_values(config)
+    check_together(config)
+    options, entries = simulation_options(config), {entry.label: entry for entry in entries_of(config)}
+    if options.privacy is not None:
+        accounting()
+    configs, partition = {label: as_run(entry, config) for label, entry in entries.items()}, config.partition
+    for own in configs.values():
+        check_values(own)
+        width_rates(own.model.rates, partition.num_clients)
+        if own.model.group not in GROUPS and not is_own(own.model.group):
+            there = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
+            raise ValueError(unknown("model group", own.model.group, GROUPS, there))
+    methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
+    return Settled(options, entries, configs, methods)
+
+
 def build(config: ConfigDict, begun: bool = False) -> Experiment:
     """Checks a config, and makes what it describes.
 
@@ -58,18 +103,8 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
     """
-    check_fields(config)
-    check_values(config)
-    check_together(config)
-    options, entries = simulation_options(config), {entry.label: entry for entry in entries_of(config)}
-    configs, partition = {label: as_run(entry, config) for label, entry in entries.items()}, config.partition
-    for own in configs.values():
-        check_values(own)
-        width_rates(own.model.rates, partition.num_clients)
-        if own.model.group not in GROUPS and not is_own(own.model.group):
-            there = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
-            raise ValueError(unknown("model group", own.model.group, GROUPS, there))
-    methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
+    options, entries, configs, methods = settle(config)
+    partition = config.partition
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
         raise ValueError(unknown("dataset", config.dataset.name, dataset_names()))
@@ -93,14 +128,17 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     if config.dataset.shift:
         dataset = shifted(dataset, config.dataset.shift, partition.seed)
     check_partition(partition.kind, partition.num_clients, dataset.num_classes, **partition.options)
-    texts = {label: own.model.to_json_best_effort() for label, own in configs.items()}
+    memory = client_values(config.devices_profile, partition.num_clients).get("memory")
+    # What a model takes to train hangs on the recipe.
+    parts = ("model", "training") if memory is not None else ("model",)
+    texts = {label: "".join(own[part].to_json_best_effort() for part in parts) for label, own in configs.items()}
     made = {  # equal ones once: they may hold weights
-        text: make_clients(configs[label].model, partition.num_clients, dataset, begun)
+        text: make_clients(configs[label], dataset, memory, begun)
         for text, label in {text: label for label, text in texts.items()}.items()
     }
     federations = {label: made[text] for label, text in texts.items()}
     for label, method in methods.items():
-        method.check(federations[label])
+        private(method, options.privacy).check(federations[label])
         check_pretraining(method, config.dataset)
     splits = [
         make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
@@ -110,29 +148,42 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     return Experiment(dataset, partitions, options, entries, methods, federations)
 
 
-def make_clients(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
-    """The clients' architectures from `config.model`; `begun` as of `build`."""
-    if rates := width_rates(model.rates, num_clients):
-        return sliced_federation(model, rates, dataset)
-    return whole_federation(model, num_clients, dataset, begun)
+def make_clients(
+    config: ConfigDict, dataset: Dataset | Task, memory: np.ndarray | None = None, begun: bool = False
+) -> Federation:
+    """The clients' architectures from a config, by their `memory` in bytes where it is given; `begun` as of `build`."""
+    if rates := width_rates(config.model.rates, config.partition.num_clients):
+        if memory is not None:
+            raise ValueError(f"model.rates is {config.model.rates!r}; with devices_profile.memory it must be ''")
+        return sliced_federation(config.model, rates, dataset)
+    return whole_federation(config, dataset, memory, begun)
 
 
-def whole_federation(model: ConfigDict, num_clients: int, dataset: Dataset, begun: bool = False) -> Federation:
-    """Client i has module i mod their number of the model group."""
+def whole_federation(
+    config: ConfigDict, dataset: Dataset | Task, memory: np.ndarray | None = None, begun: bool = False
+) -> Federation:
+    """Client i has module i mod their number of the model group, or the largest that its memory has room for."""
+    model, num_clients = config.model, config.partition.num_clients
     task = (dataset.num_classes, dataset.input_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu, dataset.vocabulary)
     if model.shared and model.shared not in modules:
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
-    federation = make_federation(modules, dataset.input_shape, dataset.num_classes, num_clients, shared=shared)
+    made = functools.partial(make_federation, modules, dataset.input_shape, dataset.num_classes, shared=shared)
+    if memory is None:
+        federation = made(num_clients)
+    else:
+        training = local_training(config.training)
+        needed = {bucket.name: training_memory(bucket, training) for bucket in made(len(modules)).buckets}
+        federation = made(assignment=fitting(needed, memory))
     if not model.weights or (begun and missing(model.weights)):
         return federation
     weights = model.weights if isinstance(model.weights, str) else {k: model.weights[k] for k in model.weights}
     return with_weights(federation, weights, model.weights_head)
 
 
-def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Dataset) -> Federation:
+def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Dataset | Task) -> Federation:
     """Client i has a slice of the group's one network, of width rate rates[i]."""
     for field, value in (
         ("feature_dim", 0),
@@ -276,6 +327,8 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         downlink=named("transform", "downlink", config.downlink, TRANSFORMS),
         robust=named("defence", "robust", config.robust, DEFENCES),
         attack=attack(config.attack),
+        profile=make_profile(config.devices_profile, config.partition.num_clients),
+        privacy=None if config.privacy.unit == "none" else Privacy(**config.privacy),
     )
 
 

@@ -47,22 +47,19 @@ def define_config() -> flags.FlagHolder:
 
 def parse_flags(arguments: list[str]) -> list[str]:
     """Parses the command line; a mistake in it, or in a config file or override that it names, is one line."""
-    try:
-        rest = flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
-    except (KeyError, AttributeError) as error:
-        fail(ValueError(words(error)))
-    except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
-        fail(error)
+    rest = parse_words(arguments)
     if len(rest) > 1:
         fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
     return rest
 
 
 def parse_words(arguments: list[str]) -> list[str]:
-    """The command line without its flags, of a command that takes words."""
+    """The same, of a command that takes words beside flags."""
     try:
         return flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
-    except flags.Error as error:
+    except (KeyError, AttributeError) as error:
+        fail(ValueError(words(error)))
+    except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
         fail(error)
 
 

@@ -11,7 +11,8 @@ from fedjax_ht.runner.signals import end_on_signals
 
 
 class Command(NamedTuple):
-    """A command's module in this package, which has `main`; what it does; and whether it takes words beside flags."""
+    """A command's module, which has `main`, in this package unless it says which; what it does; and whether it takes
+    words beside flags."""
 
     module: str
     about: str
@@ -25,6 +26,9 @@ COMMANDS = {
     "evaluate": Command("evaluate", "score one client's trained model, or export it"),
     "report": Command("show", "show a run again, and write its tables, pictures and page anew"),
     "data": Command("data", "download data sets, and say which there are", words=True),
+    "deploy": Command(
+        "fedjax_ht.deploy.command", "split, server or client: a federation whose clients are elsewhere", words=True
+    ),
     "list": Command("listing", "list methods, models, groups, partitions, datasets, configs, generators", words=True),
 }
 
@@ -53,7 +57,8 @@ def start(command: str, words: Sequence[str]) -> None:
 
     from fedjax_ht.runner.cli import parse_flags, parse_words
 
-    module = importlib.import_module(f"fedjax_ht.runner.{COMMANDS[command].module}")
+    name = COMMANDS[command].module
+    module = importlib.import_module(name if "." in name else f"fedjax_ht.runner.{name}")
     if {"-h", "-help", "--help", "-helpshort", "--helpshort"} & set(words):
         print(usage(command, module))
         sys.exit(0)
@@ -75,7 +80,9 @@ def usage(command: str, module: ModuleType) -> str:
     from absl import flags
 
     defined = flags.FLAGS.flags_by_module_dict().items()
-    ours = [flag for name, found in defined if name.startswith("fedjax_ht.runner") for flag in found]
+    ours = [
+        flag for name, found in defined if name.startswith(("fedjax_ht.runner", "fedjax_ht.deploy")) for flag in found
+    ]
     lines = [f"  --{flag.name}: {flag.help}{shown(flag.default)}" for flag in sorted(ours, key=lambda flag: flag.name)]
     return "\n".join([f"fedjax-ht {command}: {COMMANDS[command].about}", "", module.__doc__.strip(), "", *lines])
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.data.partition import class_counts
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, has_clock, wire_bytes
 
 DPI = 120
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -72,15 +72,21 @@ def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
 
 
 def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Mean accuracy over clients against rounds, one line a method, its best round marked.
+    """Mean accuracy over clients against rounds, one line a method, its best round marked; and beside it against
+    simulated seconds, where devices are simulated.
 
     Several trials: their mean, and a band from the lowest to the highest.
     """
-    figure, axes = subplots(figsize=(6.4 if len(histories) <= FEW else 8.4, 4))
-    draw_accuracy(axes, histories, lambda trial: [row["round"] for row in evaluated(trial)])
-    axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend(axes, len(histories))
+    timed, few = has_clock(histories), len(histories) <= FEW
+    width = (11 if few else 13) if timed else (6.4 if few else 8.4)
+    figure, (axes,) = subplots(1, 1 + timed, sharey=True, squeeze=False, figsize=(width, 4))
+    draw_accuracy(axes[0], histories, lambda trial: [row["round"] for row in evaluated(trial)])
+    axes[0].set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
+    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    if timed:
+        draw_accuracy(axes[1], histories, simulated_seconds)
+        axes[1].set(xlabel="simulated seconds")
+    legend(axes[0] if few else axes[-1], len(histories))
     return figure
 
 
@@ -143,6 +149,11 @@ def seconds(trial: Sequence[Row]) -> np.ndarray:
     """Of rounds without evaluations, until each evaluation of one trial; those of compiling are in the first."""
     spent = np.cumsum([row["seconds_round"] for row in trial])
     return spent[["accuracy" in row for row in trial]]
+
+
+def simulated_seconds(trial: Sequence[Row]) -> list[float]:
+    """Of rounds on the clients' devices, until each evaluation of one trial."""
+    return [row.get("simulated_clock", 0.0) for row in evaluated(trial)]
 
 
 def mebibytes_sent(trial: Sequence[Row]) -> np.ndarray:

@@ -19,6 +19,7 @@ from ml_collections import ConfigDict
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.machine import processor
+from fedjax_ht.runner import devices
 from fedjax_ht.runner.bad_clients import far_words
 from fedjax_ht.runner.build import Experiment
 from fedjax_ht.runner.entries import described
@@ -47,7 +48,8 @@ img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: 
 PICTURES = {
     "Accuracy": {
         "accuracy": "Mean over clients of the accuracy on their own test images; the large mark is the best round. Of "
-        "several trials the mean, and a band from the lowest to the highest."
+        "several trials the mean, and a band from the lowest to the highest. Where devices are simulated, beside it "
+        "against the seconds that the rounds until then took there."
     },
     "What it took": {
         "costs": "The same accuracy against what all clients together had sent, computed and waited for until then. "
@@ -139,6 +141,7 @@ def setting(config: ConfigDict, experiment: Experiment) -> str:
         f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed {partition.seed}. Models: "
         f"{', '.join(names)}. Training: {training.optimizer} at {training.learning_rate}, batches of "
         f"{training.batch_size}, {length} a round. {config.rounds} rounds, {seeds}."
+        f"{devices.described(config.devices_profile)}"
     )
 
 
@@ -159,6 +162,13 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
             lines.append(
                 f"{label}: in {len(far)} rounds uploads were far off the others', of clients "
                 f"{', '.join(map(str, clients))}; first in round {far[0][0]}: {far_words(far[0][1])} what is usual"
+            )
+        late = [row["late"] for row in history if row.get("late")]
+        if late:
+            clients = sorted({client for found in late for client in found})
+            lines.append(
+                f"{label}: in {len(late)} rounds uploads came after the deadline and were lost, of clients "
+                f"{', '.join(map(str, clients))}"
             )
         kept = [row["round"] for row in history if not row.get("server_finite", True)]
         if kept:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.simulation.history import Row, best, best_by, by_trial, wire_bytes
+from fedjax_ht.simulation.history import Row, best, best_by, by_trial, has_clock, wire_bytes
 
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
@@ -24,7 +24,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     that is best on validation; then the participants' accuracy in the round where it is highest, see NOTE; where a
     server has a model, one more gives that model's on all test samples, in its own best round. Uplink, downlink and
     FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all clients together; seconds are the
-    median round, of all trials together.
+    median round, of all trials together. Where devices are simulated, their seconds until the best round follow.
     """
     found = {name: [best(trial) for trial in by_trial(history)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)
@@ -33,6 +33,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     columns = [*COLUMNS[:2], *(["by validation %"] if with_val else [])]
     columns += ["participants %"] if any(drawn.values()) else []
     columns += [*(["server's model %"] if any(servers.values()) else []), *COLUMNS[2:]]
+    columns += ["simulated s to best"] if (timed := has_clock(histories)) else []
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, trials in found.items():
         rounds = [row for row in histories[name] if row["round"] > 0]
@@ -55,6 +56,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             human_bytes(mean("downlink")),
             human_flops(np.mean(flops)) if flops else "-",
             f"{np.median([r['seconds_round'] for r in rounds]):.2f}" if rounds else "-",
+            *([f"{np.mean([top.get('simulated_clock', 0.0) for top in tops]):.4g}"] if timed else []),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, *(["", NOTE] if any(drawn.values()) else [])])

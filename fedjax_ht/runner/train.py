@@ -21,6 +21,7 @@ from fedjax_ht.io.writers import FILES, write_history
 from fedjax_ht.runner import plots, table
 from fedjax_ht.runner.bad_clients import why_silent
 from fedjax_ht.runner.build import Experiment, build, evaluated_clients
+from fedjax_ht.runner.devices import files_of
 from fedjax_ht.runner.entries import as_run, described
 from fedjax_ht.runner.map_plot import write_maps
 from fedjax_ht.runner.maps import remember_map
@@ -99,7 +100,8 @@ def train_and_evaluate(
     experiment = build(config, begun=(workdir / "config.json").exists())
     with locked(workdir, warn) as writable:
         writes = writable and is_primary()
-        sums = checksums(as_run(entry, config).model.weights for entry in experiment.entries.values())
+        weights = [as_run(entry, config).model.weights for entry in experiment.entries.values()]
+        sums = checksums([*weights, *files_of(config.devices_profile)])
         prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
         remember_config(config, experiment.entries.values(), workdir, prints, writes)
         folders = {name: workdir / entry.folder for name, entry in experiment.entries.items()}

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -67,7 +67,7 @@ def missing(weights: str | Mapping[str, str]) -> list[str]:
     return [file for file in files(weights) if not Path(file).is_file()]
 
 
-def checksums(given: Iterator[str | Mapping[str, str]]) -> dict[str, str]:
+def checksums(given: Iterable[str | Mapping[str, str]]) -> dict[str, str]:
     """The SHA-256 of every file that is there, by its name."""
     found = {}
     for file in sorted({file for weights in given for file in set(files(weights)) - set(missing(weights))}):

@@ -84,19 +84,21 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
         played = rows if len(rows) else roster.rows(trial, roster.members[:1])
         members = roster.client(played)[1]
         own = jax.tree.map(lambda x, m=members: jnp.asarray(x[m]), infos)
-        uplinks = []
+        uplinks, costs = [], []
         for i, row in enumerate(played):
             info = jax.tree.map(lambda x, i=i: x[i], own)
             data = view(program.clients[bucket.name].data, Participant(row, trial, info, np.True_, np.False_))
             client = program.store.read(state.clients[bucket.name], roster, np.array([row]))
             play = functools.partial(_client, stages, jax.tree.map(lambda x: x[0], client), data, info)
             if len(rows):
-                uplinks.append(play(functools.partial(_checked, trial, bucket.name, int(members[i]))))
+                downlink, uplink = play(functools.partial(_checked, trial, bucket.name, int(members[i])))
+                uplinks.append(uplink)
+                costs.append((wire.wire_elements(downlink), wire.wire_elements(uplink)))
             else:
-                shape = jax.eval_shape(lambda play=play: play(lambda stage, fn, *arguments: fn(*arguments)))
+                _, shape = jax.eval_shape(lambda play=play: play(lambda stage, fn, *arguments: fn(*arguments)))
                 uplinks.append(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape))
-        arrived = jnp.asarray(np.isin(members, ids) & ~np.isin(members, ids[dropped]))
-        received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, arrived)
+        arrived = np.isin(members, ids) & ~np.isin(members, ids[dropped]) & ~_late(program, trial, members, costs)
+        received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, jnp.asarray(arrived))
     serve = server_step(method, program.federation)
     serve = serve if method.host_server else jax.jit(serve)
     data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None
@@ -107,13 +109,25 @@ def _pooled(program: Program, trial: int) -> dict[str, Split]:
     return {"train": of_trial(program.server.pooled["train"], trial)}
 
 
-def _client(stages: dict[str, Callable], client: PyTree, data: Data, info: ClientInfo, call: Callable) -> PyTree:
-    """A client's uplink; `call(stage, function, *arguments)` makes the calls."""
+def _late(program: Program, trial: int, clients: np.ndarray, costs: list[tuple[wire.WireCost, wire.WireCost]]):
+    """bool [m], whose upload is too late; `costs` of each are those of the downlink and of the uplink."""
+    profile = program.options[trial].profile
+    if profile is None or not profile.deadline or not costs:
+        return np.zeros(len(clients), bool)
+    flops = np.zeros(len(clients)) if profile.flops is None else program.flops()[trial, clients]
+    down, up = jax.tree.map(lambda *xs: np.array(xs), *costs)
+    return profile.too_late(profile.seconds(clients, flops, down, up))
+
+
+def _client(
+    stages: dict[str, Callable], client: PyTree, data: Data, info: ClientInfo, call: Callable
+) -> tuple[PyTree, PyTree]:
+    """A client's downlink and uplink; `call(stage, function, *arguments)` makes the calls."""
     sent = call("broadcast", stages["broadcast"], info)
     downlink = call("downlink", stages["downlink"], sent, info)
     client = call("receive", stages["receive"], client, downlink, data, info)
     _, uplink, _ = call("client_update", stages["client_update"], client, downlink, data, info)
-    return call("uplink", stages["uplink"], uplink, info)
+    return downlink, call("uplink", stages["uplink"], uplink, info)
 
 
 def _stages(

@@ -1,7 +1,7 @@
 """The loop over rounds, and its history: plain rows that go to files, tables and plots as they are."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,6 +56,7 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
 
     "accuracy_participants" is the mean over the round's participants, freshly trained, before anything comes down, by
     the first rule; accuracy_participants_<rule> where there are several. It is absent where none has a test sample.
+    "epsilon" is absent where nothing is private, and where there is no noise.
     """
     row: Row = dict(report.metrics) | report.server_metrics
     for i, rule in enumerate(rules):
@@ -65,6 +66,12 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
             row |= dict.fromkeys(names, float(np.nanmean(values)))
     row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
     row |= {"server_finite": report.server_finite, "far_off": [list(one) for one in report.far_off]}
+    if report.absent is not None:
+        row["absent"] = report.absent
+    if report.seconds is not None:
+        row |= {"simulated_seconds": report.seconds, "late": list(report.late)}
+    if report.epsilon is not None and np.isfinite(report.epsilon):
+        row["epsilon"] = report.epsilon
     row["flops"] = float(client_flops[report.participants].sum())
     row["wasted_lane_steps"] = report.wasted_lane_steps
     for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
@@ -77,6 +84,11 @@ def wire_bytes(row: Row, *ways: str) -> int:
     return sum(
         row.get(f"{way}_{part}_bytes", 0) for way in ways or ("uplink", "downlink") for part in ("payload", "metadata")
     )
+
+
+def has_clock(histories: Mapping[str, Sequence[Row]]) -> bool:
+    """Whether any rounds took simulated time."""
+    return any("simulated_clock" in row for history in histories.values() for row in history)
 
 
 def by_trial(history: Sequence[Row]) -> list[list[Row]]:
@@ -117,8 +129,8 @@ def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
 
 
 def silent(history: Sequence[Row], rounds: int | None) -> bool:
-    """True once nothing has arrived in so many rounds of one trial in a row."""
-    arrived = [row["arrived"] for row in history if "arrived" in row]
+    """True once nothing has arrived in so many rounds of one trial in a row; one without participants is none."""
+    arrived = [row["arrived"] for row in history if "arrived" in row and row.get("participants", 1)]
     return bool(rounds) and len(arrived) >= rounds and not any(arrived[-rounds:])
 
 
@@ -166,6 +178,9 @@ def run(
             row = {"round": state.round, "trial": trial}
             for column in (*columns, seconds):
                 row |= column
+            if "simulated_seconds" in row:  # the clock goes on from this trial's last row
+                before = history[-len(parts[0])].get("simulated_clock", 0.0)
+                row["simulated_clock"] = before + row["simulated_seconds"]
             history.append(row)
             if progress_fn is not None:
                 progress_fn(row)

@@ -10,7 +10,9 @@ from fedjax_ht.core.attacks import Attack
 from fedjax_ht.core.bounds import Count, Part, Rest, Seed, check_fields
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.privacy import Privacy
 from fedjax_ht.core.robust import Defence
+from fedjax_ht.simulation.profile import Profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,9 +37,12 @@ class SimulationOptions:
       robust: defences before the server, in order, see `core.robust`.
       attack: what some clients do instead of what the method says, or None; they are left out of all accuracies of a
         round, and `attackers` says who they are.
+      profile: the clients' devices, or None: everybody is there in every round.
+      privacy: what is hidden by noise, or None; attackers' uploads are clipped, too.
 
     Raises:
-      ValueError: a value is outside its range.
+      ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a server sees, stands
+        beside what changes or compares single uploads; or privacy beside a profile by which some cannot take part.
     """
 
     seed: Seed = 0
@@ -55,21 +60,36 @@ class SimulationOptions:
     downlink: tuple[wire.Transform, ...] = ()
     robust: tuple[Defence, ...] = ()
     attack: Attack | None = None
+    profile: Profile | None = None
+    privacy: Privacy | None = None
 
     def __post_init__(self):
         check_fields(self)
+        if self.privacy is not None and self.privacy.unit == "client":
+            for field in ("uplink", "robust"):
+                if getattr(self, field):
+                    raise ValueError(f"privacy.unit is 'client', which hides sums alone; {field} must then be empty")
+        if self.privacy is not None and self.profile is not None:
+            for field in ("available", "deadline"):
+                if getattr(self.profile, field):
+                    raise ValueError(f"profile.{field} is given: epsilon is known only where all clients can take part")
 
     def participants(self, num_clients: int) -> int:
-        """Clients in a round: the nearest integer to the share, halves rounded up, at least one."""
+        """Clients in a round that has so many: the nearest integer to the share, halves rounded up, at least one."""
         return max(1, int(np.floor(self.participation * num_clients + 0.5)))
+
+    def there(self, num_clients: int, round: int) -> np.ndarray:
+        """Who can be reached in a round, bool [num_clients]."""
+        return np.ones(num_clients, bool) if self.profile is None else self.profile.there(num_clients, round)
 
 
 def choose_participants(options: SimulationOptions, num_clients: int, round: int) -> tuple[np.ndarray, np.ndarray]:
     """Distinct ids that take part in a round, ascending, drawn uniformly; and which of them are dropped.
 
-    A pure function of (seed, round), so that a resumed run draws the same. Returns int64 [m], bool [m].
+    They are drawn among those that can be reached; of fewer than are asked for, all take part. A pure function of
+    (seed, round), so that a resumed run draws the same. Returns int64 [m], bool [m].
     """
-    m = options.participants(num_clients)
-    ids = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)[:m]
-    lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[: int(options.drop_rate * m)]
+    order = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)
+    ids = order[options.there(num_clients, round)[order]][: options.participants(num_clients)]
+    lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[: int(options.drop_rate * len(ids))]
     return np.sort(ids), np.isin(np.sort(ids), lost)

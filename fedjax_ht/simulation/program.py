@@ -1,6 +1,7 @@
 """A method bound to a federation, its data and its devices: what a run does not change, compiled at its first call."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -11,15 +12,18 @@ from jax.sharding import Mesh
 from fedjax_ht.core import wire
 from fedjax_ht.core.attacks import attacked, attackers
 from fedjax_ht.core.compiling import buckets_on_mesh
+from fedjax_ht.core.disclosure import Exposure, exposure
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.privacy import private
 from fedjax_ht.core.robust import defended
 from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
-from fedjax_ht.metrics.flops import sample_flops
+from fedjax_ht.metrics.flops import bucket_flops, sample_flops
+from fedjax_ht.metrics.privacy import accounting
 from fedjax_ht.simulation import trials as per_trial
 from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
@@ -66,7 +70,7 @@ class Program(NamedTuple):
     """What a simulation runs.
 
     Attributes:
-      method, federation, data: what is bound; the method with the attack and the defences of the options.
+      method, federation, data: what is bound; the method with the attack, the privacy and the defences of the options.
       extra: per-client settings of the method.
       options: of each trial, alike but for the seed; see `of_trials`.
       channel: what transforms the messages on the wire.
@@ -81,6 +85,8 @@ class Program(NamedTuple):
       after_training: what to score of a round's participants, before anything comes down.
       in_evaluation: what to score of clients in an evaluation.
       server: the server.
+      flops: see `client_flops`; counted once.
+      exposure: see `disclosure.exposure`; None where nothing is private.
     """
 
     method: Method
@@ -100,6 +106,8 @@ class Program(NamedTuple):
     after_training: Asked
     in_evaluation: Asked
     server: ServerSteps
+    flops: Callable[[], np.ndarray]
+    exposure: Exposure | None
 
     @property
     def train_counts(self) -> np.ndarray:
@@ -123,8 +131,13 @@ def bind(
     settings: PyTree,
 ) -> Program:
     """Arguments as of `simulation.make_trials`, the data of all trials joined."""
-    method = defended(attacked(method, options.attack, federation.num_clients), options.robust)
+    own = private(attacked(method, options.attack, federation.num_clients), options.privacy)
+    method = defended(own, options.robust)
     method.check(federation)
+    if options.profile is not None:
+        options.profile.check(federation.num_clients)
+    if options.privacy is not None:
+        accounting()
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
     samples = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
@@ -172,6 +185,8 @@ def bind(
         after_training=spread(mesh, asked(False, ("test",))),
         in_evaluation=spread(mesh, asked(options.evaluate == "received", splits)),
         server=server,
+        flops=functools.cache(functools.partial(client_flops, method, federation, data, extra)),
+        exposure=options.privacy and exposure(own, federation),
     )
     return of_trials(program, seeds, settings)
 
@@ -197,6 +212,16 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
         settings=given,
         server=program.server._replace(**on_server),
     )
+
+
+def client_flops(method: Method, federation: Federation, data: FederationData, extra: PyTree) -> np.ndarray:
+    """FLOPs of each client in a round that it takes part in, float64 [trials, num_clients] (see `metrics.flops`); it
+    traces every architecture."""
+    flops = np.zeros(data.counts["train"].shape)
+    for bucket in federation.buckets:
+        per_row = bucket_flops(method, federation, bucket, data.buckets[bucket.name], extra)
+        flops[:, federation.members(bucket)] = per_row.reshape(len(flops), -1)
+    return flops
 
 
 def evaluation_batch(federation: Federation, options: SimulationOptions) -> int:

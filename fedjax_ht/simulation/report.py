@@ -22,12 +22,16 @@ class RoundReport(NamedTuple):
       not_finite: ids of clients whose result was not finite; they kept their old state and were left out.
       accuracy: rule -> float64 [m], of the participants as their training left them, before anything came down, on
         their own test sets; NaN without samples, and of attackers. Empty where nobody of the federation has any.
-      metrics: means over the participants whose result was finite.
+      metrics: means over the participants whose result was finite; none in a round without participants.
       server_metrics: as the method's server reports them.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.
       wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for its chunk.
       server_finite: False where the server's step made something that is not finite, and its last state was kept.
       far_off: (id, times) of clients whose upload was `FAR_OFF` times the round's or more, ids ascending.
+      absent: how many clients could not be reached; None where devices are not simulated.
+      seconds: how long the round was on the clients' devices; None where nothing takes time there.
+      late: ids of the participants whose upload came after the deadline, ascending.
+      epsilon: see `spending.epsilons`.
     """
 
     participants: np.ndarray
@@ -41,6 +45,10 @@ class RoundReport(NamedTuple):
     wasted_lane_steps: float
     server_finite: bool
     far_off: tuple[tuple[int, float], ...]
+    absent: int | None = None
+    seconds: float | None = None
+    late: tuple[int, ...] = ()
+    epsilon: float | None = None
 
 
 class Evaluation(NamedTuple):
@@ -69,24 +77,26 @@ def round_report(
     Args:
       results: per bucket, the participants' ids, their results and their scores {"test": Scores} as NumPy, all [m].
       server: its result, as NumPy.
-      downlink_of_all: arrays [num_clients], where a downlink goes to everyone; None counts the participants'.
+      downlink_of_all: arrays with an entry for each who gets one, where a downlink goes to everyone; None counts the
+        participants'.
       wasted_lane_steps: see `RoundReport`.
       attackers: bool [num_clients].
     """
     ids = np.concatenate([ids for ids, _ in results])
     parts = ((result._replace(uplink=()), scores) for _, (result, scores) in results)
     joined, scores = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-    order = np.argsort(ids)
+    order = np.argsort(ids)  # means, too, are taken in the order of ids: whatever device a client was on
+    joined, scores, ids = jax.tree.map(lambda x: x[order], (joined, scores, ids))
     test = scores.get("test", Scores({}, np.zeros(0)))
     finite, arrived = joined.finite, joined.arrived
     honest = np.where(attackers[ids], np.nan, 1.0)
     mean = lambda x: float(np.mean(x[finite])) if finite.any() else float("nan")  # noqa: E731
     return RoundReport(
-        participants=ids[order],
+        participants=ids,
         arrived=int(arrived.sum()),
         not_finite=tuple(sorted(int(i) for i in ids[~finite])),
-        accuracy={rule: (honest * _share(c, test.count))[order] for rule, c in test.correct.items()},
-        metrics={name: mean(values) for name, values in joined.metrics.items()},
+        accuracy={rule: honest * _share(c, test.count) for rule, c in test.correct.items()},
+        metrics={name: mean(values) for name, values in joined.metrics.items()} if len(ids) else {},
         server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(jax.tree.map(lambda x: x[arrived], joined.uplink_cost)),
         downlink=_total(downlink_of_all or joined.downlink_cost),

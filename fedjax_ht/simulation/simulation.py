@@ -9,7 +9,6 @@ import numpy as np
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
-from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.faults import Fault, find_fault
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
@@ -29,7 +28,7 @@ class Simulation(NamedTuple):
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
       trials: of `make_trials`, how many run together: reports and evaluations are lists, one per trial; else None.
       client_flops: () -> float64 [num_clients], of `make_trials` [trials, num_clients], FLOPs of each client in a round
-        that it takes part in (see `metrics.flops`); it traces every architecture once more.
+        that it takes part in (see `metrics.flops`); its first call traces every architecture once more.
       lanes: bucket name -> how many of its clients run side by side on a device.
       find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
         finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
@@ -115,7 +114,7 @@ def _simulation(program: Program) -> Simulation:
         read_clients,
         write_clients,
         len(program.options),
-        functools.partial(_client_flops, program),
+        program.flops,
         {name: own.roster.lanes for name, own in clients.items()},
         functools.partial(find_fault, program),
         lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
@@ -142,12 +141,3 @@ def _alone(simulation: Simulation) -> Simulation:
         client_flops=lambda: simulation.client_flops()[0],
         of_trials=lambda seeds, settings=(): _alone(simulation.of_trials(seeds, settings)),
     )
-
-
-def _client_flops(program: Program) -> np.ndarray:
-    flops = np.zeros(program.train_counts.shape)
-    for b in program.federation.buckets:
-        data = program.data.buckets[b.name]
-        per_row = bucket_flops(program.method, program.federation, b, data, program.extra)
-        flops[:, program.federation.members(b)] = per_row.reshape(len(flops), -1)
-    return flops

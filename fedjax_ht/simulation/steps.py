@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,6 +15,7 @@ from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, share, spr
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, TrialServers
 from fedjax_ht.simulation.options import choose_participants
+from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
 from fedjax_ht.simulation.roster import (
@@ -27,6 +28,7 @@ from fedjax_ht.simulation.roster import (
     rows_of_trial,
     schedule,
 )
+from fedjax_ht.simulation.spending import epsilons
 from fedjax_ht.simulation.trials import of_trial
 
 
@@ -90,6 +92,14 @@ class Plan(NamedTuple):
     scoring: Schedule
 
 
+class Times(NamedTuple):
+    """By a layout, what each participant took in simulated seconds, float64 [P], and whether its upload was too late,
+    bool [P]."""
+
+    seconds: np.ndarray
+    late: np.ndarray
+
+
 class Trained(NamedTuple):
     """A bucket's part of a round.
 
@@ -103,6 +113,7 @@ class Trained(NamedTuple):
       scored: the layout of the scores.
       scores: {"test": Scores} by that, of the models as training left them.
       idle: see `roster.idle_lane_steps`.
+      times: by the layout of who took part; None where nothing takes simulated time.
     """
 
     stored: PyTree
@@ -114,6 +125,7 @@ class Trained(NamedTuple):
     scored: np.ndarray
     scores: dict[str, Scores]
     idle: np.ndarray
+    times: Times | None = None
 
 
 def first_state(program: Program) -> SimulationState:
@@ -145,8 +157,9 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     """One round of all trials, and a report of each; the old state's buffers are donated."""
     mesh, server, n = program.mesh, program.server, program.federation.num_clients
     chosen = [choose_participants(o, n, state.round) for o in program.options]
+    there = [o.there(n, state.round) for o in program.options]
     now = _now(program, state)
-    trained = _train(program, state, now, chosen)
+    trained = _timed(program, _train(program, state, now, chosen))
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
@@ -161,12 +174,14 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     new, result = server.serve(own, (received, number, server.frozen, samples))
 
     last_round = state.last_round.copy()
-    for reached, (ids, _) in zip(last_round, chosen):
-        reached[ids if everyone is None else slice(None)] = state.round
+    for reached, (ids, _), anybody in zip(last_round, chosen, there):
+        reached[ids if everyone is None else anybody] = state.round
     stored = {name: part.stored for name, part in trained.items()}
     changed = {name: part.changed for name, part in trained.items()}
     state = SimulationState(state.round + 1, new, stored, last_round, changed)
-    return state, _reports(program, trained, (result, everyone))
+    spent = epsilons(program, state.round)
+    reports = _reports(program, trained, (result, everyone), there)
+    return state, [report._replace(epsilon=epsilon) for report, epsilon in zip(reports, spent)]
 
 
 def _train(
@@ -228,23 +243,64 @@ def _trained(
     return Trained(stored, changed, received, rows, plan.flat, result, plan.scored, scores, idle)
 
 
-def _reports(program: Program, trained: dict[str, Trained], of_server: PyTree) -> list[RoundReport]:
-    """One a trial; `of_server` are its server's result, and what a downlink to everyone costs or None."""
-    # The one transfer of a round.
+def _timed(program: Program, trained: dict[str, Trained]) -> dict[str, Trained]:
+    """A round's parts with the participants' simulated times, and without the uploads that are too late. They are told
+    apart on the host, by exact bytes: no compiled program knows of them."""
+    profile = program.options[0].profile
+    if profile is None or not profile.rates():
+        return trained
+    flops = np.zeros(program.train_counts.shape) if profile.flops is None else program.flops()
+    results = {name: part.result for name, part in trained.items()}
+    told = fetch({name: (r.arrived, r.downlink_cost, r.uplink_cost) for name, r in results.items()})
+    found = {}
+    for name, part in trained.items():
+        arrived, down, up = told[name]
+        trial, client = program.clients[name].roster.client(np.where(part.flat == PADDING, 0, part.flat))
+        seconds = profile.seconds(client, flops[trial, client], down, up)
+        late = arrived & profile.too_late(seconds)
+        in_time = arrived & ~late
+        received = part.received._replace(arrived=collect(program.mesh, in_time))
+        result = part.result._replace(arrived=in_time)
+        found[name] = part._replace(received=received, result=result, times=Times(seconds, late))
+    return found
+
+
+def _reports(
+    program: Program, trained: dict[str, Trained], of_server: PyTree, there: Sequence[np.ndarray]
+) -> list[RoundReport]:
+    """One a trial; `of_server` are its server's result, and what a downlink to everyone costs or None; `there` is who
+    can be reached."""
+    # The one transfer of a round, but for that of `_timed`.
     results = {name: (part.result, part.scores) for name, part in trained.items()}
     results, of_server = fetch((results, of_server))
+    profile = program.options[0].profile
     waiting, spent = sum(part.idle for part in trained.values())
+    order = np.concatenate([program.federation.members(b) for b in program.federation.buckets])  # of `everyone`
     reports = []
     for t in range(len(program.options)):
-        mine = []
+        mine, times = [], []
         for name, part in trained.items():
             roster, (result, scores) = program.clients[name].roster, results[name]
             # Rows stand in both layouts in one order: by device, longest first.
             ids, result = rows_of_trial(roster, part.flat, t, result)
             mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
+            times.append((ids, result.arrived, rows_of_trial(roster, part.flat, t, part.times)[1]))
         wasted = float(waiting / spent) if spent else 0.0
-        reports.append(round_report(mine, *of_trial(of_server, t), wasted, program.attackers))
+        result, everyone = of_trial(of_server, t)
+        everyone = jax.tree.map(lambda x, t=t: x[there[t][order]], everyone)
+        report = round_report(mine, result, everyone, wasted, program.attackers)
+        if profile is not None:
+            report = report._replace(absent=int(np.sum(~there[t])), **_simulated(profile, times))
+        reports.append(report)
     return reports
+
+
+def _simulated(profile: Profile, times: list[tuple[np.ndarray, np.ndarray, Times | None]]) -> dict[str, Any]:
+    """Of each bucket's (ids, arrived, times), the fields of the report that are simulated."""
+    if not profile.rates():
+        return {}
+    ids, arrived, (seconds, late) = jax.tree.map(lambda *xs: np.concatenate(xs), *times)
+    return {"seconds": profile.length(seconds, arrived, late), "late": tuple(sorted(ids[late].tolist()))}
 
 
 def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> list[Evaluation]:

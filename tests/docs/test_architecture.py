@@ -11,6 +11,7 @@ BELOW = {
     "ops": "",
     "data": "core",
     "metrics": "core",
+    "leaks": "core",
     "losses": "ops",
     "models": "core ops",
     "simulation": "core data metrics",
@@ -19,6 +20,7 @@ BELOW = {
     "methods": "core data generators losses models ops",
     "configs": "core data methods models",
     "runner": "configs core data generators io losses metrics methods models ops simulation",
+    "deploy": "configs core data io metrics runner simulation",
 }
 
 

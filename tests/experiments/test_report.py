@@ -80,6 +80,13 @@ def test_a_fall_and_idle_lanes_are_pointed_at():
     assert idle == "a: 50 % of the steps of lanes waited for a longer client"
 
 
+def test_uploads_that_came_too_late_are_pointed_at():
+    rows = history(0.1, 0.6, 0.6)
+    rows[1]["late"], rows[2]["late"] = [7, 2], [2]
+    (late,) = warnings({"a": rows})
+    assert late == "a: in 2 rounds uploads came after the deadline and were lost, of clients 2, 7"
+
+
 def test_a_client_far_from_the_others_is_named():
     rows = history(0.5, 0.6)
     assert warnings({"a": rows}) == []

@@ -24,6 +24,7 @@ def steps_from(state, log, last, workdir):
     return generator_training.train(RECIPE, IMAGES, 3, state, log, lambda step: step >= last, save)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(generator_training, "LOG_STEPS", 2)
     start = lambda: init_gan(RECIPE, 1, 3)  # noqa: E731
@@ -47,6 +48,7 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch)
         generator_training.read_checkpoint(tmp_path / "parts", start())
 
 
+@pytest.mark.slow
 def test_a_step_is_adam_on_the_losses_as_they_are_defined():
     """Every gradient anew, by jax.grad of the definition; the first step of Adam(0, 0.99) is lr * g / |g|."""
     state = init_gan(RECIPE, 1, 3)

@@ -73,6 +73,7 @@ def test_without_iterations_it_is_the_base(name):
         assert b.server.average == () or identical(b.server.average, first)  # which nobody has trained
 
 
+@pytest.mark.slow
 def test_the_distilled_model_feeds_back():
     """Clients' next slices are cut from it, or, as released, from the average."""
     federation = sliced_federation()

@@ -43,6 +43,7 @@ def test_real_images_are_training_images_of_their_class():
     np.testing.assert_allclose(share, 1 / 3, atol=0.15)
 
 
+@pytest.mark.slow
 def test_an_untrained_generator_goes_by_the_statistics_of_its_outputs():
     """Its norms leave what they are given with mean 0 and variance 1, which the first statistics do not."""
     recipe = Distillation(noise_dim=8, batch_size=32)

@@ -11,13 +11,15 @@ import numpy as np
 
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
-from tests.federations import TRAINING, federation_data, mixed_federation, uniform_federation
+from tests.federations import NUM_CLIENTS, TRAINING, federation_data, mixed_federation, uniform_federation
 
+DEVICES = Profile(by_chance(NUM_CLIENTS, 0.8), up=np.linspace(10, 40, NUM_CLIENTS), deadline=7.3)
 CASES = {  # name: method, options, trials
-    "prototypes, states on the host": (
+    "prototypes, states on the host, simulated devices": (
         "fedproto",
-        {"participation": 0.6, "lanes": 1, "client_store": "host"},
+        {"participation": 0.6, "lanes": 1, "client_store": "host", "profile": DEVICES},
         None,
     ),
     "whole models, states on the devices, two trials": ("fedavg", {"lanes": 2}, 2),
@@ -38,7 +40,7 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
         state, reports = simulation.run_round(state)
         for report in reports if trials else [reports]:
             metrics.append([*report.metrics.values(), *report.server_metrics.values(), report.arrived])
-            bytes_sent.append([*report.uplink, *report.downlink])
+            bytes_sent.append([*report.uplink, *report.downlink, report.absent, report.seconds, *report.late])
     for bucket in federation.buckets:  # every state survives the way out and back
         rows = np.arange(len(state.changed[bucket.name]))[::-1]
         state = simulation.write_clients(state, bucket.name, rows, simulation.read_clients(state, bucket.name, rows))

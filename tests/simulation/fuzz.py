@@ -20,6 +20,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for
 from tests.method_wires import settings
@@ -48,6 +49,7 @@ def draw(number: int) -> Case:
         "drop_rate": float(rng.choice([0.0, 0.25])),
         "evaluate": str(rng.choice(["received", "trained"])),
     }
+    common["profile"] = devices(number)
     halves = [
         {
             "devices": int(rng.integers(1, DEVICES + 1)),
@@ -57,6 +59,14 @@ def draw(number: int) -> Case:
         for _ in range(2)
     ]
     return Case(str(rng.choice(list(METHODS))), counts, common, [None, None, 2][rng.integers(3)], halves)
+
+
+def devices(number: int) -> Profile | None:
+    """Those of every second case; its own random numbers, so that they change no other."""
+    rng = np.random.default_rng([number, 1])
+    up, down = (rng.lognormal(4, 1, NUM_CLIENTS) for _ in range(2))
+    deadline = float(rng.choice([0.0, 3.0]))
+    return None if number % 2 else Profile(by_chance(NUM_CLIENTS, 0.7, number), up=up, down=down, deadline=deadline)
 
 
 def data_of(case: Case, federation: Federation) -> FederationData:
@@ -93,6 +103,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
             state, reports = simulation.run_round(state)
             for report in reports if case.trials else [reports]:
                 exact.append([report.participants.tolist(), report.arrived, *report.uplink, *report.downlink])
+                exact.append([report.absent, report.seconds, *report.late])
                 floats.append([*report.metrics.values(), *report.server_metrics.values()])
         checkpointer.save(state, [])
     scores = simulation.evaluate(state)

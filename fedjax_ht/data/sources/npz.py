@@ -35,6 +35,7 @@ class _Found(NamedTuple):
     official: dict[str, np.ndarray]
     groups: np.ndarray | None = None
     names: list[str] | None = None
+    vocabulary: int | None = None
 
 
 def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -54,9 +55,10 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
     Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1, 1], and are kept as
     bytes. What is as it is has two axes or more, and `AsStored` for a model. Labels are integers [N] from 0. With train
     and test arrays, these become the official sets; so do the samples that "official_test", bool [N], does not and does
-    name. "group" or "person", integers or text [N], is whose a sample is: `Dataset.groups`, text by its place in sorted
-    order. Beside x_train these are group_train and group_test. Classes are named by "class_names" or "classes", else by
-    number. Images may also be JPEG files, see `read_jpegs`, whose classes have names.
+    name, and beside it those of "official_val". "vocabulary" is the number of token ids. "group" or "person", integers
+    or text [N], is whose a sample is: `Dataset.groups`, text by its place in sorted order. Beside x_train these are
+    group_train and group_test. Classes are named by "class_names" or "classes", else by number. Images may also be JPEG
+    files, see `read_jpegs`, whose classes have names.
     """
     file = user_path(path, data_dir)
     with reading(file, _ORIGIN):
@@ -70,7 +72,8 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
             inputs, rule = as_stored(found.key, found.inputs), AsStored()
         class_names = tuple(found.names or numbered_classes(int(labels.max(initial=-1)) + 1))
         warn_of_empty_class_0(file, labels)
-        return Dataset(f"npz:{path}", inputs, labels, class_names, rule, found.official, groups=found.groups)
+        own = {"groups": found.groups, "vocabulary": found.vocabulary}
+        return Dataset(f"npz:{path}", inputs, labels, class_names, rule, found.official, **own)
 
 
 def _is_image(key: str, x: np.ndarray) -> bool:
@@ -141,7 +144,7 @@ def _select(arrays: Mapping[str, np.ndarray]) -> _Found:
         if key in arrays and labels in arrays:
             x, official, owners = arrays[key], {}, next((arrays[k] for k in ("group", "person") if k in arrays), None)
             if "official_test" in arrays:
-                official = _official(arrays["official_test"], len(x))
+                official = _official(arrays, len(x))
             break
     else:
         if not all(f"{kind}_{split}" in arrays for kind in "xy" for split in _SPLITS):
@@ -154,7 +157,8 @@ def _select(arrays: Mapping[str, np.ndarray]) -> _Found:
             raise ValueError(f"{len(arrays['x_train'])} training samples for {counts[0]} labels")
         owners = next((_both(arrays, k) for k in ("group", "person") if f"{k}_train" in arrays), None)
     groups = None if owners is None else to_groups("group", owners)
-    return _Found(key, x, arrays[labels] if labels else _both(arrays, "y"), official, groups, names)
+    vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else None
+    return _Found(key, x, arrays[labels] if labels else _both(arrays, "y"), official, groups, names, vocabulary)
 
 
 def _both(arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
@@ -162,10 +166,15 @@ def _both(arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     return np.concatenate([arrays[f"{key}_{split}"] for split in _SPLITS])
 
 
-def _official(tests: np.ndarray, count: int) -> dict[str, np.ndarray]:
-    if tests.dtype != bool or tests.shape != (count,):
-        raise ValueError(f"official_test is {tests.dtype} {tests.shape}, not bool ({count},)")
-    return {"train": np.flatnonzero(~tests), "test": np.flatnonzero(tests)}
+def _official(arrays: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
+    named = {split: arrays[f"official_{split}"] for split in ("test", "val") if f"official_{split}" in arrays}
+    for split, mine in named.items():
+        if mine.dtype != bool or mine.shape != (count,):
+            raise ValueError(f"official_{split} is {mine.dtype} {mine.shape}, not bool ({count},)")
+    if np.sum([*named.values()], axis=0).max(initial=0) > 1:
+        raise ValueError("official_test and official_val name a sample twice")
+    rest = {"train": ~np.any([*named.values()], axis=0)}
+    return {split: np.flatnonzero(mine) for split, mine in (rest | named).items()}
 
 
 def _texts(name: str, values: np.ndarray) -> list[str]:

@@ -1,0 +1,143 @@
+"""Flower's records, grid and apps: how a deployment's messages cross the wire. Needs the extra `flower`."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
+from fedjax_ht.deploy.pipe import ask
+
+KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}  # of a head -> of a Flower message
+POLL_SECONDS = 1.0
+
+
+def to_records(envelope: Envelope) -> RecordDict:
+    """An envelope as Flower records: "message", an array each leaf, and "head", JSON."""
+    arrays = {
+        name: Array(str(x.dtype), tuple(x.shape), "numpy.ndarray", to_bytes(x)) for name, x in envelope.arrays.items()
+    }
+    head = ConfigRecord({"json": json.dumps(envelope.head)})
+    return RecordDict({"message": ArrayRecord(arrays), "head": head})
+
+
+def from_records(records: RecordDict) -> Envelope:
+    """The envelope that `to_records` wrote.
+
+    Raises:
+      ValueError: it is none. One line.
+    """
+    try:
+        head = json.loads(records.config_records["head"]["json"])
+        arrays = {name: from_bytes(x.data, x.dtype) for name, x in records.array_records["message"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no message of this library: {error!r}") from None
+    if not isinstance(head, dict):
+        raise ValueError(f"no message of this library: its head is {type(head).__name__}")
+    return Envelope(head, arrays)
+
+
+def overhead(envelope: Envelope) -> int:
+    """Bytes of an envelope's records beyond the numbers in its message: names, shapes, headers and the head."""
+    records = to_records(envelope)
+    arrays = sum(len(x.data) + len(x.deflate()) for x in records.array_records["message"].values())
+    return arrays + len(records.config_records["head"].deflate()) - numbers_in(envelope)
+
+
+def grid_nodes(grid: Grid, patience: float, timeout: float, tell: Callable[[str], None]) -> tuple[Callable, Callable]:
+    """`Transport.meet` and `Transport.exchange` over Flower's grid.
+
+    Args:
+      grid: Flower's.
+      patience: seconds to wait for clients that are not there yet.
+      timeout: seconds that the clients have for an answer.
+      tell: takes a line for whoever watches.
+    """
+    heads: dict[int, dict[str, Any]] = {}  # node -> what its client said
+    refused: set[int] = set()
+
+    def meet(hello: Envelope, wanted: int) -> dict[int, dict[str, Any]]:
+        end = time.monotonic() + patience
+        while True:
+            nodes = set(grid.get_node_ids())
+            refused.intersection_update(nodes)
+            for node in heads.keys() - nodes:
+                tell(f"client {heads.pop(node)['client']} is gone")
+            new = nodes - heads.keys() - refused
+            for node, reply in post({node: hello for node in new}).items():
+                greet(node, reply)
+            if len(heads) >= wanted or time.monotonic() > end:
+                return {head["client"]: head for head in heads.values()}
+            time.sleep(POLL_SECONDS)
+
+    def greet(node: int, reply: Envelope | str) -> None:
+        if isinstance(reply, str):  # it may be better off the next time
+            tell(f"node {node} does not answer: {reply}")
+            return
+        client = reply.head["client"]
+        twice = any(head["client"] == client for head in heads.values()) and f"client {client} is there already"
+        if words := reply.head.get("error") or twice:
+            tell(f"node {node} (client {client}) is left out: {words}")
+            refused.add(node)
+        else:
+            heads[node] = reply.head
+
+    def exchange(letters: dict[int, Envelope]) -> dict[int, Envelope]:
+        nodes = {head["client"]: node for node, head in heads.items()}
+        replies = post({nodes[client]: letter for client, letter in letters.items() if client in nodes})
+        said = {node: Envelope({"error": r}, {}) if isinstance(r, str) else r for node, r in replies.items()}
+        return {heads[node]["client"]: reply for node, reply in said.items()}
+
+    def post(letters: dict[int, Envelope]) -> dict[int, Envelope | str]:
+        """What nodes answer; in words, where Flower says why one does not, or it answers nonsense."""
+        kinds = {node: KINDS[letter.head["kind"]] for node, letter in letters.items()}
+        messages = {
+            node: Message(to_records(letter), dst_node_id=node, message_type=kinds[node], ttl=timeout)
+            for node, letter in letters.items()
+        }
+        replies = list(grid.send_and_receive([*messages.values()], timeout=timeout)) if messages else []
+        asked = {message.metadata.message_id: node for node, message in messages.items()}
+        return {asked[reply.metadata.reply_to_message_id]: _opened(reply) for reply in replies}
+
+    return meet, exchange
+
+
+def _opened(reply: Message) -> Envelope | str:
+    if reply.has_error():
+        return " ".join((reply.error.reason or f"error {reply.error.code}").split())
+    try:
+        return from_records(reply.content)
+    except ValueError as error:
+        return str(error)
+
+
+def client_app() -> ClientApp:
+    """A Flower app that hands every message to the client's own process, see `pipe`, by the node's "socket"."""
+    app = ClientApp()
+
+    def hand_on(message: Message, context: Context) -> Message:
+        reply = ask(Path(str(context.node_config["socket"])), from_records(message.content))
+        return Message(to_records(reply), reply_to=message)
+
+    app.query()(hand_on)
+    app.train()(hand_on)
+    app.evaluate()(hand_on)
+    return app
+
+
+def server_app() -> ServerApp:
+    """A Flower app that runs the deployment's server, by the run's "config", "workdir", "patience" and "timeout"."""
+    app = ServerApp()
+
+    def main(grid: Grid, context: Context) -> None:
+        from fedjax_ht.deploy.command import run_server  # jax is needed here, and not by the client's app
+
+        run_server(grid, dict(context.run_config))
+
+    app.main()(main)
+    return app

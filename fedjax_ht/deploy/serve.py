@@ -1,0 +1,77 @@
+"""A deployment's run in a folder: metrics, checkpoints and a table as of a simulation."""
+
+import json
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from fedjax_ht.deploy.plan import Plan
+from fedjax_ht.deploy.server import Transport, as_simulation, make_server
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.io.writers import write_history
+from fedjax_ht.runner import table
+from fedjax_ht.runner.build import evaluated_clients
+from fedjax_ht.runner.run_folder import read_json, remember_fields
+from fedjax_ht.runner.run_lock import locked
+from fedjax_ht.simulation.history import Row, run
+
+DONE = "summary.md"
+"""What a run's folder has once all its rounds are done."""
+
+
+def serve(plan: Plan, workdir: Path, transport: Transport, tell: Callable[[str], None]) -> list[Row]:
+    """Runs the rounds of a plan with the clients that `transport` reaches; returns the history.
+
+    `workdir` gets config.json, run.json with the name that clients keep their states by, metrics.csv and the like, and
+    checkpoints. A second call goes on from the newest of these, and the clients with it.
+
+    Raises:
+      ValueError, OSError: `workdir` holds another run, cannot be used, or not all clients are there. One line.
+    """
+    config = plan.config
+    with locked(workdir, tell):
+        remember_fields(plan.fields, workdir)
+        server = make_server(plan, transport, run_name(workdir), tell, config.checkpoint.keep)
+        simulation = as_simulation(server)
+        checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
+        state, history = checkpointer.restore(tell) or (None, [])
+        if history:
+            tell(f"{plan.label}: goes on after round {state.round}")
+        written = 0
+
+        def after_round(state, history) -> bool:
+            nonlocal written
+            tell(line(history[-1], config.rounds))
+            if state.round % config.checkpoint.every == 0 or state.round == config.rounds:
+                checkpointer.save(state, history)
+                server.saved.append(state.last_round[0])
+            written = write_history(history, workdir, written)
+            return False
+
+        ends = {"patience": config.evaluate.patience or None, "give_up": config.give_up or None}
+        only, every = evaluated_clients(config), config.evaluate.every
+        state, history = run(
+            simulation, config.rounds, state, history, every, after_round=after_round, only=only, **ends
+        )
+        write_history(history, workdir, written)
+        with atomic_open(workdir / DONE) as file:
+            file.write(table.markdown({plan.label: history}) + "\n")
+        return history
+
+
+def run_name(workdir: Path) -> str:
+    """The name of the run in a folder, made at its first start."""
+    path = workdir / "run.json"
+    if not path.exists():
+        with atomic_open(path) as file:
+            json.dump({"run": uuid.uuid4().hex}, file)
+    return read_json(path)["run"]
+
+
+def line(row: Row, rounds: int) -> str:
+    """A round in a line."""
+    accuracy = f", accuracy {100 * row['accuracy']:.2f} %" if "accuracy" in row else ""
+    seconds = row["seconds_round"] + row["seconds_evaluation"]
+    arrived = f"{row['arrived']} of {row['participants']} arrived"
+    return f"round {row['round']} of {rounds}: {arrived}{accuracy}, {seconds:.1f} s"

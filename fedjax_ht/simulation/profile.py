@@ -1,0 +1,121 @@
+"""The clients' devices: who can be reached in a round, and how long the round would take there.
+
+Seconds here are simulated. They follow from counts and rates alone, so that a run gives the same on any machine, and
+again where it goes on.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from fedjax_ht.core.bounds import NonNegative, check_value
+from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.wire import WireCost
+
+Available = Callable[[int], np.ndarray]
+"""(round, from 0) -> bool [num_clients], who can be reached in it. A pure function: a run that goes on asks again."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+    """What the clients' devices can do. All trials of a run have the same devices.
+
+    Attributes:
+      available: who can be reached in which round; None: everybody, always.
+      flops: FLOP/s of training, float [num_clients]; None: training takes no time.
+      up, down: bytes/s of an upload and of a download, likewise.
+      deadline: seconds of a round after which the server waits for nobody; 0: it waits for all. What comes later is
+        lost, as an upload that is dropped: the client has trained, and the server never hears of it.
+
+    Raises:
+      ValueError: a rate is no positive number, or there is a deadline and nothing takes time.
+    """
+
+    available: Available | None = None
+    flops: np.ndarray | None = None
+    up: np.ndarray | None = None
+    down: np.ndarray | None = None
+    deadline: float = 0.0
+
+    def __post_init__(self):
+        check_value("profile.deadline", self.deadline, NonNegative)
+        for name, rates in self.rates().items():
+            if np.ndim(rates) != 1 or not np.all((np.asarray(rates) > 0) & np.isfinite(rates)):
+                raise ValueError(f"profile.{name} is not one number above 0 for each client")
+        if self.deadline and not self.rates():
+            raise ValueError(f"profile.deadline is {self.deadline}, and nothing takes time; give flops, up or down")
+
+    def rates(self) -> dict[str, np.ndarray]:
+        """Those that are simulated, by name."""
+        every = {"flops": self.flops, "up": self.up, "down": self.down}
+        return {name: rates for name, rates in every.items() if rates is not None}
+
+    def check(self, num_clients: int) -> None:
+        """ValueError where there is not one rate for each client."""
+        for name, rates in self.rates().items():
+            if len(rates) != num_clients:
+                raise ValueError(f"profile.{name} has {len(rates)} numbers; there are {num_clients} clients")
+
+    def seconds(self, clients: np.ndarray, flops: np.ndarray, down: WireCost, up: WireCost) -> np.ndarray:
+        """What a round takes of each participant, float64 [m]: download, training and upload one after another.
+
+        Args:
+          clients: int [m], ids.
+          flops: float64 [m], of their training in the round.
+          down, up: arrays [m], what they were sent, and sent.
+        """
+        work = {"flops": flops, "up": up.bytes, "down": down.bytes}
+        rates = self.rates().items()
+        return np.sum([np.asarray(work[name], np.float64) / np.asarray(rate)[clients] for name, rate in rates], axis=0)
+
+    def too_late(self, seconds: np.ndarray) -> np.ndarray:
+        """bool [m], whose upload comes after the deadline."""
+        return seconds > self.deadline if self.deadline else np.zeros(len(seconds), bool)
+
+    def length(self, seconds: np.ndarray, arrived: np.ndarray, late: np.ndarray) -> float:
+        """Seconds of a round, of what its participants took, and who of them arrived and who was too late: until the
+        last upload arrives, or the deadline where one was waited for; 0 where nobody sent anything."""
+        return float(self.deadline if late.any() else np.max(seconds, initial=0, where=arrived))
+
+    def there(self, num_clients: int, round: int) -> np.ndarray:
+        """Who can be reached in a round, from 0: bool [num_clients].
+
+        Raises:
+          ValueError: `available` gives something else.
+        """
+        if self.available is None:
+            return np.ones(num_clients, bool)
+        found = np.asarray(self.available(round))
+        if found.dtype != bool or found.shape != (num_clients,):
+            given = f"profile.available gives {found.dtype} {found.shape} for round {round}"
+            raise ValueError(f"{given}; it must be bool ({num_clients},)")
+        return found
+
+
+def by_chance(num_clients: int, share: float, seed: int = 0) -> Available:
+    """Each client in each round by itself, with probability `share`."""
+    return lambda round: host_generator(seed, Purpose.AVAILABILITY, round).random(num_clients) < share
+
+
+def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Available:
+    """Of (client, first round, last round), from 0 and inclusive, several a client allowed: a client is there in its
+    spans, and one without any never.
+
+    Raises:
+      ValueError: there is no such client, or a span ends before it begins. One line.
+    """
+    found = np.array(list(spans), np.int64).reshape(-1, 3)
+    for client, first, last in found.tolist():
+        if not (0 <= client < num_clients and 0 <= first <= last):
+            raise ValueError(
+                f"client {client} is there from round {first} to {last}; clients are 0 to {num_clients - 1}, and the "
+                "first round is at least 0 and at most the last"
+            )
+
+    def available(round: int) -> np.ndarray:
+        there = np.zeros(num_clients, bool)
+        there[found[(found[:, 1] <= round) & (round <= found[:, 2]), 0]] = True
+        return there
+
+    return available

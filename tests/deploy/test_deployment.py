@@ -1,0 +1,130 @@
+"""A federation whose clients are elsewhere gives what the simulation gives, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedjax_ht.deploy.envelope import Envelope
+from fedjax_ht.deploy.plan import make_plan
+from fedjax_ht.deploy.serve import serve
+from fedjax_ht.deploy.site import answer
+from fedjax_ht.simulation.history import run
+from tests.deploy.sites import assert_same_rows, simulation_of, sites_of, small_config, transport
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """(config, its simulation, its clients); compiled once."""
+    config = small_config()
+    experiment, simulation = simulation_of(config)
+    return config, simulation, sites_of(config, experiment, tmp_path_factory.mktemp("sites"))
+
+
+def simulated(simulation, rounds):
+    return run(simulation, rounds)[1]
+
+
+def test_equal_to_the_simulation_and_to_its_bytes(federation, tmp_path):
+    config, simulation, sites = federation
+    rows = serve(make_plan(config), tmp_path, transport(sites), print)
+    assert_same_rows(simulated(simulation, 2), rows)
+    assert rows[-1]["accuracy"] > 0.2  # two rounds of prototypes: above chance
+    written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert written == rows and (tmp_path / "summary.md").exists()
+
+
+def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(federation, tmp_path):
+    """Its clients have trained a round that it never heard of."""
+    config, simulation, sites = federation
+
+    def end_in_round_2(client, letter):
+        if letter.head["kind"] == "train" and letter.head["round"] == 1 and client == 3:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(make_plan(config), tmp_path, transport(sites, end_in_round_2), print)
+    said = []
+    rows = serve(make_plan(config), tmp_path, transport(sites), said.append)
+    assert said[0] == "fedproto: goes on after round 1"
+    assert_same_rows(simulated(simulation, 2), rows)
+
+
+@pytest.mark.parametrize("how", ["silent", "not_finite", "other_shape"])
+def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_path, how):
+    config, _, sites = federation
+
+    def in_round_1(letter):
+        return letter.head["kind"] == "train" and letter.head["round"] == 0
+
+    def lost(client, letter):
+        return how == "silent" and client == 2 and in_round_1(letter)
+
+    def changed(client, reply):
+        if client != 2 or "metrics" not in reply.head or changed.done or how == "silent":
+            return reply
+        changed.done = True
+        name = next(name for name, x in reply.arrays.items() if x.dtype == np.float32)
+        wrong = reply.arrays[name] * np.nan if how == "not_finite" else reply.arrays[name][:, 1:]
+        return Envelope(reply.head, reply.arrays | {name: wrong})
+
+    changed.done = False
+    said = []
+    rows = serve(make_plan(config), tmp_path, transport(sites, lost, changed), said.append)
+    (line,) = [line for line in said if line.startswith("client")]
+    words = {"silent": "no answer", "not_finite": "it is not finite", "other_shape": "it must be float32"}
+    assert line.startswith("client 2, round 1: ") and words[how] in line
+    assert [row["arrived"] for row in rows[1:]] == [3, 4]
+    assert [row["not_finite"] for row in rows[1:]] == [[] if how == "silent" else [2], []]
+
+
+def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path):
+    _, _, sites = federation
+    own, said = small_config(), []
+    own.training.learning_rate = 0.5
+    with pytest.raises(ValueError, match="of 4 clients 4 are not there: 0, 1, 2, 3"):
+        serve(make_plan(own), tmp_path, transport(sites, tell=said.append), print)
+    assert said[0] == "client 0 is left out: it has another config: training.learning_rate 0.01, not 0.5"
+    hello = {"kind": "hello", "about": sites[0].hello | {"version": "9.0"}}
+    assert answer(sites[0], Envelope(hello, {})).head["error"] == "it has fedjax_ht 0.1.0, not 9.0"
+
+
+def test_what_a_client_cannot_answer_is_one_line(federation):
+    _, _, sites = federation
+    head = {"kind": "train", "run": "a", "round": 5, "last_round": 3, "oldest": 0}
+    assert "has no state after 4 rounds" in answer(sites[1], Envelope(head, {})).head["error"]
+    assert answer(sites[1], Envelope({"kind": "delete"}, {})).head["error"] == "a message of kind 'delete'"
+    assert "a run called '../x'" in answer(sites[1], Envelope(head | {"run": "../x"}, {})).head["error"]
+    assert "the downlink lacks" in answer(sites[1], Envelope(head | {"last_round": -1}, {})).head["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"trials": 2}, "trials is 2; a deployment, whose clients are real, takes 1 alone"),
+        ({"drop_rate": 0.5}, "drop_rate is 0.5"),
+        ({"devices_profile.available": "0.5"}, "devices_profile is {.*'available': '0.5'"),
+        ({"dataset.normalisation": "dataset"}, "dataset.normalisation is 'dataset'"),
+    ],
+    ids=["trials", "drops", "devices", "moments"],
+)
+def test_what_only_a_simulation_can_do_is_refused(change, words):
+    config = small_config()
+    config.update_from_flattened_dict(change)
+    with pytest.raises(ValueError, match=words):
+        make_plan(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["local", "fedtgp", "fedssa", "fedktl", "fedrolex", "fml", "fedgen"])
+def test_equal_to_the_simulation(method):
+    """In a process of its own: with XLA's optimisations off, as in the tests', another program may round otherwise."""
+    alone = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    words = [sys.executable, "-m", "tests.deploy.equal", method]
+    done = subprocess.run(words, env=alone, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,79 @@
+"""What crosses the wire of a deployment: exactly what a simulation counts, and nothing that is believed unseen."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_ht.core.wire import Masked, Metadata, wire_elements
+from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
+from fedjax_ht.deploy.messages import pack, unpack
+
+MESSAGE = {
+    "rows": Masked(np.arange(12, dtype=np.float32).reshape(3, 4), np.array([True, False, True])),
+    "entries": Masked(np.ones((2, 3), np.float32), np.array([[True, False, False], [False, False, True]])),
+    "counts": Metadata(np.array([3, 0, 5], np.int32)),
+    "half": jnp.arange(3, dtype=jnp.bfloat16),
+    "one": np.float32(2.5),
+}
+FORM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).dtype), MESSAGE)
+
+
+def test_a_message_comes_back_and_costs_what_a_simulation_counts():
+    arrays = {name: from_bytes(to_bytes(x), x.dtype.name) for name, x in pack(MESSAGE).items()}
+    back = unpack(FORM, arrays, "the uplink")
+    assert back["rows"].values.tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [8, 9, 10, 11]]  # what is not sent is zero
+    assert back["entries"].values.tolist() == [[1, 0, 0], [0, 0, 1]]
+    for name in MESSAGE:
+        for mine, own in zip(jax.tree.leaves(back[name]), jax.tree.leaves(MESSAGE[name])):
+            assert mine.dtype == own.dtype and mine.shape == np.shape(own)
+    cost = wire_elements(MESSAGE)
+    assert (
+        numbers_in(Envelope({}, arrays))
+        == int(cost.payload_bytes + cost.metadata_bytes)
+        == 16 * 2 + 8 * 2 + 8 + 12 + 10
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"003.one": np.zeros(2, np.float32)}, "has 003.one of float32 (2,); it must be float32 ()"),
+        ({"004.rows.places": np.array([0, 3], np.int32)}, "names rows in 004.rows that are none of 0 to 2"),
+        ({"004.rows.places": np.array([2, 0], np.int32)}, "names rows in 004.rows that are none of 0 to 2"),
+        ({"004.rows.rows": np.zeros((1, 4), np.float32)}, "has 004.rows.rows of float32 (1, 4)"),
+        ({"004.rows.rows": np.zeros((2, 4), np.float64)}, "must be float32 (2, 4)"),
+        ({"005.more": np.zeros(1)}, "has '005.more', which is not part of it"),
+        ({"003.one": None}, "lacks '003.one'"),
+    ],
+    ids=range(7),
+)
+def test_a_message_of_another_form_is_one_line(change, words):
+    arrays = {name: x for name, x in (pack(MESSAGE) | change).items() if x is not None}
+    with pytest.raises(ValueError, match=words.replace("(", r"\(").replace(")", r"\)")) as error:
+        unpack(FORM, arrays, "the uplink")
+    assert str(error.value).startswith("the uplink ") and "\n" not in str(error.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=300))
+def test_bytes_of_any_kind_are_refused_in_one_line(data):
+    with pytest.raises(ValueError, match="no array"):
+        from_bytes(data, "float32")
+
+
+def test_a_header_is_believed_only_as_far_as_there_are_bytes():
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 60,)})
+    with pytest.raises(ValueError, match="no array"):
+        from_bytes(file.getvalue() + b"1234", "float32")
+    objects = io.BytesIO()
+    np.save(objects, np.array([{}], object), allow_pickle=True)
+    with pytest.raises(ValueError, match="no array"):
+        from_bytes(objects.getvalue(), "object")
+    with pytest.raises(ValueError, match="float32 called float64"):
+        from_bytes(to_bytes(np.zeros(2, np.float32)), "float64")

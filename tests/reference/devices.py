@@ -1,0 +1,54 @@
+"""A round on simulated devices, one client after another."""
+
+from typing import NamedTuple
+
+
+class Device(NamedTuple):
+    """FLOP/s, and bytes/s up and down; None takes no time."""
+
+    flops: float | None = None
+    up: float | None = None
+    down: float | None = None
+
+
+class Work(NamedTuple):
+    """What a participant does in a round, and whether its upload is lost."""
+
+    client: int
+    flops: float
+    up: float
+    down: float
+    lost: bool = False
+
+
+def participant_seconds(device: Device, work: Work) -> float:
+    """Download, training, upload, one after another."""
+    seconds = 0.0
+    if device.down is not None:
+        seconds += work.down / device.down
+    if device.flops is not None:
+        seconds += work.flops / device.flops
+    if device.up is not None:
+        seconds += work.up / device.up
+    return seconds
+
+
+def play(devices: list[Device], rounds: list[list[Work]], deadline: float = 0.0) -> list[dict]:
+    """The seconds and the clock of each round, who arrived and who was too late; without a deadline (0) nobody is."""
+    rows, clock = [], 0.0
+    for participants in rounds:
+        length, arrived, late = 0.0, [], []
+        for work in participants:
+            if work.lost:
+                continue
+            seconds = participant_seconds(devices[work.client], work)
+            if deadline and seconds > deadline:
+                late.append(work.client)
+            else:
+                arrived.append(work.client)
+                length = max(length, seconds)
+        if late:
+            length = deadline
+        clock += length
+        rows.append({"seconds": length, "clock": clock, "arrived": arrived, "late": late})
+    return rows

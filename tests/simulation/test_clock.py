@@ -1,0 +1,221 @@
+"""Simulated seconds, told through the probe of test_simulation.py, whose bytes are known in advance."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_ht.core.wire import WireCost
+from fedjax_ht.data.client_data import join_trials
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.history import by_trial, run
+from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.profile import Profile, by_chance
+from fedjax_ht.simulation.program import Program, bind
+from fedjax_ht.simulation.simulation import Simulation, _alone, _simulation, make_simulation
+from tests.federations import NUM_CLIENTS, TRAINING, chosen, federation_data, identical, to_host
+from tests.reference.devices import Device, Work, play
+from tests.simulation.test_simulation import EXTRA, FEDERATION, probe
+
+RNG = np.random.default_rng(0)
+FLOPS, UP, DOWN = (RNG.uniform(1, 4, NUM_CLIENTS) for _ in range(3))
+UPLINK = 28  # two floats, and five that are metadata
+DOWNLINK = 4 + 8 * (np.arange(NUM_CLIENTS) + 1)  # a level; client i gets i + 1 floats and their indices
+
+
+OPTIONS = SimulationOptions(1, participation=0.6, drop_rate=0.2, devices=1, eval_batch_size=4)
+TIMING = ("seconds_round", "seconds_evaluation")
+
+
+@functools.cache
+def program(method: str = "", seeds: tuple[int, ...] = (1,)) -> Program:
+    """Of the probe or of a real method, bound once: what a profile says is asked on the host."""
+    made = METHODS[method](TRAINING) if method else probe()
+    data = join_trials([federation_data(FEDERATION)] * len(seeds))
+    return bind(made, FEDERATION, data, OPTIONS, () if method else EXTRA, seeds, ())
+
+
+def with_profile(bound: Program, profile: Profile | None) -> Simulation:
+    """By programs that are compiled once."""
+    return _simulation(bound._replace(options=tuple(dataclasses.replace(o, profile=profile) for o in bound.options)))
+
+
+def simulation(profile: Profile | None, method: str = "") -> Simulation:
+    return _alone(with_profile(program(method), profile))
+
+
+def untimed(history) -> list[dict]:
+    """Its rows without the seconds of this machine."""
+    return [{name: value for name, value in row.items() if name not in TIMING} for row in history]
+
+
+def rows_of(history, *names):
+    return [[row[name] for name in names] for row in history if row["round"]]
+
+
+def probe_rounds(rounds: int, profile: Profile) -> list[list[Work]]:
+    """What the probe's participants do; it trains nothing."""
+    found, options = [], dataclasses.replace(OPTIONS, profile=profile)
+    for round in range(rounds):
+        ids, lost = choose_participants(options, NUM_CLIENTS, round)
+        found.append([Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)])
+    return found
+
+
+@pytest.mark.parametrize("rates", ["up down", "up", "down"])
+@pytest.mark.parametrize("deadline", [0.0, 20.0, 0.5])
+def test_rounds_last_as_by_hand(rates, deadline):
+    rates = {name: {"up": UP, "down": DOWN}[name] for name in rates.split()}
+    profile = Profile(by_chance(NUM_CLIENTS, 0.8), **rates, deadline=deadline)
+    state, history = run(simulation(profile), 5)
+    devices = [Device(**{name: float(values[i]) for name, values in rates.items()}) for i in range(NUM_CLIENTS)]
+    expected = play(devices, probe_rounds(5, profile), deadline)
+    names = ("simulated_seconds", "simulated_clock")
+    np.testing.assert_allclose(rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected])
+    assert rows_of(history, "late", "arrived") == [[row["late"], len(row["arrived"])] for row in expected]
+    heard = np.bincount(np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS)
+    np.testing.assert_array_equal(state.server.heard, heard)
+    assert [row["uplink_payload_bytes"] for row in history[1:]] == [8 * len(row["arrived"]) for row in expected]
+    assert any(row["late"] for row in expected) == bool(deadline) and "simulated_clock" not in history[0]
+
+
+def test_training_takes_its_flops():
+    profile = Profile(flops=FLOPS * 1e3, up=UP * 10, down=DOWN * 10)
+    sim = simulation(profile, "fedproto")
+    flops, (state, history) = sim.client_flops(), run(sim, 2)
+    state = sim.init()
+    for row in history[1:]:
+        ids, lost = choose_participants(OPTIONS, NUM_CLIENTS, row["round"] - 1)
+        assert row["flops"] == flops[ids].sum() > 0
+        state, report = sim.run_round(state)
+        mine = ids[~lost]
+        assert report.seconds == row["simulated_seconds"] > (flops / FLOPS / 1e3)[mine].max()
+    assert len(set(map(float, flops))) > 3
+    only = simulation(Profile(flops=FLOPS * 1e3), "fedproto").run_round(sim.init())[1]
+    ids, lost = choose_participants(OPTIONS, NUM_CLIENTS, 0)
+    assert only.seconds == pytest.approx(max(flops[i] / FLOPS[i] / 1e3 for i in ids[~lost]))
+
+
+def test_a_late_upload_is_lost_as_a_dropped_one_is():
+    """Client 4 takes 28 seconds, the others at most 1."""
+    up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
+    played = {}
+    for name, profile, dropped in (("late", Profile(up=up, deadline=27.9), []), ("dropped", None, [4])):
+        sim = simulation(profile)
+        state = sim.init()
+        for _ in range(2):
+            with chosen([0, 4, 6], dropped):
+                state, report = sim.run_round(state)
+        played[name] = to_host(state), report
+    (late, report), (dropped, other) = played["late"], played["dropped"]
+    assert identical(late, dropped) and late.last_round[0, 4] == 1
+    assert report.late == (4,) and report.seconds == 27.9 and report.arrived == other.arrived == 2
+    assert identical(report._replace(late=(), seconds=None, absent=None), other)
+    with chosen([0, 4, 6]):
+        _, report = simulation(Profile(up=up, deadline=28.0)).run_round(sim.init())
+    assert report.late == () and report.seconds == 28.0  # just in time
+
+
+def test_nobody_takes_no_time():
+    sim = simulation(Profile(lambda round: np.full(NUM_CLIENTS, round == 1), up=UP, deadline=1e-3))
+    _, history = run(sim, 3)
+    assert [row["late"] for row in history[1:]] == [[], rows_of(history, "late")[1][0], []]
+    assert rows_of(history, "simulated_seconds", "simulated_clock") == [[0, 0], [1e-3, 1e-3], [0, 1e-3]]
+    _, given_up = run(sim, 3, give_up=1)  # where nobody takes part nothing is missed
+    assert given_up[-1]["round"] == 2
+
+
+def test_what_goes_on_tells_the_same_time():
+    profile = Profile(by_chance(NUM_CLIENTS, 0.7, 3), up=UP, down=DOWN, deadline=20.0)
+    _, whole = run(simulation(profile), 4)
+    state, history = run(simulation(profile), 2)
+    _, resumed = run(simulation(profile), 4, state, history)
+    assert untimed(resumed) == untimed(whole)
+
+
+def test_a_trial_has_the_clock_that_it_would_have_alone():
+    profile = Profile(by_chance(NUM_CLIENTS, 0.8), up=UP, down=DOWN, deadline=20.0)
+    _, history = run(with_profile(program(seeds=(1, 2)), profile), 3)
+    second = [row | {"trial": 0} for row in by_trial(history)[1]]
+    names = ("simulated_seconds", "simulated_clock", "late", "absent", "participants")
+    alone = program()._replace(options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2]))
+    _, expected = run(_alone(with_profile(alone, profile)), 3)
+    assert rows_of(second, *names) == rows_of(expected, *names)
+    assert rows_of(second, *names) != rows_of(by_trial(history)[0], *names)
+
+
+def test_a_fault_of_an_upload_that_comes_too_late_is_none():
+    def server_update(federation, server, received, ctx):
+        new, metrics = probe().server_update(federation, server, received, ctx)
+        return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
+
+    method = probe()._replace(server_update=server_update)
+    up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
+    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, EXTRA, [1], ())
+    for deadline, stage in ((0.0, "server_update"), (2.0, None)):
+        sim = with_profile(bound, Profile(up=up, deadline=deadline))
+        with chosen([0, 4]):
+            fault = sim.find_fault(sim.init())
+        assert (fault and fault.stage) == stage
+
+
+numbers = st.floats(1e-3, 1e6)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(numbers, numbers, numbers, numbers, st.booleans()), max_size=6))
+def test_a_huge_deadline_is_none(clients):
+    """Of any devices and any work."""
+    n = len(clients)
+    rate, flops, up, down, arrived = (np.array([c[k] for c in clients]) for k in range(5))
+    cost = lambda x: WireCost(0, x, 0, 0)  # noqa: E731
+    lengths = []
+    for deadline in (0.0, 1e30):
+        own = np.concatenate([rate, [1.0]])  # a profile has a client at least
+        profile = Profile(flops=own, up=own, down=own, deadline=deadline)
+        seconds = profile.seconds(np.arange(n), flops, cost(down), cost(up))
+        late = profile.too_late(seconds)
+        assert not late.any()
+        lengths.append(profile.length(seconds, arrived.astype(bool), late))
+    assert lengths[0] == lengths[1] == max([s for s, a in zip(seconds, arrived) if a], default=0.0)
+
+
+def test_a_huge_deadline_changes_no_row():
+    rates = {"flops": FLOPS, "up": UP, "down": DOWN}
+    for method in ("", "fedproto"):
+        runs = [run(simulation(Profile(**rates, deadline=deadline), method), 2) for deadline in (0.0, 1e30)]
+        (one, rows), (other, same) = runs
+        assert identical(to_host(one), to_host(other)) and untimed(rows) == untimed(same)
+
+
+def test_without_rates_there_is_no_clock():
+    _, history = run(simulation(Profile(by_chance(NUM_CLIENTS, 0.5))), 1)
+    assert "absent" in history[1] and not {"simulated_seconds", "simulated_clock", "late"} & set(history[1])
+    _, history = run(simulation(None), 1)
+    assert not {"absent", "simulated_seconds", "simulated_clock", "late"} & set(history[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"up": np.array([1.0, 0.0])}, "profile.up is not one number above 0 for each client"),
+        ({"flops": np.array([np.inf])}, "profile.flops is not one number above 0 for each client"),
+        ({"down": np.float64(3.0)}, "profile.down is not one number above 0 for each client"),
+        ({"deadline": 3.0}, "profile.deadline is 3.0, and nothing takes time; give flops, up or down"),
+        ({"deadline": -1.0, "up": UP}, "profile.deadline is -1.0; it must be a number of at least 0"),
+    ],
+)
+def test_a_wrong_profile_is_one_line(fields, message):
+    with pytest.raises(ValueError) as error:
+        Profile(**fields)
+    assert str(error.value) == message
+
+
+def test_a_profile_of_other_clients_is_refused_before_anything_is_compiled():
+    options = SimulationOptions(profile=Profile(up=np.ones(3)), devices=1)
+    with pytest.raises(ValueError, match=r"^profile.up has 3 numbers; there are 8 clients$"):
+        make_simulation(probe(), FEDERATION, federation_data(FEDERATION), options, EXTRA)
