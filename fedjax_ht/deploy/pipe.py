@@ -40,13 +40,15 @@ def listen(path: Path, reply: Callable[[Envelope], Envelope], stop: Callable[[],
       OSError: the socket cannot be made: its folder is missing, or another process listens there.
     """
     with socket.socket(socket.AF_UNIX) as server:
-        path.unlink(missing_ok=True)
+        unheard = path.with_name(f"{path.name}~")  # whoever finds `path` is answered
+        unheard.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            server.bind(str(path))
+            server.bind(str(unheard))
         finally:
             os.umask(before)
         server.listen()
+        unheard.rename(path)
         server.settimeout(1.0)
         while not stop():
             try:
