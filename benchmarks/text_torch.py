@@ -1,14 +1,8 @@
-"""The text models in plain PyTorch, padding masked as in ours, and their training loop. Imported where torch is."""
-
-import resource
-import statistics
-import time
+"""The text models in plain PyTorch, padding masked as in ours. Imported where torch is."""
 
 import numpy as np
 import torch
 from torch import nn
-
-from benchmarks.torch_loop import train_in_turn
 
 
 class Mean(nn.Module):
@@ -84,22 +78,7 @@ def text_base(name, vocabulary, width, heads=0, layers=0, packed=True, dropout=0
     return Recurrent(name.upper(), vocabulary, width, packed=packed, dropout=dropout)
 
 
-def measure(name, vocabulary, width, num_classes, tokens, labels, clients, rounds):
-    """Seconds of a round, `clients` models one after another on batches int [steps, B, L], the median after the first;
-    packed where there is padding."""
-    # A gradient that vanishes over 200 places becomes denormal, which an Intel CPU computes ten times slower; XLA
-    # flushes to zero, too.
-    torch.set_flush_denormal(True)
-    models = []
-    for _ in range(clients):
-        dropout = 0.5 if name == "transformer" else 0.2
-        base = text_base(name, vocabulary, width, 8, 2, bool((tokens == 0).any()), dropout)
-        models.append(nn.Sequential(base, nn.Linear(width, num_classes)))
-    x, y, seconds, busy = torch.from_numpy(tokens).long(), torch.from_numpy(labels), [], []
-    for _ in range(rounds):
-        spent = time.process_time()
-        seconds.append(train_in_turn(models, x, y))
-        busy.append(time.process_time() - spent)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    found = {"round": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}
-    return found | {"peak": peak, "version": torch.__version__}
+def text_network(name, vocabulary, width, num_classes, packed):
+    """The extractor with dropout and a linear head, as the benchmark trains it; packed where there is padding."""
+    dropout = 0.5 if name == "transformer" else 0.2
+    return nn.Sequential(text_base(name, vocabulary, width, 8, 2, packed, dropout), nn.Linear(width, num_classes))

@@ -1,6 +1,8 @@
 """How functions become programs on the devices of a mesh: one program a bucket on CPU, one for all on GPUs."""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 from jax.sharding import Mesh
@@ -28,6 +30,19 @@ def compiler_options(platform: str) -> dict[str, str] | None:
         "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
         "xla_gpu_graph_min_graph_size": "1",
     }
+
+
+def compile_ahead(calls: Sequence[tuple[Callable, tuple]]) -> None:
+    """Compiles jitted functions for the arguments that they are about to be called with, side by side.
+
+    Tracing is Python's and goes on one core, while XLA compiles what is traced on the others; by itself it leaves much
+    of a program's compilation to one core, too. The calls themselves then find their programs.
+    """
+    if len(calls) < 2 or jax.config.jax_disable_jit:
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for job in [pool.submit(run.lower(*args).compile) for run, args in calls]:
+            job.result()
 
 
 def platform_of(mesh: Mesh) -> str:
@@ -68,9 +83,12 @@ def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> C
             return {name: runs[name](own, schedules[name], servers, data[name], round) for name, own in states.items()}
 
         return on_mesh(together, mesh, donate)
-    programs = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}
+    programs, called = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}, set()
 
     def one_by_one(states, schedules, servers, data, round):
-        return {name: programs[name](own, schedules[name], servers, data[name], round) for name, own in states.items()}
+        given = {name: (own, schedules[name], servers, data[name], round) for name, own in states.items()}
+        compile_ahead([(programs[name], args) for name, args in given.items() if name not in called])
+        called.update(given)
+        return {name: programs[name](*args) for name, args in given.items()}
 
     return one_by_one

@@ -103,7 +103,8 @@ def make_federation(
       **options: further fields of `Federation`.
 
     Raises:
-      ValueError: a module does not return [B, features] and [B, num_classes], or the assignment names no module.
+      ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; or the assignment names
+        no module.
     """
     if (num_clients is None) == (assignment is None):
         raise ValueError("give either num_clients or assignment, not both or neither")
@@ -156,6 +157,10 @@ def make_sliced_federation(
 
 def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: int) -> tuple[Bucket, int]:
     """The bucket of a module, and its number of parameters."""
+    try:
+        hash(module)
+    except TypeError:  # jax keeps compiled programs by it
+        raise ValueError(f"model {name!r} has no hash: give its modules tuples where they have lists") from None
 
     def outputs(key):
         x = zeros(input_shape)

@@ -16,6 +16,7 @@ from jax import lax
 from fedjax_ht.ops.products import product
 
 CHUNK = 20  # steps; a product of so many rows times the batch runs at full speed, and little is padding
+UNROLL = 4  # of them a turn of the loop: 5 % less time on CPU
 PyTree = Any
 
 
@@ -183,7 +184,7 @@ def _lstm_chunk(weights: RecurrentWeights, states, x: jax.Array):
         out = o * squashed
         return (out, new), (out, (h, c, active, squashed))
 
-    return lax.scan(step, states, gates)
+    return lax.scan(step, states, gates, unroll=UNROLL)
 
 
 def _lstm_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored):
@@ -201,7 +202,7 @@ def _lstm_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array,
         gates = jnp.concatenate([dc, dc, dc, dh], -1) * to_gates
         return (product(gates, transposed), dc * f), gates
 
-    states, gates = lax.scan(step, states, (upstream, to_cell, to_gates, f), reverse=True)
+    states, gates = lax.scan(step, states, (upstream, to_cell, to_gates, f), reverse=True, unroll=UNROLL)
     return states, *_gradients(weights, x, h, gates, gates)
 
 
@@ -217,7 +218,7 @@ def _gru_chunk(weights: RecurrentWeights, states, x: jax.Array):
         out = n + z * (h - n)
         return (out,), (out, (h, opened, n, q[:, 2 * width :]))
 
-    return lax.scan(step, states, _affine(x, weights.kernel, weights.bias))
+    return lax.scan(step, states, _affine(x, weights.kernel, weights.bias), unroll=UNROLL)
 
 
 def _gru_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored):
@@ -234,7 +235,7 @@ def _gru_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array, 
         outer = jnp.concatenate([dh, dh, dh], -1) * to_outer
         return (dh * z + product(outer, transposed),), (outer, dh)
 
-    states, (outer, dh) = lax.scan(step, states, (upstream, to_outer, z), reverse=True)
+    states, (outer, dh) = lax.scan(step, states, (upstream, to_outer, z), reverse=True, unroll=UNROLL)
     inner = jnp.concatenate([outer[..., : 2 * h.shape[-1]], dh * to_n], -1)
     return states, *_gradients(weights, x, h, inner, outer)
 

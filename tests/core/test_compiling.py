@@ -1,8 +1,12 @@
+import threading
+
 import chex
 import jax
+import jax.numpy as jnp
+import pytest
 
 from fedjax_ht.core import compiling
-from fedjax_ht.core.compiling import compiler_options
+from fedjax_ht.core.compiling import compile_ahead, compiler_options
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -39,3 +43,39 @@ def test_loops_are_graphed_on_gpus_alone():
         options = compiler_options("gpu")
         assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(options["xla_gpu_enable_command_buffer"].split(","))
         assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
+
+
+@pytest.fixture
+def compiled():
+    """A list to which every compilation of XLA is added."""
+    names, listening = [], [True]
+
+    def note(name, *_, **__):
+        if listening and name == "/jax/core/compile/backend_compile_duration":
+            names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield names
+    listening.clear()
+
+
+def test_what_is_compiled_ahead_is_compiled_once_and_beside_others(monkeypatch, compiled):
+    threads, real = set(), jax.stages.Lowered.compile
+    noted = lambda self: threads.add(threading.get_ident()) or real(self)  # noqa: E731
+    monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
+    runs, x = [jax.jit(lambda x, k=k: jnp.sin(x) + k) for k in range(3)], jax.device_put(jnp.arange(5.0))
+    compiled.clear()
+    compile_ahead([(run, (x,)) for run in runs])
+    assert len(compiled) == 3 and threads and threading.get_ident() not in threads
+    found = [run(x) for run in runs]
+    assert len(compiled) == 3
+    assert [float(y[0]) for y in found] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("how", ["one", "not_jitted"])
+def test_nothing_is_compiled_ahead_where_nothing_is_won(how, compiled):
+    run, x = jax.jit(jnp.sin), jax.device_put(jnp.ones(3))
+    compiled.clear()
+    with jax.disable_jit(how == "not_jitted"):
+        compile_ahead([(run, (x,))] * (1 if how == "one" else 2))
+    assert not compiled

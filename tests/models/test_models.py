@@ -212,13 +212,17 @@ def build(module=None, **changes):
         ),
         (lambda: build(Headless()), r"model 'm' has parameters \['dense'\]; expected 'base' and 'head'"),
         (
+            lambda: build(SplitModel(nn.Sequential([nn.Dense(4), nn.relu]), nn.Dense(3))),
+            r"model 'm' has no hash: give its modules tuples where they have lists$",
+        ),
+        (
             lambda: build(num_clients=None, assignment=["m", "n"]),
             r"assignment names 'n', but the modules are m$",
         ),
         (lambda: build(num_clients=None), r"give either num_clients or assignment"),
         (lambda: build(assignment=["m"]), r"give either num_clients or assignment"),
     ],
-    ids=["classes", "features", "parameters", "assignment", "neither", "both"],
+    ids=["classes", "features", "parameters", "hash", "assignment", "neither", "both"],
 )
 def test_make_federation_says_in_one_line_what_is_wrong(make, message):
     with pytest.raises(ValueError, match=message) as error:
