@@ -69,7 +69,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
             self.has_error = lambda: failed
 
     asked, said, grid = [], [], Grid()
-    meet, exchange = grid_nodes(grid, 0.0, 1.0, said.append)
+    meet, exchange, _ = grid_nodes(grid, 0.0, 1.0, said.append)
     hello = Envelope({"kind": "hello"}, {})
     assert sorted(meet(hello, 2)) == [0, 1] and said == ["node 12 does not answer: it has expired"]
     assert sorted(meet(hello, 0)) == [0, 1]
