@@ -14,6 +14,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
 from fedjax_ht.deploy.pipe import ask
+from fedjax_ht.deploy.secagg import sum_of
+from fedjax_ht.deploy.secagg_client import masked
 
 KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}  # of a head -> of a Flower message
 POLL_SECONDS = 1.0
@@ -101,8 +103,6 @@ def grid_nodes(
         return {heads[node]["client"]: reply for node, reply in said.items()}
 
     def add(letters: dict[int, Envelope], groups: Groups) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
-        from fedjax_ht.deploy.secagg import sum_of  # the client's app has no use for it
-
         nodes, answers, totals = {head["client"]: node for node, head in heads.items()}, {}, {}
         for name, clients in groups.items():
             there = {nodes[client]: to_records(letters[client]) for client in clients if client in nodes}
@@ -139,20 +139,18 @@ def client_app() -> ClientApp:
     """A Flower app that hands every message to the client's own process, see `pipe`, by the node's "socket"."""
     app = ClientApp()
 
-    def answer(message: Message, context: Context, masked: bool) -> Envelope:
+    def answer(message: Message, context: Context, hidden: bool) -> Envelope:
         envelope = from_records(message.content)
-        asked = envelope._replace(head=envelope.head | {"masked": masked})  # whatever the server says of it
+        asked = envelope._replace(head=envelope.head | {"masked": hidden})  # whatever the server says of it
         return ask(Path(str(context.node_config["socket"])), asked)
 
     def hand_on(message: Message, context: Context) -> Message:
-        return Message(to_records(answer(message, context, False)), reply_to=message)
+        return Message(to_records(answer(message, context, hidden=False)), reply_to=message)
 
     def train(message: Message, context: Context) -> Message:
         if RECORD_KEY_CONFIGS not in message.content.config_records:
             return hand_on(message, context)
-        from fedjax_ht.deploy.secagg_client import masked  # most messages do without it
-
-        return masked(message, context, lambda message: answer(message, context, True))
+        return masked(message, context, lambda message: answer(message, context, hidden=True))
 
     app.query()(hand_on)
     app.train()(train)

@@ -109,12 +109,9 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     config, _, sites = federation
     plain, secure = make_plan(config), make_plan(config, secure_sums=True)
     there = {False: sites[1], True: sites[1]._replace(plan=secure)}
-    words = {
-        False: "it has another config: secure_sums True, not False",
-        True: "it has another config: secure_sums False, not True",
-    }
     for flag, other in ((False, secure), (True, plain)):
-        assert answer(there[flag], hello(other)).head["error"] == words[flag]
+        said = answer(there[flag], hello(other)).head["error"]
+        assert said == f"it has another config: secure_sums {flag}, not {not flag}"
     head = {"kind": "train", "run": "a", "round": 0, "last_round": -1, "oldest": 0}
     for unmasked in (head, head | {"masked": False}):
         said = answer(there[True], Envelope(unmasked, {})).head["error"]
