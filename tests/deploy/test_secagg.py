@@ -222,5 +222,5 @@ def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypa
         assert own.keys() - left == other.keys() - left
         for name in own.keys() - left:
             np.testing.assert_allclose(
-                np.array(other[name], float), np.array(own[name], float), rtol=1e-3, err_msg=name
+                np.array(other[name], float), np.array(own[name], float), rtol=1e-5, err_msg=name
             )
