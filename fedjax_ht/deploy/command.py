@@ -10,6 +10,7 @@ Every side has the config itself; it must be the same. docs/deploy.md has the wh
 
 import importlib.util
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -159,6 +160,7 @@ def run_server(grid: Any, run_config: dict[str, Any]) -> None:
     """The rounds, in the process that Flower starts for its ServerApp."""
     from fedjax_ht.deploy.flower import grid_nodes
 
+    logging.getLogger("flwr").propagate = False  # the root's handler would say all a second time, and DEBUG, too
     use_all_cores()
     enable_compilation_cache()
     plan = make_plan(ConfigDict(completed(json.loads(run_config["config"]))), run_config["secure_sums"])
