@@ -39,7 +39,7 @@ server = server_app()
 '''
 
 
-def write_app(folder: Path, version: str, config: Mapping[str, str | float]) -> None:
+def write_app(folder: Path, version: str, config: Mapping[str, str | float | bool]) -> None:
     """Writes a Flower app whose server takes `config`: for `flwr run FOLDER`."""
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
     with atomic_open(folder / "pyproject.toml") as file:

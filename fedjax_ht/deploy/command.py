@@ -10,6 +10,7 @@ Every side has the config itself; it must be the same. docs/deploy.md has the wh
 
 import importlib.util
 import json
+import logging
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ht.deploy import app
 from fedjax_ht.deploy.data import read_own, write_own
+from fedjax_ht.deploy.masks import WIDEST
 from fedjax_ht.deploy.pipe import listen
 from fedjax_ht.deploy.plan import Plan, make_plan
 from fedjax_ht.deploy.serve import DONE, serve
@@ -53,6 +55,10 @@ _HOST = flags.DEFINE_string("host", "127.0.0.1", "server: the address to listen 
 _PORT = flags.DEFINE_integer("port", 8000, "server: the port to listen at.")
 _PATIENCE = flags.DEFINE_float("patience", 300.0, "server: seconds to wait for clients that are not there yet.")
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "server: seconds that clients have to answer.")
+_SUMS = flags.DEFINE_bool(
+    "secure_sums", False, "server, client: uplinks are masked, and the server sees their sum alone."
+)
+_RANGE = flags.DEFINE_float("sum_range", 8.0, "server: what of an uplink is beyond it, up or down, is cut for a sum.")
 _INSECURE = flags.DEFINE_bool("insecure", False, "No TLS and no keys: to try it out on one machine.")
 
 COMMANDS = ("split", "server", "client")
@@ -109,6 +115,8 @@ def client(plan: Plan, workdir: Path) -> None:
 def server(plan: Plan, config: ConfigDict, workdir: Path) -> None:
     """Starts a SuperLink, lets the clients in, and runs the config's rounds as a Flower app."""
     secured = _secured("ca.crt", _KEYS)
+    if not 1 <= _RANGE.value <= WIDEST:
+        raise ValueError(f"--sum_range is {_RANGE.value}; it must be from 1 to {WIDEST:g}")
     home, address = workdir / "flower", f"{_HOST.value}:{_PORT.value}"
     check_port(_PORT.value)
     words = ["flower-superlink", "--host", _HOST.value, "--port", str(_PORT.value)]
@@ -124,9 +132,9 @@ def server(plan: Plan, config: ConfigDict, workdir: Path) -> None:
     local = f"{'127.0.0.1' if _HOST.value == '0.0.0.0' else _HOST.value}:{_PORT.value}"
     app.write_connection(home, local, secured)
     given = {"config": config.to_json_best_effort(), "workdir": str(workdir)}
-    app.write_app(
-        workdir / "app", version("fedjax_ht"), given | {"patience": _PATIENCE.value, "timeout": _TIMEOUT.value}
-    )
+    given |= {"patience": _PATIENCE.value, "timeout": _TIMEOUT.value}
+    given |= {"secure_sums": plan.secure_sums, "sum_range": _RANGE.value}
+    app.write_app(workdir / "app", version("fedjax_ht"), given)
     (workdir / DONE).unlink(missing_ok=True)
     with catch_signals() as caught:
         link = app.start(words, home, workdir / "flower.log")
@@ -152,13 +160,14 @@ def run_server(grid: Any, run_config: dict[str, Any]) -> None:
     """The rounds, in the process that Flower starts for its ServerApp."""
     from fedjax_ht.deploy.flower import grid_nodes
 
+    logging.getLogger("flwr").propagate = False  # the root's handler would say all a second time, and DEBUG, too
     use_all_cores()
     enable_compilation_cache()
-    plan = make_plan(ConfigDict(completed(json.loads(run_config["config"]))))
-    meet, exchange = grid_nodes(grid, run_config["patience"], run_config["timeout"], tell)
+    plan = make_plan(ConfigDict(completed(json.loads(run_config["config"]))), run_config["secure_sums"])
+    nodes = grid_nodes(grid, run_config["patience"], run_config["timeout"], tell, run_config["sum_range"])
     try:
         with jax.default_matmul_precision(plan.config.precision):
-            serve(plan, Path(run_config["workdir"]), Transport(meet, exchange), tell)
+            serve(plan, Path(run_config["workdir"]), Transport(*nodes), tell)
     except (ValueError, OSError) as error:
         fail(error)
 
@@ -208,7 +217,7 @@ def main(arguments: Sequence[str]) -> None:
             return
         if importlib.util.find_spec("flwr") is None:
             raise ImportError("Flower is not installed: pip install 'fedjax_ht[flower]'")
-        plan = make_plan(config)
+        plan = make_plan(config, _SUMS.value)
         use_all_cores()
         enable_compilation_cache()
         workdir.mkdir(parents=True, exist_ok=True)

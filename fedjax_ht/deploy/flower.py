@@ -2,19 +2,25 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
 from flwr.serverapp import Grid, ServerApp
 
 from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
 from fedjax_ht.deploy.pipe import ask
+from fedjax_ht.deploy.secagg import sum_of
+from fedjax_ht.deploy.secagg_client import masked
 
 KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}  # of a head -> of a Flower message
 POLL_SECONDS = 1.0
+
+Groups = Mapping[str, Sequence[int]]  # a name -> clients whose uplinks are summed together
 
 
 def to_records(envelope: Envelope) -> RecordDict:
@@ -49,14 +55,17 @@ def overhead(envelope: Envelope) -> int:
     return arrays + len(records.config_records["head"].deflate()) - numbers_in(envelope)
 
 
-def grid_nodes(grid: Grid, patience: float, timeout: float, tell: Callable[[str], None]) -> tuple[Callable, Callable]:
-    """`Transport.meet` and `Transport.exchange` over Flower's grid.
+def grid_nodes(
+    grid: Grid, patience: float, timeout: float, tell: Callable[[str], None], limit: float = 8.0
+) -> tuple[Callable, Callable, Callable]:
+    """`Transport.meet`, `Transport.exchange` and `Transport.add` over Flower's grid.
 
     Args:
       grid: Flower's.
       patience: seconds to wait for clients that are not there yet.
       timeout: seconds that the clients have for an answer.
       tell: takes a line for whoever watches.
+      limit: of the numbers in a sum, see `secagg.sum_of`.
     """
     heads: dict[int, dict[str, Any]] = {}  # node -> what its client said
     refused: set[int] = set()
@@ -93,6 +102,16 @@ def grid_nodes(grid: Grid, patience: float, timeout: float, tell: Callable[[str]
         said = {node: Envelope({"error": r}, {}) if isinstance(r, str) else r for node, r in replies.items()}
         return {heads[node]["client"]: reply for node, reply in said.items()}
 
+    def add(letters: dict[int, Envelope], groups: Groups) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
+        nodes, answers, totals = {head["client"]: node for node, head in heads.items()}, {}, {}
+        for name, clients in groups.items():
+            there = {nodes[client]: to_records(letters[client]) for client in clients if client in nodes}
+            found = sum_of(grid, there, limit, timeout)
+            said = found.heads | {node: {"error": why} for node, why in found.lost.items()}
+            answers |= {heads[node]["client"]: Envelope(head, {}) for node, head in said.items()}
+            totals[name] = found.total
+        return answers, totals
+
     def post(letters: dict[int, Envelope]) -> dict[int, Envelope | str]:
         """What nodes answer; in words, where Flower says why one does not, or it answers nonsense."""
         kinds = {node: KINDS[letter.head["kind"]] for node, letter in letters.items()}
@@ -104,7 +123,7 @@ def grid_nodes(grid: Grid, patience: float, timeout: float, tell: Callable[[str]
         asked = {message.metadata.message_id: node for node, message in messages.items()}
         return {asked[reply.metadata.reply_to_message_id]: _opened(reply) for reply in replies}
 
-    return meet, exchange
+    return meet, exchange, add
 
 
 def _opened(reply: Message) -> Envelope | str:
@@ -120,12 +139,21 @@ def client_app() -> ClientApp:
     """A Flower app that hands every message to the client's own process, see `pipe`, by the node's "socket"."""
     app = ClientApp()
 
+    def answer(message: Message, context: Context, hidden: bool) -> Envelope:
+        envelope = from_records(message.content)
+        asked = envelope._replace(head=envelope.head | {"masked": hidden})  # whatever the server says of it
+        return ask(Path(str(context.node_config["socket"])), asked)
+
     def hand_on(message: Message, context: Context) -> Message:
-        reply = ask(Path(str(context.node_config["socket"])), from_records(message.content))
-        return Message(to_records(reply), reply_to=message)
+        return Message(to_records(answer(message, context, hidden=False)), reply_to=message)
+
+    def train(message: Message, context: Context) -> Message:
+        if RECORD_KEY_CONFIGS not in message.content.config_records:
+            return hand_on(message, context)
+        return masked(message, context, lambda message: answer(message, context, hidden=True))
 
     app.query()(hand_on)
-    app.train()(hand_on)
+    app.train()(train)
     app.evaluate()(hand_on)
     return app
 

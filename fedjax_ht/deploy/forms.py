@@ -41,5 +41,10 @@ def taught_form(plan: Plan, federation: Federation, bucket: Bucket) -> Taught:
     return jax.eval_shape(step, data, downlink_form(plan, federation, bucket), _key(), _NUMBER, INFO)
 
 
+def uplink_forms(plan: Plan, federation: Federation) -> dict[str, PyTree]:
+    """Bucket name -> the form of its clients' uplinks."""
+    return {b.name: taught_form(plan, federation, b).uplink for b in federation.buckets}
+
+
 def _key():
     return jax.eval_shape(lambda: jax.random.key(0))

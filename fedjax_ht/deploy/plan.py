@@ -15,6 +15,7 @@ from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.robust import defended
 from fedjax_ht.core.round import Channel
+from fedjax_ht.deploy.sums import check_reads
 from fedjax_ht.runner.build import Task, make_clients, settle
 from fedjax_ht.runner.run_folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.simulation.options import SimulationOptions
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
       options: how the federation runs.
       channel: what transforms the messages.
       fields: what both sides must have alike, name -> JSON value.
+      secure_sums: whether the server gets sums of uplinks alone, see `sums`.
     """
 
     label: str
@@ -41,14 +43,15 @@ class Plan(NamedTuple):
     options: SimulationOptions
     channel: Channel
     fields: dict[str, Any]
+    secure_sums: bool
 
     @property
     def num_clients(self) -> int:
         return self.config.partition.num_clients
 
 
-def make_plan(config: ConfigDict) -> Plan:
-    """Checks a config for a deployment.
+def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
+    """Checks a config for a deployment, with the flag --secure_sums or without.
 
     Raises:
       ValueError: it is wrong, or asks for what only a simulation can do. One line.
@@ -70,12 +73,22 @@ def make_plan(config: ConfigDict) -> Plan:
     if method.sees_data:
         raise ValueError(f"the server of {method.name} reads the clients' samples: no real server can run it")
     options = settled.options
+    if secure_sums:
+        check_reads(method)
+        if entry.options.get("weighting") == "samples":
+            raise ValueError(
+                f"--secure_sums: {method.name} weighs clients by numbers of samples, and a sum has to weigh alike; "
+                "take --config.method.weighting=uniform"
+            )
+        if options.robust:
+            raise ValueError(f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads")
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
     shared = {name: value for name, value in json.loads(own.to_json_best_effort()).items() if name not in NAMING}
     shared["partition"] = {"num_clients": own.partition.num_clients}
     fields = {name: value for name, value in flatten(shared).items() if name not in OWN}
     fields |= {f"method.{name}": value for name, value in json.loads(json.dumps(entry.options)).items()}
-    return Plan(label, own, defended(method, options.robust), options, channel, fields | {"method": entry.method})
+    fields |= {"method": entry.method} | ({"secure_sums": True} if secure_sums else {})
+    return Plan(label, own, defended(method, options.robust), options, channel, fields, secure_sums)
 
 
 def make_models(plan: Plan, task: Task) -> Federation:
@@ -91,7 +104,7 @@ def make_models(plan: Plan, task: Task) -> Federation:
 
 def about(plan: Plan) -> dict[str, Any]:
     """What one side tells the other of itself."""
-    return {"version": version("fedjax_ht"), "fields": plan.fields}
+    return {"version": version("fedjax_ht"), "fields": plan.fields | {"secure_sums": plan.secure_sums}}
 
 
 def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:

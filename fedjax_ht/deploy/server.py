@@ -17,9 +17,11 @@ from fedjax_ht.core.round import ClientResult, all_finite, send
 from fedjax_ht.core.wire import WireCost, wire_elements
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.forms import taught_form
+from fedjax_ht.deploy.forms import uplink_forms
+from fedjax_ht.deploy.masks import FEWEST
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.deploy.plan import Plan, about, make_models, task_of_json
+from fedjax_ht.deploy.sums import summed_clients, uplinks_of
 from fedjax_ht.simulation import trials as per_trial
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile
@@ -38,10 +40,14 @@ class Transport(NamedTuple):
       meet: (hello, wanted) -> the heads of the clients that can be reached now, by id; it waits until `wanted` of them
         can, or its patience ends.
       exchange: {client: Envelope} -> {client: Envelope}, of those that answer in time.
+      add: ({client: Envelope}, {group: its clients}) -> ({client: Envelope}, {group: sum}), by a secure sum of each
+        group's vectors, see `sums.as_vector`: what the clients said besides, or "error" of one that is not in the sum;
+        and the float64 vector, or in words why there is none.
     """
 
     meet: Callable[[Envelope, int], Heads]
     exchange: Callable[[dict[int, Envelope]], dict[int, Envelope]]
+    add: Callable[[dict[int, Envelope], dict[str, list[int]]], tuple[dict[int, Envelope], dict[str, np.ndarray | str]]]
 
 
 class Answered(NamedTuple):
@@ -49,7 +55,7 @@ class Answered(NamedTuple):
 
     Attributes:
       head: its head.
-      uplink: its message as NumPy, None where it was not finite.
+      uplink: its message as NumPy, None where it was not finite; of a secure sum the client's part, see `sums`.
       cost: of the downlink and of the uplink.
     """
 
@@ -67,6 +73,7 @@ class Server(NamedTuple):
       flops: float64 [num_clients], of a round of each.
       run: the name of this run for the clients' folders.
       forms: bucket name -> the form of its uplinks.
+      groups: name -> clients whose uplinks are summed together; None where uplinks come one by one.
       send: bucket name -> compiled (server, round, info) -> downlink.
       serve, first, charge: as of `simulation.trials`.
       frozen: `Method.frozen`, on its device.
@@ -81,6 +88,7 @@ class Server(NamedTuple):
     flops: np.ndarray
     run: str
     forms: dict[str, PyTree]
+    groups: dict[str, tuple[int, ...]] | None
     send: dict[str, Callable]
     serve: Callable
     first: Callable
@@ -116,14 +124,18 @@ def make_server(plan: Plan, transport: Transport, run: str, warn: Callable[[str]
         split: np.array([heads[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
         for split in ClientIndices._fields
     }
-    method = plan.method
+    method, forms = plan.method, uplink_forms(plan, federation)
+    groups = summed_clients(method, federation, forms) if plan.secure_sums else None
+    if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
+        warn(f"clients without training samples are not asked to train, by --secure_sums: {', '.join(map(str, idle))}")
     return Server(
         plan,
         federation,
         counts,
         np.array([heads[i]["flops"] for i in range(plan.num_clients)]),
         run,
-        {b.name: taught_form(plan, federation, b).uplink for b in federation.buckets},
+        forms,
+        groups,
         {b.name: _sender(plan, federation, b) for b in federation.buckets},
         per_trial.serve(method, federation),
         per_trial.first_server(method, federation),
@@ -184,7 +196,13 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     there = np.isin(np.arange(num_clients), sorted(reached(server)))
     options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: there))
     ids, _ = choose_participants(options, num_clients, number)
-    answered = _train(server, state, ids.tolist())
+    asked = ids.tolist()
+    if server.groups is None:
+        answered = _train(server, state, asked)
+    else:
+        groups = _taking_part(server, state, set(asked))
+        asked = [i for clients in groups.values() for i in clients]
+        answered = _train_summed(server, state, groups)
     received = {b.name: _received(server, state, b, answered) for b in server.federation.buckets}
     rows = {name: np.arange(len(r.arrived), dtype=np.int32)[None] for name, r in received.items()}
     own = (state.servers, _seeds(server), (), rows, {})
@@ -200,9 +218,11 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     last_round = state.last_round.copy()
     last_round[0, sorted(answered) if everyone is None else there] = number
     report = round_report([_results(answered)], result, everyone, 0.0, np.zeros(num_clients, bool))
-    lost = num_clients - int(there.sum()) + len(ids) - len(answered)
+    lost = num_clients - int(there.sum()) + len(asked) - len(answered)
     longest = max((one.head["seconds"] for one in answered.values()), default=0.0)
     report = report._replace(absent=lost or None, metrics=report.metrics | {"seconds_client": longest})
+    if server.groups is not None:  # what is made of a sum tells nobody apart
+        report = report._replace(far_off=())
     return SimulationState(number + 1, servers, {}, last_round, {}), report
 
 
@@ -245,8 +265,54 @@ def _train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, 
     return found
 
 
+def _taking_part(server: Server, state: SimulationState, ids: set[int]) -> dict[str, list[int]]:
+    """Who of these clients is summed with whom; of who has no samples there is nothing to add."""
+    groups = {}
+    for name, clients in server.groups.items():
+        there = [i for i in clients if i in ids and server.counts["train"][i]]
+        if len(there) >= FEWEST:
+            groups[name] = there
+        elif there:
+            who = f"{len(there)} of the clients of {name} take part, and a sum takes {FEWEST}"
+            server.warn(f"round {state.round + 1}: {who}; it goes on without them")
+    return groups
+
+
+def _train_summed(server: Server, state: SimulationState, groups: dict[str, list[int]]) -> dict[int, Answered]:
+    """As `_train`, where all that comes of uplinks is their sum, group by group."""
+    letters, costs = _letters(server, state, "train", [i for clients in groups.values() for i in clients])
+    answers, totals = server.transport.add(letters, groups)
+    words, found = f"round {state.round + 1}", {}
+    good = _good(server, words, sorted(answers), answers, costs)
+    for name, clients in groups.items():
+        total, mine = totals[name], [i for i in clients if i in good]
+        try:
+            if isinstance(total, str):
+                raise ValueError(total)
+            form = server.forms[server.federation.buckets[server.federation.assignment[clients[0]]].name]
+            uplinks = uplinks_of(form, total, mine)
+        except ValueError as error:
+            server.warn(f"{words}: there is no sum of {name}: {error}")
+            continue
+        for client in mine:
+            head = good[client].head | {"finite": True}
+            if "warning" in head:
+                server.warn(f"client {client}, {words}: {head['warning']}")
+            found[client] = Answered(head, uplinks[client], (head["downlink"], _cost(uplinks[client])))
+    return dict(sorted(found.items()))
+
+
 def _ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> dict[int, Envelope]:
     """The clients' answers without those that say "error", each of which is a line."""
+    letters, costs = _letters(server, state, kind, ids)
+    words = f"round {state.round + 1}" if kind == "train" else f"evaluation after round {state.round}"
+    return _good(server, words, ids, server.transport.exchange(letters), costs)
+
+
+def _letters(
+    server: Server, state: SimulationState, kind: str, ids: list[int]
+) -> tuple[dict[int, Envelope], dict[int, WireCost]]:
+    """What clients are asked, and what the downlinks in it cost."""
     one = of_trial(state.servers, 0)
     letters, costs = {}, {}
     for client in ids:
@@ -257,8 +323,13 @@ def _ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> d
         oldest = int(server.saved[0][client]) + 1 if len(server.saved) == server.saved.maxlen else 0
         head = {"kind": kind, "run": server.run, "round": state.round, "oldest": oldest}
         letters[client] = Envelope(head | {"last_round": int(state.last_round[0, client])}, pack(downlink))
-    answers, good = server.transport.exchange(letters), {}
-    words = f"round {state.round + 1}" if kind == "train" else f"evaluation after round {state.round}"
+    return letters, costs
+
+
+def _good(
+    server: Server, words: str, ids: list[int], answers: dict[int, Envelope], costs: dict[int, WireCost]
+) -> dict[int, Envelope]:
+    good = {}
     for client in ids:
         if client not in answers:
             server.warn(f"client {client}, {words}: no answer")

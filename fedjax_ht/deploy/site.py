@@ -26,9 +26,10 @@ from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import states
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.forms import downlink_form
+from fedjax_ht.deploy.forms import downlink_form, uplink_forms
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.deploy.plan import Plan, about, difference, make_models, task_as_json
+from fedjax_ht.deploy.sums import as_vector, summed_clients
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.runner.build import Task
 from fedjax_ht.simulation.program import evaluation_batch
@@ -93,6 +94,8 @@ def make_site(plan: Plan, client: int, dataset: Dataset, own: ClientIndices, fol
         raise ValueError(f"client is {client}; the config has clients 0 to {plan.num_clients - 1}")
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     federation = make_models(plan, task)
+    if plan.secure_sums:
+        summed_clients(plan.method, federation, uplink_forms(plan, federation))
     bucket = federation.buckets[federation.assignment[client]]
     counts = {name: len(getattr(own, name)) for name in ClientIndices._fields}
     splits = {"train": stack([own.train])} | {name: stack([mixed(getattr(own, name))]) for name in ("val", "test")}
@@ -154,6 +157,11 @@ def _hello(site: Site, message: Envelope) -> Envelope:
 
 
 def _train(site: Site, message: Envelope) -> Envelope:
+    # The client's own end of Flower says whether the answer will be masked, not the server.
+    masked, secure = message.head.get("masked", False), site.plan.secure_sums
+    if masked != secure:
+        words = ("with", "would leave unmasked") if secure else ("without", "would leave masked")
+        raise ValueError(f"this client was started {words[0]} --secure_sums, and its answer {words[1]}")
     ask = _read(site, message.head)
     state, downlink = _state(site, ask), unpack(site.downlink, message.arrays, "the downlink")
     taught, scores = site.programs.train(state, downlink, site.data, *ask.where)
@@ -161,7 +169,9 @@ def _train(site: Site, message: Envelope) -> Envelope:
     states.save(ask.folder, ask.after, taught.client if finite else state)
     states.forget(ask.folder, ask.oldest)
     head = {"finite": finite, "metrics": _numbers(taught.metrics), "scores": _scores(scores)}
-    return Envelope(head, pack(taught.uplink) if finite else {})
+    if not finite:
+        return Envelope(head, {})
+    return Envelope(head, {"vector": as_vector(taught.uplink)} if secure else pack(taught.uplink))
 
 
 def _evaluate(site: Site, message: Envelope) -> Envelope:

@@ -12,6 +12,7 @@ import pytest
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.serve import serve
+from fedjax_ht.deploy.server import hello
 from fedjax_ht.deploy.site import answer
 from fedjax_ht.simulation.history import run
 from tests.deploy.sites import assert_same_rows, simulation_of, sites_of, small_config, transport
@@ -101,6 +102,23 @@ def test_what_a_client_cannot_answer_is_one_line(federation):
     assert answer(sites[1], Envelope({"kind": "delete"}, {})).head["error"] == "a message of kind 'delete'"
     assert "a run called '../x'" in answer(sites[1], Envelope(head | {"run": "../x"}, {})).head["error"]
     assert "the downlink lacks" in answer(sites[1], Envelope(head | {"last_round": -1}, {})).head["error"]
+
+
+def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
+    """Before anything is trained."""
+    config, _, sites = federation
+    plain, secure = make_plan(config), make_plan(config, secure_sums=True)
+    there = {False: sites[1], True: sites[1]._replace(plan=secure)}
+    for flag, other in ((False, secure), (True, plain)):
+        said = answer(there[flag], hello(other)).head["error"]
+        assert said == f"it has another config: secure_sums {flag}, not {not flag}"
+    head = {"kind": "train", "run": "a", "round": 0, "last_round": -1, "oldest": 0}
+    for unmasked in (head, head | {"masked": False}):
+        said = answer(there[True], Envelope(unmasked, {})).head["error"]
+        assert said == "this client was started with --secure_sums, and its answer would leave unmasked"
+    said = answer(there[False], Envelope(head | {"masked": True}, {})).head["error"]
+    assert said == "this client was started without --secure_sums, and its answer would leave masked"
+    assert "the downlink lacks" in answer(there[True], Envelope(head | {"masked": True}, {})).head["error"]
 
 
 @pytest.mark.parametrize(

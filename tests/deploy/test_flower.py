@@ -27,7 +27,7 @@ from tests.deploy.sites import small_config
 
 
 def get_config(argument=None):
-    return small_config({method!r}, rounds=4)
+    return small_config({method!r}, rounds={rounds})
 """
 
 
@@ -69,7 +69,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
             self.has_error = lambda: failed
 
     asked, said, grid = [], [], Grid()
-    meet, exchange = grid_nodes(grid, 0.0, 1.0, said.append)
+    meet, exchange, _ = grid_nodes(grid, 0.0, 1.0, said.append)
     hello = Envelope({"kind": "hello"}, {})
     assert sorted(meet(hello, 2)) == [0, 1] and said == ["node 12 does not answer: it has expired"]
     assert sorted(meet(hello, 0)) == [0, 1]
@@ -84,7 +84,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
 @pytest.mark.parametrize("method", ["fedproto"])
 def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
     """One client is killed in round 2 and started again; the server is killed after it, and started again."""
-    (tmp_path / "config.py").write_text(CONFIG.format(method=method))
+    (tmp_path / "config.py").write_text(CONFIG.format(method=method, rounds=4))
     certificates(tmp_path / "certs")
     command(tmp_path, "split", "--workdir=sites").wait()
     for i in range(4):
@@ -116,6 +116,34 @@ def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
     assert_same_rows(*([as_trained(row, alone) for row in found] for found in (run(simulation, 4)[1], rows)))
 
 
+@pytest.mark.slow
+def test_four_nodes_by_secure_sums_end_as_the_simulation(tmp_path):
+    """One client is killed after round 1: the sums of rounds 2 and 3 are the other three's."""
+    (tmp_path / "config.py").write_text(CONFIG.format(method="fedproto", rounds=3))
+    certificates(tmp_path / "certs")
+    command(tmp_path, "split", "--workdir=sites").wait()
+    for i in range(4):
+        key(tmp_path, i)
+    port = app.free_port()
+    server = start_server(tmp_path, port, "--secure_sums")
+    clients = {i: start_client(tmp_path, port, i, "--secure_sums") for i in range(4)}
+    try:
+        wait_for(tmp_path, server, lambda rows: rows[-1]["round"] == 1)
+        clients[2].kill()
+        assert server.wait(600) == 0, (tmp_path / "server.log").read_text()
+    finally:
+        for process in (server, *clients.values()):
+            process.terminate()
+            process.wait(60)
+    rows = [json.loads(line) for line in (tmp_path / "server" / "metrics.jsonl").read_text().splitlines()]
+    spans = [(i, k, k) for i in range(4) for k in range(3) if i != 2 or k == 0]
+    _, simulation = simulation_of(small_config("fedproto", rounds=3), profile=Profile(available=by_trace(4, spans)))
+    for own, other in zip(run(simulation, 3)[1], rows, strict=True):
+        assert own.get("arrived") == other.get("arrived")
+        if "loss" in own:
+            np.testing.assert_allclose(other["loss"], own["loss"], rtol=1e-4)
+
+
 def as_trained(row: dict, alone: set[int]) -> dict:
     """Without who was absent, and without the scores of rounds after which a client did not answer."""
     scores = [k for k in row if k == "clients" or (k.startswith("accuracy") and "participants" not in k)]
@@ -134,13 +162,13 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
-def start_server(folder: Path, port: int) -> subprocess.Popen:
+def start_server(folder: Path, port: int, *flags: str) -> subprocess.Popen:
     secured = ["--certificates=certs", "--keys=keys", f"--port={port}"]
-    return command(folder, "server", "--workdir=server", *secured, "--timeout=120", log="server.log")
+    return command(folder, "server", "--workdir=server", *secured, "--timeout=120", *flags, log="server.log")
 
 
-def start_client(folder: Path, port: int, i: int) -> subprocess.Popen:
-    own = [f"--client_id={i}", f"--data=npz:sites/client_{i}.npz", f"--superlink=127.0.0.1:{port}"]
+def start_client(folder: Path, port: int, i: int, *flags: str) -> subprocess.Popen:
+    own = [f"--client_id={i}", f"--data=npz:sites/client_{i}.npz", f"--superlink=127.0.0.1:{port}", *flags]
     return command(
         folder, "client", f"--workdir=home{i}", *own, "--certificates=certs", f"--key=client{i}", log=f"client{i}.log"
     )

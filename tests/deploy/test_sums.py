@@ -1,0 +1,183 @@
+"""What a server makes of a secure sum, and for whom there is one."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.disclosure import client_round
+from fedjax_ht.core.federation import make_federation
+from fedjax_ht.core.method import ClientInfo, Context, Received
+from fedjax_ht.core.uploads import is_leaf, leaves_of
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.deploy.plan import make_plan
+from fedjax_ht.deploy.server import _taking_part
+from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
+from fedjax_ht.methods import method_factory
+from tests.deploy.sites import small_config
+from tests.federations import MODULES, NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for, mixed_federation
+from tests.method_wires import settings
+from tests.reference import sums as reference
+
+UNIFORM = {"weighting": "uniform"}
+
+
+def random_uplink(form, rng):
+    """Numbers and masks of anything; what is not sent is anything, too."""
+
+    def drawn(leaf):
+        if isinstance(leaf, Masked):
+            return Masked(drawn(leaf.values), rng.random(leaf.mask.shape) < 0.5)
+        return rng.normal(size=leaf.shape).astype(leaf.dtype)
+
+    return jax.tree.map(drawn, form, is_leaf=is_leaf)
+
+
+def test_a_sum_becomes_the_references_shares():
+    rng, number = np.random.default_rng(1), jax.ShapeDtypeStruct
+    form = {
+        "plain": number((2, 3), jnp.float32),
+        "half": number((3,), jnp.bfloat16),
+        "rows": Masked(number((4, 3), jnp.float32), number((4,), bool)),
+        "entries": Masked(number((2, 2), jnp.float32), number((2, 2), bool)),
+        "one": number((), jnp.float32),
+    }
+    own = [random_uplink(form, rng) for _ in range(5)]
+    for uplink in own:
+        uplink["rows"].mask[0] = False  # a row that nobody sends
+    total = np.sum([as_vector(uplink).astype(float) for uplink in own], 0)
+    clients = (7, 2, 5, 11, 3)
+    made = uplinks_of(form, total, clients)
+    assert list(made) == sorted(clients)
+    rows = list(made.values())
+    everything = np.ones((5, 1), bool)
+    for name, leaf in form.items():
+        masked = isinstance(leaf, Masked)
+        values = np.stack([np.asarray(u[name].values if masked else u[name], float) for u in own])
+        flat = values.reshape(5, -1)
+        sent = np.stack([u[name].mask for u in own]).reshape(5, -1) if masked else everything
+        wide = np.repeat(sent, flat.shape[1] // sent.shape[1], 1)
+        shares, there = reference.shares(flat, wide)
+        got = np.stack([np.asarray(u[name].values if masked else u[name], float) for u in rows]).reshape(5, -1)
+        tolerance = 1e-2 if name == "half" else 1e-6
+        np.testing.assert_allclose(got, shares, atol=tolerance)
+        assert all(
+            (u[name].values if masked else u[name]).dtype == (leaf.values if masked else leaf).dtype for u in rows
+        )
+        if masked:
+            got = np.stack([u[name].mask for u in rows]).reshape(5, -1)
+            assert (np.repeat(got, flat.shape[1] // sent.shape[1], 1) == there).all()
+    assert not any(
+        np.shares_memory(a["plain"], b["plain"]) and (a["plain"] != b["plain"]).any() for a in rows for b in rows
+    )
+    for wrong in (total[1:], total + np.nan, total + 0.4, total + 3):
+        with pytest.raises(ValueError, match="it is no sum of 5 uplinks"):
+            uplinks_of(form, wrong, clients)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedproto", {}),
+        ("fd", {}),
+        ("lg_fedavg", UNIFORM),
+        ("fedavg", UNIFORM),
+        ("fedral", UNIFORM),
+        ("fml", {}),
+        ("fedapen", {}),
+    ],
+)
+def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
+    """Numbers of samples differ, one client has not arrived, and the sums are rounded as SecAgg+ rounds them."""
+    federation, rng = federation_for(name), np.random.default_rng(0)
+    method = method_factory(name)(TRAINING, **settings(name) | options)
+    forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
+    groups, lost = summed_clients(method, federation, forms), NUM_CLIENTS - 1
+    named = {i: b.name for b in federation.buckets for i in federation.members(b)}
+    own = {i: random_uplink(forms[named[i]], rng) for i in range(NUM_CLIENTS)}
+    made = {lost: own[lost]}
+    for clients in groups.values():
+        there = [i for i in clients if i != lost]
+        total = np.sum([as_vector(own[i]).astype(float) for i in there], 0)
+        made |= uplinks_of(forms[named[there[0]]], np.round(total * 2**18) / 2**18, there)
+
+    def serve(server, uplinks):
+        received = {}
+        for bucket in federation.buckets:
+            ids = np.array(federation.members(bucket), np.int32)
+            info = ClientInfo(ids, 1 + ids, np.zeros_like(ids))
+            received[bucket.name] = Received(uplinks[bucket.name], info, ids != lost)
+        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.frozen, jax.random.key(2))
+        return method.server_update(federation, server, received, ctx)[0]
+
+    def stacked(uplinks):
+        return {
+            b.name: jax.tree.map(lambda *xs: np.stack(xs), *(uplinks[i] for i in federation.members(b)))
+            for b in federation.buckets
+        }
+
+    server = method.init_server(federation, jax.random.key(0))
+    run = jax.jit(serve)
+    for mine, theirs in zip(*(jax.tree.leaves(run(server, stacked(uplinks))) for uplinks in (made, own))):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
+    for uplinks in zip(leaves_of(made[0]), leaves_of(own[0])):
+        mine, theirs = (leaf.values if isinstance(leaf, Masked) else leaf for leaf in uplinks)
+        assert (np.asarray(mine) != theirs).mean() > 0.9  # nothing of a client is left in its place
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("local", "send nothing that could be summed"),
+        ("fedtgp", "reads more than sums of uplinks"),
+        ("fedavg", "say which rows or counts they have"),
+        ("fedclassavg", "say which rows or counts they have"),
+        ("heterofl", "say which rows or counts they have"),
+    ],
+)
+def test_methods_whose_sum_is_not_enough_are_refused(name, words):
+    federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
+    forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
+    with pytest.raises(ValueError, match=words) as error:
+        summed_clients(method, federation, forms)
+    assert name in str(error.value) and "\n" not in str(error.value)
+
+
+def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone():
+    sums, one = SimpleNamespace(name="mine", server_reads="sums"), jax.ShapeDtypeStruct((3,), jnp.float32)
+    other, federation = jax.ShapeDtypeStruct((4,), jnp.float32), mixed_federation()
+    assert summed_clients(sums, federation, {"narrow": one, "wide": one}) == {"narrow, wide": tuple(range(8))}
+    apart = summed_clients(sums, federation, {"narrow": one, "wide": other})
+    assert apart == {"narrow": (0, 1, 2, 3, 5), "wide": (4, 6, 7)}
+    few = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=["narrow"] * 3 + ["wide"] * 2)
+    with pytest.raises(ValueError, match="2 clients have uplinks of the shape of wide; a sum is of 3 to 1023"):
+        summed_clients(sums, few, {"narrow": one, "wide": other})
+
+
+def test_a_round_goes_on_without_a_group_of_two_and_who_has_no_samples_is_not_asked():
+    said, groups = [], {"a": (0, 1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
+    counts = {"train": np.array([5, 0, 5, 5, 5, 5, 5, 5, 5, 5])}
+    server = SimpleNamespace(groups=groups, counts=counts, warn=said.append)
+    found = _taking_part(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
+    assert found == {"a": [0, 2, 3]}
+    assert said == ["round 3: 2 of the clients of b take part, and a sum takes 3; it goes on without them"]
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "words"),
+    [
+        ("fedavg", {}, "fedavg weighs clients by numbers of samples.*--config.method.weighting=uniform"),
+        ("lg_fedavg", {}, "lg_fedavg weighs clients"),
+        ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
+        ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),
+    ],
+    ids=["fedavg", "lg_fedavg", "robust", "fedgh"],
+)
+def test_what_a_config_shows_is_refused_before_anybody_is_asked(method, change, words):
+    config = small_config(method)
+    config.update_from_flattened_dict(change)
+    make_plan(config)
+    with pytest.raises(ValueError, match=words):
+        make_plan(config, secure_sums=True)
