@@ -229,7 +229,8 @@ DEFENCES: dict[str, Callable[..., Defence]] = {
 def defended(method: Method, defences: Sequence[Defence]) -> Method:
     """The method with defences, in order, before its server; the method itself without any.
 
-    Its `check` raises a ValueError where a defence compares entries that mean other things in each client's uplink.
+    Its `check` raises a ValueError where a defence compares entries that mean other things in each client's uplink. A
+    defence looks at single uplinks, whatever the method's server reads.
     """
     if not defences:
         return method
@@ -253,7 +254,7 @@ def defended(method: Method, defences: Sequence[Defence]) -> Method:
         return method.server_update(federation, server, {name: safe[name] for name in received}, ctx)
 
     vary = method.vary and (lambda settings: defended(method.vary(settings), defences))
-    return method._replace(check=check, server_update=server_update, vary=vary)
+    return method._replace(check=check, server_update=server_update, vary=vary, server_reads="uploads")
 
 
 def far_off(method: Method, num_clients: int, received: dict[str, Received]) -> jax.Array:

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.method import ClientInfo, Received
-from fedjax_ht.core.robust import DEFENCES, Defence, far_off, lengths, middle
+from fedjax_ht.core.robust import DEFENCES, Defence, defended, far_off, lengths, middle
 from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
 from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.methods.fedproto import fedproto
+from tests.federations import TRAINING
 from tests.reference import robust as reference
 
 N, D = 7, 5
@@ -194,3 +196,9 @@ def test_far_off_sees_the_largest_entry_of_a_long_upload():
 def test_equal_uploads_are_not_far_off():
     same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50)).at[0].multiply(1 + 2e-7)
     assert (far_off(stub("alike"), 6, {"a": received(same, [True] * 6)}) < 2).all()
+
+
+def test_whose_single_uploads_are_looked_at_is_no_server_of_sums():
+    method = fedproto(TRAINING)
+    assert method.server_reads == "sums" and defended(method, ()).server_reads == "sums"
+    assert defended(method, (DEFENCES["median"](),)).server_reads == "uploads"
