@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedjax_ht.deploy.plan import Plan
-from fedjax_ht.deploy.server import Transport, as_simulation, make_server
+from fedjax_ht.deploy.rounds import as_simulation
+from fedjax_ht.deploy.server import Transport, make_server
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history

@@ -13,7 +13,7 @@ from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.core.uploads import is_leaf, leaves_of
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.server import _taking_part
+from fedjax_ht.deploy.rounds import _taking_part
 from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
 from fedjax_ht.methods import method_factory
 from tests.deploy.sites import small_config
