@@ -84,12 +84,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
 @pytest.mark.parametrize("method", ["fedproto"])
 def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
     """One client is killed in round 2 and started again; the server is killed after it, and started again."""
-    (tmp_path / "config.py").write_text(CONFIG.format(method=method, rounds=4))
-    certificates(tmp_path / "certs")
-    command(tmp_path, "split", "--workdir=sites").wait()
-    for i in range(4):
-        key(tmp_path, i)
-    port = app.free_port()
+    port = made_ready(tmp_path, method, rounds=4)
     server = start_server(tmp_path, port)
     clients = {i: start_client(tmp_path, port, i) for i in range(4)}
     try:
@@ -102,10 +97,8 @@ def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
         server = start_server(tmp_path, port)
         assert server.wait(600) == 0, (tmp_path / "server.log").read_text()
     finally:
-        for process in (server, *clients.values()):
-            process.terminate()
-            process.wait(60)
-    rows = [json.loads(line) for line in (tmp_path / "server" / "metrics.jsonl").read_text().splitlines()]
+        end_all(server, *clients.values())
+    rows = rows_of(tmp_path)
     missed = [row["round"] - 1 for row in rows[1:] if row["arrived"] == 3]
     assert missed and len(rows) == 5, rows
     config = small_config(method, rounds=4)
@@ -119,12 +112,7 @@ def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
 @pytest.mark.slow
 def test_four_nodes_by_secure_sums_end_as_the_simulation(tmp_path):
     """One client is killed after round 1: the sums of rounds 2 and 3 are the other three's."""
-    (tmp_path / "config.py").write_text(CONFIG.format(method="fedproto", rounds=3))
-    certificates(tmp_path / "certs")
-    command(tmp_path, "split", "--workdir=sites").wait()
-    for i in range(4):
-        key(tmp_path, i)
-    port = app.free_port()
+    port = made_ready(tmp_path, "fedproto", rounds=3)
     server = start_server(tmp_path, port, "--secure_sums")
     clients = {i: start_client(tmp_path, port, i, "--secure_sums") for i in range(4)}
     try:
@@ -132,16 +120,34 @@ def test_four_nodes_by_secure_sums_end_as_the_simulation(tmp_path):
         clients[2].kill()
         assert server.wait(600) == 0, (tmp_path / "server.log").read_text()
     finally:
-        for process in (server, *clients.values()):
-            process.terminate()
-            process.wait(60)
-    rows = [json.loads(line) for line in (tmp_path / "server" / "metrics.jsonl").read_text().splitlines()]
+        end_all(server, *clients.values())
+    rows = rows_of(tmp_path)
     spans = [(i, k, k) for i in range(4) for k in range(3) if i != 2 or k == 0]
     _, simulation = simulation_of(small_config("fedproto", rounds=3), profile=Profile(available=by_trace(4, spans)))
     for own, other in zip(run(simulation, 3)[1], rows, strict=True):
         assert own.get("arrived") == other.get("arrived")
         if "loss" in own:
             np.testing.assert_allclose(other["loss"], own["loss"], rtol=1e-4)
+
+
+def made_ready(folder: Path, method: str, rounds: int) -> int:
+    """Config, certificates, keys and everybody's samples; the port to listen at."""
+    (folder / "config.py").write_text(CONFIG.format(method=method, rounds=rounds))
+    certificates(folder / "certs")
+    command(folder, "split", "--workdir=sites").wait()
+    for i in range(4):
+        key(folder, i)
+    return app.free_port()
+
+
+def end_all(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        process.terminate()
+        process.wait(60)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()]
 
 
 def as_trained(row: dict, alone: set[int]) -> dict:
