@@ -23,10 +23,12 @@ def full_float32():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """XLA optimises little here, and two simulations that lower to the same program compile it once. The notebook's and
-    the quickstart's processes are compiled in full."""
+    """XLA optimises little here, and two simulations that lower to the same program compile it once, also in two
+    processes of xdist. The notebook's and the quickstart's processes are compiled in full."""
     jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("compiled")))
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
