@@ -23,20 +23,16 @@ dependencies = ["fedjax_ht[flower]"]
 publisher = "local"
 
 [tool.flwr.app.components]
-serverapp = "fedjax_ht_app:server"
-clientapp = "fedjax_ht_app:client"
+serverapp = "fedjax_ht_server:app"
+clientapp = "fedjax_ht_client:app"
 
 [tool.flwr.app.config]
 {config}
 """
-_MODULE = '''\
-"""What `flwr run` starts: both sides are the library's."""
-
-from fedjax_ht.deploy.flower import client_app, server_app
-
-client = client_app()
-server = server_app()
-'''
+_MODULES = {  # a client's is imported for every message, and has no need of jax
+    "fedjax_ht_client": "from fedjax_ht.deploy.flower import client_app\n\napp = client_app()\n",
+    "fedjax_ht_server": "from fedjax_ht.deploy.flower_server import server_app\n\napp = server_app()\n",
+}
 
 
 def write_app(folder: Path, version: str, config: Mapping[str, str | float | bool]) -> None:
@@ -44,8 +40,9 @@ def write_app(folder: Path, version: str, config: Mapping[str, str | float | boo
     lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
     with atomic_open(folder / "pyproject.toml") as file:
         file.write(_PROJECT.format(version=version, config=lines))
-    with atomic_open(folder / "fedjax_ht_app.py") as file:
-        file.write(_MODULE)
+    for name, text in _MODULES.items():
+        with atomic_open(folder / f"{name}.py") as file:
+            file.write(text)
 
 
 def write_connection(home: Path, address: str, certificates: Path | None) -> None:

@@ -9,8 +9,6 @@ Every side has the config itself; it must be the same. docs/deploy.md has the wh
 """
 
 import importlib.util
-import json
-import logging
 import shutil
 import signal
 import subprocess
@@ -20,7 +18,6 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import flags
@@ -31,14 +28,12 @@ from fedjax_ht.deploy.data import read_own, write_own
 from fedjax_ht.deploy.masks import WIDEST
 from fedjax_ht.deploy.pipe import listen
 from fedjax_ht.deploy.plan import Plan, make_plan
-from fedjax_ht.deploy.serve import DONE, serve
-from fedjax_ht.deploy.server import Transport
+from fedjax_ht.deploy.serve import DONE
 from fedjax_ht.deploy.site import answer, make_site
 from fedjax_ht.deploy.tether import end
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.main import configured
-from fedjax_ht.runner.run_folder import completed
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
 
@@ -154,22 +149,6 @@ def server(plan: Plan, config: ConfigDict, workdir: Path) -> None:
         sys.exit(128 + caught[0])
     if not (workdir / DONE).exists():
         raise OSError(f"the run has ended before its last round; {workdir / 'flower.log'} says why")
-
-
-def run_server(grid: Any, run_config: dict[str, Any]) -> None:
-    """The rounds, in the process that Flower starts for its ServerApp."""
-    from fedjax_ht.deploy.flower import grid_nodes
-
-    logging.getLogger("flwr").propagate = False  # the root's handler would say all a second time, and DEBUG, too
-    use_all_cores()
-    enable_compilation_cache()
-    plan = make_plan(ConfigDict(completed(json.loads(run_config["config"]))), run_config["secure_sums"])
-    nodes = grid_nodes(grid, run_config["patience"], run_config["timeout"], tell, run_config["sum_range"])
-    try:
-        with jax.default_matmul_precision(plan.config.precision):
-            serve(plan, Path(run_config["workdir"]), Transport(*nodes), tell)
-    except (ValueError, OSError) as error:
-        fail(error)
 
 
 def tell(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Flower's records, grid and apps: how a deployment's messages cross the wire. Needs the extra `flower`."""
+"""Flower's records, grid and client app: how a deployment's messages cross the wire. Needs the extra `flower`."""
 
 import json
 import time
@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
 from fedjax_ht.deploy.pipe import ask
@@ -155,17 +155,4 @@ def client_app() -> ClientApp:
     app.query()(hand_on)
     app.train()(train)
     app.evaluate()(hand_on)
-    return app
-
-
-def server_app() -> ServerApp:
-    """A Flower app that runs the deployment's server, by the run's "config", "workdir", "patience" and "timeout"."""
-    app = ServerApp()
-
-    def main(grid: Grid, context: Context) -> None:
-        from fedjax_ht.deploy.command import run_server  # jax is needed here, and not by the client's app
-
-        run_server(grid, dict(context.run_config))
-
-    app.main()(main)
     return app
