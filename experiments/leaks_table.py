@@ -176,9 +176,9 @@ def picture(found: Sequence[Inverted], path: Path) -> None:
     attacks = [grouped(column, lambda one: title(one.row)) for column in columns.values()]
     first = next(iter(attacks[0].values()))
     real = np.concatenate([one.real for one in first])
-    width, height = max(1.4, 0.75 * len(real)) * (len(columns) + 1), 1.5 * max(map(len, attacks))
     grid = max(map(len, attacks)), len(columns) + 1
-    figure, axes = plots.subplots(*grid, squeeze=False, figsize=(width, height))
+    size = (1.4, 1.5) if len(real) == 1 else (0.75 * len(real), 1.2)  # of a cell, in inches
+    figure, axes = plots.subplots(*grid, squeeze=False, figsize=(size[0] * grid[1], size[1] * grid[0]))
     for cell in axes.flat:
         cell.axis("off")
     draw(axes[0, 0], real, "real")

@@ -33,6 +33,7 @@ PRIVATE = [
     Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 5.0, 0.1, trial=1, image=3, **HIDDEN, epsilon=7.93),
     Row(20, "fedavg", "membership", 0, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=7.93),
     Row(20, "fedavg", "membership", 0, auc=0.75, **HIDDEN, epsilon=math.inf),
+    Row(20, "fedavg", "membership", 1, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=3.0),
 ]
 
 
@@ -69,7 +70,7 @@ def test_the_table_has_means_and_ends():
 def test_the_table_says_what_is_hidden():
     assert markdown(PRIVATE).splitlines()[2::4] == [
         "| 1 | fedavg | 1 | 50 | is sent | upload, clip 0.5, noise 2.9 | 7.93 | 1 | 5.0 / 0.10 |",
-        "| 20 | fedavg | the server's | upload, clip 0.5, noise 2.9 | 7.93 | 0.500 | 0.500 | 0.500 | 1 |",
+        "| 20 | fedavg | the server's | upload, clip 0.5, noise 2.9 | 7.93 | 0.500 | 0.500 | 0.500 | 2 |",
     ]
     assert "| 20 | fedavg | the client's own | upload, clip 0.5, noise 2.9 | none | 0.750 |" in markdown(PRIVATE)
 

@@ -30,5 +30,10 @@ def image_of(label: int, seed: int = 1):
 
 def attacked(victim, state, images, labels, uplink=None):
     """The client's upload of these images as one sees it who knows its state, and its imitation."""
-    seen = seen_of(victim, upload(victim, state, images, labels, uplink), state, images.shape, labels)
-    return imitation(victim, seen.held, images.shape), seen
+
+    @jax.jit
+    def look(state, images, labels):
+        return seen_of(victim, upload(victim, state, images, labels, uplink), state, images.shape, labels)
+
+    seen = look(state, images, labels)
+    return jax.jit(imitation(victim, seen.held, images.shape)), seen
