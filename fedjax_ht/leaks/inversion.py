@@ -9,6 +9,7 @@ u is the change that a client has sent, and u(x) the one that it would have sent
 Settled here:
 * Images stay within [0, 1] after every step (Geiping et al.; DLG has no such bound). DLG's L-BFGS is Adam here.
 * The step falls to zero along a cosine.
+* Pixels whose gradient is not finite stay: a model that noise has ruined may have such.
 """
 
 import functools
@@ -99,6 +100,7 @@ def _invert(simulate: Simulate, seen: Seen, shape: tuple, key, tv: jax.Array, se
     def step(_, carry):
         images, memory = carry
         gradient = jax.grad(loss)(images)
+        gradient = jnp.where(jnp.isfinite(gradient), gradient, 0)
         updates, memory = optimizer.update(jnp.sign(gradient) if signs else gradient, memory)
         return jnp.clip(images + updates, 0, 1), memory
 

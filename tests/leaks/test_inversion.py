@@ -9,6 +9,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.leaks import inversion
+from fedjax_ht.leaks.imitation import Seen
 from fedjax_ht.leaks.inversion import Search, in_order, invert
 from fedjax_ht.metrics.images import psnr
 from fedjax_ht.models import mlp
@@ -55,6 +56,14 @@ def test_distances():
 def test_found_images_come_in_the_order_of_the_real_ones():
     real = np.random.default_rng(0).random((4, 2, 2, 1))
     np.testing.assert_array_equal(in_order(real[[2, 0, 3, 1]], real), real)
+
+
+@pytest.mark.parametrize("distance", ["squared", "cosine"])
+def test_where_there_is_no_gradient_images_stay_images(distance):
+    flat = lambda held, x: jnp.sqrt(jnp.sum(0 * x)) * jnp.ones(3)  # noqa: E731
+    found = invert(flat, Seen((), jnp.ones(3)), (1, 2, 2, 1), ROOT, Search(distance, steps=2))
+    first = jax.random.uniform(jax.random.split(ROOT, 1)[0], (1, 2, 2, 1))
+    np.testing.assert_array_equal(found.images, first)
 
 
 def test_bad_fields_of_a_search_are_refused():
