@@ -88,7 +88,8 @@ def case(run: LoadedRun, config, client: int, trial: int, batch: int = 0) -> Cas
 
 
 def epsilon(run: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -> float | str:
-    """What the accountant says of a client after so many rounds; "" without privacy.
+    """What the accountant says of a client after so many rounds; "" without privacy. That a draw of participants may
+    hide them as well (docs/privacy.md) is not counted.
 
     Args:
       run, client, trial: whose.
@@ -166,7 +167,7 @@ def invert(run: LoadedRun, config, wanted: Wanted) -> Iterator[Inverted]:
 
 def memberships(run: LoadedRun, config, trial: int, rounds: int | None = None) -> Iterator[Row]:
     """Rows of each client that has training and test samples: by its own model, and by the server's where the server
-    has one.
+    has one, with the client's own batch statistics if it keeps any.
 
     Args:
       run, config, trial: of what.

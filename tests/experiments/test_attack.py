@@ -183,3 +183,5 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     assert {*hidden} == {float(f"{gaussian_epsilon(0.01, 20, 1e-5):.6g}")}
     assert all(r.epsilon == math.inf for r in rows if r.attack == "membership" and r.state == OWN)
     assert (tmp_path / "a_lg_fedavg_upload0.01.png").exists()
+    few = refused(run_module, run, "--attack=dlg", "--method=fedavg", "--uploads=64", "--batch=16")
+    assert "training samples, fewer than --uploads=64 times --batch=16" in few
