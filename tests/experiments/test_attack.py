@@ -1,10 +1,20 @@
 """What a server learns of a run: the command, its files and its refusals."""
 
 import csv
+import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from experiments.attack import NOT_NEEDED, OTHER, OWN, Row, add, markdown, read
+from experiments.attack import picture_of
+from experiments.leaks_of_runs import epsilon
+from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row, add, markdown, picture, read
+from fedjax_ht.configs.base import method_config
+from fedjax_ht.metrics.privacy import gaussian_epsilon, poisson_epsilon
+from fedjax_ht.runner.build import build
+from fedjax_ht.runner.evaluate import LoadedRun
+from tests.experiments.conftest import config_of
 
 ROWS = [
     Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 30.0, 0.9),
@@ -17,25 +27,88 @@ ROWS = [
 ]
 
 
+SEEN = (("fedavg", NOT_NEEDED), ("lg_fedavg", OWN), ("lg_fedavg", OTHER))
+HIDDEN = {"unit": "upload", "clip": 0.5, "scale": 2.9}
+PRIVATE = [
+    Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 5.0, 0.1, trial=1, image=3, **HIDDEN, epsilon=7.93),
+    Row(20, "fedavg", "membership", 0, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=7.93),
+    Row(20, "fedavg", "membership", 0, auc=0.75, **HIDDEN, epsilon=math.inf),
+    Row(20, "fedavg", "membership", 1, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=3.0),
+]
+
+
 def test_a_file_holds_what_was_added(tmp_path):
     add(ROWS[:3], tmp_path / "a.csv")
-    add(ROWS[3:], tmp_path / "a.csv")
+    add([*ROWS[3:], *PRIVATE], tmp_path / "a.csv")
+    assert read(tmp_path / "a.csv") == [*ROWS, *PRIVATE]
+
+
+def test_a_file_of_an_earlier_version_has_defaults(tmp_path):
+    old = Row._fields[: Row._fields.index("trial")]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(old)
+        writer.writerows([getattr(row, name) for name in old] for row in ROWS)
     assert read(tmp_path / "a.csv") == ROWS
 
 
-def test_the_table_has_means_over_clients():
+def test_the_table_has_means_and_ends():
     assert markdown(ROWS).splitlines() == [
-        "| round | method | images | numbers sent | the client's model | noise | dlg | geiping, tv 0.3 |",
-        "|---|---|---|---|---|---|---|---|",
-        "| 1 | fedavg | 1 | 50 | is sent | 0 | 25.0 / 0.80 |  |",
-        "| 1 | fedavg | 1 | 50 | is sent | 0.05 |  | 6.0 / 0.02 |",
-        "| 1 | fedproto | 1 | 5 | is known | 0 | 11.0 / 0.12 |  |",
-        "| 1 | fedproto | 1 | 5 | is guessed | 0 | 5.0 / 0.00 |  |",
+        "| round | method | images | numbers sent | the client's model | noise | uploads | dlg | geiping, tv 0.3 |",
+        "|---|---|---|---|---|---|---|---|---|",
+        "| 1 | fedavg | 1 | 50 | is sent |  | 2 | 25.0 (20.0 to 30.0) / 0.80 |  |",
+        "| 1 | fedavg | 1 | 50 | is sent | 0.05 | 1 |  | 6.0 / 0.02 |",
+        "| 1 | fedproto | 1 | 5 | is known |  | 1 | 11.0 / 0.12 |  |",
+        "| 1 | fedproto | 1 | 5 | is guessed |  | 1 | 5.0 / 0.00 |  |",
         "",
-        "| round | method | AUC, mean over clients | least | most |",
-        "|---|---|---|---|---|",
-        "| 20 | local | 0.625 | 0.500 | 0.750 |",
+        "| round | method | the model | AUC, mean over clients | least | most | clients |",
+        "|---|---|---|---|---|---|---|",
+        "| 20 | local | the client's own | 0.625 | 0.500 | 0.750 | 2 |",
     ]
+
+
+def test_the_table_says_what_is_hidden():
+    assert markdown(PRIVATE).splitlines()[2::4] == [
+        "| 1 | fedavg | 1 | 50 | is sent | upload, clip 0.5, noise 2.9 | 7.93 | 1 | 5.0 / 0.10 |",
+        "| 20 | fedavg | the server's | upload, clip 0.5, noise 2.9 | 7.93 | 0.500 | 0.500 | 0.500 | 2 |",
+    ]
+    assert "| 20 | fedavg | the client's own | upload, clip 0.5, noise 2.9 | none | 0.750 |" in markdown(PRIVATE)
+
+
+def test_a_picture_shows_all_uploads(tmp_path):
+    images = np.zeros((1, 12, 12, 1))
+    one, other = Inverted(ROWS[0], images, images), Inverted(PRIVATE[0], images, images)
+    assert picture_of(tmp_path / "a.csv", "fedavg", one) == tmp_path / "a_fedavg.png"
+    assert picture_of(Path("a.csv"), "fedavg", other) == Path("a_fedavg_trial1_upload2.9.png")
+    picture([one, one], tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+@pytest.fixture
+def private_run(tiny_config):
+    """(unit) -> a run of LG-FedAvg that nobody has begun."""
+    pytest.importorskip("dp_accounting")
+
+    def make(unit):
+        config = config_of(tiny_config)
+        config.method, config.privacy.unit = method_config("lg_fedavg"), unit
+        config.privacy.noise = 2.0
+        return LoadedRun(build(config), None, None, "lg_fedavg")
+
+    return make
+
+
+def test_epsilon_is_of_what_the_attacker_looks_at(private_run):
+    told = gaussian_epsilon(2.0, 20, 1e-5)
+    for unit in ("upload", "client"):
+        assert epsilon(private_run(unit), 1, 0, 20, noisy=True) == told
+        assert epsilon(private_run(unit), 1, 0, 20, noisy=False) == math.inf
+    run = private_run("sample")
+    count = len(run.experiment.partitions[0][1].train)
+    steps = 20 * (count // 10)
+    for noisy in (True, False):
+        assert epsilon(run, 1, 0, 20, noisy) == poisson_epsilon(2.0, 10, count, steps, 1e-5)
+    assert epsilon(private_run("none"), 1, 0, 20, True) == ""
 
 
 def test_another_file_is_refused(tmp_path):
@@ -56,6 +129,10 @@ def test_bad_input_is_one_line(run_module, tmp_path):
     assert "give --workdir and --attack, or --csv alone" in refused(run_module, run)
     assert "'dgl'" in refused(run_module, run, "--attack=dgl") and "dlg" in refused(run_module, run, "--attack=dgl")
     assert "--batch is 0; it must be from 1 to 16" in refused(run_module, run, "--attack=dlg", "--batch=0")
+    assert "--uploads is 65; it must be from 1 to 64" in refused(run_module, run, "--attack=dlg", "--uploads=65")
+    assert "--epsilon_rounds is 0; it must be at least 1" in refused(
+        run_module, run, "--attack=dlg", "--epsilon_rounds=0"
+    )
     assert "--noise is 'much'; it must be numbers of at least 0" in refused(
         run_module, run, "--attack=dlg", "--noise=much"
     )
@@ -78,3 +155,33 @@ def test_a_run_is_attacked(run_module, tiny_config, tmp_path):
     assert all(0 <= float(row["auc"]) <= 1 for row in found)
     assert "images are 6x6; SSIM needs at least 11x11" in refused(run_module, run, "--attack=dlg", "--method=fedtgp")
     assert "no method 'fedavg'" in refused(run_module, run, "--attack=dlg", "--method=fedavg")
+
+
+@pytest.mark.slow
+def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path):
+    """Two of each trial, of which one is like the other but for noise and images."""
+    pytest.importorskip("dp_accounting")
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(0, 256, (200, 12, 12, 1), dtype=np.uint8), np.arange(200) % 4
+    np.savez(tmp_path / "data.npz", images=images, labels=labels)
+    run, table = f"--workdir={tmp_path / 'run'}", tmp_path / "a.csv"
+    own = [f"--config.dataset.name=npz:{tmp_path / 'data.npz'}", "--config.entries=('fedavg','lg_fedavg')"]
+    own += ["--config.model.group=fedjax_ht.configs.private:perceptron"]
+    own += ["--config.privacy.unit=upload", "--config.privacy.noise=0.01"]
+    done = run_module("main", f"--config={tiny_config}:runlocal", run, *own)
+    assert done.returncode == 0, done.stderr
+    asked = "--attack=dlg,membership", "--uploads=2", "--adam_steps=2", "--epsilon_rounds=20", f"--csv={table}"
+    done = run_module("attack", run, *asked)
+    assert done.returncode == 0, done.stderr
+    rows = read(table)
+    inversions = {(r.method, r.state, r.image) for r in rows if r.attack == "dlg"}
+    assert inversions == {(m, s, i) for m, s in SEEN for i in (0, 1)}
+    assert {(r.method, r.state) for r in rows if r.attack == "membership"} == {*SEEN} - {("lg_fedavg", OTHER)} | {
+        ("fedavg", OWN)
+    }
+    hidden = [r.epsilon for r in rows if r.attack == "dlg" or r.state == NOT_NEEDED]
+    assert {*hidden} == {float(f"{gaussian_epsilon(0.01, 20, 1e-5):.6g}")}
+    assert all(r.epsilon == math.inf for r in rows if r.attack == "membership" and r.state == OWN)
+    assert (tmp_path / "a_lg_fedavg_upload0.01.png").exists()
+    few = refused(run_module, run, "--attack=dlg", "--method=fedavg", "--uploads=64", "--batch=16")
+    assert "training samples, fewer than --uploads=64 times --batch=16" in few
