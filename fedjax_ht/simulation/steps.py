@@ -1,5 +1,6 @@
 """What moves the state of a run: its beginning, a round, and an evaluation, which leaves it as it is."""
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -7,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.compiling import compile_ahead
 from fedjax_ht.core.evaluation import Asked, Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights, weights_of
@@ -133,21 +133,19 @@ def first_state(program: Program) -> SimulationState:
 
     given = {b.name: share(program.mesh, weights_of(b)) for b in program.federation.buckets}
 
-    def rows_of(clients: Clients, flat: np.ndarray) -> PyTree:
+    def first_states(name: str, clients: Clients, flat: np.ndarray) -> PyTree:
         roster = clients.roster
         trial, client = roster.client(np.where(flat == PADDING, 0, flat))
         # With shared_init the bucket's first client stands for all of them.
         source = np.full_like(client, roster.members[0]) if program.options[0].shared_init else client
         own = jax.tree.map(lambda x: x[trial], program.settings)
-        return scatter(program.mesh, (program.own_seeds[trial], source.astype(np.int32), own))
+        rows = scatter(program.mesh, (program.own_seeds[trial], source.astype(np.int32), own))
+        return clients.first_states(rows, given[name])
 
-    def made(name: str, clients: Clients) -> PyTree:
-        make = lambda flat: clients.first_states(rows_of(clients, flat), given[name])  # noqa: E731
-        return program.store.init(clients.roster, make)
-
-    padding = {name: np.full(program.store.at_once(c.roster), PADDING) for name, c in program.clients.items()}
-    compile_ahead([(c.first_states, (rows_of(c, padding[name]), given[name])) for name, c in program.clients.items()])
-    stored = {name: made(name, clients) for name, clients in program.clients.items()}
+    stored = {
+        name: program.store.init(clients.roster, functools.partial(first_states, name, clients))
+        for name, clients in program.clients.items()
+    }
     changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
     last_round = np.full(program.train_counts.shape, -1, np.int32)
     weights = collect(program.mesh, all_weights(program.federation))

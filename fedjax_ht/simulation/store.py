@@ -19,7 +19,6 @@ class ClientStore(NamedTuple):
 
     Attributes:
       init: (roster, make) -> stored states.
-      at_once: (roster) -> how many rows `init` asks `make` for at a time.
       load: (stored, roster, flat) -> stacked states on the devices.
       slots: (roster, flat) -> int [len(flat)], where in those each row is.
       save: (stored, device states, roster, flat) -> stored; padding is not written.
@@ -29,7 +28,6 @@ class ClientStore(NamedTuple):
     """
 
     init: Callable[[Roster, Make], PyTree]
-    at_once: Callable[[Roster], int]
     load: Callable[[PyTree, Roster, np.ndarray], PyTree]
     slots: Callable[[Roster, np.ndarray], np.ndarray]
     save: Callable[[PyTree, PyTree, Roster, np.ndarray], PyTree]
@@ -67,7 +65,6 @@ def device_store(mesh: Mesh) -> ClientStore:
 
     return ClientStore(
         init=init,
-        at_once=lambda roster: mesh.size * roster.shard,
         load=lambda stored, roster, flat: stored,
         slots=lambda roster, flat: roster.slot[flat],
         save=lambda stored, states, roster, flat: states,
@@ -131,8 +128,7 @@ def host_store(mesh: Mesh) -> ClientStore:
             kept[np.searchsorted(roster.local, rows[mine])] = new[mine]
         return stored
 
-    at_once = lambda roster: mesh.size * roster.capacity  # noqa: E731
-    return ClientStore(init, at_once, load, slots, save, read, write, block=lambda roster: roster.capacity)
+    return ClientStore(init, load, slots, save, read, write, block=lambda roster: roster.capacity)
 
 
 def _from_all(mine: np.ndarray, values: np.ndarray) -> np.ndarray:
