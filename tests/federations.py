@@ -198,7 +198,7 @@ def to_device(state: SimulationState) -> SimulationState:
 def chosen(ids, dropped=()):
     """Makes these the participants and drop-outs of every round played inside."""
     ids = np.sort(np.asarray(ids, np.int64))
-    choice = lambda options, num_clients, round: (ids, np.isin(ids, dropped))  # noqa: E731
+    choice = lambda options, num_clients, round, busy=None: (ids, np.isin(ids, dropped))  # noqa: E731
     name = "choose_participants"
     with mock.patch.object(steps, name, choice), mock.patch.object(faults, name, choice):
         yield

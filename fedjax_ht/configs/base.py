@@ -19,6 +19,7 @@ from fedjax_ht.core.attacks import Kind
 from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, numbers
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.core.privacy import Delta, Unit
+from fedjax_ht.core.wire import Late
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
@@ -93,7 +94,8 @@ class DevicesProfileFields(NamedTuple):
     memory: str = ""  # bytes: each client trains the largest architecture of model.group that fits
     csv: str = ""  # a file with columns client and any of flops, up, down, memory, instead of those fields
     available: str = ""  # in each round: 0.8, by chance; or csv:PATH with columns client, first_round, last_round
-    deadline: NonNegative = 0.0  # simulated seconds of a round after which uploads are lost; 0: none
+    deadline: NonNegative = 0.0  # simulated seconds of a round after which uploads are late; 0: none
+    late: Late = "lost"  # or "arrives": in the later round in which the client is done with it
     seed: Seed = 0  # of what is drawn; all trials have the same devices
 
 

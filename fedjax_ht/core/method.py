@@ -155,6 +155,8 @@ class Method(NamedTuple):
         program then serves many of them. See `varied`; None without any.
       uplinks: what a position in an uplink means, for who compares them (`core.robust`): the same in all uplinks of one
         shape ("alike"); and in a smaller one what it means in a larger ("nested"); or every client's own ("own").
+      server_redraws: True where server_update works out again, from the round or its shared key, what broadcast chose
+        for each client of this very round: an upload that arrives in a later one would be taken for something else.
       server_reads: "sums" where server_update is a function of sums over clients and of nothing else of single uplinks:
         entry by entry over uplinks of one shape, of what masks say is sent, with weights that are equal where counts
         (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`core.privacy`), and a
@@ -184,6 +186,7 @@ class Method(NamedTuple):
     warn: Callable[[dict[str, Any]], str | None] | None = None
     vary: Callable[[PyTree], "Method"] | None = None
     uplinks: Literal["alike", "nested", "own"] = "alike"
+    server_redraws: bool = False
     server_reads: Literal["sums", "uploads"] = "uploads"
 
     def at(self, settings: PyTree) -> "Method":

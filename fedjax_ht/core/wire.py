@@ -8,7 +8,7 @@ works on these two pytrees. Plain leaves are sent whole. Two wrappers say more:
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from fedjax_ht.core.bounds import NonNegative, Share, checked
 from fedjax_ht.core.method import PyTree
 
 INDEX_BYTES = 4  # an entry of a Masked leaf travels with an int32 index
+
+Late = Literal["lost", "arrives"]
+"""What becomes of an upload that comes after its round's deadline: nothing, or it counts in a later round."""
 
 
 class Masked(NamedTuple):

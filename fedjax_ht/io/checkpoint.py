@@ -73,12 +73,14 @@ class Copied(NamedTuple):
     Attributes:
       round: the state's.
       small: (servers, last_round, changed).
+      waiting: as of the state.
       history: of the run.
       parts: rows and their states, one part a segment; a generator reads each when it is written.
     """
 
     round: int
     small: PyTree
+    waiting: PyTree
     history: list[dict]
     parts: Iterable[tuple[Rows, dict[str, PyTree]]]
 
@@ -132,7 +134,7 @@ def make_checkpointer(
         _together("room for a checkpoint")
         placed = write_segments(segments, copied, base)
         path = directory / str(copied.round)
-        save_tree(sealed.temporary(path) / "small", (*copied.small, placed.where))
+        save_tree(sealed.temporary(path) / "small", (*copied.small, placed.where, copied.waiting))
         if jax.process_index() == 0:
             held = {
                 str(s): {"rows": rows, "seal": sealed.seal_of(segments / str(s))} for s, rows in placed.held.items()
@@ -223,7 +225,7 @@ def copy(simulation: Simulation, state: SimulationState, history: list[dict], ba
     )
     small = jax.tree.map(plain, (state.servers, state.last_round, state.changed))
     size = sum(len(x) * row_bytes[name] for name, x in rows.items())
-    return Copied(state.round, small, list(history), parts), size
+    return Copied(state.round, small, jax.tree.map(plain, state.waiting), list(history), parts), size
 
 
 def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement:
@@ -259,8 +261,8 @@ def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement
     for segment, found in held.items():
         if found["seal"]:
             sealed.check(segments / str(segment), found["seal"])
-    small = (state.servers, state.last_round, state.changed, state.changed)
-    servers, last_round, changed, where = load_tree(path / "small", small)
+    small = (state.servers, state.last_round, state.changed, state.changed, state.waiting)
+    servers, last_round, changed, where, waiting = load_tree(path / "small", small)
     examples = {name: simulation.read_clients(state, name, np.zeros(1, np.int64)) for name in changed}
     for segment, found in held.items():
         template = {name: (np.zeros(m, np.int32), _repeated(examples[name], m)) for name, m in found["rows"].items()}
@@ -269,7 +271,8 @@ def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement
             if newest.any():
                 states = jax.tree.map(lambda x, keep=newest: x[keep], states)
                 state = simulation.write_clients(state, name, rows[newest].astype(np.int64), states)
-    state = state._replace(round=int(path.name), servers=servers, last_round=last_round, changed=changed)
+    small = {"servers": servers, "last_round": last_round, "changed": changed, "waiting": waiting}
+    state = state._replace(round=int(path.name), **small)
     if is_older(path):
         return state, None, json.loads((path / "history" / "metadata").read_text())["rows"]
     placed = Placement(state.round, where, {segment: found["rows"] for segment, found in held.items()})

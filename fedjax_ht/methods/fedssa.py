@@ -13,6 +13,8 @@ Settled here:
   released; but clients that never took part have no row, where the released code counts their initial ones.
   owners="uploaded" averages over this round's uploaders alone and stores nothing: with ten participants that is two
   clients a class. A class without a row keeps the server's. Stored rows are N C (K + 1) numbers on the server.
+  owners="summed" averages as "uploaded" does; the server forgets who holds which class, sends everybody the whole
+  header, and so reads nothing but sums of rows and how many there are: it can be kept from more (`deploy.sums`).
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own rounds: with one
   client in ten taking part, global rounds would be over before most clients have any history (clock="round" is that).
   The authors' code has T_stable = 2 where all clients take part, and 45 for ten of 50.
@@ -20,7 +22,7 @@ Settled here:
   grows by the product of all 1 + mu_t; where they take turns, by a few times that, since newcomers go on fusing into
   rows that others have lengthened. Settings whose product passes MOST_GROWTH are refused, but for stored rows by global
   rounds, of which a client fuses in few. With the rows of the uploaders alone, each round's mean compounds on the last
-  one's, however many rounds newcomers take to come: owners="uploaded" counts global rounds only. And rows longer than
+  one's, however many rounds newcomers take to come: without stored rows only global rounds count. And rows longer than
   LONG_ROW are warned of, whatever made them so.
 * Clients are scored as their training left them: that is `SimulationOptions(evaluate="trained")`.
 * The server knows a client's classes from its last upload, and sends the whole header to one it has not heard from.
@@ -46,7 +48,7 @@ from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, t
 
 Decay = Literal["cosine", "linear", "step"]
 Clock = Literal["client", "round"]
-Owners = Literal["stored", "uploaded"]
+Owners = Literal["stored", "uploaded", "summed"]
 
 MOST_GROWTH = 1000.0  # product of all 1 + mu_t
 LONG_ROW = 100.0  # length of a row of the header; the first ones are about 0.6 long
@@ -57,12 +59,12 @@ class Server(NamedTuple):
 
     Attributes:
       rows: float32 [C, K + 1], the global header.
-      held: bool [num_clients, C], the classes that each client last uploaded.
-      newest: float32 [num_clients, C, K + 1], the rows that it did; () with owners="uploaded".
+      held: bool [num_clients, C], the classes that each client last uploaded; () with owners="summed".
+      newest: float32 [num_clients, C, K + 1], the rows that it did; () but with owners="stored".
     """
 
     rows: jax.Array
-    held: jax.Array
+    held: jax.Array | tuple
     newest: jax.Array | tuple
 
 
@@ -108,9 +110,9 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
     """ValueError where mu compounds too far."""
     if traced(mu):
         return
-    if mu and owners == "uploaded" and clock == "client":
+    if mu and owners != "stored" and clock == "client":
         raise ValueError(
-            "owners='uploaded' fuses as long as new clients come, and rows compound in every round; take "
+            f"owners={owners!r} fuses as long as new clients come, and rows compound in every round; take "
             "clock='round', mu=0 or owners='stored'"
         )
     # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses in few of them.
@@ -153,6 +155,9 @@ def fedssa(
       hide_classes: see the module's text.
     """
     check_growth(mu, stable_rounds, decay, clock, owners)
+    if hide_classes and owners == "summed":
+        raise ValueError("owners='summed' counts who holds a class, and hide_classes leaves nothing to count; take one")
+    whole = hide_classes or owners == "summed"  # what comes down
 
     def classes(data: Data, num_classes: int) -> jax.Array:
         return own_classes(data, num_classes) if semantic else jnp.ones(num_classes, bool)
@@ -160,18 +165,20 @@ def fedssa(
     def init_server(federation, key):
         rows, n = rows_of(init_head(federation, key)), federation.num_clients
         newest = jnp.zeros((n, *rows.shape)) if owners == "stored" else ()
-        return Server(rows, jnp.zeros((n, federation.num_classes), bool), newest)
+        return Server(rows, () if owners == "summed" else jnp.zeros((n, federation.num_classes), bool), newest)
 
     def init_client(bucket, ctx):
         return init_model(bucket, ctx) | {"rounds": jnp.int32(0)}  # in which it has trained
 
     def broadcast(federation, bucket, server, ctx):
+        if whole:
+            return server.rows
         held = server.held[ctx.info.id]
-        return server.rows if hide_classes else Masked(server.rows, held | ~held.any())
+        return Masked(server.rows, held | ~held.any())
 
     def receive(bucket, client, downlink, data, ctx):
         rows, own = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
-        values, sent = (downlink, True) if hide_classes else downlink
+        values, sent = (downlink, True) if whole else downlink
         t = (client["rounds"] if clock == "client" else ctx.round) + 1
         fused = values + stabilisation(t, mu, stable_rounds, decay) * rows
         return take_head(client, head_of(jnp.where((own & sent)[:, None], fused, rows)))
@@ -187,7 +194,9 @@ def fedssa(
         values, sent = (uplink, (uplink != 0).any(-1)) if hide_classes else uplink
         values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]  # [P, C, K + 1], [P, C]
         heard = jnp.where(present.any(1), info.id, federation.num_clients)  # without samples there is nothing to tell
-        held, newest = server.held.at[heard].set(present, mode="drop"), ()
+        held, newest = (), ()
+        if owners != "summed":
+            held = server.held.at[heard].set(present, mode="drop")
         if owners == "stored":
             newest = server.newest.at[heard].set(values, mode="drop")
             values, present = newest, held
@@ -209,4 +218,5 @@ def fedssa(
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         warn=long_rows,
         uplinks="own" if hide_classes else "alike",  # a row of zeros is no row
+        server_reads="sums" if owners == "summed" else "uploads",
     )

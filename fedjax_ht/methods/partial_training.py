@@ -168,5 +168,6 @@ def partial_training(
         predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         global_params=lambda server: server,
         uplinks="own" if mode == "random" else "nested",
+        server_redraws=mode != "static",  # its round, or its key, says which channels a client has trained
         server_reads="uploads" if mode == "random" else "sums",  # each client's channels are its own
     )

@@ -29,7 +29,9 @@ def make_profile(fields: ConfigDict, num_clients: int) -> Profile | None:
     if fields.deadline and not rates:
         given = f"devices_profile.deadline is {fields.deadline}"
         raise ValueError(f"{given}, and nothing takes time; give flops, up or down")
-    return Profile(available, **rates, deadline=fields.deadline) if rates or available else None
+    if fields.late == "arrives" and not fields.deadline:
+        raise ValueError("devices_profile.late is 'arrives', and without a deadline nothing is late")
+    return Profile(available, **rates, deadline=fields.deadline, late=fields.late) if rates or available else None
 
 
 def client_values(fields: ConfigDict, num_clients: int) -> dict[str, np.ndarray]:
@@ -175,5 +177,6 @@ def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
 
 def described(fields: ConfigDict) -> str:
     """The fields that are set, as a sentence that follows another; "" where none is."""
-    given = [f"{name} {fields[name]}" for name in DevicesProfileFields._fields if name != "seed" and fields[name]]
+    usual = DevicesProfileFields()._asdict() | {"seed": fields.seed}
+    given = [f"{name} {fields[name]}" for name, default in usual.items() if fields[name] != default]
     return f" Devices: {', '.join(given)}, seed {fields.seed}." if given else ""

@@ -24,6 +24,7 @@ from fedjax_ht.runner.train import Interrupted
 from fedjax_ht.simulation.history import Row, best_by, by_trial, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.waiting import regrouped_waiting
 
 SCORE = "val_accuracy"
 
@@ -41,7 +42,7 @@ def regrouped(
     """State and history of points that were trained in other company; `sources` are label -> (simulation, (state,
     history), labels there)."""
     state, history = target.init(), []
-    servers, last_round, changed = [], [], {name: x.copy() for name, x in state.changed.items()}
+    servers, last_round, waiting, changed = [], [], [], {name: x.copy() for name, x in state.changed.items()}
     sizes = {name: len(x) // (trials * len(labels)) for name, x in changed.items()}
     for position, label in enumerate(labels):
         simulation, (before, rows), company = sources[label]
@@ -49,6 +50,7 @@ def regrouped(
         here = range(position * trials, (position + 1) * trials)
         servers += [of_trial(before.servers, t) for t in there]
         last_round += [before.last_round[t] for t in there]
+        waiting.append((before.waiting, there))
         for name, size in sizes.items():
             source, to = (np.arange(r.start * size, r.stop * size) for r in (there, here))
             state = target.write_clients(state, name, to, simulation.read_clients(before, name, source))
@@ -58,7 +60,7 @@ def regrouped(
     history.sort(key=lambda row: (row["round"], row["trial"]))
     stacked = jax.tree.map(lambda *xs: jax.numpy.stack(xs), *servers)
     state = state._replace(round=before.round, servers=stacked, last_round=np.stack(last_round), changed=changed)
-    return state, history
+    return state if state.waiting is None else state._replace(waiting=regrouped_waiting(waiting)), history
 
 
 class Found(NamedTuple):

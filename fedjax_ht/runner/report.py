@@ -166,8 +166,9 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
         late = [row["late"] for row in history if row.get("late")]
         if late:
             clients = sorted({client for found in late for client in found})
+            lot = "arrived in a later round" if any("arrived_late" in row for row in history) else "were lost"
             lines.append(
-                f"{label}: in {len(late)} rounds uploads came after the deadline and were lost, of clients "
+                f"{label}: in {len(late)} rounds uploads came after the deadline and {lot}, of clients "
                 f"{', '.join(map(str, clients))}"
             )
         kept = [row["round"] for row in history if not row.get("server_finite", True)]

@@ -19,6 +19,7 @@ from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.steps import SimulationState, clients_info
 from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.waiting import arrivals
 
 
 class Fault(NamedTuple):
@@ -73,7 +74,8 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
     options, method = program.options[trial], program.method.at(of_trial(program.settings, trial))
     server = of_trial(jax.device_get(state.servers), trial)
     root, round = jax.random.key(np.uint32(options.seed)), jnp.int32(state.round)
-    ids, dropped = choose_participants(options, program.federation.num_clients, state.round)
+    busy = None if state.waiting is None else state.waiting.uploads.busy[trial]
+    ids, dropped = choose_participants(options, program.federation.num_clients, state.round, busy)
     infos = of_trial(clients_info(program, state), trial)
     received = {}
     for bucket in program.federation.buckets:
@@ -99,6 +101,10 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
                 uplinks.append(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape))
         arrived = np.isin(members, ids) & ~np.isin(members, ids[dropped]) & ~_late(program, trial, members, costs)
         received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, jnp.asarray(arrived))
+        if state.waiting is not None:
+            earlier = arrivals(program, state.waiting, bucket.name)
+            own = jax.tree.map(lambda x, r=roster: x[r.rows(trial, r.members)], earlier)
+            received[bucket.name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), received[bucket.name], own)
     serve = server_step(method, program.federation)
     serve = serve if method.host_server else jax.jit(serve)
     data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None

@@ -70,6 +70,8 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
         row["absent"] = report.absent
     if report.seconds is not None:
         row |= {"simulated_seconds": report.seconds, "late": list(report.late)}
+    if report.arrived_late is not None:
+        row["arrived_late"] = list(report.arrived_late)
     if report.epsilon is not None and np.isfinite(report.epsilon):
         row["epsilon"] = report.epsilon
     row["flops"] = float(client_flops[report.participants].sum())

@@ -83,13 +83,17 @@ class SimulationOptions:
         return np.ones(num_clients, bool) if self.profile is None else self.profile.there(num_clients, round)
 
 
-def choose_participants(options: SimulationOptions, num_clients: int, round: int) -> tuple[np.ndarray, np.ndarray]:
+def choose_participants(
+    options: SimulationOptions, num_clients: int, round: int, busy: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Distinct ids that take part in a round, ascending, drawn uniformly; and which of them are dropped.
 
-    They are drawn among those that can be reached; of fewer than are asked for, all take part. A pure function of
-    (seed, round), so that a resumed run draws the same. Returns int64 [m], bool [m].
+    They are drawn among those that can be reached and are not `busy`, bool [num_clients]; of fewer than are asked for,
+    all take part. A pure function of (seed, round, busy), so that a resumed run draws the same. Returns int64 [m], bool
+    [m].
     """
     order = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)
-    ids = order[options.there(num_clients, round)[order]][: options.participants(num_clients)]
+    free = options.there(num_clients, round) if busy is None else options.there(num_clients, round) & ~busy
+    ids = order[free[order]][: options.participants(num_clients)]
     lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[: int(options.drop_rate * len(ids))]
     return np.sort(ids), np.isin(np.sort(ids), lost)

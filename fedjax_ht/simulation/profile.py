@@ -11,7 +11,8 @@ import numpy as np
 
 from fedjax_ht.core.bounds import NonNegative, check_value
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.wire import WireCost
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.wire import Late, WireCost
 
 Available = Callable[[int], np.ndarray]
 """(round, from 0) -> bool [num_clients], who can be reached in it. A pure function: a run that goes on asks again."""
@@ -25,11 +26,14 @@ class Profile:
       available: who can be reached in which round; None: everybody, always.
       flops: FLOP/s of training, float [num_clients]; None: training takes no time.
       up, down: bytes/s of an upload and of a download, likewise.
-      deadline: seconds of a round after which the server waits for nobody; 0: it waits for all. What comes later is
-        lost, as an upload that is dropped: the client has trained, and the server never hears of it.
+      deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
+      late: what becomes of an upload after that. It is "lost", as one that is dropped: the client has trained, and the
+        server never hears of it. Or it "arrives" in the later round in which the client is done with it, see
+        `simulation.waiting`; till then the client takes part in no other.
 
     Raises:
-      ValueError: a rate is no positive number, or there is a deadline and nothing takes time.
+      ValueError: a rate is no positive number, or there is a deadline and nothing takes time, or uploads that arrive
+        late and no deadline.
     """
 
     available: Available | None = None
@@ -37,25 +41,34 @@ class Profile:
     up: np.ndarray | None = None
     down: np.ndarray | None = None
     deadline: float = 0.0
+    late: Late = "lost"
 
     def __post_init__(self):
         check_value("profile.deadline", self.deadline, NonNegative)
+        check_value("profile.late", self.late, Late)
         for name, rates in self.rates().items():
             if np.ndim(rates) != 1 or not np.all((np.asarray(rates) > 0) & np.isfinite(rates)):
                 raise ValueError(f"profile.{name} is not one number above 0 for each client")
         if self.deadline and not self.rates():
             raise ValueError(f"profile.deadline is {self.deadline}, and nothing takes time; give flops, up or down")
+        if self.late == "arrives" and not self.deadline:
+            raise ValueError("profile.late is 'arrives', and without a deadline nothing is late")
 
     def rates(self) -> dict[str, np.ndarray]:
         """Those that are simulated, by name."""
         every = {"flops": self.flops, "up": self.up, "down": self.down}
         return {name: rates for name, rates in every.items() if rates is not None}
 
-    def check(self, num_clients: int) -> None:
-        """ValueError where there is not one rate for each client."""
+    def check(self, method: Method, num_clients: int) -> None:
+        """ValueError where there is not one rate for each client, or where late uploads arrive and mean nothing."""
         for name, rates in self.rates().items():
             if len(rates) != num_clients:
                 raise ValueError(f"profile.{name} has {len(rates)} numbers; there are {num_clients} clients")
+        if self.late == "arrives" and method.server_redraws:
+            raise ValueError(
+                f"profile.late is 'arrives', but an upload of {method.name} means something else a round later: its "
+                "server works out what it has sent in this very one; only 'lost' is possible"
+            )
 
     def seconds(self, clients: np.ndarray, flops: np.ndarray, down: WireCost, up: WireCost) -> np.ndarray:
         """What a round takes of each participant, float64 [m]: download, training and upload one after another.
@@ -74,8 +87,8 @@ class Profile:
         return seconds > self.deadline if self.deadline else np.zeros(len(seconds), bool)
 
     def length(self, seconds: np.ndarray, arrived: np.ndarray, late: np.ndarray) -> float:
-        """Seconds of a round, of what its participants took, and who of them arrived and who was too late: until the
-        last upload arrives, or the deadline where one was waited for; 0 where nobody sent anything."""
+        """Seconds of a round, of what uploads took, and which of them arrived and which were too late: until the last
+        one arrives, or the deadline where one was waited for; 0 where nobody sent anything."""
         return float(self.deadline if late.any() else np.max(seconds, initial=0, where=arrived))
 
     def there(self, num_clients: int, round: int) -> np.ndarray:

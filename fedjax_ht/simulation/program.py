@@ -135,7 +135,7 @@ def bind(
     method = defended(own, options.robust)
     method.check(federation)
     if options.profile is not None:
-        options.profile.check(federation.num_clients)
+        options.profile.check(method, federation.num_clients)
     if options.privacy is not None:
         accounting()
     mesh = client_mesh(options.devices)

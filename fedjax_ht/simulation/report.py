@@ -18,7 +18,7 @@ class RoundReport(NamedTuple):
 
     Attributes:
       participants: int64 [m], ids ascending.
-      arrived: how many uplinks the server got.
+      arrived: how many uplinks the server got, those of earlier rounds among them.
       not_finite: ids of clients whose result was not finite; they kept their old state and were left out.
       accuracy: rule -> float64 [m], of the participants as their training left them, before anything came down, on
         their own test sets; NaN without samples, and of attackers. Empty where nobody of the federation has any.
@@ -31,6 +31,8 @@ class RoundReport(NamedTuple):
       absent: how many clients could not be reached; None where devices are not simulated.
       seconds: how long the round was on the clients' devices; None where nothing takes time there.
       late: ids of the participants whose upload came after the deadline, ascending.
+      arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending; None where what is
+        late is lost.
       epsilon: see `spending.epsilons`.
     """
 
@@ -48,6 +50,7 @@ class RoundReport(NamedTuple):
     absent: int | None = None
     seconds: float | None = None
     late: tuple[int, ...] = ()
+    arrived_late: tuple[int, ...] | None = None
     epsilon: float | None = None
 
 
@@ -71,6 +74,7 @@ def round_report(
     downlink_of_all: WireCost | None,
     wasted_lane_steps: float,
     attackers: np.ndarray,
+    earlier: WireCost | None = None,
 ) -> RoundReport:
     """Joins the buckets' results.
 
@@ -81,6 +85,7 @@ def round_report(
         participants'.
       wasted_lane_steps: see `RoundReport`.
       attackers: bool [num_clients].
+      earlier: arrays with an entry for each uplink of an earlier round that the server got in this one.
     """
     ids = np.concatenate([ids for ids, _ in results])
     parts = ((result._replace(uplink=()), scores) for _, (result, scores) in results)
@@ -91,14 +96,17 @@ def round_report(
     finite, arrived = joined.finite, joined.arrived
     honest = np.where(attackers[ids], np.nan, 1.0)
     mean = lambda x: float(np.mean(x[finite])) if finite.any() else float("nan")  # noqa: E731
+    uplink = jax.tree.map(lambda x: x[arrived], joined.uplink_cost)
+    if earlier is not None:
+        uplink = jax.tree.map(np.append, uplink, earlier)
     return RoundReport(
         participants=ids,
-        arrived=int(arrived.sum()),
+        arrived=int(arrived.sum()) + (0 if earlier is None else len(earlier.payload_elements)),
         not_finite=tuple(sorted(int(i) for i in ids[~finite])),
         accuracy={rule: honest * _share(c, test.count) for rule, c in test.correct.items()},
         metrics={name: mean(values) for name, values in joined.metrics.items()} if len(ids) else {},
         server_metrics={name: float(value) for name, value in server.metrics.items()},
-        uplink=_total(jax.tree.map(lambda x: x[arrived], joined.uplink_cost)),
+        uplink=_total(uplink),
         downlink=_total(downlink_of_all or joined.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),

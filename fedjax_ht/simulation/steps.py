@@ -14,6 +14,7 @@ from fedjax_ht.core.federation import all_weights, weights_of
 from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, share, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, TrialServers
+from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.program import Clients, Program
@@ -30,6 +31,7 @@ from fedjax_ht.simulation.roster import (
 )
 from fedjax_ht.simulation.spending import epsilons
 from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.waiting import Late, OnItsWay, Waiting, after_round, nobody_waits, with_arrivals
 
 
 class SimulationState(NamedTuple):
@@ -42,6 +44,7 @@ class SimulationState(NamedTuple):
         ascending id, trial after trial.
       last_round: int32 [trials, num_clients], the last round in which the server reached each; -1 for never.
       changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never.
+      waiting: uploads that arrive in a later round; None where late ones are lost.
     """
 
     round: int
@@ -49,6 +52,7 @@ class SimulationState(NamedTuple):
     clients: dict[str, PyTree]
     last_round: np.ndarray
     changed: dict[str, np.ndarray]
+    waiting: Waiting | None = None
 
     @property
     def server(self) -> PyTree:
@@ -93,11 +97,12 @@ class Plan(NamedTuple):
 
 
 class Times(NamedTuple):
-    """By a layout, what each participant took in simulated seconds, float64 [P], and whether its upload was too late,
-    bool [P]."""
+    """By a layout, what each participant took in simulated seconds, float64 [P], whether its upload was too late, bool
+    [P], and what that cost, [P]."""
 
     seconds: np.ndarray
     late: np.ndarray
+    cost: WireCost
 
 
 class Trained(NamedTuple):
@@ -150,13 +155,16 @@ def first_state(program: Program) -> SimulationState:
     last_round = np.full(program.train_counts.shape, -1, np.int32)
     weights = collect(program.mesh, all_weights(program.federation))
     servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), weights))
-    return SimulationState(0, servers, stored, last_round, changed)
+    state = SimulationState(0, servers, stored, last_round, changed)
+    now = _now(program, state)
+    return state._replace(waiting=nobody_waits(program, stored, now.servers, now.info))
 
 
 def run_round(program: Program, state: SimulationState) -> tuple[SimulationState, list[RoundReport]]:
     """One round of all trials, and a report of each; the old state's buffers are donated."""
     mesh, server, n = program.mesh, program.server, program.federation.num_clients
-    chosen = [choose_participants(o, n, state.round) for o in program.options]
+    busy = [None] * len(program.options) if state.waiting is None else state.waiting.uploads.busy
+    chosen = [choose_participants(o, n, state.round, own) for o, own in zip(program.options, busy)]
     there = [o.there(n, state.round) for o in program.options]
     now = _now(program, state)
     trained = _timed(program, _train(program, state, now, chosen))
@@ -165,12 +173,14 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     if program.method.recipients == "all":
         infos = collect(mesh, now.info)
         everyone = server.charge_all((state.servers, server.seeds, server.settings, infos), number)
-    rows = collect(mesh, {name: part.rows for name, part in trained.items()})
-    received = {name: part.received for name, part in trained.items()}
+    rows = {name: part.rows for name, part in trained.items()}
+    received = own_received = {name: part.received for name, part in trained.items()}
+    if state.waiting is not None:
+        received, rows = with_arrivals(program, state.waiting, received, rows)
     splits, samples = {}, ()
     if program.method.sees_data:
         splits, samples = {"train": server.pooled["train"]}, server_copy(program.samples)
-    own = (state.servers, server.seeds, server.settings, rows, splits)
+    own = (state.servers, server.seeds, server.settings, collect(mesh, rows), splits)
     new, result = server.serve(own, (received, number, server.frozen, samples))
 
     last_round = state.last_round.copy()
@@ -178,9 +188,13 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
         reached[ids if everyone is None else anybody] = state.round
     stored = {name: part.stored for name, part in trained.items()}
     changed = {name: part.changed for name, part in trained.items()}
-    state = SimulationState(state.round + 1, new, stored, last_round, changed)
+    reports = _reports(program, trained, (result, everyone), there, state.waiting)
+    waiting = state.waiting
+    if waiting is not None:
+        late = {name: Late(part.flat, *part.times) for name, part in trained.items()}
+        waiting = after_round(program, waiting, own_received, late)
+    state = SimulationState(state.round + 1, new, stored, last_round, changed, waiting)
     spent = epsilons(program, state.round)
-    reports = _reports(program, trained, (result, everyone), there)
     return state, [report._replace(epsilon=epsilon) for report, epsilon in zip(reports, spent)]
 
 
@@ -261,20 +275,24 @@ def _timed(program: Program, trained: dict[str, Trained]) -> dict[str, Trained]:
         in_time = arrived & ~late
         received = part.received._replace(arrived=collect(program.mesh, in_time))
         result = part.result._replace(arrived=in_time)
-        found[name] = part._replace(received=received, result=result, times=Times(seconds, late))
+        found[name] = part._replace(received=received, result=result, times=Times(seconds, late, up))
     return found
 
 
 def _reports(
-    program: Program, trained: dict[str, Trained], of_server: PyTree, there: Sequence[np.ndarray]
+    program: Program,
+    trained: dict[str, Trained],
+    of_server: PyTree,
+    there: Sequence[np.ndarray],
+    waiting: Waiting | None,
 ) -> list[RoundReport]:
     """One a trial; `of_server` are its server's result, and what a downlink to everyone costs or None; `there` is who
-    can be reached."""
+    can be reached; `waiting` stood before the round."""
     # The one transfer of a round, but for that of `_timed`.
     results = {name: (part.result, part.scores) for name, part in trained.items()}
     results, of_server = fetch((results, of_server))
     profile = program.options[0].profile
-    waiting, spent = sum(part.idle for part in trained.values())
+    idle, spent = sum(part.idle for part in trained.values())
     order = np.concatenate([program.federation.members(b) for b in program.federation.buckets])  # of `everyone`
     reports = []
     for t in range(len(program.options)):
@@ -285,22 +303,33 @@ def _reports(
             ids, result = rows_of_trial(roster, part.flat, t, result)
             mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
             times.append((ids, result.arrived, rows_of_trial(roster, part.flat, t, part.times)[1]))
-        wasted = float(waiting / spent) if spent else 0.0
+        wasted = float(idle / spent) if spent else 0.0
         result, everyone = of_trial(of_server, t)
         everyone = jax.tree.map(lambda x, t=t: x[there[t][order]], everyone)
-        report = round_report(mine, result, everyone, wasted, program.attackers)
+        earlier = None if waiting is None else of_trial(waiting.uploads, t)
+        cost = None if earlier is None else earlier.arriving_cost(profile)
+        report = round_report(mine, result, everyone, wasted, program.attackers, cost)
         if profile is not None:
-            report = report._replace(absent=int(np.sum(~there[t])), **_simulated(profile, times))
+            report = report._replace(absent=int(np.sum(~there[t])), **_simulated(profile, times, earlier))
         reports.append(report)
     return reports
 
 
-def _simulated(profile: Profile, times: list[tuple[np.ndarray, np.ndarray, Times | None]]) -> dict[str, Any]:
-    """Of each bucket's (ids, arrived, times), the fields of the report that are simulated."""
+def _simulated(
+    profile: Profile, times: list[tuple[np.ndarray, np.ndarray, Times | None]], earlier: OnItsWay | None
+) -> dict[str, Any]:
+    """Of each bucket's (ids, arrived, times), and of what was on its way before, the report's fields that are
+    simulated."""
     if not profile.rates():
         return {}
-    ids, arrived, (seconds, late) = jax.tree.map(lambda *xs: np.concatenate(xs), *times)
-    return {"seconds": profile.length(seconds, arrived, late), "late": tuple(sorted(ids[late].tolist()))}
+    ids, arrived, (seconds, late, _) = jax.tree.map(lambda *xs: np.concatenate(xs), *times)
+    found = {"late": tuple(sorted(ids[late].tolist()))}
+    if earlier is not None:
+        there = earlier.arriving(profile)
+        found["arrived_late"] = tuple(np.flatnonzero(there).tolist())
+        more = earlier.left, there, earlier.busy & ~there
+        seconds, arrived, late = map(np.append, (seconds, arrived, late), more)
+    return found | {"seconds": profile.length(seconds, arrived, late)}
 
 
 def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> list[Evaluation]:

@@ -87,6 +87,7 @@ def test_a_sum_becomes_the_references_shares():
         ("fedral", UNIFORM),
         ("fml", {}),
         ("fedapen", {}),
+        ("fedssa", {"owners": "summed", "clock": "round"}),
     ],
 )
 def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):

@@ -40,7 +40,8 @@ def test_by_default_nothing_is_simulated():
 
 def test_what_a_field_says():
     profile = make_profile(fields(flops="2e9", up="lognormal/100/0.5", deadline=3, available="0.7", seed=5), 2000)
-    assert profile.down is None and profile.deadline == 3 and set(profile.flops) == {2e9}
+    assert profile.down is None and profile.deadline == 3 and set(profile.flops) == {2e9} and profile.late == "lost"
+    assert make_profile(fields(up="9", deadline=3, late="arrives"), 3).late == "arrives"
     logs = np.log(profile.up / 100)
     assert abs(logs.mean()) < 5 * 0.5 / np.sqrt(2000) and abs(logs.std() - 0.5) < 0.05
     assert 0.65 < profile.available(4).mean() < 0.75
@@ -76,6 +77,7 @@ BAD = {
     f"devices_profile.up is 'lognormal/1e6/11'{RATE}": {"up": "lognormal/1e6/11"},
     f"devices_profile.up is 'normal/1/1'{RATE}": {"up": "normal/1/1"},
     "devices_profile.deadline is 3.0, and nothing takes time; give flops, up or down": {"deadline": 3.0},
+    "devices_profile.late is 'arrives', and without a deadline nothing is late": {"up": "9", "late": "arrives"},
     "devices_profile.available is '0'; it must be empty, a number above 0 and at most 1, or csv": {"available": "0"},
     "devices_profile.available is 'csv'; it must be": {"available": "csv"},
     "devices_profile.available: no/such.csv cannot be read (No such file": {"available": "csv:no/such.csv"},

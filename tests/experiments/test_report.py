@@ -85,6 +85,9 @@ def test_uploads_that_came_too_late_are_pointed_at():
     rows[1]["late"], rows[2]["late"] = [7, 2], [2]
     (late,) = warnings({"a": rows})
     assert late == "a: in 2 rounds uploads came after the deadline and were lost, of clients 2, 7"
+    rows[2]["arrived_late"] = [7]
+    (late,) = warnings({"a": rows})
+    assert late == "a: in 2 rounds uploads came after the deadline and arrived in a later round, of clients 2, 7"
 
 
 def test_a_client_far_from_the_others_is_named():

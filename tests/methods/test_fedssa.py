@@ -59,6 +59,7 @@ FORMS = {
     "stored, hidden classes": {"hide_classes": True},
     "uploaded": {"owners": "uploaded", "clock": "round"},
     "uploaded, hidden classes": {"owners": "uploaded", "clock": "round", "hide_classes": True},
+    "summed": {"owners": "summed", "clock": "round"},
 }
 
 
@@ -98,6 +99,8 @@ def test_owners_who_stay_away_count_with_their_newest_rows(served):
         for c in range(C):
             want = now.get(c, np.asarray(before.rows[c]))
             np.testing.assert_allclose(server.rows[c], want, rtol=1e-5, atol=1e-6)
+    if options.get("owners") == "summed":
+        return
     # What client 1 said of class 2 in the first round is gone: it no longer holds it.
     np.testing.assert_array_equal(server.held[1], [False, True, False, False])
 
@@ -107,7 +110,7 @@ def test_the_server_learns_whose_rows_to_send(served):
     server, _ = serve(first_server(method), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, "hide_classes" in options))
     for client, classes in enumerate([{0, 2}, {0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}]):
         downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(client))
-        if "hide_classes" in options:
+        if "hide_classes" in options or options.get("owners") == "summed":
             np.testing.assert_array_equal(downlink, server.rows)
             continue
         assert set(np.flatnonzero(downlink.mask)) == classes
@@ -247,16 +250,20 @@ def test_bad_options_are_named():
         fedssa(TRAINING, mu=1.5)
     with pytest.raises(ValueError, match="stable_rounds is 0; it must be an integer of at least 1"):
         fedssa(TRAINING, stable_rounds=0)
-    with pytest.raises(ValueError, match="owners is 'all'; it must be 'stored' or 'uploaded'"):
+    with pytest.raises(ValueError, match="owners is 'all'; it must be 'stored', 'uploaded' or 'summed'"):
         fedssa(TRAINING, owners="all")
+    with pytest.raises(ValueError, match="owners='summed' counts who holds a class, and hide_classes leaves"):
+        fedssa(TRAINING, owners="summed", clock="round", hide_classes=True)
 
 
 def test_fusing_that_compounds_is_refused_or_warned_of():
-    for form in ({}, {"owners": "uploaded", "clock": "round"}):
+    for form in ({}, {"owners": "uploaded", "clock": "round"}, {"owners": "summed", "clock": "round"}):
         with pytest.raises(ValueError, match=r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"):
             fedssa(TRAINING, stable_rounds=50, **form)
     with pytest.raises(ValueError, match="rows compound in every round; take clock='round', mu=0 or owners='stored'"):
         fedssa(TRAINING, owners="uploaded")
+    with pytest.raises(ValueError, match="owners='summed' fuses as long as new clients come"):
+        fedssa(TRAINING, owners="summed")
     fedssa(TRAINING, owners="uploaded", mu=0.0)
     method = fedssa(TRAINING, stable_rounds=50, clock="round")
     assert method.warn({"longest_row": 2.0}) is None

@@ -36,6 +36,7 @@ VARIANTS = [  # whose weights or masks are others
     ("heterofl", {"weighting": "samples"}),
     ("heterofl", {"label_split": False}),
     ("fedrolex", {"whole_head": True}),
+    ("fedssa", {"owners": "summed", "clock": "round"}),
 ]
 FAST = ("fedavg", "lg_fedavg", "fd")
 

@@ -52,3 +52,31 @@ def play(devices: list[Device], rounds: list[list[Work]], deadline: float = 0.0)
         clock += length
         rows.append({"seconds": length, "clock": clock, "arrived": arrived, "late": late})
     return rows
+
+
+def play_late(devices: list[Device], draw, rounds: int, deadline: float) -> list[dict]:
+    """As `play`, where what is late arrives later, by the times of day at which uploads end.
+
+    `draw(round, busy)` are the participants' works, of a round in which the clients `busy` are not done yet.
+    """
+    rows, clock, ends = [], 0.0, {}
+    for round in range(rounds):
+        before = set(ends)
+        works = [work for work in draw(round, before) if not work.lost]
+        for work in works:
+            ends[work.client] = clock + participant_seconds(devices[work.client], work)
+        missed = {client for client, end in ends.items() if end > clock + deadline}
+        over = clock + deadline if missed else max(ends.values(), default=clock)
+        arrived = sorted(set(ends) - missed)
+        rows.append(
+            {
+                "seconds": over - clock,
+                "clock": over,
+                "arrived": arrived,
+                "late": sorted(missed - before),
+                "arrived_late": [client for client in arrived if client in before],
+            }
+        )
+        clock = over
+        ends = {client: end for client, end in ends.items() if client in missed}
+    return rows

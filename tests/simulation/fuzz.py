@@ -49,7 +49,6 @@ def draw(number: int) -> Case:
         "drop_rate": float(rng.choice([0.0, 0.25])),
         "evaluate": str(rng.choice(["received", "trained"])),
     }
-    common["profile"] = devices(number)
     halves = [
         {
             "devices": int(rng.integers(1, DEVICES + 1)),
@@ -58,15 +57,20 @@ def draw(number: int) -> Case:
         }
         for _ in range(2)
     ]
-    return Case(str(rng.choice(list(METHODS))), counts, common, [None, None, 2][rng.integers(3)], halves)
+    method = str(rng.choice(list(METHODS)))
+    common["profile"] = devices(number, method)
+    return Case(method, counts, common, [None, None, 2][rng.integers(3)], halves)
 
 
-def devices(number: int) -> Profile | None:
+def devices(number: int, method: str) -> Profile | None:
     """Those of every second case; its own random numbers, so that they change no other."""
     rng = np.random.default_rng([number, 1])
     up, down = (rng.lognormal(4, 1, NUM_CLIENTS) for _ in range(2))
-    deadline = float(rng.choice([0.0, 3.0]))
-    return None if number % 2 else Profile(by_chance(NUM_CLIENTS, 0.7, number), up=up, down=down, deadline=deadline)
+    deadline, late = float(rng.choice([0.0, 3.0])), str(rng.choice(["lost", "arrives"]))
+    if not deadline or method_factory(method)(TRAINING, **settings(method)).server_redraws:
+        late = "lost"
+    there = by_chance(NUM_CLIENTS, 0.7, number)
+    return None if number % 2 else Profile(there, up=up, down=down, deadline=deadline, late=late)
 
 
 def data_of(case: Case, federation: Federation) -> FederationData:
@@ -103,7 +107,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
             state, reports = simulation.run_round(state)
             for report in reports if case.trials else [reports]:
                 exact.append([report.participants.tolist(), report.arrived, *report.uplink, *report.downlink])
-                exact.append([report.absent, report.seconds, *report.late])
+                exact.append([report.absent, report.seconds, report.late, report.arrived_late])
                 floats.append([*report.metrics.values(), *report.server_metrics.values()])
         checkpointer.save(state, [])
     scores = simulation.evaluate(state)

@@ -1,0 +1,161 @@
+"""Uploads that miss the deadline and arrive in a later round, where `Profile.late` says so.
+
+A client whose round takes longer than the deadline goes on in the next one: what is left of its time begins anew with
+every round, and till its upload arrives it takes part in nothing else. A round waits for such uploads as for those of
+its participants, and no longer than the deadline. They reach the server as they were sent, beside those of the round.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.mesh import collect
+from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.round import Participant, TrialServers, client_round
+from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.simulation.program import Program
+
+
+class OnItsWay(NamedTuple):
+    """Uploads that are, of all trials or of one.
+
+    Attributes:
+      left: float64 [..., num_clients], simulated seconds of the next round after which a client's upload arrives; 0
+        where none is on its way.
+      cost: of these uploads, int64 [..., num_clients].
+    """
+
+    left: np.ndarray
+    cost: WireCost
+
+    @property
+    def busy(self) -> np.ndarray:
+        """Who is not done with an earlier round, bool [..., num_clients]."""
+        return self.left > 0
+
+    def arriving(self, profile: Profile) -> np.ndarray:
+        """Whose upload arrives in the next round, likewise."""
+        return self.busy & ~profile.too_late(self.left)
+
+    def arriving_cost(self, profile: Profile) -> WireCost:
+        """Of one trial, of each of these, [m]."""
+        return jax.tree.map(lambda x: x[self.arriving(profile)], self.cost)
+
+
+class Waiting(NamedTuple):
+    """What stands between two rounds.
+
+    Attributes:
+      sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows, on the server's
+        device; of who has nothing on its way they may be anything.
+      uploads: of all trials.
+    """
+
+    sent: dict[str, tuple[PyTree, ClientInfo]]
+    uploads: OnItsWay
+
+
+class Late(NamedTuple):
+    """Those of a bucket's participants whose upload is too late.
+
+    Attributes:
+      rows: int64 [P], each participant's row.
+      seconds: float64 [P], of their round.
+      late: bool [P].
+      cost: of their uploads, [P].
+    """
+
+    rows: np.ndarray
+    seconds: np.ndarray
+    late: np.ndarray
+    cost: WireCost
+
+
+def nobody_waits(
+    program: Program, clients: dict[str, PyTree], servers: TrialServers, infos: ClientInfo
+) -> Waiting | None:
+    """Before the first round; None where late uploads are lost. Traces every architecture's round, for its uplink.
+
+    Args:
+      program: what is bound.
+      clients: bucket name -> stored states.
+      servers: before the first round.
+      infos: of every client, leading axes [trials, num_clients].
+    """
+    profile = program.options[0].profile
+    if profile is None or profile.late == "lost":
+        return None
+    sent = {}
+    for bucket in program.federation.buckets:
+        roster, data = program.clients[bucket.name].roster, program.clients[bucket.name].data
+        run = client_round(program.method, program.federation, bucket, program.channel)
+        info = jax.tree.map(lambda x, i=roster.members[0]: x[0, i], infos)
+        participant = Participant(np.int32(0), np.int32(0), info, np.bool_(True), np.bool_(False))
+        first = program.store.read(clients[bucket.name], roster, np.zeros(1, np.int64))
+        client = jax.tree.map(lambda x: x[0], first)
+        _, result = jax.eval_shape(run, client, participant, servers, data, np.int32(0))
+        rows = len(roster.steps)
+        zeros = lambda x, rows=rows: np.zeros((rows, *x.shape), x.dtype)  # noqa: E731
+        sent[bucket.name] = collect(program.mesh, jax.tree.map(zeros, (result.uplink, info)))
+    shape = program.train_counts.shape
+    return Waiting(sent, OnItsWay(np.zeros(shape), WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))))
+
+
+def with_arrivals(
+    program: Program, waiting: Waiting, received: dict[str, Received], rows: dict[str, np.ndarray]
+) -> tuple[dict[str, Received], dict[str, np.ndarray]]:
+    """What the server gets in a round, and each trial's rows in it, int32 [trials, m]: the participants' uploads, and
+    behind them those of earlier rounds that arrive in it."""
+    all_received, all_rows = {}, {}
+    for name, own in received.items():
+        earlier = arrivals(program, waiting, name)
+        behind = len(own.arrived) + np.arange(len(earlier.arrived), dtype=np.int32).reshape(len(rows[name]), -1)
+        all_received[name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), own, earlier)
+        all_rows[name] = np.concatenate([rows[name], behind], axis=1)
+    return all_received, all_rows
+
+
+def arrivals(program: Program, waiting: Waiting, name: str) -> Received:
+    """A bucket's uploads of earlier rounds, of all rows; "arrived" are those that do so in the next round."""
+    roster = program.clients[name].roster
+    arriving = waiting.uploads.arriving(program.options[0].profile)[roster.client(np.arange(len(roster.steps)))]
+    return Received(*waiting.sent[name], collect(program.mesh, arriving))
+
+
+def after_round(program: Program, waiting: Waiting, received: dict[str, Received], late: dict[str, Late]) -> Waiting:
+    """What is on its way after a round, of bucket name -> what its participants sent, and who was too late."""
+    deadline = program.options[0].profile.deadline
+    # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
+    left = np.maximum(waiting.uploads.left - deadline, 0)
+    sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.uploads.cost)
+    for name, own in late.items():
+        if not own.late.any():
+            continue
+        roster = program.clients[name].roster
+        places = np.where(own.late, own.rows, len(roster.steps))  # beyond the end nothing is written
+        sent[name] = _put(sent[name], (received[name].uplink, received[name].info), collect(program.mesh, places))
+        who = roster.client(own.rows[own.late])
+        left[who] = own.seconds[own.late] - deadline
+        for old, new in zip(cost, own.cost):
+            old[who] = new[own.late]
+    return Waiting(sent, OnItsWay(left, cost))
+
+
+def regrouped_waiting(parts: Sequence[tuple[Waiting, Sequence[int]]]) -> Waiting:
+    """Of several runs, the trials that are listed for each, as one."""
+
+    def join(*leaves):
+        trials = [len(waiting.uploads.left) for waiting, _ in parts]
+        chosen = [x.reshape(n, -1, *x.shape[1:])[np.array(t)] for x, n, (_, t) in zip(leaves, trials, parts)]
+        return (jnp if isinstance(leaves[0], jax.Array) else np).concatenate(chosen).reshape(-1, *leaves[0].shape[1:])
+
+    return jax.tree.map(join, *(waiting for waiting, _ in parts))
+
+
+@jax.jit
+def _put(stored: PyTree, new: PyTree, places: jax.Array) -> PyTree:
+    return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), stored, new)

@@ -1,0 +1,181 @@
+"""Uploads that arrive in a later round, told through the probe of test_simulation.py."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.influence import Sources, influences
+from fedjax_ht.core.method import Context, Received
+from fedjax_ht.data.client_data import join_trials
+from fedjax_ht.io.checkpoint import make_checkpointer
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation.history import run
+from fedjax_ht.simulation.options import SimulationOptions, choose_participants
+from fedjax_ht.simulation.profile import Profile, by_chance
+from fedjax_ht.simulation.program import bind
+from fedjax_ht.simulation.simulation import make_simulation
+from fedjax_ht.simulation.waiting import regrouped_waiting
+from tests.federations import (
+    NUM_CLIENTS,
+    TRAINING,
+    chosen,
+    federation_data,
+    federation_for,
+    identical,
+    to_host,
+)
+from tests.method_wires import settings
+from tests.reference.devices import Device, Work, play_late
+from tests.simulation.test_clock import (
+    DOWN,
+    DOWNLINK,
+    OPTIONS,
+    UP,
+    UPLINK,
+    program,
+    rows_of,
+    simulation,
+    untimed,
+    with_profile,
+)
+from tests.simulation.test_simulation import EXTRA, FEDERATION, probe
+
+SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)  # client 4 takes 28 seconds for an upload, the others one
+
+
+def waiting(deadline: float, **fields) -> Profile:
+    return Profile(**({"up": UP, "down": DOWN} | fields), deadline=deadline, late="arrives")
+
+
+@pytest.mark.parametrize("deadline", [5.0, 8.0, 20.0, 1e3])
+def test_rounds_last_as_by_hand(deadline):
+    profile = waiting(deadline, available=by_chance(NUM_CLIENTS, 0.8))
+    state, history = run(simulation(profile), 6)
+    options = dataclasses.replace(OPTIONS, profile=profile)
+
+    def draw(round: int, busy: set[int]) -> list[Work]:
+        ids, lost = choose_participants(options, NUM_CLIENTS, round, np.isin(np.arange(NUM_CLIENTS), list(busy)))
+        assert not busy & set(ids.tolist())
+        return [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
+
+    devices = [Device(up=up, down=down) for up, down in zip(UP.tolist(), DOWN.tolist())]
+    expected = play_late(devices, draw, 6, deadline)
+    names = ("simulated_seconds", "simulated_clock")
+    np.testing.assert_allclose(rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected])
+    told = [[row["late"], row["arrived_late"], len(row["arrived"])] for row in expected]
+    assert rows_of(history, "late", "arrived_late", "arrived") == told
+    heard = np.bincount(np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS)
+    np.testing.assert_array_equal(state.server.heard, heard)
+    assert [row["uplink_payload_bytes"] for row in history[1:]] == [8 * len(row["arrived"]) for row in expected]
+    assert any(row["arrived_late"] for row in expected) == (deadline < 1e3)
+
+
+def test_an_upload_arrives_as_it_was_sent():
+    """Client 4 sends in round 0, is two rounds and a half on the way, and is asked again when it is done."""
+    sim = simulation(waiting(10.0, up=SLOW, down=None))
+    state, reports = sim.init(), []
+    for ids in ([0, 4, 6], [0, 6], [], [4]):
+        with chosen(ids):
+            state, report = sim.run_round(state)
+        reports.append((report.late, report.arrived_late, report.arrived, report.seconds))
+    first, second, third, fourth = reports
+    assert first == ((4,), (), 2, 10.0) and second == ((), (), 2, 10.0)  # 18 and then 8 seconds are left
+    assert third == ((), (4,), 1, 8.0) and fourth == ((4,), (), 0, 10.0)
+    with chosen([0, 4, 6]):
+        prompt, _ = simulation(None).run_round(simulation(None).init())
+    for name in ("facts", "weights"):
+        np.testing.assert_array_equal(getattr(state.server, name)[4], getattr(prompt.server, name)[4])
+    assert state.server.heard[4] == 1 and state.waiting.uploads.busy[0].tolist() == [i == 4 for i in range(NUM_CLIENTS)]
+
+
+def test_who_is_busy_is_not_asked():
+    sim = simulation(waiting(10.0, up=SLOW, down=None))
+    state = sim.init()
+    with chosen([4]):
+        state, _ = sim.run_round(state)
+    for _ in range(2):
+        assert sim.find_fault(state) is None
+        state, report = sim.run_round(state)
+        assert 4 not in report.participants
+
+
+def test_a_huge_deadline_changes_nothing():
+    one, rows = run(simulation(Profile(up=UP), "fedproto"), 2)
+    other, same = run(simulation(waiting(1e30, down=None), "fedproto"), 2)
+    assert identical(to_host(one), to_host(other)._replace(waiting=None))
+    assert untimed(rows) == [{k: v for k, v in row.items() if k != "arrived_late"} for row in untimed(same)]
+
+
+def test_what_goes_on_has_the_same_uploads_on_their_way(tmp_path):
+    profile = waiting(8.0)
+    whole, rows = run(simulation(profile), 4)
+    for _ in range(2):  # the second time from the file
+        sim = simulation(profile)
+        checkpointer = make_checkpointer(tmp_path / "checkpoints", sim)
+        state, history = checkpointer.restore() or run(sim, 2)
+        assert state.waiting.uploads.busy.any()
+        checkpointer.save(state, history)
+    state, history = run(sim, 4, state, history)
+    assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
+
+
+def test_trials_have_uploads_of_their_own():
+    """Both of them as alone; and taken apart and put together again they go on as before."""
+    profile = waiting(8.0)
+    sim = with_profile(program(seeds=(1, 2)), profile)
+    middle, _ = run(sim, 2)
+    state, _ = run(sim, 3, *run(sim, 2))
+    alone = program()._replace(options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2]))
+    expected, _ = run(with_profile(alone, profile), 3)
+    second = jax.tree.map(lambda x: x[1], state.waiting.uploads)
+    assert identical(second, jax.tree.map(lambda x: x[0], expected.waiting.uploads))
+    assert identical(jax.tree.map(lambda x: x[1], state.servers), jax.tree.map(lambda x: x[0], expected.servers))
+    swapped = regrouped_waiting([(middle.waiting, [1]), (middle.waiting, [0])])
+    assert not identical(swapped, middle.waiting)
+    assert identical(regrouped_waiting([(swapped, range(1, -1, -1))]), middle.waiting)
+
+
+def test_a_fault_of_an_upload_shows_when_it_arrives():
+    def server_update(federation, server, received, ctx):
+        new, metrics = probe().server_update(federation, server, received, ctx)
+        return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
+
+    method = probe()._replace(server_update=server_update)
+    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, EXTRA, [1], ())
+    sim = with_profile(bound, waiting(20.0, up=SLOW, down=None))
+    state = sim.init()
+    with chosen([0, 4]):
+        assert sim.find_fault(state) is None
+        state, _ = sim.run_round(state)
+    with chosen([0]):
+        assert sim.find_fault(state).stage == "server_update"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_whose_server_looks_back_on_its_draws_says_so(name):
+    """All others' servers leave the key alone that they share with the clients of this round."""
+    method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
+    options = SimulationOptions(devices=1, profile=waiting(8.0))
+    if method.server_redraws:
+        with pytest.raises(ValueError, match=f"^profile.late is 'arrives', but an upload of {name} means something "):
+            make_simulation(method, federation, federation_data(federation), options)
+        return
+    state = make_simulation(method, federation, federation_data(federation), options).init()
+
+    def serve(shared_key, server, sent, key, number, frozen):
+        received = {b: Received(*own, np.ones(len(own[1].id), bool)) for b, own in sent.items()}
+        ctx = Context(key, number, None, frozen, shared_key)
+        return method.server_update(federation, server, received, ctx)[0]
+
+    key = jax.random.key(0)
+    sent = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.waiting.sent)
+    _, sources = influences(serve, key, state.server, sent, key, np.int32(0), method.frozen)
+    assert 0 not in Sources().union(*jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources)))
+
+
+def test_without_a_deadline_nothing_is_late():
+    with pytest.raises(ValueError, match=r"^profile.late is 'arrives', and without a deadline nothing is late$"):
+        Profile(up=UP, late="arrives")
