@@ -22,13 +22,11 @@ def full_float32():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory):
-    """XLA optimises little here, and two simulations that lower to the same program compile it once, also in two
-    processes of xdist. The notebook's and the quickstart's processes are compiled in full."""
+def compiled_once(request):
+    """XLA optimises little here, and two simulations that lower to the same program compile it once: in two processes
+    of xdist, and in all runs until `make clean`. The notebook's and the quickstart's processes are compiled in full."""
     jax.config.update("jax_disable_most_optimizations", True)
-    folder = tmp_path_factory.getbasetemp()
-    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    jax.config.update("jax_compilation_cache_dir", str(folder / "compiled"))
+    jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
