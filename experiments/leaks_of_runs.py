@@ -16,7 +16,7 @@ from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.core.method import ClientInfo, Data, PyTree
 from fedjax_ht.core.privacy import private
 from fedjax_ht.core.round import Channel, client_context, receive, send
-from fedjax_ht.core.wire import gaussian_noise, wire_elements
+from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.leaks import imitation, inversion, membership
 from fedjax_ht.metrics.images import psnr, ssim
@@ -75,8 +75,8 @@ def case(run: LoadedRun, config, client: int, trial: int, batch: int = 0) -> Cas
     last = jnp.int32(run.state.last_round[trial][client])
     info = ClientInfo(jnp.int32(client), jnp.int32(samples), last)
     server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
-    same = lambda key, message: message  # noqa: E731
-    downlink = send(private(method, privacy), federation, bucket, Channel(same, same), server, root, round, info)
+    channel = Channel(chain(experiment.options.uplink), chain(experiment.options.downlink))
+    downlink = send(private(method, privacy), federation, bucket, channel, server, root, round, info)
     neighbour = jnp.int32((client + 1) % federation.num_clients)
     first = client_context(Purpose.INIT_CLIENT, root, jnp.int32(0), info._replace(id=neighbour))
     other = method.init_client(bucket, first._replace(info=None, shared_key=None))
@@ -85,6 +85,14 @@ def case(run: LoadedRun, config, client: int, trial: int, batch: int = 0) -> Cas
     dataset = experiment.dataset
     data = Data(arrays(dataset.inputs), arrays(dataset.labels), dataset.preprocess, splits)
     return Case(imitation.Victim(method, bucket, downlink, root, round, info, data, privacy), own, other)
+
+
+def uploaded(victim: imitation.Victim, transform: Transform, own: PyTree, images, labels, number: jax.Array) -> PyTree:
+    """What a client sends whose samples are these, with the run's own `transform` of uplinks; `number` is the upload's,
+    each of which has noise of its own."""
+    hidden = victim._replace(privacy=victim.privacy and victim.privacy._replace(secret=(number,)))
+    drawn = lambda key, message: transform(jax.random.fold_in(key, number), message)  # noqa: E731
+    return imitation.upload(hidden, own, images, labels, drawn)
 
 
 def epsilon(run: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -> float | str:
@@ -136,8 +144,7 @@ def invert(run: LoadedRun, config, wanted: Wanted) -> Iterator[Inverted]:
 
     @jax.jit
     def sent_of(images, labels, number):
-        privacy = victim.privacy and victim.privacy._replace(secret=(number,))  # each upload has noise of its own
-        return imitation.upload(victim._replace(privacy=privacy), own, images, labels)
+        return uploaded(victim, chain(run.experiment.options.uplink), own, images, labels, number)
 
     @jax.jit
     def seen_of(sent, state, labels):

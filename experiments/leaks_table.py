@@ -167,7 +167,7 @@ def psnr_and_ssim(rows: Sequence[Row]) -> str:
     """Means, of PSNR with the least and the most."""
     values = [r.psnr for r in rows]
     ends = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{ends} / {np.mean([r.ssim for r in rows]):.2f}"
+    return f"{np.mean(values):.1f}{ends} / {np.mean([r.ssim for r in rows]).round(2) + 0.0:.2f}"
 
 
 def picture(found: Sequence[Inverted], path: Path) -> None:

@@ -4,17 +4,22 @@ import csv
 import math
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.attack import picture_of
-from experiments.leaks_of_runs import epsilon
+from experiments.leaks_of_runs import epsilon, uploaded
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row, add, markdown, picture, read
 from fedjax_ht.configs.base import method_config
+from fedjax_ht.core.wire import chain, gaussian_noise
+from fedjax_ht.leaks.imitation import payload
 from fedjax_ht.metrics.privacy import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.evaluate import LoadedRun
+from tests import tiny
 from tests.experiments.conftest import config_of
+from tests.leaks.victims import image_of, victim_of
 
 ROWS = [
     Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 30.0, 0.9),
@@ -109,6 +114,18 @@ def test_epsilon_is_of_what_the_attacker_looks_at(private_run):
     for noisy in (True, False):
         assert epsilon(run, 1, 0, 20, noisy) == poisson_epsilon(2.0, 10, count, steps, 1e-5)
     assert epsilon(private_run("none"), 1, 0, 20, True) == ""
+
+
+def test_uploads_have_passed_the_transforms_of_the_run():
+    """Noise of its own for each."""
+    victim, state = victim_of("fedavg", tiny.linear_federation(clients=1, buckets=1))
+    images, labels = image_of(2)
+    plain, *noisy = (
+        payload(uploaded(victim, transform, state, images, labels, jnp.uint32(number)))
+        for transform, number in ((chain(()), 0), (gaussian_noise(0.5, 0.0), 0), (gaussian_noise(0.5, 0.0), 1))
+    )
+    added = np.array([x - plain for x in noisy])
+    assert added.size >= 40 and 0.35 < added.std() < 0.65 and abs(np.corrcoef(added)[0, 1]) < 0.6
 
 
 def test_another_file_is_refused(tmp_path):
