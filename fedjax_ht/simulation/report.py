@@ -31,7 +31,7 @@ class RoundReport(NamedTuple):
       absent: how many clients could not be reached; None where devices are not simulated.
       seconds: how long the round was on the clients' devices; None where nothing takes time there.
       late: ids of the participants whose upload came after the deadline, ascending.
-      epsilon: see `spending.epsilons`.
+      epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds among it.
     """
 
     participants: np.ndarray
