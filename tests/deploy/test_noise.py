@@ -19,7 +19,7 @@ from fedjax_ht.deploy import ledger
 from fedjax_ht.deploy.data import alone
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.noise import LEDGER, WORDS, draw, fresh_words, noise_of_steps, noise_of_sums
-from fedjax_ht.deploy.plan import about, make_plan
+from fedjax_ht.deploy.plan import about, difference, make_plan
 from fedjax_ht.deploy.rounds import as_simulation
 from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import make_server
@@ -203,6 +203,19 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
     assert as_simulation(gone).run_round(state)[1].epsilon == report.epsilon  # what was said stays said
 
 
+def test_an_answer_counts_before_it_is_made(world, tmp_path):
+    """But no message counts that has none."""
+    config, _, sites = world("sample")
+    letter, path = letter_of(config, sites, tmp_path), tmp_path / "home" / LEDGER
+    counts = []
+    site = moved(sites[1], tmp_path / "home")
+    site = site._replace(programs=site.programs._replace(train=lambda *_: counts.append(path.read_text()) or 1 / 0))
+    assert answer(site, letter._replace(arrays={})).head["error"].startswith("the downlink lacks")
+    assert not path.exists()
+    assert "ZeroDivisionError" in answer(site, letter).head["error"]
+    assert counts == [json.dumps({site.noise.name: site.noise.times})] and site.noise.times > 0
+
+
 def test_a_client_whose_result_is_not_finite_sends_noise_alone(world, tmp_path):
     config, _, sites = world("upload")
     letter, black = letter_of(config, sites, tmp_path), sites[1].data.preprocess
@@ -261,9 +274,10 @@ def test_what_noise_costs(tmp_path):
     assert 2**31 < max(map(max, drawn)) < 2**32
 
 
-def test_a_sum_has_the_servers_noise(world, tmp_path):
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_sum_has_the_noise(world, unit, tmp_path):
     """Uplinks of which the server has the sum alone; here without a protocol."""
-    config, simulation, sites = world("client")
+    config, simulation, sites = world(unit)
     secure = make_plan(config, secure_sums=True)
     told, homes = about(secure), fresh(sites, tmp_path)
     homes = {i: site._replace(plan=secure, hello=site.hello | told) for i, site in homes.items()}
@@ -298,6 +312,13 @@ def test_what_does_not_go_together_is_refused(unit, change, words):
     config.update_from_flattened_dict(change)
     with pytest.raises(ValueError, match=words):
         make_plan(config)
+
+
+def test_both_sides_have_the_same_noise():
+    config = private_config("upload")
+    mine = about(make_plan(config))
+    config.privacy.noise = 0.1
+    assert difference(mine, about(make_plan(config))) == "has another config: privacy.noise 0.1, not 0.5"
 
 
 def test_an_accountant_is_asked_for_before_anything_is_compiled(monkeypatch):
