@@ -72,7 +72,7 @@ def by_words(method: Method, privacy: Privacy | None, defences: Sequence[Defence
     return varied(made, ())
 
 
-def check_asked(config: ConfigDict, privacy: Privacy | None) -> None:
+def check_scores(config: ConfigDict, privacy: Privacy | None) -> None:
     """Refuses a config that lives on scores which nobody tells.
 
     Raises:

@@ -15,7 +15,7 @@ from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.privacy import Unit
 from fedjax_ht.core.round import Channel
-from fedjax_ht.deploy.noise import by_words, check_asked
+from fedjax_ht.deploy.noise import by_words, check_scores
 from fedjax_ht.deploy.sums import check_reads
 from fedjax_ht.runner.build import Task, make_clients, settle
 from fedjax_ht.runner.run_folder import FREE_FIELDS, NAMING, flatten
@@ -79,7 +79,7 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
     if method.sees_data:
         raise ValueError(f"the server of {method.name} reads the clients' samples: no real server can run it")
     options = settled.options
-    check_asked(config, options.privacy)
+    check_scores(config, options.privacy)
     if secure_sums:
         check_reads(method)
         if entry.options.get("weighting") == "samples":

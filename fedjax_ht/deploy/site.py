@@ -204,7 +204,9 @@ def _train(site: Site, message: Envelope) -> Envelope:
     finite = bool(taught.finite)
     states.save(ask.folder, ask.after, taught.client if finite else state)
     states.forget(ask.folder, ask.oldest)
-    head = {"finite": finite} | _said(site, f"after training in round {ask.after}", _scores(scores), _numbers(taught.metrics))
+    head = {"finite": finite} | _said(
+        site, f"after training in round {ask.after}", _scores(scores), _numbers(taught.metrics)
+    )
     if epsilon is not None:
         head["epsilon"] = epsilon
         site.tell(f"round {ask.after}: epsilon {epsilon:.4g} with this answer")

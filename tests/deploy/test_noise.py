@@ -1,5 +1,6 @@
 """Privacy where nobody knows the noise but who adds it: the simulation, where words are known, and what is told."""
 
+import functools
 import json
 import math
 import os
@@ -96,28 +97,34 @@ def test_with_the_same_words_it_is_the_simulation(world, unit, tmp_path):
     assert rows[1]["epsilon"] > rows[0]["epsilon"] > 0
 
 
-def letter_of(config, sites, folder):
-    """What client 1 is asked in the first round."""
-    found = []
+@pytest.fixture(scope="module")
+def letter(world, tmp_path_factory):
+    """unit -> what client 1 is asked in the first round."""
 
-    def seen(client, letter):
-        found.extend([letter] * (client == 1 and letter.head["kind"] == "train"))
-        return letter.head["kind"] == "train"
+    @functools.cache
+    def of(unit):
+        found, (config, _, sites) = {}, world(unit)
 
-    simulation = as_simulation(server_of(config, sites, folder, seen))
-    simulation.run_round(simulation.init())
-    return found[0]
+        def seen(client, letter):
+            found[client, letter.head["kind"]] = letter
+            return letter.head["kind"] == "train"
+
+        simulation = as_simulation(server_of(config, sites, tmp_path_factory.mktemp("asking"), seen))
+        simulation.run_round(simulation.init())
+        return found[1, "train"]
+
+    return of
 
 
 @pytest.mark.parametrize("unit", ["upload", "sample"])
-def test_an_answer_has_noise_of_its_own_and_says_nothing_without(world, unit, tmp_path):
-    config, _, sites = world(unit)
-    letter, lines = letter_of(config, sites, tmp_path), []
+def test_an_answer_has_noise_of_its_own_and_says_nothing_without(world, letter, unit, tmp_path):
+    _, _, sites = world(unit)
+    asked, lines = letter(unit), []
     site = moved(sites[1], tmp_path / "home", fresh_words, lines.append)
-    first, programs = called(answer(site, letter)), site.programs.train._cache_size()
-    again = called(answer(site, letter))
+    first, programs = called(answer(site, asked)), site.programs.train._cache_size()
+    again = called(answer(site, asked))
     assert site.programs.train._cache_size() == programs  # other words are no other program
-    known, too = (answer(moved(sites[1], tmp_path / f"known{i}"), letter) for i in range(2))
+    known, too = (answer(moved(sites[1], tmp_path / f"known{i}"), asked) for i in range(2))
     differ = [(first.arrays[name] != again.arrays[name]).mean() for name in first.arrays]
     assert differ and min(differ) > 0.9
     assert all((known.arrays[name] == too.arrays[name]).all() for name in known.arrays)
@@ -132,7 +139,7 @@ def test_an_answer_has_noise_of_its_own_and_says_nothing_without(world, unit, tm
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_words_are_arguments_of_programs(world, unit, tmp_path):
+def test_words_are_arguments_of_programs(world, letter, unit, tmp_path):
     config, _, sites = world(unit)
     site, calls = moved(sites[1], tmp_path / "home"), []
 
@@ -144,9 +151,8 @@ def test_words_are_arguments_of_programs(world, unit, tmp_path):
         simulation = as_simulation(server._replace(serve=noted(server.serve)))
         simulation.run_round(simulation.init())
     else:
-        letter = letter_of(config, sites, tmp_path)
         site = site._replace(programs=site.programs._replace(train=noted(site.programs.train)))
-        answer(site, letter)
+        answer(site, letter(unit))
     ((run, args),) = calls
     texts = [f"{run.trace(*args).jaxpr}", run.lower(*args).as_text(), run.lower(*args).compile().as_text()]
     for word in FIXED:
@@ -203,26 +209,26 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
     assert as_simulation(gone).run_round(state)[1].epsilon == report.epsilon  # what was said stays said
 
 
-def test_an_answer_counts_before_it_is_made(world, tmp_path):
+def test_an_answer_counts_before_it_is_made(world, letter, tmp_path):
     """But no message counts that has none."""
-    config, _, sites = world("sample")
-    letter, path = letter_of(config, sites, tmp_path), tmp_path / "home" / LEDGER
+    _, _, sites = world("sample")
+    asked, path = letter("sample"), tmp_path / "home" / LEDGER
     counts = []
     site = moved(sites[1], tmp_path / "home")
     site = site._replace(programs=site.programs._replace(train=lambda *_: counts.append(path.read_text()) or 1 / 0))
-    assert answer(site, letter._replace(arrays={})).head["error"].startswith("the downlink lacks")
+    assert answer(site, asked._replace(arrays={})).head["error"].startswith("the downlink lacks")
     assert not path.exists()
-    assert "ZeroDivisionError" in answer(site, letter).head["error"]
+    assert "ZeroDivisionError" in answer(site, asked).head["error"]
     assert counts == [json.dumps({site.noise.name: site.noise.times})] and site.noise.times > 0
 
 
-def test_a_client_whose_result_is_not_finite_sends_noise_alone(world, tmp_path):
-    config, _, sites = world("upload")
-    letter, black = letter_of(config, sites, tmp_path), sites[1].data.preprocess
+def test_a_client_whose_result_is_not_finite_sends_noise_alone(world, letter, tmp_path):
+    _, _, sites = world("upload")
+    asked, black = letter("upload"), sites[1].data.preprocess
     broken = sites[1].data._replace(preprocess=jax.tree.map(lambda x: x * jnp.nan, black))
-    found = answer(moved(sites[1], tmp_path / "a")._replace(data=broken), letter)
+    found = answer(moved(sites[1], tmp_path / "a")._replace(data=broken), asked)
     none = {name: split._replace(count=0 * split.count) for name, split in sites[1].data.splits.items()}
-    nothing = answer(moved(sites[1], tmp_path / "b")._replace(data=sites[1].data._replace(splits=none)), letter)
+    nothing = answer(moved(sites[1], tmp_path / "b")._replace(data=sites[1].data._replace(splits=none)), asked)
     assert found.head["finite"] and found.arrays.keys() == nothing.arrays.keys()
     for name in found.arrays:
         np.testing.assert_allclose(found.arrays[name], nothing.arrays[name], atol=1e-6)
