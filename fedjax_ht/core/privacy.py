@@ -47,7 +47,7 @@ class Privacy(NamedTuple):
       delta: at which epsilon is told.
       secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed and secret can take
         the noise away again: a seed that is written down hides nothing. They are constants of compiled programs, which
-        then belong in no cache on disk.
+        then belong in no cache on disk, unless they are traced, as `fedjax_ht.deploy` has them.
     """
 
     unit: Unit

@@ -76,7 +76,7 @@ def client(plan: Plan, workdir: Path) -> None:
             raise ValueError(f"no --{flag.name}; see fedjax-ht deploy --help")
     secured = _secured("ca.crt", _KEY)
     dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size or None)
-    site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states")
+    site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states", tell)
     if own.train.size == 0:
         tell(f"client {_CLIENT.value} has no training samples")
     folder = Path(tempfile.mkdtemp(prefix="fedjax_ht_"))  # the path of a socket must be short

@@ -9,6 +9,7 @@ from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree, Split
 from fedjax_ht.core.round import Taught, client_step, send
+from fedjax_ht.core.uploads import is_payload, leaves_of
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.plan import Plan
 
@@ -44,6 +45,11 @@ def taught_form(plan: Plan, federation: Federation, bucket: Bucket) -> Taught:
 def uplink_forms(plan: Plan, federation: Federation) -> dict[str, PyTree]:
     """Bucket name -> the form of its clients' uplinks."""
     return {b.name: taught_form(plan, federation, b).uplink for b in federation.buckets}
+
+
+def sends(form: PyTree) -> bool:
+    """Whether there is anything in an uplink of that form that noise could hide."""
+    return any(map(is_payload, leaves_of(form)))
 
 
 def _key():

@@ -13,8 +13,9 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.robust import defended
+from fedjax_ht.core.privacy import Unit
 from fedjax_ht.core.round import Channel
+from fedjax_ht.deploy.noise import by_words, check_scores
 from fedjax_ht.deploy.sums import check_reads
 from fedjax_ht.runner.build import Task, make_clients, settle
 from fedjax_ht.runner.run_folder import FREE_FIELDS, NAMING, flatten
@@ -30,7 +31,7 @@ class Plan(NamedTuple):
     Attributes:
       label: of its first entry, the one that is run.
       config: with what that entry changes.
-      method: with the config's defences.
+      method: with the config's privacy and defences; its settings are the words of the noise, see `noise.by_words`.
       options: how the federation runs.
       channel: what transforms the messages.
       fields: what both sides must have alike, name -> JSON value.
@@ -49,12 +50,18 @@ class Plan(NamedTuple):
     def num_clients(self) -> int:
         return self.config.partition.num_clients
 
+    @property
+    def unit(self) -> Unit | None:
+        """What noise hides, `Privacy.unit`; None without any."""
+        return self.options.privacy and self.options.privacy.unit
+
 
 def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
     """Checks a config for a deployment, with the flag --secure_sums or without.
 
     Raises:
       ValueError: it is wrong, or asks for what only a simulation can do. One line.
+      ImportError: it has privacy, and the accountant is not installed. One line.
     """
     settled = settle(config)
     label, entry = next(iter(settled.entries.items()))  # of several the first, which is the config's `method`
@@ -63,7 +70,6 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
         ("attack.kind", config.attack.kind, "none"),
-        ("privacy.unit", config.privacy.unit, "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", config.dataset.shift, ""),
         ("devices_profile", config.devices_profile.to_dict(), DevicesProfileFields()._asdict()),
@@ -73,6 +79,7 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
     if method.sees_data:
         raise ValueError(f"the server of {method.name} reads the clients' samples: no real server can run it")
     options = settled.options
+    check_scores(config, options.privacy)
     if secure_sums:
         check_reads(method)
         if entry.options.get("weighting") == "samples":
@@ -88,7 +95,8 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
     fields = {name: value for name, value in flatten(shared).items() if name not in OWN}
     fields |= {f"method.{name}": value for name, value in json.loads(json.dumps(entry.options)).items()}
     fields |= {"method": entry.method} | ({"secure_sums": True} if secure_sums else {})
-    return Plan(label, own, defended(method, options.robust), options, channel, fields, secure_sums)
+    method = by_words(method, options.privacy, options.robust)
+    return Plan(label, own, method, options, channel, fields, secure_sums)
 
 
 def make_models(plan: Plan, task: Task) -> Federation:

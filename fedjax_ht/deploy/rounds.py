@@ -14,9 +14,11 @@ from fedjax_ht.core.mesh import client_mesh, collect, fetch
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, all_finite
 from fedjax_ht.core.wire import WireCost, wire_elements
+from fedjax_ht.deploy import ledger
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.masks import FEWEST
 from fedjax_ht.deploy.messages import pack, unpack
+from fedjax_ht.deploy.noise import draw
 from fedjax_ht.deploy.server import Heads, Server, hello
 from fedjax_ht.deploy.sums import uplinks_of
 from fedjax_ht.simulation.options import choose_participants
@@ -75,7 +77,8 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     """One round: who can be reached trains, and what arrives is served. Who does not answer was not there."""
     number, num_clients = state.round, server.plan.num_clients
     there = np.isin(np.arange(num_clients), sorted(reached(server)))
-    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: there))
+    # Who is drawn hides nobody here, and is no matter of privacy: all know the seed.
+    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: there), privacy=None)
     ids, _ = choose_participants(options, num_clients, number)
     asked = ids.tolist()
     if server.groups is None:
@@ -86,7 +89,8 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
         answered = _train_summed(server, state, groups)
     received = {b.name: _received(server, state, b, answered) for b in server.federation.buckets}
     rows = {name: np.arange(len(r.arrived), dtype=np.int32)[None] for name, r in received.items()}
-    own = (state.servers, _seeds(server), (), rows, {})
+    words, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
+    own = (state.servers, _seeds(server), jax.tree.map(lambda x: jnp.asarray(x)[None], words), rows, {})
     round_ = jnp.int32(number)
     everyone = None
     if server.plan.method.recipients == "all":
@@ -100,8 +104,13 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     last_round[0, sorted(answered) if everyone is None else there] = number
     report = round_report([_results(answered)], result, everyone, 0.0, np.zeros(num_clients, bool))
     lost = num_clients - int(there.sum()) + len(asked) - len(answered)
-    longest = max((one.head["seconds"] for one in answered.values()), default=0.0)
-    report = report._replace(absent=lost or None, metrics=report.metrics | {"seconds_client": longest})
+    if server.plan.unit != "upload":  # there clients do not tell
+        longest = max((one.head["seconds"] for one in answered.values()), default=0.0)
+        report = report._replace(metrics=report.metrics | {"seconds_client": longest})
+    if server.plan.unit in ("upload", "sample"):
+        said = max((one.head["epsilon"] for one in answered.values()), default=0.0)
+        epsilon = ledger.raise_to(server.ledger, "epsilon", said)
+    report = report._replace(absent=lost or None, epsilon=epsilon)
     if server.groups is not None:  # what is made of a sum tells nobody apart
         report = report._replace(far_off=())
     return SimulationState(number + 1, servers, {}, last_round, {}), report

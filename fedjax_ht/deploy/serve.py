@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjax_ht.deploy.noise import Entropy, fresh_words
 from fedjax_ht.deploy.plan import Plan
 from fedjax_ht.deploy.rounds import as_simulation
 from fedjax_ht.deploy.server import Transport, make_server
@@ -21,11 +22,14 @@ DONE = "summary.md"
 """What a run's folder has once all its rounds are done."""
 
 
-def serve(plan: Plan, workdir: Path, transport: Transport, tell: Callable[[str], None]) -> list[Row]:
+def serve(
+    plan: Plan, workdir: Path, transport: Transport, tell: Callable[[str], None], entropy: Entropy = fresh_words
+) -> list[Row]:
     """Runs the rounds of a plan with the clients that `transport` reaches; returns the history.
 
     `workdir` gets config.json, run.json with the name that clients keep their states by, metrics.csv and the like, and
-    checkpoints. A second call goes on from the newest of these, and the clients with it.
+    checkpoints. A second call goes on from the newest of these, and the clients with it; what has been told, which with
+    privacy is in told.json, stays told. `entropy` is where the words of the server's noise come from.
 
     Raises:
       ValueError, OSError: `workdir` holds another run, cannot be used, or not all clients are there. One line.
@@ -33,7 +37,7 @@ def serve(plan: Plan, workdir: Path, transport: Transport, tell: Callable[[str],
     config = plan.config
     with locked(workdir, tell):
         remember_fields(plan.fields, workdir)
-        server = make_server(plan, transport, run_name(workdir), tell, config.checkpoint.keep)
+        server = make_server(plan, transport, run_name(workdir), tell, workdir, entropy, config.checkpoint.keep)
         simulation = as_simulation(server)
         checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
         state, history = checkpointer.restore(tell) or (None, [])
@@ -73,6 +77,7 @@ def run_name(workdir: Path) -> str:
 def line(row: Row, rounds: int) -> str:
     """A round in a line."""
     accuracy = f", accuracy {100 * row['accuracy']:.2f} %" if "accuracy" in row else ""
+    epsilon = f", epsilon {row['epsilon']:.4g}" if "epsilon" in row else ""
     seconds = row["seconds_round"] + row["seconds_evaluation"]
     arrived = f"{row['arrived']} of {row['participants']} arrived"
-    return f"round {row['round']} of {rounds}: {arrived}{accuracy}, {seconds:.1f} s"
+    return f"round {row['round']} of {rounds}: {arrived}{accuracy}{epsilon}, {seconds:.1f} s"

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,8 @@ from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.forms import uplink_forms
+from fedjax_ht.deploy.forms import sends, uplink_forms
+from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, fresh_words, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, make_models, task_of_json
 from fedjax_ht.deploy.sums import summed_clients
 from fedjax_ht.simulation import trials as per_trial
@@ -51,6 +53,8 @@ class Server(NamedTuple):
       send: bucket name -> compiled (server, round, info) -> downlink.
       serve, first, charge: as of `simulation.trials`.
       frozen: `Method.frozen`, on its device.
+      noise: what it adds itself; None where it adds none.
+      ledger: the file of what is told of privacy, see `noise`.
       saved: for each checkpoint that may be gone back to, `last_round` of it, int32 [num_clients].
       transport: how messages reach clients.
       warn: takes a line for whoever watches.
@@ -68,12 +72,22 @@ class Server(NamedTuple):
     first: Callable
     charge: Callable
     frozen: PyTree
+    noise: Noise | None
+    ledger: Path
     saved: deque
     transport: Transport
     warn: Callable[[str], None]
 
 
-def make_server(plan: Plan, transport: Transport, run: str, warn: Callable[[str], None], keep: int = 2) -> Server:
+def make_server(
+    plan: Plan,
+    transport: Transport,
+    run: str,
+    warn: Callable[[str], None],
+    folder: Path,
+    entropy: Entropy = fresh_words,
+    keep: int = 2,
+) -> Server:
     """Waits until all clients can be reached, and makes the models for what they say their samples are.
 
     Args:
@@ -81,6 +95,8 @@ def make_server(plan: Plan, transport: Transport, run: str, warn: Callable[[str]
       transport: how messages reach clients.
       run: a name for this run, letters and digits.
       warn: takes a line for whoever watches.
+      folder: the run's.
+      entropy: where the words of the server's noise come from.
       keep: how many checkpoints a run keeps.
 
     Raises:
@@ -115,6 +131,10 @@ def make_server(plan: Plan, transport: Transport, run: str, warn: Callable[[str]
         per_trial.first_server(method, federation),
         per_trial.charge_all(method, federation, plan.channel),
         collect(client_mesh(1), method.frozen),
+        noise_of_sums(plan.options.privacy, any(map(sends, forms.values())), folder / LEDGER, entropy)
+        if plan.unit == "client"
+        else None,
+        folder / LEDGER,
         deque(maxlen=keep),
         transport,
         warn,

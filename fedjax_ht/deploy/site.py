@@ -16,23 +16,28 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_ht.core.evaluation import as_asked, score_splits
 from fedjax_ht.core.federation import Bucket, Federation, put_weights, weights_of
 from fedjax_ht.core.keys import Purpose, client_key
-from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree
+from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree, Split
 from fedjax_ht.core.round import client_step
 from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import states
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.forms import downlink_form, uplink_forms
+from fedjax_ht.deploy.forms import downlink_form, sends, taught_form, uplink_forms
 from fedjax_ht.deploy.messages import pack, unpack
+from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, draw, fresh_words, noise_of_steps, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, difference, make_models, task_as_json
 from fedjax_ht.deploy.sums import as_vector, summed_clients
 from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.runner.build import Task
 from fedjax_ht.simulation.program import evaluation_batch
+
+HIDDEN = {"train": 1, "val": 0, "test": 0}
+"""What a client says of its samples where nothing of it is told."""
 
 
 class Programs(NamedTuple):
@@ -40,7 +45,8 @@ class Programs(NamedTuple):
 
     Attributes:
       first: (root, `weights_of` its bucket, whose first state) -> it.
-      train: (state, downlink, data, root, round, info) -> (Taught, {"test": Scores} as training left it).
+      train: (state, downlink, data, root, round, info, words of `noise.draw`) -> (Taught, {"test": Scores} as training
+        left it).
       evaluate: (state, downlink, data, root, round, info, wanted) -> {split: Scores}.
     """
 
@@ -58,11 +64,13 @@ class Site(NamedTuple):
       source: the id of the client whose first state it has: its own, or its architecture's first.
       data: its samples, on its device.
       counts: split -> how many.
+      noise: what it adds itself; None where it adds none.
       downlink: the form of what comes down.
       weights: what its model starts from, if anything.
       programs: what it runs.
       hello: what it says of itself.
       folder: where its states are.
+      tell: takes a line for whoever is at the client's own machine.
     """
 
     plan: Plan
@@ -70,14 +78,24 @@ class Site(NamedTuple):
     source: int
     data: Data
     counts: dict[str, int]
+    noise: Noise | None
     downlink: PyTree
     weights: PyTree
     programs: Programs
     hello: dict[str, Any]
     folder: Path
+    tell: Callable[[str], None]
 
 
-def make_site(plan: Plan, client: int, dataset: Dataset, own: ClientIndices, folder: Path) -> Site:
+def make_site(
+    plan: Plan,
+    client: int,
+    dataset: Dataset,
+    own: ClientIndices,
+    folder: Path,
+    tell: Callable[[str], None] = print,
+    entropy: Entropy = fresh_words,
+) -> Site:
     """A client with its samples.
 
     Args:
@@ -85,7 +103,9 @@ def make_site(plan: Plan, client: int, dataset: Dataset, own: ClientIndices, fol
       client: its id, from 0.
       dataset: its samples.
       own: which of them it trains on, validates and tests with.
-      folder: where its states are kept, one folder a run.
+      folder: where its states are kept, one folder a run, and beside them the count of its noise.
+      tell: takes a line for whoever is at the client's own machine.
+      entropy: where the words of its noise come from.
 
     Raises:
       ValueError: the config, the id and the data do not fit together. One line.
@@ -101,17 +121,27 @@ def make_site(plan: Plan, client: int, dataset: Dataset, own: ClientIndices, fol
     splits = {"train": stack([own.train])} | {name: stack([mixed(getattr(own, name))]) for name in ("val", "test")}
     stacked = Data(dataset.inputs, dataset.labels, dataset.preprocess, splits)
     data = jax.device_put(stacked._replace(splits=jax.tree.map(lambda x: x[0], splits)))
-    hello = {
-        "client": client,
-        "counts": counts,
-        "task": task_as_json(task),
-        "flops": float(bucket_flops(plan.method, federation, bucket, stacked)[0]),
-        **about(plan),
-    }
+    told, shown = counts, stacked
+    if plan.unit == "upload":
+        told = HIDDEN
+        one = {name: Split(np.zeros((1, 1), np.int32), np.int32([count])) for name, count in HIDDEN.items()}
+        shown = stacked._replace(splits=one)
+    flops = float(bucket_flops(plan.method, federation, bucket, shown)[0])
+    hello = {"client": client, "counts": told, "task": task_as_json(task), "flops": flops, **about(plan)}
     programs = compiled(plan, federation, bucket)
     form = downlink_form(plan, federation, bucket)
     source = federation.members(bucket)[0] if plan.options.shared_init else client
-    return Site(plan, client, source, data, counts, form, weights_of(bucket), programs, hello, folder)
+    noise = _noise(plan, federation, bucket, counts["train"], folder / LEDGER, entropy)
+    return Site(plan, client, source, data, counts, noise, form, weights_of(bucket), programs, hello, folder, tell)
+
+
+def _noise(
+    plan: Plan, federation: Federation, bucket: Bucket, samples: int, path: Path, entropy: Entropy
+) -> Noise | None:
+    privacy = plan.options.privacy
+    if plan.unit == "upload":
+        return noise_of_sums(privacy, sends(taught_form(plan, federation, bucket).uplink), path, entropy)
+    return noise_of_steps(privacy, plan.method.training, samples, path, entropy) if plan.unit == "sample" else None
 
 
 def compiled(plan: Plan, federation: Federation, bucket: Bucket) -> Programs:
@@ -123,8 +153,8 @@ def compiled(plan: Plan, federation: Federation, bucket: Bucket) -> Programs:
         ctx = Context(client_key(root, Purpose.INIT_CLIENT, 0, source), jnp.int32(0), None)
         return method.init_client(put_weights(bucket, weights), ctx)
 
-    def train(state, downlink, data: Data, root, round, info: ClientInfo):
-        taught = client_step(method, bucket, channel)(state, downlink, data, root, round, info)
+    def train(state, downlink, data: Data, root, round, info: ClientInfo, words):
+        taught = client_step(method.at(words), bucket, channel)(state, downlink, data, root, round, info)
         wanted = {"test": jnp.bool_(True)}
         return taught, score_splits(method, bucket, taught.client, downlink, data, wanted, size)
 
@@ -145,9 +175,14 @@ def answer(site: Site, message: Envelope) -> Envelope:
             raise ValueError(f"a message of kind {kind!r}")
         reply = kinds[kind](site, message)
     except Exception as error:  # whatever it is, the client stays there for the next message
-        named = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
-        reply = Envelope({"error": named + " ".join(str(error).split())}, {})
-    return reply._replace(head=reply.head | {"client": site.client, "seconds": time.perf_counter() - start})
+        own, words = isinstance(error, ValueError | OSError), " ".join(str(error).split())
+        words = words if own else f"{type(error).__name__}: {words}"
+        if not own and site.plan.unit == "upload":  # XLA's may name the shapes of the client's arrays
+            site.tell(words)
+            words = f"{type(error).__name__}, as the client itself is told"
+        reply = Envelope({"error": words}, {})
+    seconds = {} if site.plan.unit == "upload" else {"seconds": time.perf_counter() - start}
+    return reply._replace(head=reply.head | {"client": site.client} | seconds)
 
 
 def _hello(site: Site, message: Envelope) -> Envelope:
@@ -164,11 +199,17 @@ def _train(site: Site, message: Envelope) -> Envelope:
         raise ValueError(f"this client was started {words[0]} --secure_sums, and its answer {words[1]}")
     ask = _read(site, message.head)
     state, downlink = _state(site, ask), unpack(site.downlink, message.arrays, "the downlink")
-    taught, scores = site.programs.train(state, downlink, site.data, *ask.where)
+    words, epsilon = draw(site.noise)  # from here on the answer counts, whether or not it arrives
+    taught, scores = site.programs.train(state, downlink, site.data, *ask.where, words)
     finite = bool(taught.finite)
     states.save(ask.folder, ask.after, taught.client if finite else state)
     states.forget(ask.folder, ask.oldest)
-    head = {"finite": finite, "metrics": _numbers(taught.metrics), "scores": _scores(scores)}
+    head = {"finite": finite} | _said(
+        site, f"after training in round {ask.after}", _scores(scores), _numbers(taught.metrics)
+    )
+    if epsilon is not None:
+        head["epsilon"] = epsilon
+        site.tell(f"round {ask.after}: epsilon {epsilon:.4g} with this answer")
     if not finite:
         return Envelope(head, {})
     return Envelope(head, {"vector": as_vector(taught.uplink)} if secure else pack(taught.uplink))
@@ -178,9 +219,19 @@ def _evaluate(site: Site, message: Envelope) -> Envelope:
     ask = _read(site, message.head)
     downlink = unpack(site.downlink, message.arrays, "the downlink")
     wanted = {name: jnp.bool_(name != "train" or site.plan.options.evaluate_train) for name in ClientIndices._fields}
-    return Envelope(
-        {"scores": _scores(site.programs.evaluate(_state(site, ask), downlink, site.data, *ask.where, wanted))}, {}
-    )
+    scores = site.programs.evaluate(_state(site, ask), downlink, site.data, *ask.where, wanted)
+    return Envelope(_said(site, f"after round {int(message.head['round'])}", _scores(scores)), {})
+
+
+def _said(site: Site, when: str, scores: dict[str, Any], metrics: dict[str, float] | None = None) -> dict[str, Any]:
+    """What of a client's numbers leaves it: none of those that are made of what noise hides, and without noise. Scores
+    that stay are a line at home."""
+    unit, test = site.plan.unit, scores["test"]
+    if unit == "upload" and test["count"]:
+        share = test["correct"][site.plan.method.rules[0]] / test["count"]
+        site.tell(f"{when}: accuracy {100 * share:.2f} % of {test['count']} test samples")
+    said = {"scores": {} if unit == "upload" else scores}
+    return said if metrics is None else said | {"metrics": {} if unit in ("upload", "sample") else metrics}
 
 
 class _Ask(NamedTuple):

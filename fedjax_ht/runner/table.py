@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.simulation.history import Row, best, best_by, by_trial, has_clock, wire_bytes
+from fedjax_ht.simulation.history import Row, best, best_by, by_trial, evaluated, has_clock, wire_bytes
 
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
@@ -26,7 +26,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all clients together; seconds are the
     median round, of all trials together. Where devices are simulated, their seconds until the best round follow.
     """
-    found = {name: [best(trial) for trial in by_trial(history)] for name, history in histories.items()}
+    found = {name: [best(t) for t in by_trial(history) if evaluated(t)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)
     servers = {name: tops_of(history, GLOBAL) for name, history in histories.items()}
     drawn = {name: tops_of(history, PARTICIPANTS) for name, history in histories.items()}
@@ -49,7 +49,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             *([percent(servers[name], GLOBAL)] if any(servers.values()) else []),
             percent(tops, "accuracy_std", spread=False),
             percent(tops, "accuracy_weighted"),
-            rounds_of(tops),
+            rounds_of(tops) or "-",
             percent(lasts, "accuracy"),
             percent(tops, "accuracy_worst10"),
             human_bytes(mean("uplink")),

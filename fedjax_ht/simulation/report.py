@@ -33,7 +33,7 @@ class RoundReport(NamedTuple):
       late: ids of the participants whose upload came after the deadline, ascending.
       arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending; None where what is
         late is lost.
-      epsilon: see `spending.epsilons`.
+      epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds among it.
     """
 
     participants: np.ndarray

@@ -4,16 +4,19 @@ import dataclasses
 import json
 from pathlib import Path
 
-from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.deploy.data import alone
 from fedjax_ht.deploy.envelope import Envelope, from_bytes, to_bytes
+from fedjax_ht.deploy.noise import LEDGER
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Transport
 from fedjax_ht.deploy.site import answer, make_site
+from fedjax_ht.models.cnn import mlp
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.train import simulate
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
+FIXED = (0xDEADBEEF, 0xCAFEF00D, 0x8BADF00D, 0xFEEDFACE)
 
 
 def small_config(method: str = "fedproto", rounds: int = 2):
@@ -32,6 +35,27 @@ def small_config(method: str = "fedproto", rounds: int = 2):
     return config
 
 
+def private_config(unit: str):
+    """4 clients of one perceptron and as many samples, which are compiled once, with noise."""
+    config = small_config("lg_fedavg")
+    config.partition = partition_config("iid", 4)
+    config.dataset.subset = 80
+    config.model.group = "tests.deploy.sites:perceptron"
+    config.method.options.weighting = "uniform"
+    config.privacy.update({"unit": unit, "clip": 0.5, "noise": 0.5})
+    return config
+
+
+def fixed() -> tuple[int, ...]:
+    """Words of noise, the same every time."""
+    return FIXED
+
+
+def perceptron(num_classes, input_shape, feature_dim):
+    """A model group of one, compiled sooner than two."""
+    return {"mlp": mlp(num_classes, (feature_dim or 8,))}
+
+
 def simulation_of(config, **options):
     """The simulation that a deployment of this config is compared with, with other options."""
     experiment = build(config)
@@ -48,6 +72,12 @@ def sites_of(config, experiment, folder: Path, secure_sums: bool = False) -> dic
         first = federation.members(federation.buckets[federation.assignment[i]])[0]
         sites[i] = site._replace(programs=sites.get(first, site).programs)
     return sites
+
+
+def moved(site, folder: Path, entropy=fixed, tell=lambda line: None):
+    """A client in another folder, with nothing told yet."""
+    noise = site.noise and site.noise._replace(path=folder / LEDGER, entropy=entropy)
+    return site._replace(folder=folder, noise=noise, tell=tell)
 
 
 def called(envelope: Envelope) -> Envelope:
