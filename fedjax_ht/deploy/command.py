@@ -9,6 +9,7 @@ Every side has the config itself; it must be the same. docs/deploy.md has the wh
 """
 
 import importlib.util
+import math
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,9 @@ _SUMS = flags.DEFINE_bool(
     "secure_sums", False, "server, client: uplinks are masked, and the server sees their sum alone."
 )
 _RANGE = flags.DEFINE_float("sum_range", 8.0, "server: what of an uplink is beyond it, up or down, is cut for a sum.")
+_EPSILON = flags.DEFINE_float(
+    "most_epsilon", None, "client: with which it stops to answer, where it adds noise.", lower_bound=0.0
+)
 _INSECURE = flags.DEFINE_bool("insecure", False, "No TLS and no keys: to try it out on one machine.")
 
 COMMANDS = ("split", "server", "client")
@@ -76,7 +80,7 @@ def client(plan: Plan, workdir: Path) -> None:
             raise ValueError(f"no --{flag.name}; see fedjax-ht deploy --help")
     secured = _secured("ca.crt", _KEY)
     dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size or None)
-    site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states", tell)
+    site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states", tell, most_epsilon=_most_epsilon())
     if own.train.size == 0:
         tell(f"client {_CLIENT.value} has no training samples")
     folder = Path(tempfile.mkdtemp(prefix="fedjax_ht_"))  # the path of a socket must be short
@@ -105,6 +109,10 @@ def client(plan: Plan, workdir: Path) -> None:
         end(node)
         shutil.rmtree(folder, ignore_errors=True)
     tell(f"stopped by {signal.Signals(caught[0]).name}")
+
+
+def _most_epsilon() -> float:
+    return math.inf if _EPSILON.value is None else _EPSILON.value
 
 
 def server(plan: Plan, config: ConfigDict, workdir: Path) -> None:

@@ -23,7 +23,7 @@ def raise_to(path: Path, name: str, value: float) -> float:
 
 
 def _changed(path: Path, name: str, change: Callable):
-    numbers = _read(path)
+    numbers = read(path)
     numbers[name] = change(numbers.get(name, 0))
     with atomic_open(path) as file:
         json.dump(numbers, file)
@@ -32,7 +32,8 @@ def _changed(path: Path, name: str, change: Callable):
     return numbers[name]
 
 
-def _read(path: Path) -> dict[str, float]:
+def read(path: Path) -> dict[str, float]:
+    """The numbers by name, none where there is no file; errors as of `add`."""
     if not path.exists():
         return {}
     try:

@@ -12,6 +12,7 @@ noise, whatever the run's name, which is the server's choice.
 """
 
 import functools
+import math
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -46,6 +47,7 @@ class Noise(NamedTuple):
       epsilon: count -> epsilon of all of it.
       path: the file, see `ledger`.
       entropy: where words come from.
+      most: the largest epsilon that may be told.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Noise(NamedTuple):
     epsilon: Callable[[int], float]
     path: Path
     entropy: Entropy
+    most: float = math.inf
 
 
 def fresh_words() -> tuple[int, ...]:
@@ -103,8 +106,15 @@ def noise_of_steps(privacy: Privacy, training: LocalTraining, samples: int, path
 
 def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
     """Words for one answer or server step, uint32 [WORDS], and epsilon with it; () and None where no noise is added.
-    It is counted on the disk before there are words: what is made of them cannot leave uncounted."""
+    It is counted on the disk before there are words: what is made of them cannot leave uncounted.
+
+    Raises:
+      ValueError: that would be more than may be told, and is not counted; or as of `ledger`. One line.
+    """
     if noise is None:
         return (), None
-    count = ledger.add(noise.path, noise.name, noise.times)
-    return np.array(noise.entropy(), np.uint32), noise.epsilon(count)
+    epsilon = noise.epsilon(ledger.read(noise.path).get(noise.name, 0) + noise.times)
+    if epsilon > noise.most:
+        raise ValueError(f"epsilon would be {epsilon:.4g} with this answer, and --most_epsilon is {noise.most:g}")
+    ledger.add(noise.path, noise.name, noise.times)
+    return np.array(noise.entropy(), np.uint32), epsilon

@@ -9,12 +9,12 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.forms import sends_payload, uplink_form
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.forms import sends, uplink_forms
 from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, fresh_words, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, make_models, task_of_json
 from fedjax_ht.deploy.sums import summed_clients
@@ -114,7 +114,8 @@ def make_server(
         split: np.array([heads[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
         for split in ClientIndices._fields
     }
-    method, forms = plan.method, uplink_forms(plan, federation)
+    method, channel = plan.method, plan.channel
+    forms = {b.name: uplink_form(method, federation, b, channel) for b in federation.buckets}
     groups = summed_clients(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         warn(f"clients without training samples are not asked to train, by --secure_sums: {', '.join(map(str, idle))}")
@@ -131,7 +132,7 @@ def make_server(
         per_trial.first_server(method, federation),
         per_trial.charge_all(method, federation, plan.channel),
         collect(client_mesh(1), method.frozen),
-        noise_of_sums(plan.options.privacy, any(map(sends, forms.values())), folder / LEDGER, entropy)
+        noise_of_sums(plan.options.privacy, any(map(sends_payload, forms.values())), folder / LEDGER, entropy)
         if plan.unit == "client"
         else None,
         folder / LEDGER,

@@ -9,6 +9,7 @@ A message has a head with "kind":
 Whatever cannot be answered is a head with "error", one line.
 """
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 
 from fedjax_ht.core.evaluation import as_asked, score_splits
 from fedjax_ht.core.federation import Bucket, Federation, put_weights, weights_of
+from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree, Split
 from fedjax_ht.core.round import client_step
@@ -27,7 +29,6 @@ from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import states
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.forms import downlink_form, sends, taught_form, uplink_forms
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, draw, fresh_words, noise_of_steps, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, difference, make_models, task_as_json
@@ -95,6 +96,7 @@ def make_site(
     folder: Path,
     tell: Callable[[str], None] = print,
     entropy: Entropy = fresh_words,
+    most_epsilon: float = math.inf,
 ) -> Site:
     """A client with its samples.
 
@@ -106,16 +108,22 @@ def make_site(
       folder: where its states are kept, one folder a run, and beside them the count of its noise.
       tell: takes a line for whoever is at the client's own machine.
       entropy: where the words of its noise come from.
+      most_epsilon: what it may tell; an answer with which it would be more is an error.
 
     Raises:
-      ValueError: the config, the id and the data do not fit together. One line.
+      ValueError: the config, the id and the data do not fit together, or it adds no noise and has a `most_epsilon`. One
+        line.
     """
     if not 0 <= client < plan.num_clients:
         raise ValueError(f"client is {client}; the config has clients 0 to {plan.num_clients - 1}")
+    if most_epsilon < math.inf and plan.unit not in ("upload", "sample"):
+        given = f"--most_epsilon is {most_epsilon:g}, and privacy.unit {plan.unit or 'none'!r}"
+        raise ValueError(f"{given}, with which a client adds no noise of its own")
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     federation = make_models(plan, task)
     if plan.secure_sums:
-        summed_clients(plan.method, federation, uplink_forms(plan, federation))
+        forms = {b.name: uplink_form(plan.method, federation, b, plan.channel) for b in federation.buckets}
+        summed_clients(plan.method, federation, forms)
     bucket = federation.buckets[federation.assignment[client]]
     counts = {name: len(getattr(own, name)) for name in ClientIndices._fields}
     splits = {"train": stack([own.train])} | {name: stack([mixed(getattr(own, name))]) for name in ("val", "test")}
@@ -129,9 +137,10 @@ def make_site(
     flops = float(bucket_flops(plan.method, federation, bucket, shown)[0])
     hello = {"client": client, "counts": told, "task": task_as_json(task), "flops": flops, **about(plan)}
     programs = compiled(plan, federation, bucket)
-    form = downlink_form(plan, federation, bucket)
+    form = downlink_form(plan.method, federation, bucket, plan.channel)
     source = federation.members(bucket)[0] if plan.options.shared_init else client
     noise = _noise(plan, federation, bucket, counts["train"], folder / LEDGER, entropy)
+    noise = noise and noise._replace(most=most_epsilon)
     return Site(plan, client, source, data, counts, noise, form, weights_of(bucket), programs, hello, folder, tell)
 
 
@@ -140,7 +149,8 @@ def _noise(
 ) -> Noise | None:
     privacy = plan.options.privacy
     if plan.unit == "upload":
-        return noise_of_sums(privacy, sends(taught_form(plan, federation, bucket).uplink), path, entropy)
+        form = uplink_form(plan.method, federation, bucket, plan.channel)
+        return noise_of_sums(privacy, sends_payload(form), path, entropy)
     return noise_of_steps(privacy, plan.method.training, samples, path, entropy) if plan.unit == "sample" else None
 
 

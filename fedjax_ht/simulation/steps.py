@@ -156,8 +156,7 @@ def first_state(program: Program) -> SimulationState:
     weights = collect(program.mesh, all_weights(program.federation))
     servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), weights))
     state = SimulationState(0, servers, stored, last_round, changed)
-    now = _now(program, state)
-    return state._replace(waiting=nobody_waits(program, stored, now.servers, now.info))
+    return state._replace(waiting=nobody_waits(program, clients_info(program, state)))
 
 
 def run_round(program: Program, state: SimulationState) -> tuple[SimulationState, list[RoundReport]]:

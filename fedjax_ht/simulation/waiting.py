@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_ht.core.forms import uplink_form
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
-from fedjax_ht.core.round import Participant, TrialServers, client_round
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.program import Program
@@ -75,32 +75,22 @@ class Late(NamedTuple):
     cost: WireCost
 
 
-def nobody_waits(
-    program: Program, clients: dict[str, PyTree], servers: TrialServers, infos: ClientInfo
-) -> Waiting | None:
+def nobody_waits(program: Program, infos: ClientInfo) -> Waiting | None:
     """Before the first round; None where late uploads are lost. Traces every architecture's round, for its uplink.
 
     Args:
       program: what is bound.
-      clients: bucket name -> stored states.
-      servers: before the first round.
       infos: of every client, leading axes [trials, num_clients].
     """
     profile = program.options[0].profile
     if profile is None or profile.late == "lost":
         return None
-    sent = {}
+    one, sent = jax.tree.map(lambda x: x[0, 0], infos), {}
     for bucket in program.federation.buckets:
-        roster, data = program.clients[bucket.name].roster, program.clients[bucket.name].data
-        run = client_round(program.method, program.federation, bucket, program.channel)
-        info = jax.tree.map(lambda x, i=roster.members[0]: x[0, i], infos)
-        participant = Participant(np.int32(0), np.int32(0), info, np.bool_(True), np.bool_(False))
-        first = program.store.read(clients[bucket.name], roster, np.zeros(1, np.int64))
-        client = jax.tree.map(lambda x: x[0], first)
-        _, result = jax.eval_shape(run, client, participant, servers, data, np.int32(0))
-        rows = len(roster.steps)
+        uplink = uplink_form(program.method, program.federation, bucket, program.channel, one.extra)
+        rows = len(program.clients[bucket.name].roster.steps)
         zeros = lambda x, rows=rows: np.zeros((rows, *x.shape), x.dtype)  # noqa: E731
-        sent[bucket.name] = collect(program.mesh, jax.tree.map(zeros, (result.uplink, info)))
+        sent[bucket.name] = collect(program.mesh, jax.tree.map(zeros, (uplink, one)))
     shape = program.train_counts.shape
     return Waiting(sent, OnItsWay(np.zeros(shape), WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))))
 

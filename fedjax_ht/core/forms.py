@@ -1,0 +1,58 @@
+"""The forms of a method's messages, told from its trace: nothing is run, and no form need cross a wire."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.inputs import usual_rule, zeros
+from fedjax_ht.core.keys import Purpose, round_key
+from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
+from fedjax_ht.core.round import Channel, client_step, send
+from fedjax_ht.core.uploads import is_payload, leaves_of
+
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
+
+
+def downlink_form(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel, extra: PyTree = ()
+) -> PyTree:
+    """What comes down to a client of a bucket, as `jax.ShapeDtypeStruct`s.
+
+    Args:
+      method, federation, bucket, channel: whose messages.
+      extra: of one client, see `ClientInfo`; arrays or forms.
+    """
+
+    def sent(key, round, info):
+        server = method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
+        return send(method, federation, bucket, channel, server, key, round, info)
+
+    return jax.eval_shape(sent, _key(), _NUMBER, _info(extra))
+
+
+def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel, extra: PyTree = ()) -> PyTree:
+    """What a client of a bucket sends up, likewise."""
+
+    def step(data, downlink, key, round, info):
+        client = method.init_client(bucket, Context(key, round, None))
+        return client_step(method, bucket, channel)(client, downlink, data, key, round, info).uplink
+
+    none = Split(np.zeros(1, np.int32), np.int32(0))
+    splits = dict.fromkeys(("train", "val", "test"), none)
+    data = Data(zeros(bucket.input_shape), np.zeros(1, np.int32), usual_rule(bucket.input_shape), splits)
+    downlink = downlink_form(method, federation, bucket, channel, extra)
+    return jax.eval_shape(step, data, downlink, _key(), _NUMBER, _info(extra))
+
+
+def sends_payload(form: PyTree) -> bool:
+    """Whether there are numbers in a message of that form besides counts and indices."""
+    return any(map(is_payload, leaves_of(form)))
+
+
+def _info(extra: PyTree) -> ClientInfo:
+    return ClientInfo(_NUMBER, _NUMBER, _NUMBER, extra)
+
+
+def _key():
+    return jax.eval_shape(lambda: jax.random.key(0))
