@@ -204,9 +204,9 @@ def main(arguments: Sequence[str]) -> None:
             return
         if importlib.util.find_spec("flwr") is None:
             raise ImportError("Flower is not installed: pip install 'fedjax_ht[flower]'")
-        plan = make_plan(config, _SUMS.value)
-        use_all_cores()
+        use_all_cores()  # before the method is made, which may compute
         enable_compilation_cache()
+        plan = make_plan(config, _SUMS.value)
         workdir.mkdir(parents=True, exist_ok=True)
         if words[0] == "client":
             client(plan, workdir)

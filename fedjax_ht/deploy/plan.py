@@ -85,7 +85,7 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
         if entry.options.get("weighting") == "samples":
             raise ValueError(
                 f"--secure_sums: {method.name} weighs clients by numbers of samples, and a sum has to weigh alike; "
-                "take --config.method.weighting=uniform"
+                "take --config.method.options.weighting=uniform"
             )
         if options.robust:
             raise ValueError(f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads")

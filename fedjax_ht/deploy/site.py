@@ -209,7 +209,11 @@ def _train(site: Site, message: Envelope) -> Envelope:
         raise ValueError(f"this client was started {words[0]} --secure_sums, and its answer {words[1]}")
     ask = _read(site, message.head)
     state, downlink = _state(site, ask), unpack(site.downlink, message.arrays, "the downlink")
-    words, epsilon = draw(site.noise)  # from here on the answer counts, whether or not it arrives
+    try:
+        words, epsilon = draw(site.noise)  # from here on the answer counts, whether or not it arrives
+    except ValueError as error:
+        site.tell(f"round {ask.after}: no answer; {error}")
+        raise
     taught, scores = site.programs.train(state, downlink, site.data, *ask.where, words)
     finite = bool(taught.finite)
     states.save(ask.folder, ask.after, taught.client if finite else state)

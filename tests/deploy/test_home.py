@@ -115,3 +115,15 @@ def test_a_tethered_program_ends_with_who_started_it(tmp_path):
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_client_without_its_file_ends_in_one_line(tmp_path):
+    """Also of a method that computes where it is made."""
+    pytest.importorskip("flwr")
+    words = [sys.executable, "-m", "fedjax_ht.deploy", "client", "--config=quickstart:method=fedssa", "--client_id=0"]
+    words += ["--workdir=home", "--data=npz:none.npz", "--superlink=127.0.0.1:1", "--insecure"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and "none.npz: [Errno 2] No such file" in last

@@ -212,13 +212,15 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
 def test_a_client_may_stop_by_itself(world, letter, tmp_path):
     """What it does not say is not counted either."""
     config, _, sites = world("upload")
-    site = moved(sites[1], tmp_path)
+    lines = []
+    site = moved(sites[1], tmp_path, tell=lines.append)
     once, twice = (gaussian_epsilon(config.privacy.noise, times, config.privacy.delta) for times in (1, 2))
     site = site._replace(noise=site.noise._replace(most=(once + twice) / 2))
     assert "error" not in answer(site, letter("upload")).head
     for _ in range(2):
         said = answer(site, letter("upload")).head["error"]
         assert said == f"epsilon would be {twice:.4g} with this answer, and --most_epsilon is {(once + twice) / 2:g}"
+        assert lines[-1] == f"round 1: no answer; {said}"
     assert list(ledger.read(site.noise.path).values()) == [1]
     words = "^--most_epsilon is 3, and privacy.unit 'client', with which a client adds no noise of its own$"
     with pytest.raises(ValueError, match=words):

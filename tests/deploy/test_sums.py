@@ -169,7 +169,7 @@ def test_a_round_goes_on_without_a_group_of_two_and_who_has_no_samples_is_not_as
 @pytest.mark.parametrize(
     ("method", "change", "words"),
     [
-        ("fedavg", {}, "fedavg weighs clients by numbers of samples.*--config.method.weighting=uniform"),
+        ("fedavg", {}, "fedavg weighs clients by numbers of samples.*--config.method.options.weighting=uniform"),
         ("lg_fedavg", {}, "lg_fedavg weighs clients"),
         ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
         ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),
