@@ -17,9 +17,11 @@ def read_own(name: str, data_dir: str, image_size: int | None = None) -> tuple[D
     """A client's own set, and which of its samples are for what.
 
     Raises:
-      ValueError, OSError: it cannot be read, or does not say which samples are for testing. One line.
+      ValueError, OSError: it cannot be read, does not say which samples are for testing, or has none. One line.
     """
     dataset = load_dataset(name, data_dir, image_size)
+    if not len(dataset.labels):
+        raise ValueError(f"{name} has no samples; a client needs one at least, to train or to test with")
     if not {"train", "test"} <= set(dataset.official):
         raise ValueError(f"{name} does not say what is for training and what for testing; an .npz has official_test")
     return dataset, ClientIndices(

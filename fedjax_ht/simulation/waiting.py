@@ -1,8 +1,8 @@
 """Uploads that miss the deadline and arrive in a later round, where `Profile.late` says so.
 
-A client whose round takes longer than the deadline goes on in the next one: what is left of its time begins anew with
-every round, and till its upload arrives it takes part in nothing else. A round waits for such uploads as for those of
-its participants, and no longer than the deadline. They reach the server as they were sent, beside those of the round.
+A client whose round takes longer than the deadline goes on with it in the next one, and takes part in nothing else till
+its upload arrives. Every round waits for such uploads as for its participants', and no longer than the deadline. They
+reach the server as they were sent, beside those of the round.
 """
 
 from collections.abc import Sequence

@@ -55,6 +55,10 @@ def test_samples_that_do_not_say_what_tests_are_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="name a sample twice"):
         read_own(f"npz:{tmp_path / 'two.npz'}", "")
+    nothing = {"inputs": np.zeros((0, 3), np.float32), "labels": np.zeros(0, int), "official_test": np.zeros(0, bool)}
+    np.savez(tmp_path / "none.npz", **nothing, class_names=["a", "b"])
+    with pytest.raises(ValueError, match=r"none.npz has no samples; a client needs one at least"):
+        read_own(f"npz:{tmp_path / 'none.npz'}", "")
 
 
 def test_states_are_kept_by_round_and_a_changed_one_is_refused(tmp_path):
