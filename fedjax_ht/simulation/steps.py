@@ -3,7 +3,7 @@
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -14,9 +14,8 @@ from fedjax_ht.core.federation import all_weights, weights_of
 from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, share, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, TrialServers
-from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.clock import Times, simulated, times_of
 from fedjax_ht.simulation.options import choose_participants
-from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
 from fedjax_ht.simulation.roster import (
@@ -31,7 +30,7 @@ from fedjax_ht.simulation.roster import (
 )
 from fedjax_ht.simulation.spending import epsilons
 from fedjax_ht.simulation.trials import of_trial
-from fedjax_ht.simulation.waiting import Late, OnItsWay, Waiting, after_round, nobody_waits, with_arrivals
+from fedjax_ht.simulation.waiting import Waiting, after_round, nobody_waits, with_arrivals
 
 
 class SimulationState(NamedTuple):
@@ -94,15 +93,6 @@ class Plan(NamedTuple):
     schedule: Schedule
     scored: np.ndarray
     scoring: Schedule
-
-
-class Times(NamedTuple):
-    """By a layout, what each participant took in simulated seconds, float64 [P], whether its upload was too late, bool
-    [P], and what that cost, [P]."""
-
-    seconds: np.ndarray
-    late: np.ndarray
-    cost: WireCost
 
 
 class Trained(NamedTuple):
@@ -190,8 +180,7 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     reports = _reports(program, trained, (result, everyone), there, state.waiting)
     waiting = state.waiting
     if waiting is not None:
-        late = {name: Late(part.flat, *part.times) for name, part in trained.items()}
-        waiting = after_round(program, waiting, own_received, late)
+        waiting = after_round(program, waiting, own_received, {name: part.times for name, part in trained.items()})
     state = SimulationState(state.round + 1, new, stored, last_round, changed, waiting)
     spent = epsilons(program, state.round)
     return state, [report._replace(epsilon=epsilon) for report, epsilon in zip(reports, spent)]
@@ -257,24 +246,14 @@ def _trained(
 
 
 def _timed(program: Program, trained: dict[str, Trained]) -> dict[str, Trained]:
-    """A round's parts with the participants' simulated times, and without the uploads that are too late. They are told
-    apart on the host, by exact bytes: no compiled program knows of them."""
-    profile = program.options[0].profile
-    if profile is None or not profile.rates():
-        return trained
-    flops = np.zeros(program.train_counts.shape) if profile.flops is None else program.flops()
-    results = {name: part.result for name, part in trained.items()}
-    told = fetch({name: (r.arrived, r.downlink_cost, r.uplink_cost) for name, r in results.items()})
-    found = {}
-    for name, part in trained.items():
-        arrived, down, up = told[name]
-        trial, client = program.clients[name].roster.client(np.where(part.flat == PADDING, 0, part.flat))
-        seconds = profile.seconds(client, flops[trial, client], down, up)
-        late = arrived & profile.too_late(seconds)
-        in_time = arrived & ~late
-        received = part.received._replace(arrived=collect(program.mesh, in_time))
-        result = part.result._replace(arrived=in_time)
-        found[name] = part._replace(received=received, result=result, times=Times(seconds, late, up))
+    """A round's parts with the participants' simulated times, and without the uploads that are too late."""
+    times = times_of(program, {name: (part.flat, part.result) for name, part in trained.items()})
+    found = dict(trained)
+    for name, own in (times or {}).items():
+        part = trained[name]
+        received = part.received._replace(arrived=collect(program.mesh, own.arrived))
+        result = part.result._replace(arrived=own.arrived)
+        found[name] = part._replace(received=received, result=result, times=own)
     return found
 
 
@@ -301,7 +280,7 @@ def _reports(
             # Rows stand in both layouts in one order: by device, longest first.
             ids, result = rows_of_trial(roster, part.flat, t, result)
             mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
-            times.append((ids, result.arrived, rows_of_trial(roster, part.flat, t, part.times)[1]))
+            times.append((ids, rows_of_trial(roster, part.flat, t, part.times)[1]))
         wasted = float(idle / spent) if spent else 0.0
         result, everyone = of_trial(of_server, t)
         everyone = jax.tree.map(lambda x, t=t: x[there[t][order]], everyone)
@@ -309,26 +288,10 @@ def _reports(
         cost = None if earlier is None else earlier.arriving_cost(profile)
         report = round_report(mine, result, everyone, wasted, program.attackers, cost)
         if profile is not None:
-            report = report._replace(absent=int(np.sum(~there[t])), **_simulated(profile, times, earlier))
+            timed = simulated(profile, times, earlier) if profile.rates() else {}
+            report = report._replace(absent=int(np.sum(~there[t])), **timed)
         reports.append(report)
     return reports
-
-
-def _simulated(
-    profile: Profile, times: list[tuple[np.ndarray, np.ndarray, Times | None]], earlier: OnItsWay | None
-) -> dict[str, Any]:
-    """Of each bucket's (ids, arrived, times), and of what was on its way before, the report's fields that are
-    simulated."""
-    if not profile.rates():
-        return {}
-    ids, arrived, (seconds, late, _) = jax.tree.map(lambda *xs: np.concatenate(xs), *times)
-    found = {"late": tuple(sorted(ids[late].tolist()))}
-    if earlier is not None:
-        there = earlier.arriving(profile)
-        found["arrived_late"] = tuple(np.flatnonzero(there).tolist())
-        more = earlier.left, there, earlier.busy & ~there
-        seconds, arrived, late = map(np.append, (seconds, arrived, late), more)
-    return found | {"seconds": profile.length(seconds, arrived, late)}
 
 
 def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> list[Evaluation]:

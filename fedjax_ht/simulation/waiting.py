@@ -16,34 +16,8 @@ from fedjax_ht.core.forms import uplink_form
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.simulation.clock import OnItsWay, Times
 from fedjax_ht.simulation.program import Program
-
-
-class OnItsWay(NamedTuple):
-    """Uploads that are, of all trials or of one.
-
-    Attributes:
-      left: float64 [..., num_clients], simulated seconds of the next round after which a client's upload arrives; 0
-        where none is on its way.
-      cost: of these uploads, int64 [..., num_clients].
-    """
-
-    left: np.ndarray
-    cost: WireCost
-
-    @property
-    def busy(self) -> np.ndarray:
-        """Who is not done with an earlier round, bool [..., num_clients]."""
-        return self.left > 0
-
-    def arriving(self, profile: Profile) -> np.ndarray:
-        """Whose upload arrives in the next round, likewise."""
-        return self.busy & ~profile.too_late(self.left)
-
-    def arriving_cost(self, profile: Profile) -> WireCost:
-        """Of one trial, of each of these, [m]."""
-        return jax.tree.map(lambda x: x[self.arriving(profile)], self.cost)
 
 
 class Waiting(NamedTuple):
@@ -57,22 +31,6 @@ class Waiting(NamedTuple):
 
     sent: dict[str, tuple[PyTree, ClientInfo]]
     uploads: OnItsWay
-
-
-class Late(NamedTuple):
-    """Those of a bucket's participants whose upload is too late.
-
-    Attributes:
-      rows: int64 [P], each participant's row.
-      seconds: float64 [P], of their round.
-      late: bool [P].
-      cost: of their uploads, [P].
-    """
-
-    rows: np.ndarray
-    seconds: np.ndarray
-    late: np.ndarray
-    cost: WireCost
 
 
 def nobody_waits(program: Program, infos: ClientInfo) -> Waiting | None:
@@ -116,13 +74,13 @@ def arrivals(program: Program, waiting: Waiting, name: str) -> Received:
     return Received(*waiting.sent[name], collect(program.mesh, arriving))
 
 
-def after_round(program: Program, waiting: Waiting, received: dict[str, Received], late: dict[str, Late]) -> Waiting:
-    """What is on its way after a round, of bucket name -> what its participants sent, and who was too late."""
+def after_round(program: Program, waiting: Waiting, received: dict[str, Received], times: dict[str, Times]) -> Waiting:
+    """What is on its way after a round, of bucket name -> what its participants sent, and their times."""
     deadline = program.options[0].profile.deadline
     # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
     left = np.maximum(waiting.uploads.left - deadline, 0)
     sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.uploads.cost)
-    for name, own in late.items():
+    for name, own in times.items():
         if not own.late.any():
             continue
         roster = program.clients[name].roster
