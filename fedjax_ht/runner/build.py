@@ -139,6 +139,8 @@ def build(config: ConfigDict, begun: bool = False) -> Experiment:
     federations = {label: made[text] for label, text in texts.items()}
     for label, method in methods.items():
         private(method, options.privacy).check(federations[label])
+        if options.profile is not None:
+            options.profile.check(method, partition.num_clients)
         check_pretraining(method, config.dataset)
     splits = [
         make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
