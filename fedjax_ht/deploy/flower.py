@@ -13,6 +13,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.serverapp import Grid
 
 from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
+from fedjax_ht.deploy.heads import is_count
 from fedjax_ht.deploy.pipe import ask
 from fedjax_ht.deploy.secagg import sum_of
 from fedjax_ht.deploy.secagg_client import masked
@@ -88,9 +89,10 @@ def grid_nodes(
         if isinstance(reply, str):  # it may be better off the next time
             tell(f"node {node} does not answer: {reply}")
             return
-        client = reply.head["client"]
+        client = reply.head.get("client")
         twice = any(head["client"] == client for head in heads.values()) and f"client {client} is there already"
-        if words := reply.head.get("error") or twice:
+        nobody = not is_count(client) and "it does not say which client it is"
+        if words := reply.head.get("error") or nobody or twice:
             tell(f"node {node} (client {client}) is left out: {words}")
             refused.add(node)
         else:

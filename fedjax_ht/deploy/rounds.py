@@ -16,10 +16,11 @@ from fedjax_ht.core.round import ClientResult, all_finite
 from fedjax_ht.core.wire import WireCost, wire_elements
 from fedjax_ht.deploy import ledger
 from fedjax_ht.deploy.envelope import Envelope
+from fedjax_ht.deploy.heads import unreadable
 from fedjax_ht.deploy.masks import FEWEST
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.deploy.noise import draw
-from fedjax_ht.deploy.server import Heads, Server, hello
+from fedjax_ht.deploy.server import Heads, Server, met
 from fedjax_ht.deploy.sums import uplinks_of
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile
@@ -127,7 +128,7 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
 
 def reached(server: Server) -> Heads:
     """The clients that can be reached now and are as they were when the run began."""
-    heads = server.transport.meet(hello(server.plan), 0)
+    heads = met(server.plan, server.transport, 0, server.warn)
     kept = {}
     for client, head in heads.items():
         before = {split: int(counts[client]) for split, counts in server.counts.items()}
@@ -173,7 +174,7 @@ def _train_summed(server: Server, state: SimulationState, groups: dict[str, list
     letters, costs = _letters(server, state, "train", [i for clients in groups.values() for i in clients])
     answers, totals = server.transport.add(letters, groups)
     words, found = f"round {state.round + 1}", {}
-    good = _good(server, words, sorted(answers), answers, costs)
+    good = _good(server, "train", words, sorted(answers), answers, costs)
     for name, clients in groups.items():
         total, mine = totals[name], [i for i in clients if i in good]
         try:
@@ -196,7 +197,7 @@ def _ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> d
     """The clients' answers without those that say "error", each of which is a line."""
     letters, costs = _letters(server, state, kind, ids)
     words = f"round {state.round + 1}" if kind == "train" else f"evaluation after round {state.round}"
-    return _good(server, words, ids, server.transport.exchange(letters), costs)
+    return _good(server, kind, words, ids, server.transport.exchange(letters), costs)
 
 
 def _letters(
@@ -217,14 +218,17 @@ def _letters(
 
 
 def _good(
-    server: Server, words: str, ids: list[int], answers: dict[int, Envelope], costs: dict[int, WireCost]
+    server: Server, kind: str, words: str, ids: list[int], answers: dict[int, Envelope], costs: dict[int, WireCost]
 ) -> dict[int, Envelope]:
+    """The answers that can be read; of each other one a line."""
     good = {}
     for client in ids:
         if client not in answers:
             server.warn(f"client {client}, {words}: no answer")
         elif "error" in answers[client].head:
             server.warn(f"client {client}, {words}: {answers[client].head['error']}")
+        elif name := unreadable(answers[client].head, kind, server.plan.unit, server.plan.method.rules):
+            server.warn(f"client {client}, {words}: what it says of {name!r} cannot be read")
         else:
             good[client] = answers[client]._replace(head=answers[client].head | {"downlink": costs[client]})
     return good
@@ -252,7 +256,7 @@ def _results(answered: Mapping[int, Answered]) -> tuple[np.ndarray, tuple[Client
     ids = sorted(answered)
     heads = [answered[i].head for i in ids]
     finite = np.array([head["finite"] for head in heads], bool)
-    names = heads[0]["metrics"] if heads else ()
+    names = [name for name in heads[0]["metrics"] if all(name in head["metrics"] for head in heads)] if heads else ()
     metrics = {name: np.array([head["metrics"][name] for head in heads], np.float32) for name in names}
     down, up = (WireCost(*np.array([answered[i].cost[k] for i in ids], int).reshape(-1, 4).T) for k in (0, 1))
     return np.array(ids, int), (

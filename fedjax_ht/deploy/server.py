@@ -15,6 +15,7 @@ from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.envelope import Envelope
+from fedjax_ht.deploy.heads import unreadable
 from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, fresh_words, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, make_models, task_of_json
 from fedjax_ht.deploy.sums import summed_clients
@@ -102,7 +103,7 @@ def make_server(
     Raises:
       ValueError: a client is missing, or two of them have different tasks. One line.
     """
-    heads = transport.meet(hello(plan), plan.num_clients)
+    heads = met(plan, transport, plan.num_clients, warn)
     if lost := sorted(set(range(plan.num_clients)) - set(heads)):
         raise ValueError(f"of {plan.num_clients} clients {len(lost)} are not there: {', '.join(map(str, lost))}")
     task = heads[0]["task"]
@@ -145,6 +146,19 @@ def make_server(
 def hello(plan: Plan) -> Envelope:
     """The first message to a client."""
     return Envelope({"kind": "hello", "about": about(plan)}, {})
+
+
+def met(plan: Plan, transport: Transport, wanted: int, warn: Callable[[str], None]) -> Heads:
+    """The clients that can be reached now, see `Transport.meet`, of which what they say can be read."""
+    found = {}
+    for client, head in transport.meet(hello(plan), wanted).items():
+        if client >= plan.num_clients:
+            warn(f"client {client} is left out: the config has clients 0 to {plan.num_clients - 1}")
+        elif name := unreadable(head, "hello", None, ()):
+            warn(f"client {client} is left out: what it says of {name!r} cannot be read")
+        else:
+            found[client] = head
+    return found
 
 
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:

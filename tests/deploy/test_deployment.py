@@ -56,7 +56,7 @@ def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
     assert_same_rows(simulated(simulation, 2), rows)
 
 
-@pytest.mark.parametrize("how", ["silent", "not_finite", "other_shape"])
+@pytest.mark.parametrize("how", ["silent", "not_finite", "other_shape", "other_head"])
 def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_path, how):
     config, _, sites = federation
 
@@ -70,6 +70,8 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_
         if client != 2 or "metrics" not in reply.head or changed.done or how == "silent":
             return reply
         changed.done = True
+        if how == "other_head":
+            return Envelope({k: v for k, v in reply.head.items() if k != "finite"}, reply.arrays)
         name = next(name for name, x in reply.arrays.items() if x.dtype == np.float32)
         wrong = reply.arrays[name] * np.nan if how == "not_finite" else reply.arrays[name][:, 1:]
         return Envelope(reply.head, reply.arrays | {name: wrong})
@@ -79,9 +81,10 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_
     rows = serve(make_plan(config), tmp_path, transport(sites, lost, changed), said.append)
     (line,) = [line for line in said if line.startswith("client")]
     words = {"silent": "no answer", "not_finite": "it is not finite", "other_shape": "it must be float32"}
+    words |= {"other_head": "what it says of 'finite' cannot be read"}
     assert line.startswith("client 2, round 1: ") and words[how] in line
     assert [row["arrived"] for row in rows[1:]] == [3, 4]
-    assert [row["not_finite"] for row in rows[1:]] == [[] if how == "silent" else [2], []]
+    assert [row["not_finite"] for row in rows[1:]] == [[2] if how in ("not_finite", "other_shape") else [], []]
 
 
 def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path):
