@@ -56,7 +56,7 @@ _SUMS = flags.DEFINE_bool(
 )
 _RANGE = flags.DEFINE_float("sum_range", 8.0, "server: what of an uplink is beyond it, up or down, is cut for a sum.")
 _EPSILON = flags.DEFINE_float(
-    "most_epsilon", None, "client: with which it stops to answer, where it adds noise.", lower_bound=0.0
+    "most_epsilon", math.inf, "client: with which it stops to answer, where it adds noise.", lower_bound=0.0
 )
 _INSECURE = flags.DEFINE_bool("insecure", False, "No TLS and no keys: to try it out on one machine.")
 
@@ -80,7 +80,7 @@ def client(plan: Plan, workdir: Path) -> None:
             raise ValueError(f"no --{flag.name}; see fedjax-ht deploy --help")
     secured = _secured("ca.crt", _KEY)
     dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size or None)
-    site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states", tell, most_epsilon=_most_epsilon())
+    site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states", tell, most_epsilon=_EPSILON.value)
     if own.train.size == 0:
         tell(f"client {_CLIENT.value} has no training samples")
     folder = Path(tempfile.mkdtemp(prefix="fedjax_ht_"))  # the path of a socket must be short
@@ -109,10 +109,6 @@ def client(plan: Plan, workdir: Path) -> None:
         end(node)
         shutil.rmtree(folder, ignore_errors=True)
     tell(f"stopped by {signal.Signals(caught[0]).name}")
-
-
-def _most_epsilon() -> float:
-    return math.inf if _EPSILON.value is None else _EPSILON.value
 
 
 def server(plan: Plan, config: ConfigDict, workdir: Path) -> None:

@@ -114,7 +114,7 @@ def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
     if noise is None:
         return (), None
     epsilon = noise.epsilon(ledger.read(noise.path).get(noise.name, 0) + noise.times)
-    if epsilon > noise.most:
+    if not epsilon <= noise.most:  # nothing is below a limit that is no number
         raise ValueError(f"epsilon would be {epsilon:.4g} with this answer, and --most_epsilon is {noise.most:g}")
     ledger.add(noise.path, noise.name, noise.times)
     return np.array(noise.entropy(), np.uint32), epsilon

@@ -221,6 +221,8 @@ def test_a_client_may_stop_by_itself(world, letter, tmp_path):
         said = answer(site, letter("upload")).head["error"]
         assert said == f"epsilon would be {twice:.4g} with this answer, and --most_epsilon is {(once + twice) / 2:g}"
         assert lines[-1] == f"round 1: no answer; {said}"
+    nonsense = site._replace(noise=site.noise._replace(most=math.nan))
+    assert answer(nonsense, letter("upload")).head["error"].endswith("--most_epsilon is nan")
     assert list(ledger.read(site.noise.path).values()) == [1]
     words = "^--most_epsilon is 3, and privacy.unit 'client', with which a client adds no noise of its own$"
     with pytest.raises(ValueError, match=words):
