@@ -18,7 +18,7 @@ class ConvFeatures(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for i, channels in enumerate(self.channels, 1):
-            x = max_pool(nn.relu(Conv(channels, 5, initialisation=self.initialisation, name=f"conv{i}")(x)), 2, 2)
+            x = nn.relu(max_pool(Conv(channels, 5, initialisation=self.initialisation, name=f"conv{i}")(x), 2, 2))
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.widths, 1):
             x = nn.relu(Linear(width, self.initialisation, name=f"fc{i}")(x))

@@ -49,7 +49,7 @@ class TimeConvFeatures(nn.Module):
         x = x.reshape(batch, steps, count, signals).swapaxes(1, 2).reshape(batch * count, 1, steps, signals)
         for i, channels in enumerate(self.channels, 1):
             conv = Conv(channels, (1, self.size), self.stride, initialisation=self.initialisation, name=f"conv{i}_0")
-            x = max_pool(nn.relu(conv(x)), 2, 2, axes=(2,))
+            x = nn.relu(max_pool(conv(x), 2, 2, axes=(2,)))
         x = x.reshape(batch, count, *x.shape[2:]).transpose(0, 3, 1, 2)
         return adaptive_pool(x.reshape(batch, -1), self.feature_dim)
 

@@ -106,7 +106,7 @@ class ConvNet(nn.Module):
         """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
         for i, width in enumerate(self.widths, 1):
             x = Conv(sliced_width(width, self.rate), 3, padding=1, name=f"conv{i}")(x)
-            x = max_pool(nn.relu(_normalise(self, f"norm{i}", x, train, mask)), 2, 2)
+            x = nn.relu(max_pool(_normalise(self, f"norm{i}", x, train, mask), 2, 2))
         return x.mean((1, 2))
 
     @nn.nowrap

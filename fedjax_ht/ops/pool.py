@@ -14,6 +14,8 @@ def max_pool(
 ) -> jax.Array:
     """Maximum over square windows, with torch's MaxPool2d rules for the output size.
 
+    A ReLU belongs behind it: the values are those of one before it, at a quarter of the work for 2x2 windows.
+
     Args:
       x: float [B, H, W, C].
       window, stride, padding: in pixels, for each axis; padding is -inf.

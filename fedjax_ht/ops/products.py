@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -11,9 +12,21 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     every kind of device: XLA takes that setting for a hint, which a GPU reads as TF32 and a CPU not at all. Weights,
     activations and everything that is summed or updated keep float32.
     """
-    if jax.config.jax_default_matmul_precision != "bfloat16":
-        return a @ b
-    return _rounded(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+    rows, (ins, outs) = a.reshape(-1, a.shape[-1]), b.shape
+    if jax.config.jax_default_matmul_precision == "bfloat16":
+        return _rounded(rows, b).reshape(*a.shape[:-1], outs)
+    if jax.default_backend() == "cpu" and outs < ins and 4 * outs <= rows.shape[0]:
+        return _narrow(rows, b).reshape(*a.shape[:-1], outs)
+    return a @ b
+
+
+def _narrow(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Many rows by few columns, as where a convolution's patches meet its kernel.
+
+    By b's transpose, and so b's gradient comes as [N, K], too: XLA's CPU product takes up to twice as long for [K, N],
+    whose long side is not the one that lies in memory order. Without the barrier XLA would turn both back.
+    """
+    return lax.dot_general(a, lax.optimization_barrier(b.T), (((1,), (1,)), ((), ())))
 
 
 @jax.custom_vjp

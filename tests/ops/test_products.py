@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_ht.models.layers import Conv, Linear
 from fedjax_ht.ops import product
@@ -43,6 +44,32 @@ def test_leading_axes_stay():
 def test_nothing_is_rounded_in_float32():
     for got, want in zip(value_and_gradients("float32"), (A @ B, UPSTREAM @ B.T, A.T @ UPSTREAM)):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+NARROW = tuple(RNG.normal(size=shape).astype(np.float32) for shape in ((24, 40), (40, 5), (24, 5)))
+
+
+def test_the_gradient_of_a_narrow_matrix_is_a_product_too():
+    a, b, upstream = NARROW
+    out, pull = jax.vjp(jax.jit(product), a, b)
+    for got, want in zip((out, *pull(upstream)), (a @ b, upstream @ b.T, a.T @ upstream)):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "ins", "outs", "turned"),
+    [
+        ("cpu", 24, 40, 5, True),
+        ("cpu", 19, 40, 5, False),  # few rows
+        ("cpu", 24, 5, 6, False),  # a wide matrix
+        ("gpu", 24, 40, 5, False),
+    ],
+)
+def test_on_cpu_the_gradient_of_a_narrow_matrix_has_its_long_side_last(monkeypatch, device, rows, ins, outs, turned):
+    monkeypatch.setattr(jax, "default_backend", lambda: device)
+    gradient = jax.grad(lambda b, a: jnp.sum(product(a, b) ** 2))
+    text = str(jax.make_jaxpr(gradient)(np.zeros((ins, outs), np.float32), np.zeros((rows, ins), np.float32)))
+    assert ("optimization_barrier" in text) == turned
 
 
 def test_layers_follow_the_precision():
