@@ -1,0 +1,70 @@
+"""Times the rounds of one of HtFLlib's methods, its code as it is; of `benchmarks.beside_htfllib`, which starts it.
+
+    python htfllib_rounds.py SYSTEM JSON
+
+SYSTEM is the folder `system` of a checkout; JSON holds "module" and "server", the class that runs the method, "rounds",
+and "arguments", those of its main.py. It runs under any Python with what HtFLlib imports, in a folder beside `dataset`,
+and prints JSON: processor's seconds of every round but the first, and of the evaluation in it, and accuracies.
+"""
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+from argparse import Namespace
+
+import torch
+from torch import nn
+
+
+class Grey(nn.Module):
+    """CNN-1..5 for grey images of 28x28 pixels, in the form that HtFLlib splits into base and head."""
+
+    def __init__(self, width: int, features: int, num_classes: int):
+        super().__init__()
+        block = lambda ins, outs: (nn.Conv2d(ins, outs, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2))  # noqa: E731
+        hidden = nn.Linear(320, width), nn.ReLU(inplace=True), nn.Linear(width, features), nn.ReLU(inplace=True)
+        self.body = nn.Sequential(*block(1, 20), *block(20, 20), nn.Flatten(), *hidden)
+        self.fc = nn.Linear(features, num_classes)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+def rounds(module: str, server: str, rounds: int, arguments: dict) -> dict:
+    """Runs them, from one evaluation to the next; see the module's text. HtFLlib runs a round more than it is told."""
+    models = importlib.import_module("flcore.trainmodel.models")
+    models.Grey = Grey  # a model is a text that HtFLlib evaluates there
+    marks, evaluations = [], []
+    with tempfile.TemporaryDirectory(prefix="rounds") as folder:
+        args = Namespace(**arguments, global_rounds=rounds, save_folder_name=folder)
+        run = getattr(importlib.import_module(f"flcore.servers.{module}"), server)(args, 0)
+        evaluate = run.evaluate
+
+        def timed_evaluation():
+            marks.append(time.process_time())
+            evaluate()
+            evaluations.append(time.process_time() - marks[-1])
+
+        run.evaluate, run.save_results = timed_evaluation, lambda: None
+        run.train()
+    spent = [end - start for start, end in itertools.pairwise(marks[1:])]
+    return {"round": spent, "evaluation": evaluations[1:], "accuracy": run.rs_test_acc, "torch": torch.__version__}
+
+
+def main(system: str, job: str) -> None:
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it stores whole modules, which torch from 2.6 on refuses
+    sys.path.insert(0, system)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = rounds(**json.loads(job))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
