@@ -16,10 +16,8 @@ from fedjax_ht.methods import METHODS
 if (0, 10) <= jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
-# Tracing makes many small objects that live on: looking for garbage after every 700 of them, and among all that was
-# imported, is a tenth of the suite.
-gc.set_threshold(50_000, 20, 50)
-gc.freeze()
+# Tracing makes many small objects that live on: looking for garbage after every 700 of them is a tenth of the suite.
+gc.set_threshold(20_000, 20, 50)
 
 MAPS = Path("/proc/self/maps")
 MOST_MAPS = 5_000  # of the 65,530 that Linux allows a process; a process of 20,000 had grown to 5 GB
@@ -60,9 +58,9 @@ def group_of(nodeid: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def programs_of_one_group(request, newest_group):
-    """Compiled programs of earlier groups leave memory before there are too many: thousands of them exhaust a process's
-    memory maps."""
+def programs_of_few_groups(request, newest_group):
+    """Compiled programs of earlier groups are dropped before they are too many: thousands of them exhaust a process's
+    memory maps. They stay as long as they may, since tests share more than those of their group."""
     name = group_of(request.node.nodeid)
     if newest_group["name"] not in (None, name) and memory_maps() > MOST_MAPS:
         jax.clear_caches()

@@ -21,10 +21,11 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Many rows by few columns, as where a convolution's patches meet its kernel.
+    """Many rows by a tall matrix, as where a convolution's patches meet its kernel.
 
     By b's transpose, and so b's gradient comes as [N, K], too: XLA's CPU product takes up to twice as long for [K, N],
-    whose long side is not the one that lies in memory order. Without the barrier XLA would turn both back.
+    whose long side is not the one that lies in memory order. Without the barrier XLA would turn both back. A linear
+    layer's few rows are not worth it: its update would read the turned gradient against memory order.
     """
     return lax.dot_general(a, lax.optimization_barrier(b.T), (((1,), (1,)), ((), ())))
 
