@@ -135,6 +135,7 @@ class Fields(NamedTuple):
     given: tuple[str, ...] = ()  # what a setting fixes of a method: "fedktl:generator=natural_32"
     tuned: tuple[str, ...] = ()  # entries that somebody has chosen: what "fedtgp@tuned" stands for
     tuned_on: str = ""  # on what they were chosen
+    searched: tuple[str, ...] = ()  # what was searched of each: "fedproto: weight from 0.01 to 10"
     dataset: DatasetFields = DatasetFields()
     partition: PartitionFields = PartitionFields()
     model: ModelFields = ModelFields()

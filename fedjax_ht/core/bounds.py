@@ -28,6 +28,18 @@ FLOAT = float(np.finfo(np.float32).max)
 SHOWN = 100  # characters of a value in a message
 
 
+class SearchRange(NamedTuple):
+    """The range in which a fair comparison searches an option, from `low` to `high`.
+
+    It stands in the option's annotation, `weight: Annotated[NonNegative, SearchRange(0.01, 10.0)]`, and bounds nothing.
+    Values are spread evenly by their logarithms (`low` is then above 0), or, without `log`, as they are.
+    """
+
+    low: float
+    high: float
+    log: bool = True
+
+
 class Within(NamedTuple):
     """Bounds of a number, or of a tuple's length: from `least` to `most`, or without the ends from `above` to
     `below`."""
@@ -184,12 +196,26 @@ def limits(kind: type, within: Within | None) -> Within:
     )
 
 
+def search_ranges(function: Callable) -> dict[str, SearchRange]:
+    """Returns the options of a factory whose annotations have a `SearchRange`, in the order of its signature."""
+    ranges = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        search_range = _extra(parameter.annotation, SearchRange)
+        if search_range is not None:
+            ranges[name] = search_range
+    return ranges
+
+
 def _bounded(annotation: Any) -> tuple[Any, Within | None]:
     """What is annotated, and its bounds."""
-    if get_origin(annotation) is not Annotated:
-        return annotation, None
-    kind, *extras = get_args(annotation)
-    return kind, next((extra for extra in extras if isinstance(extra, Within)), None)
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return kind, _extra(annotation, Within)
+
+
+def _extra(annotation: Any, kind: type) -> Any:
+    """Returns what `Annotated` adds of a kind, None where it adds nothing of it."""
+    extras = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, kind)), None)
 
 
 def _scalar(value: Any) -> int | float | None:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, Share, Whole, Within, check_fields
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Share, Whole, Within, check_fields
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.methods.ensemble import Opinions, Teachers
@@ -70,8 +70,8 @@ class Distillation:
     merge: Merge = "mul"
     temperature: Positive = 10.0
     temperature_squared: bool = False
-    generator_lr: Positive = 2e-4
-    student_lr: NonNegative = 0.01
+    generator_lr: Annotated[Positive, SearchRange(2e-5, 2e-3)] = 2e-4
+    student_lr: Annotated[NonNegative, SearchRange(0.001, 0.1)] = 0.01
     weight_decay: NonNegative = 1e-4
     reset_opt: bool = True
     alpha: NonNegative = 0.0

@@ -13,13 +13,13 @@ Settled here:
 * The mean is uniform over a class's uploaders. Logits are those of training mode before each step, over all epochs.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.bounds import NonNegative, checked
+from fedjax_ht.core.bounds import NonNegative, SearchRange, checked
 from fedjax_ht.core.federation import features, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Method
@@ -53,7 +53,11 @@ REGULARISERS = {"mse_logits": sample_prototype_mse, "soft_cross_entropy": soft_c
 
 
 @checked
-def fd(training: LocalTraining, weight: NonNegative = 1.0, regulariser: Regulariser = "mse_logits") -> Method:
+def fd(
+    training: LocalTraining,
+    weight: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 1.0,
+    regulariser: Regulariser = "mse_logits",
+) -> Method:
     """FD as a `Method`, see above.
 
     Args:

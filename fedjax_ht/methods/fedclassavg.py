@@ -20,12 +20,13 @@ Settled here:
 """
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.bounds import NonNegative, Positive, checked
+from fedjax_ht.core.bounds import NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.federation import Federation, features, logits, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
@@ -65,8 +66,8 @@ def proximity(head: PyTree, start: PyTree) -> jax.Array:
 @checked
 def fedclassavg(
     training: LocalTraining,
-    mu: NonNegative = 0.1,
-    temperature: Positive = 100.0,
+    mu: Annotated[NonNegative, SearchRange(0.01, 1.0)] = 0.1,
+    temperature: Annotated[Positive, SearchRange(0.05, 0.5)] = 100.0,
     variant: Variant = "paper",
 ) -> Method:
     """FedClassAvg as a `Method`, see above.

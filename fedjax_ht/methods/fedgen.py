@@ -17,14 +17,14 @@ Settled here:
 * The authors' code drops the two terms after 20 local epochs: not reproduced, since nobody trains so long in a round.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, Whole, checked, traced
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Whole, checked, traced
 from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, PyTree
@@ -98,8 +98,8 @@ def fedgen(
     variant: Variant = "paper",
     noise_dim: Count = 32,
     hidden_dim: Count = 512,
-    alpha: NonNegative | None = None,
-    beta: NonNegative | None = None,
+    alpha: Annotated[NonNegative | None, SearchRange(0.1, 30.0)] = None,
+    beta: Annotated[NonNegative | None, SearchRange(0.1, 30.0)] = None,
     diversity: NonNegative | None = None,
     server_lr: Positive | None = None,
     server_steps: Count | None = None,

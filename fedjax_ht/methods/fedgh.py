@@ -12,9 +12,11 @@ Settled here:
 * The authors score the client's own head after training, HtFLlib the global head: `SimulationOptions.evaluate`.
 """
 
+from typing import Annotated
+
 import optax
 
-from fedjax_ht.core.bounds import Count, Positive, checked
+from fedjax_ht.core.bounds import Count, Positive, SearchRange, checked
 from fedjax_ht.core.federation import logits, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
@@ -30,7 +32,7 @@ from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 def fedgh(
     training: LocalTraining,
     server_epochs: Count = 1,
-    server_lr: Positive = 0.01,
+    server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 10,
 ) -> Method:
     """FedGH as a `Method`, see above.

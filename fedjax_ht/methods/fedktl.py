@@ -42,7 +42,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, checked, traced
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Within, checked, traced
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import (
@@ -149,12 +149,12 @@ def fedktl(
     training: LocalTraining,
     generator: str | Path | Generator = "fashion_mnist_32",
     variant: Variant = "paper",
-    mu: NonNegative = 50.0,
+    mu: Annotated[NonNegative, SearchRange(1.0, 100.0)] = 50.0,
     mse_weight: NonNegative = 1.0,
     mmd_weight: NonNegative = 1.0,
     dim: Count | None = None,
     server_epochs: Count = 100,
-    server_lr: Positive = 0.01,
+    server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 100,
     bandwidths: tuple[Literal["median"]] | Literal["median"] | Widths = ("median",),
     bounded: bool = True,

@@ -14,12 +14,12 @@ Settled here:
   own classes only: the second rule, "own_prototype"; the third is the client's own head.
 """
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import NonNegative, checked
+from fedjax_ht.core.bounds import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received, select
@@ -38,7 +38,7 @@ class Server(NamedTuple):
 @checked
 def fedproto(
     training: LocalTraining,
-    weight: NonNegative | None = None,
+    weight: Annotated[NonNegative | None, SearchRange(0.01, 10.0)] = None,
     variant: prototypes.Variant = "paper",
     weighting: Literal["uniform", "samples"] = "uniform",
 ) -> Method:

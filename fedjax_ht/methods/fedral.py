@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, Within, checked
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Within, checked
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree
@@ -82,8 +82,8 @@ def fedral(
     training: LocalTraining,
     blocks: Count | Annotated[tuple[Count, ...], Within(1)] = 2,
     byte_budget: Positive | Annotated[tuple[Positive, ...], Within(1)] | None = None,
-    angle_lr: NonNegative | None = None,
-    init_scale: NonNegative = 1.0,
+    angle_lr: Annotated[NonNegative | None, SearchRange(0.001, 1.0)] = None,
+    init_scale: Annotated[NonNegative, SearchRange(0.3, 30.0)] = 1.0,
     weighting: Weighting = "samples",
     inference: Literal["own", "global"] = "own",
 ) -> Method:

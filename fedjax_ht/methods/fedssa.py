@@ -31,12 +31,12 @@ Settled here:
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import Count, Share, checked, traced
+from fedjax_ht.core.bounds import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Data, Method, PyTree
@@ -134,7 +134,7 @@ def long_rows(metrics: dict[str, float]) -> str | None:
 @checked
 def fedssa(
     training: LocalTraining,
-    mu: Share = 0.5,
+    mu: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     stable_rounds: Count = 5,
     decay: Decay = "cosine",
     clock: Clock = "client",

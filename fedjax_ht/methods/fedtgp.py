@@ -14,13 +14,13 @@ Settled here:
   training, which its authors' Algorithm 1 does not: not reproduced.
 """
 
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, checked
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received
@@ -67,9 +67,9 @@ def global_prototypes(trained: PyTree) -> jax.Array:
 @checked
 def fedtgp(
     training: LocalTraining,
-    weight: NonNegative | None = None,
+    weight: Annotated[NonNegative | None, SearchRange(0.01, 10.0)] = None,
     variant: prototypes.Variant = "paper",
-    tau: NonNegative = 100.0,
+    tau: Annotated[NonNegative, SearchRange(1.0, 100.0)] = 100.0,
     server_epochs: Count = 100,
     server_lr: Positive = 0.01,
     server_batch_size: Count = 10,

@@ -15,7 +15,9 @@ Settled here:
 * HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs for each model by itself.
 """
 
-from fedjax_ht.core.bounds import Share, checked
+from typing import Annotated
+
+from fedjax_ht.core.bounds import SearchRange, Share, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
@@ -27,7 +29,12 @@ from fedjax_ht.methods.supervised import head_scores
 
 
 @checked
-def fml(training: LocalTraining, alpha: Share = 0.5, beta: Share = 0.5, variant: Variant = "paper") -> Method:
+def fml(
+    training: LocalTraining,
+    alpha: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
+    beta: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
+    variant: Variant = "paper",
+) -> Method:
     """FML as a `Method`, see above.
 
     Args:

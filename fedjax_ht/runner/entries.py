@@ -72,8 +72,11 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
         own = Entry(config.method.name, config.method.name, _options(config.method), {}, {}, "")
         found = [own, *(parse_entry(spec, config, known) for spec in config.compare)]
     chosen, first = [entry.settings for entry in tuned], {}
+    spaces = dict(spec.split(": ", 1) for spec in config.searched)
     for entry in found:
-        first.setdefault(entry.label, entry._replace(tuned=config.tuned_on if entry.settings in chosen else ""))
+        searched = f"; searched: {spaces[entry.method]}" if entry.method in spaces else ""
+        tuned_on = f"{config.tuned_on}{searched}" if entry.settings in chosen else ""
+        first.setdefault(entry.label, entry._replace(tuned=tuned_on))
     return tuple(first.values())
 
 
@@ -135,8 +138,14 @@ def described(entries: Sequence[Entry]) -> str:
         differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
         unknown = "; on what that was chosen is not recorded" if differing else ""
         chosen = f"; tuned on {entry.tuned}" if entry.tuned else unknown
-        lines.append(f"* {entry.label}: {differing or 'as its paper has it'}{chosen}")
+        lines.append(f"* {entry.label}: {differing or _defaults(entry.method)}{chosen}")
     return "\n".join(lines)
+
+
+def _defaults(method: str) -> str:
+    """Says what a method's defaults are: its paper's, but of a method that a user has registered."""
+    library = method_factory(method).__module__.startswith("fedjax_ht.")
+    return "as its paper has it" if library else "at its defaults"
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:

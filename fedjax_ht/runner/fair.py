@@ -6,34 +6,27 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from fedjax_ht.core.bounds import SearchRange, search_ranges
 from fedjax_ht.io.files import atomic_open
+from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import budget, searched, table
-from fedjax_ht.runner.search import points_of
+from fedjax_ht.runner.search import Space, points_of
 
-HALVINGS = 2
-FACTOR = 8  # of the config's learning rate, up and down
-SPACES: dict[str, tuple[str, ...]] = {
-    "fedproto": ("weight=log:0.01:10",),
-    "fedtgp": ("weight=log:0.01:10", "tau=log:1:100"),
-    "fedktl": ("mu=log:1:100", "server_lr=log:0.001:0.1"),
-    "fedssa": ("mu=uniform:0:1",),
-    "fedral": ("angle_lr=log:0.001:1", "init_scale=log:0.3:30"),
-    "fedgen": ("alpha=log:0.1:30", "beta=log:0.1:30"),
-    "fedgh": ("server_lr=log:0.001:0.1",),
-    "fd": ("weight=log:0.01:10",),
-    "fedclassavg": ("mu=log:0.01:1", "temperature=log:0.05:0.5"),
-    "fml": ("alpha=uniform:0:1", "beta=uniform:0:1"),
-    "dense": ("generator_lr=log:0.00002:0.002", "student_lr=log:0.001:0.1"),
-    "fedftg": ("generator_lr=log:0.00002:0.002", "student_lr=log:0.001:0.1"),
-    "dfrd": ("generator_lr=log:0.00002:0.002", "student_lr=log:0.001:0.1"),
-}
-"""What of a method is a matter of the setting; the others have nothing but their learning rate."""
+HALVINGS = 2  # of the points, where there are rounds enough
+FACTOR = 8.0  # of the config's learning rate, up and down
+RATE = "training.learning_rate"
 
 
-def space_of(method: str, config: ConfigDict) -> tuple[str, ...]:
-    """What is searched of a method, as --over has it."""
+def space_of(method: str, config: ConfigDict) -> Space:
+    """Returns what is searched of a method: the learning rate, and the options that its factory declares with a
+    `core.bounds.SearchRange`."""
     rate = config.training.learning_rate
-    return (f"training.learning_rate=log:{rate / FACTOR:g}:{rate * FACTOR:g}", *SPACES.get(method, ()))
+    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **search_ranges(method_factory(method))}
+
+
+def described_space(space: Space) -> str:
+    """Names the settings of a space with their ranges, such as "weight from 0.01 to 10"."""
+    return ", ".join(f"{key} from {ends.low:g} to {ends.high:g}" for key, ends in space.items())
 
 
 def fairly_tuned(
@@ -50,16 +43,20 @@ def fairly_tuned(
         raise ValueError(f"--methods is {','.join(methods)!r}; --fair takes each method once, and tunes it itself")
     if points < 2:
         raise ValueError(f"--fair is {points}; it must be at least 2 settings a method")
-    alone = config.copy_and_resolve_references()
-    alone.trials, chosen = 1, []
-    for method, name in zip(methods, names):
+    single = config.copy_and_resolve_references()
+    single.trials = 1
+    halvings = min(HALVINGS, config.rounds.bit_length() - 1)
+    spaces = {name: space_of(name, config) for name in names}
+    chosen = []
+    for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name
-        found = searched(alone, points_of(method, space_of(name, config), points - 1), HALVINGS, None, folder, tell)
+        result = searched(single, points_of(method, space, points - 1), halvings, None, folder, tell)
         with atomic_open(folder / "sweep.md") as file:
-            file.write(table(found) + "\n")
-        tell(f"chosen: {found.best}")
-        chosen.append(found.best)
+            file.write(table(result) + "\n")
+        tell(f"chosen: {result.best}")
+        chosen.append(result.best)
     config = config.copy_and_resolve_references()
-    config.tuned, config.tuned_on = tuple(chosen), budget(alone, points, HALVINGS)
+    config.tuned, config.tuned_on = tuple(chosen), budget(single, points, halvings)
+    config.searched = tuple(f"{name}: {described_space(space)}" for name, space in spaces.items())
     config.entries = tuple(f"{name}@tuned" for name in names)
     return config

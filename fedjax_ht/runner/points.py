@@ -64,11 +64,12 @@ def regrouped(
 
 
 class Found(NamedTuple):
-    """What a search saw.
+    """The result of a search.
 
     Attributes:
       best: the label of the chosen point.
-      scores: after so many rounds -> label -> its best validation accuracy till then, mean over trials.
+      scores: after so many rounds -> label -> its best validation accuracy till then, mean over trials; NaN where a
+        client or the server stopped being finite: such a point is not chosen.
     """
 
     best: str
@@ -120,18 +121,37 @@ def _search(experiment, config, workdir, at, together, caught, tell, found: Sequ
             own = {label: places[label] for label in company} if before else {}
             history = _train(simulation, company, config, folder, rounds, own, experiment, caught)
             for label, trials in zip(company, _parts(by_trial(history), config.trials)):
-                scores[label] = float(np.mean([best_by(trial, SCORE)[SCORE] for trial in trials]))
-                tell(f"{label}, {rounds} rounds: {100 * scores[label]:.2f} % on validation")
+                diverged = divergence(trials)
+                best = [best_by(trial, SCORE)[SCORE] for trial in trials]
+                scores[label] = math.nan if diverged else float(np.mean(best))
+                outcome = f"left out, {diverged}" if diverged else f"{100 * scores[label]:.2f} % on validation"
+                tell(f"{label}, {rounds} rounds: {outcome}")
             with atomic_open(record) as file:
                 json.dump(done, file, indent=2)
         for folder in {place.folder for place in places.values()}:
             for kept in folder.glob("checkpoints*"):
                 shutil.rmtree(kept)
         places = new
+        if all(math.isnan(scores[label]) for label in alive):
+            raise ValueError(
+                f"in every setting of {alive[0].partition(':')[0]} a client or the server stopped being finite; "
+                "search lower learning rates"
+            )
         if rounds != at[-1]:
             alive = better_half({label: scores[label] for label in alive})
-    last = done[at[-1]]
-    return Found(max(alive, key=lambda label: -math.inf if math.isnan(last[label]) else last[label]), done)
+    last = {label: done[at[-1]][label] for label in alive}
+    return Found(max(better_half(last), key=last.get), done)
+
+
+def divergence(trials: Sequence[Sequence[Row]]) -> str | None:
+    """Says where a client or the server first stopped being finite; None where all stayed so."""
+    for number, trial in enumerate(trials):
+        for row in trial:
+            if clients := row.get("not_finite"):
+                return f"clients {clients} not finite in round {row['round']} of trial {number}"
+            if not row.get("server_finite", True):
+                return f"the server not finite in round {row['round']} of trial {number}"
+    return None
 
 
 def _companies(found: Sequence[Family], alive: Sequence[str], together: int) -> list[list[str]]:
@@ -214,8 +234,14 @@ def table(found: Found) -> str:
     rows = [["entry", *(f"{r} rounds, validation %" for r in rounds)], ["---"] * (1 + len(rounds))]
     for label in order:
         scores = [found.scores[r].get(label) for r in rounds]
-        rows.append([label, *("" if score is None else f"{100 * score:.2f}" for score in scores)])
+        rows.append([label, *map(_cell, scores)])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def _cell(score: float | None) -> str:
+    if score is None:
+        return ""
+    return "not finite" if math.isnan(score) else f"{100 * score:.2f}"
 
 
 def budget(config: ConfigDict, points: int, halvings: int) -> str:

@@ -3,20 +3,12 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.bounds import SearchRange
 
-class Range(NamedTuple):
-    """Numbers from low to high, spread evenly, or by their logarithms."""
-
-    low: float
-    high: float
-    log: bool
-
-
-Space = dict[str, tuple[str, ...] | Range]
+Space = dict[str, tuple[str, ...] | SearchRange]
 """A setting as an entry names it (entries.py) -> its values as an entry writes them, or their range."""
 Point = dict[str, str]
 
@@ -42,7 +34,7 @@ def parse_space(over: Sequence[str]) -> Space:
     return space
 
 
-def _range(spec: str, kind: str, ends: Sequence[str]) -> Range:
+def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
     try:
         low, high = map(float, ends)
     except ValueError:
@@ -56,7 +48,7 @@ def _range(spec: str, kind: str, ends: Sequence[str]) -> Range:
         raise ValueError(
             f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as log:0.01:1"
         )
-    return Range(low, high, kind == "log")
+    return SearchRange(low, high, kind == "log")
 
 
 def grid(space: Space) -> list[Point]:
@@ -66,7 +58,7 @@ def grid(space: Space) -> list[Point]:
       ValueError: there is a range among them.
     """
     for key, values in space.items():
-        if isinstance(values, Range):
+        if isinstance(values, SearchRange):
             raise ValueError(f"{key} has a range, of which a grid cannot take all values; say how many by --draws")
     return [dict(zip(space, values)) for values in itertools.product(*space.values())]
 
@@ -79,8 +71,8 @@ def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
     return [{key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)]
 
 
-def _value(values: tuple[str, ...] | Range, share: float) -> str:
-    if not isinstance(values, Range):
+def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
+    if not isinstance(values, SearchRange):
         return values[int(share * len(values))]
     low, high = (math.log(x) if values.log else x for x in values[:2])
     number = low + share * (high - low)
@@ -107,10 +99,11 @@ def rungs(rounds: int, halvings: int) -> list[int]:
 
 
 def better_half(scores: Mapping[str, float]) -> list[str]:
-    """Those who go on, in the order in which they came; a score that is not a number is the worst, of equal ones the
-    first is the better."""
-    order = sorted(scores, key=lambda label: -math.inf if math.isnan(scores[label]) else scores[label], reverse=True)
-    chosen = set(order[: -(-len(order) // 2)])
+    """Returns the labels that go on, in the order in which they came: at most half of them, rounded up, and none whose
+    score is not a number. Of equal scores the first is the better."""
+    valid = [label for label in scores if not math.isnan(scores[label])]
+    order = sorted(valid, key=lambda label: scores[label], reverse=True)
+    chosen = set(order[: -(-len(scores) // 2)])
     return [label for label in scores if label in chosen]
 
 
@@ -123,13 +116,13 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
     return total
 
 
-def points_of(entry: str, over: Sequence[str], draws: int | None) -> list[str]:
-    """The labels of what is tried; with draws the entry as it is given comes first.
+def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
+    """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws the entry itself
+    comes first.
 
     Raises:
-      ValueError: the space is wrong.
+      ValueError: the space is empty, or a range has to be a grid's.
     """
-    space = parse_space(over)
     if not space:
         raise ValueError("--over names no setting to search, such as --over=training.learning_rate=0.01,0.1")
     if draws is not None and draws < 1:

@@ -19,7 +19,7 @@ from fedjax_ht.io.files import atomic_open
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.main import chosen_workdir, configured, orderly, tell
 from fedjax_ht.runner.points import budget, searched, table
-from fedjax_ht.runner.search import points_of
+from fedjax_ht.runner.search import parse_space, points_of
 
 _ENTRY = flags.DEFINE_string("entry", None, "What to search, such as fedtgp or fedproto:variant=released.")
 _OVER = flags.DEFINE_multi_string("over", [], "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH.")
@@ -47,7 +47,7 @@ def main(_) -> None:
     start, compiled = time.time(), count_programs()
     workdir = chosen_workdir(f"{name}-sweep-{_ENTRY.value.replace(':', '-')}", config)
     with orderly(workdir):
-        labels = points_of(_ENTRY.value, _OVER.value, _DRAWS.value)
+        labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
         found = searched(config, labels, _HALVINGS.value, _TOGETHER.value, workdir, tell)

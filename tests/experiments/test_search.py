@@ -2,16 +2,21 @@
 
 import json
 import math
+import re
+from typing import Annotated
 
 import numpy as np
 import pytest
 
+from fedjax_ht.core.bounds import Count, SearchRange
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
 from fedjax_ht.methods import METHODS
 from fedjax_ht.runner.build import build
-from fedjax_ht.runner.entries import entries_of
+from fedjax_ht.runner.entries import described, entries_of
 from fedjax_ht.runner.fair import fairly_tuned, space_of
 from fedjax_ht.runner.families import families
-from fedjax_ht.runner.points import regrouped, searched
+from fedjax_ht.runner.points import regrouped, searched, table
 from fedjax_ht.runner.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
 from fedjax_ht.runner.train import Interrupted
 from fedjax_ht.simulation.options import SimulationOptions
@@ -28,7 +33,7 @@ def test_a_grid_is_every_combination():
         ("1", "0.01"),
         ("1", "0.1"),
     ]
-    assert points_of("fedtgp", ["weight=1,2"], None) == ["fedtgp:weight=1", "fedtgp:weight=2"]
+    assert points_of("fedtgp", parse_space(["weight=1,2"]), None) == ["fedtgp:weight=1", "fedtgp:weight=2"]
 
 
 def test_draws_are_spread_over_a_range_and_always_the_same():
@@ -39,7 +44,7 @@ def test_draws_are_spread_over_a_range_and_always_the_same():
     exponents = sorted((math.log10(float(p["weight"])) + 2) / 4 * 8 for p in points)
     assert np.allclose(exponents, np.arange(8) + 0.5, atol=0.6)
     assert sorted(float(p["mu"]) for p in points)[0] < 0.13 and sum(p["decay"] == "cosine" for p in points) == 4
-    assert points_of("fedssa", ["mu=uniform:0:1"], 3)[0] == "fedssa"
+    assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +67,7 @@ def test_a_wrong_space_is_one_line(over, word):
 def test_the_worse_half_ends():
     assert rungs(40, 2) == [10, 20, 40] and rungs(40, 0) == [40]
     assert better_half({"a": 0.1, "b": math.nan, "c": 0.3, "d": 0.1, "e": 0.2}) == ["a", "c", "e"]
+    assert better_half({"a": math.nan, "b": math.nan, "c": 0.3, "d": math.nan}) == ["c"]
     assert rounds_trained(9, [10, 20, 40]) == 9 * 10 + 5 * 10 + 3 * 20
     with pytest.raises(ValueError, match="--halvings is 3; with 4 rounds it must be from 0 to 2"):
         rungs(4, 3)
@@ -134,7 +140,10 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     tuned = fairly_tuned(config, ["local", "fedtgp:server_epochs=2"], 2, tmp_path, told.append)
     local, fedtgp = entries_of(tuned)
     assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
-    assert local.tuned == fedtgp.tuned == "2 settings, 5 rounds of training, by validation on 1 split of seed 1, seed 0"
+    budget = "2 settings, 5 rounds of training, by validation on 1 split of seed 1, seed 0"
+    rate = "training.learning_rate from 0.00125 to 0.08"
+    assert local.tuned == f"{budget}; searched: {rate}"
+    assert fedtgp.tuned == f"{budget}; searched: {rate}, weight from 0.01 to 10, tau from 1 to 100"
     assert fedtgp.options["server_epochs"] == 2
     for name in ("local", "fedtgp"):
         assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
@@ -142,12 +151,69 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
         fairly_tuned(config, ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, told.append)
 
 
-def test_spaces_name_options_that_there_are(config):
-    from fedjax_ht.runner.fair import SPACES
+SEARCHED = {
+    "fedproto": {"weight": (0.01, 10, True)},
+    "fedtgp": {"weight": (0.01, 10, True), "tau": (1, 100, True)},
+    "fedktl": {"mu": (1, 100, True), "server_lr": (0.001, 0.1, True)},
+    "fedssa": {"mu": (0, 1, False)},
+    "fedral": {"angle_lr": (0.001, 1, True), "init_scale": (0.3, 30, True)},
+    "fedgen": {"alpha": (0.1, 30, True), "beta": (0.1, 30, True)},
+    "fedgh": {"server_lr": (0.001, 0.1, True)},
+    "fd": {"weight": (0.01, 10, True)},
+    "fedclassavg": {"mu": (0.01, 1, True), "temperature": (0.05, 0.5, True)},
+    "fml": {"alpha": (0, 1, False), "beta": (0, 1, False)},
+    "dense": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "fedftg": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "dfrd": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+}
 
-    for method in SPACES:
-        config.entries = tuple(points_of(method, space_of(method, config), 2))
-        assert len(entries_of(config)) == 3
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_factory_declares_what_is_searched_of_its_method(config, method):
+    space = space_of(method, config)
+    rate = config.training.learning_rate
+    assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
+    assert space == SEARCHED.get(method, {})
+    config.entries = tuple(points_of(method, space_of(method, config), 2))
+    assert len(entries_of(config)) == 3
+
+
+def fedmine(
+    training: LocalTraining, share: Annotated[float, SearchRange(0.0, 1.0, log=False)] = 0.5, steps: Count = 3
+) -> Method:
+    return METHODS["fedproto"](training, weight=share)._replace(name="fedmine")
+
+
+def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "fedmine", fedmine)
+    space = space_of("fedmine", config)
+    assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
+    shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}
+    assert len(shares) == 4
+    config.entries = ("fedmine", "local")
+    assert described(entries_of(config)).splitlines() == [
+        "* fedmine: at its defaults",
+        "* local: as its paper has it",
+    ]
+
+
+def test_few_rounds_are_halved_less_often(config, tmp_path):
+    config.rounds = 2
+    tuned = fairly_tuned(config, ["local"], 2, tmp_path, lambda line: None)
+    assert tuned.tuned_on.startswith("2 settings, 3 rounds of training")
+
+
+def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path):
+    """Although it was the better one before."""
+    config.rounds, said = 2, []
+    points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
+    result = searched(config, points, 0, None, tmp_path / "both", said.append)
+    assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
+    assert any(re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line) for line in said)
+    assert f"| {points[1]} | not finite |" in table(result)
+    assert searched(config, points, 0, None, tmp_path / "both", said.append).best == points[0]
+    with pytest.raises(ValueError, match="in every setting of local a client or the server stopped being finite"):
+        searched(config, points[1:], 0, None, tmp_path / "none", said.append)
 
 
 def test_points_in_other_company_keep_what_is_theirs():
