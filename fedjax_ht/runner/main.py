@@ -12,7 +12,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from fedjax_ht.runner.bad_clients import far_words
+from fedjax_ht.runner.bad_clients import Notes, place_of
 from fedjax_ht.runner.cli import define_config, fail
 from fedjax_ht.runner.table import human_bytes
 from fedjax_ht.runner.terminal import fitted
@@ -37,36 +37,35 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default a fo
 
 
 class Progress:
-    """Round, accuracy, seconds and bytes of each entry: a bar on a terminal, elsewhere a line an evaluation. The time
-    that is left is reckoned without the first round, which compiles."""
+    """Shows round, accuracy, seconds and bytes of each entry: a bar on a terminal, elsewhere a line an evaluation, by
+    the last trial. Trouble of any trial is a line at once, see `bad_clients.Notes`. The time that is left is reckoned
+    without the first round, which compiles."""
 
     def __init__(self, rounds: int, trials: int):
         self.rounds, self.trials, self.bars, self.accuracy = rounds, trials, {}, {}
         self.seconds: dict[str, list[float]] = {}
+        self.notes = Notes()
 
     def __call__(self, label: str, row: dict) -> None:
+        for note in self.notes.of(label, row):
+            tell(f"{place_of(label, row, self.trials)}: {note}")
         if "accuracy" in row:
             self.accuracy[label, row["trial"]] = 100 * row["accuracy"]
-        found = [accuracy for (name, _), accuracy in self.accuracy.items() if name == label]
+        accuracies = [accuracy for (name, _), accuracy in self.accuracy.items() if name == label]
         seconds = row["seconds_round"] + row["seconds_evaluation"]
-        words = [f"acc {sum(found) / len(found):.2f} %"] if found else []  # a resumed run may not have evaluated yet
-        words += [
-            f"{seconds:.1f} s",
-            *(f"{way} {human_bytes(wire_bytes(row, f'{way}link'))}" for way in ("up", "down")),
-        ]
-        words += [f"not finite: clients {row['not_finite']}"] if row.get("not_finite") else []
-        words += [f"{far_words(row['far_off'])} what is usual"] if row.get("far_off") else []
+        # A resumed run may not have evaluated yet.
+        parts = [f"acc {sum(accuracies) / len(accuracies):.2f} %"] if accuracies else []
+        parts.append(f"{seconds:.1f} s")
+        parts += [f"{way} {human_bytes(wire_bytes(row, f'{way}link'))}" for way in ("up", "down")]
         if sys.stderr.isatty():
-            self.draw(label, row["round"], ", ".join(words))
+            self.draw(label, row["round"], ", ".join(parts))
         elif row["trial"] == self.trials - 1:
             self.seconds.setdefault(label, []).append(seconds)
             if "accuracy" in row:
                 usual = self.seconds[label][2:]  # behind the untrained federation and the first round
                 left = (self.rounds - row["round"]) * sum(usual) / max(1, len(usual))
-                words += [f"{tqdm.format_interval(left)} left"] if left else []
-                print(
-                    f"{label}, round {row['round']} of {self.rounds}: {', '.join(words)}", file=sys.stderr, flush=True
-                )
+                parts += [f"{tqdm.format_interval(left)} left"] if left else []
+                tell(f"{label}, round {row['round']} of {self.rounds}: {', '.join(parts)}")
 
     def draw(self, label: str, round: int, words: str) -> None:
         if label not in self.bars:

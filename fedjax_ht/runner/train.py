@@ -19,7 +19,7 @@ from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import FILES, write_history
 from fedjax_ht.runner import plots, table
-from fedjax_ht.runner.bad_clients import why_silent
+from fedjax_ht.runner.bad_clients import place_of, why_silent
 from fedjax_ht.runner.build import Experiment, build, evaluated_clients
 from fedjax_ht.runner.devices import files_of
 from fedjax_ht.runner.entries import as_run, described
@@ -219,23 +219,21 @@ def run_method(
             show_server(name, experiment, state, workdir)
         saved = state.round
 
-    told: set[str] = set()
-
-    def tell(row: Row) -> None:
-        line = experiment.methods[name].warn and experiment.methods[name].warn(row)
-        if line and line not in told:
-            told.add(line)
-            warn(f"{name}, round {row['round']}: {line}")
+    warned: set[tuple[int, str]] = set()
 
     def show(row: Row) -> None:
         if progress_fn is not None and is_primary():
             progress_fn(name, row)
+        method = experiment.methods[name]
+        warning = method.warn(row) if method.warn and row["round"] else None
+        if warning and (row["trial"], warning) not in warned:
+            warned.add((row["trial"], warning))
+            warn(f"{place_of(name, row, config.trials)}: {warning}")
         if row["round"] == 0 and row["trial"] == config.trials - 1:
             stop_if_told(caught)  # the untrained federation is evaluated; the first round may compile for long
 
     def after_round(state, history) -> bool:
         write(history)
-        tell(history[-1])
         stop = agreed(bool(caught))
         if state.round % config.checkpoint.every == 0 or stop:
             save(state, history)

@@ -1,6 +1,7 @@
 """Runs among clients that attack: what is scored, what is said, and when a run gives up."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.attacks import Attack, attackers
-from fedjax_ht.runner.bad_clients import far_words, why_silent
+from fedjax_ht.runner.bad_clients import Notes, far_words, why_silent
 from fedjax_ht.runner.build import attack, build, evaluated_clients
-from fedjax_ht.runner.train import GaveUp, train_and_evaluate, with_noted_lanes
+from fedjax_ht.runner.main import execute
+from fedjax_ht.runner.train import GaveUp, run_method, train_and_evaluate, with_noted_lanes
 from tests.experiments.conftest import config_of
 
 
@@ -31,6 +33,42 @@ def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
     assert "client 2 sent 1e+30 times, client 3 sent 12 times what is usual; " in line
     assert "usual" not in why_silent("fedavg", rows([0, 0]), 2)
     assert far_words([[i, 10.0] for i in range(9)]).count("client") == 3
+
+
+def test_trouble_of_every_trial_is_told_once_a_client():
+    notes = Notes()
+    row = {"trial": 0, "round": 3, "not_finite": [2], "server_finite": True, "far_off": []}
+    assert notes.of("local", row) == ["not finite, left out of the round: client 2"]
+    assert notes.of("local", row | {"round": 4}) == []
+    assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == ["not finite, left out of the round: clients 5, 6"]
+    assert notes.of("local", row | {"trial": 1}) == ["not finite, left out of the round: client 2"]
+    assert notes.of("fd", row | {"server_finite": False, "far_off": [[4, 21.84], [7, 1e30]]}) == [
+        "not finite, left out of the round: client 2",
+        "the server's step was not finite; its last state was kept",
+        "outlying uploads: client 4 (21.8x what is usual), client 7 (1e+30x what is usual)",
+    ]
+    assert notes.of("fd", {"trial": 0, "round": 0}) == []
+
+
+def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, tmp_path, capfd):
+    config = config_of(tiny_config)
+    config.entries, config.trials = ("local:training.learning_rate=1e30",), 2
+    config.rounds, config.evaluate.every, config.devices = 4, 4, 1
+    execute(config, tmp_path)
+    note = re.compile(r".*, trial ([01]), round [123]: not finite, left out of the round: client")
+    matches = [note.match(line) for line in capfd.readouterr().err.splitlines() if "not finite" in line]
+    assert {match[1] for match in matches} == {"0", "1"}
+
+
+def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
+    experiment = build(config)
+    warned = []
+    method = experiment.methods["local"]._replace(warn=lambda row: "odd" if row["trial"] == 0 else None)
+    experiment.methods["local"] = method
+    run_method("local", experiment, config, tmp_path, None, warned.append, lambda line: None, [], True)
+    assert warned == ["local, trial 0, round 1: odd"]
 
 
 def test_honest_clients_are_scored():
