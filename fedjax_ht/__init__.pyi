@@ -12,6 +12,24 @@ from .configs.base import (
 from .configs.base import (
     partition_config as partition_config,
 )
+from .core.bounds import (
+    Count as Count,
+)
+from .core.bounds import (
+    NonNegative as NonNegative,
+)
+from .core.bounds import (
+    Positive as Positive,
+)
+from .core.bounds import (
+    SearchRange as SearchRange,
+)
+from .core.bounds import (
+    Share as Share,
+)
+from .core.bounds import (
+    checked as checked,
+)
 from .core.federation import (
     Bucket as Bucket,
 )
