@@ -7,10 +7,7 @@ Batch statistics are never averaged: each client keeps its own (as PFLlib does).
 federation of slices (`make_sliced_federation`), which keep none.
 """
 
-from typing import Literal, NamedTuple
-
-import jax
-import jax.numpy as jnp
+from typing import NamedTuple
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import init_variables
@@ -18,6 +15,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples, weighted_mean
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
 
@@ -28,26 +26,14 @@ class Uplink(NamedTuple):
     num_samples: Metadata | tuple
 
 
-def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Mean over the leading axis with weights [P], normalised; rows of weight zero are never read."""
-    share = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(jnp.float32).tiny)
-
-    def mean(x):
-        w = share.reshape((-1,) + (1,) * (x.ndim - 1))
-        return jnp.sum(jnp.where(w > 0, x, 0) * w, axis=0).astype(x.dtype)
-
-    return jax.tree.map(mean, stacked)
-
-
 @checked
-def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "samples") -> Method:
+def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
     """FedAvg as a `Method`, see above.
 
     Args:
       training: local training.
-      weighting: of the average, by the clients' numbers of training samples or equal.
+      weighting: of the average, by the clients' numbers of training samples, or equal over those that have any.
     """
-    by_samples = weighting == "samples"
 
     def check(federation):
         if len(federation.buckets) > 1:
@@ -59,13 +45,13 @@ def fedavg(training: LocalTraining, weighting: Literal["samples", "uniform"] = "
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        uplink = Uplink(client["params"], Metadata(ctx.info.num_samples) if by_samples else ())
+        uplink = Uplink(client["params"], sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        uplink, _, arrived = gather_received(received)
-        weights = uplink.num_samples.value * arrived if by_samples else arrived
-        new = weighted_mean(uplink.params, weights.astype(jnp.float32))
+        received = gather_received(received)
+        weights = client_weights(received, received.uplink.num_samples)
+        new = weighted_mean(received.uplink.params, weights)
         return select(weights.any(), new, server), {}  # clients without samples alone say nothing
 
     return Method(

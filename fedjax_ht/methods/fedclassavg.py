@@ -112,7 +112,7 @@ def fedclassavg(
         return client, head_uplink(client, ctx, "samples"), {"loss": loss}
 
     def server_update(federation, server, received, ctx):
-        return mean_head(server, gather_received(received), "samples"), {}
+        return mean_head(server, gather_received(received)), {}
 
     def predict(bucket, client, downlink, x, mask):
         return {"head": logits(bucket, client["params"], jax.nn.relu(own_features(bucket, client, x, mask)))}

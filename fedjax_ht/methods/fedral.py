@@ -38,7 +38,7 @@ from fedjax_ht.core.method import ClientInfo, Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.heads import Weighting
+from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.supervised import own_features
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -107,7 +107,6 @@ def fedral(
     if angle_lr is not None:
         parts = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}
         training = dataclasses.replace(training, optimizer=optax.multi_transform(parts, {name: name for name in parts}))
-    by_samples = weighting == "samples"
     rules = ("own", "global") if inference == "own" else ("global", "own")
 
     def dealt(width: int) -> list[int]:
@@ -144,14 +143,13 @@ def fedral(
         result = train(training, loss, params, client["stats"], data, ctx.key, bucket.num_classes)
         angle = result.params["angle"]
         client = {"params": result.params["model"], "stats": result.stats, "angle": angle}
-        uplink = Uplink(Masked(angle, own_mask(bucket, ctx.info)), Metadata(ctx.info.num_samples) if by_samples else ())
+        uplink = Uplink(Masked(angle, own_mask(bucket, ctx.info)), sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        uplink, info, arrived = gather_received(received)
-        samples = uplink.num_samples.value if by_samples else info.num_samples > 0
-        weights = jnp.where(arrived, samples, 0).astype(jnp.float32)
-        new = aggregate(uplink.angle, weights, zeros_count=by_samples)
+        received = gather_received(received)
+        weights = client_weights(received, received.uplink.num_samples)
+        new = aggregate(received.uplink.angle, weights, zeros_count=weighting == "samples")
         return select(weights.any(), new, server), {}  # clients without samples alone say nothing
 
     def predict(bucket, client, downlink, x, mask):

@@ -3,7 +3,7 @@
 A head is the part of a model's parameters behind the features, alike in all clients ("header", "classifier").
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,7 @@ from fedjax_ht.core.federation import Bucket, Federation, start_from
 from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.fedavg import weighted_mean
-
-Weighting = Literal["samples", "uniform"]
+from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples, weighted_mean
 
 
 class Uplink(NamedTuple):
@@ -48,17 +46,15 @@ def receive_head(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, c
 
 def head_uplink(client: PyTree, ctx: Context, weighting: Weighting) -> Uplink:
     """The client's head and, for a mean by samples, their number as metadata."""
-    return Uplink(client["params"]["head"], Metadata(ctx.info.num_samples) if weighting == "samples" else ())
+    return Uplink(client["params"]["head"], sent_samples(ctx, weighting))
 
 
-def mean_head(head: PyTree, received: Received, weighting: Weighting) -> PyTree:
-    """The mean of the heads that arrived, by samples or uniform over the clients that have any.
+def mean_head(head: PyTree, received: Received) -> PyTree:
+    """The mean of the heads that arrived, weighted as they were sent, see `client_weights`.
 
     Args:
       head: the global head so far, which stays where no such client arrived.
       received: uplinks of type `Uplink`, as `gather_received` orders them.
-      weighting: as the uplinks were made for.
     """
-    num_samples = received.uplink.num_samples.value if weighting == "samples" else received.info.num_samples > 0
-    weights = jnp.where(received.arrived, num_samples, 0).astype(jnp.float32)
+    weights = client_weights(received, received.uplink.num_samples)
     return select(weights.any(), weighted_mean(received.uplink.head, weights), head)

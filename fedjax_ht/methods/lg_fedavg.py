@@ -15,7 +15,8 @@ from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received
-from fedjax_ht.methods.heads import Weighting, head_uplink, init_head, mean_head, receive_head
+from fedjax_ht.methods.averaging import Weighting
+from fedjax_ht.methods.heads import head_uplink, init_head, mean_head, receive_head
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
 
 
@@ -33,7 +34,7 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
         return client, head_uplink(client, ctx, weighting), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        return mean_head(server, gather_received(received), weighting), {}
+        return mean_head(server, gather_received(received)), {}
 
     return Method(
         name="lg_fedavg",

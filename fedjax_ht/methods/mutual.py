@@ -9,14 +9,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.round import select
-from fedjax_ht.methods.fedavg import weighted_mean
+from fedjax_ht.methods.averaging import client_weights, weighted_mean
 
 
 class Outputs(NamedTuple):
@@ -113,5 +112,5 @@ def mean_of_copies(copies: PyTree, received: Received, server: PyTree) -> tuple[
     Returns:
       The mean, or `server` where no such client arrived; and whether any did.
     """
-    taught = received.arrived & (received.info.num_samples > 0)
-    return select(taught.any(), weighted_mean(copies, taught.astype(jnp.float32)), server), taught.any()
+    weights = client_weights(received)
+    return select(weights.any(), weighted_mean(copies, weights), server), weights.any()

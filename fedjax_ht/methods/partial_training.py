@@ -27,7 +27,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked, Metadata
-from fedjax_ht.methods.heads import Weighting
+from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
 from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
@@ -110,7 +110,6 @@ def partial_training(
         still takes those of `label_split`.
       per_layer: of mode random, see `slice_plan`.
     """
-    by_samples = weighting == "samples"
 
     def check(federation):
         if federation.global_model is None:
@@ -135,16 +134,15 @@ def partial_training(
             client["params"]["base"],
             Masked(rows_of(client["params"]["head"]), sent),
             Metadata(counted),
-            Metadata(ctx.info.num_samples) if by_samples else (),
+            sent_samples(ctx, weighting),
         )
         return client, uplink, {"loss": result.loss}
 
     def arrived_slices(federation, rate: float, received: Received, ctx) -> Slices:
-        uplink, info, arrived = received
+        uplink, info = received.uplink, received.info
         plan_of = lambda client_id: slice_plan(federation, rate, mode, ctx, client_id, per_layer)  # noqa: E731
         plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
-        num_samples = uplink.num_samples.value if by_samples else info.num_samples > 0
-        weights = jnp.where(arrived, num_samples, 0).astype(jnp.float32)
+        weights = client_weights(received, uplink.num_samples)
         return Slices(uploaded_params(uplink), weights, uplink.classes.value, plan)
 
     def server_update(federation, server, received, ctx):
