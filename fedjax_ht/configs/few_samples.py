@@ -23,11 +23,11 @@ TUNED = (
     "fedktl:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
 )
 TUNED_ON_FOUR_CLASSES = (
-    "local:training.learning_rate=0.21",
-    "lg_fedavg:training.learning_rate=0.08",
+    "local:training.learning_rate=0.11",
+    "lg_fedavg:training.learning_rate=0.11",
     "fedproto:training.learning_rate=0.21:weight=0.063",
     "fedtgp",
-    "fedssa:training.learning_rate=0.11:mu=0.71",
+    "fedssa:training.learning_rate=0.08:mu=0.93",
     "fedgen:training.learning_rate=0.01:alpha=0.32:beta=5",
     "fedclassavg",
     "fedktl:training.learning_rate=0.01:mu=2.6:server_lr=0.024",

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.method import Context, PyTree, Received
+from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.wire import Metadata
 
 Weighting = Literal["samples", "uniform"]
@@ -30,10 +31,4 @@ def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> ja
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
     """Computes the mean over the leading axis with weights [P], normalised; rows of weight zero are never read."""
-    share = weights / jnp.maximum(jnp.sum(weights), jnp.finfo(jnp.float32).tiny)
-
-    def mean(x):
-        w = share.reshape((-1,) + (1,) * (x.ndim - 1))
-        return jnp.sum(jnp.where(w > 0, x, 0) * w, axis=0).astype(x.dtype)
-
-    return jax.tree.map(mean, stacked)
+    return weighted_sum(stacked, weights / jnp.maximum(jnp.sum(weights), jnp.finfo(jnp.float32).tiny))

@@ -35,6 +35,7 @@ from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Wit
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree
+from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy
@@ -185,7 +186,7 @@ def aggregate(angles: Masked, weights: jax.Array, zeros_count: bool) -> Masked:
     weighed = weights[:, None, None] * sent
     total = weights.sum() if zeros_count else weighed.sum(0)
     share = weighed / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
-    return Masked(jnp.sum(jnp.where(sent, angles.values, 0) * share, axis=0), sent.any(0))
+    return Masked(weighted_sum(angles.values, share), sent.any(0))
 
 
 def dense(angle: Masked) -> jax.Array:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.federation import Bucket, logits
 from fedjax_ht.core.local_training import Batch, ClassSums, class_means, sum_by_class
 from fedjax_ht.core.method import Context, Data, PyTree, Received
+from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
 from fedjax_ht.methods.supervised import Regulariser, init_model, own_classes, own_features
@@ -85,8 +86,7 @@ def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array 
       float [C, K], zero where nobody uploaded.
     """
     weights = present * (1.0 if weights is None else jnp.where(present, weights, 0))
-    total = jnp.einsum("pc,pck->ck", weights, jnp.where(present[..., None], prototypes, 0))
-    return total / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
+    return weighted_sum(prototypes, weights) / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.models.sliced import CLASSES, sliced_width
 
 Mode = Literal["static", "random", "rolling"]
@@ -120,7 +121,7 @@ def _add(total: tuple[PyTree, PyTree], axes: PyTree, widths: dict[str, int], par
         if CLASSES in names:
             rows = jax.vmap(lambda row: along(row, names, CLASSES))(part.classes)
             weight = jnp.where(rows, weight, 0)
-        sums = jnp.sum(jnp.where(weight > 0, values, 0) * weight, axis=0)
+        sums = weighted_sum(values, weight)
         held = weight.sum(0)
         for axis, group in enumerate(names):
             if group in place:
