@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# An environment that holds no package. pip comes last into a new one: where venv fails, as on Debian without its package
+# python3-venv, it leaves a python that would satisfy make for ever.
+HALF_MADE = test -f $(VENV)/pyvenv.cfg && ! ls -d $(VENV)/lib/*/site-packages/*.dist-info >/dev/null 2>&1
 
 .PHONY: demo test lint docs bench clean distclean
 
@@ -21,20 +24,21 @@ docs: $(VENV)/.installed-docs
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.zoo
 
-$(VENV)/bin/python:
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed, $$($(PYTHON) --version) found; try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
-	$(PYTHON) -m venv $(VENV)
+	@if $(HALF_MADE); then rm -rf $(VENV); fi
+	@$(PYTHON) -m venv $(VENV) || { if $(HALF_MADE); then rm -rf $(VENV); fi; exit 2; }
 
-$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-docs: pyproject.toml | $(VENV)/bin/python
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@ $(VENV)/.installed
 

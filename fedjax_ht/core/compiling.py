@@ -1,5 +1,7 @@
 """How functions become programs on the devices of a mesh: one program a bucket on CPU, one for all on GPUs."""
 
+import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,22 +16,41 @@ GRAPHED = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLIC
 """What XLA may put into a CUDA graph: all that it does by itself, and conditionals and loops."""
 
 
+_IN_GRAPHS = {
+    "xla_gpu_enable_command_buffer": ",".join(GRAPHED),
+    "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+    "xla_gpu_graph_min_graph_size": "1",
+}
+
+GRAPH_OPTIONS = {(0, 10): _IN_GRAPHS, (0, 11): _IN_GRAPHS, (0, 12): _IN_GRAPHS}
+"""Options of programs on GPUs by jax's version (major, minor), which all were compiled with by `benchmarks/gpu_aot.py`.
+XLA refuses options that it does not know, and they are no promise of jax: a version counts when it was tried."""
+
+
 def compiler_options(platform: str) -> dict[str, str] | None:
-    """Of `jax.jit`, for programs on "cpu", "gpu" or "tpu".
+    """Returns the options of `jax.jit` for programs on "cpu", "gpu" or "tpu".
 
     On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops whose lengths are
     known on the device alone: outside a graph the host copies the condition back and waits, once an iteration. Inside
     one a round is a single launch; and what does not depend on each other, such as two buckets, is free to run side by
     side, for memory of its own. By default XLA leaves out what has fewer than five steps, such as the loop that scores
-    a bucket's clients. Only jax 0.10 and 0.11 are known to have these options: other versions compile without.
+    a bucket's clients. With a jax that `GRAPH_OPTIONS` lacks, programs are compiled without, and a warning says so.
     """
-    if platform != "gpu" or not (0, 10) <= jax.__version_info__ < (0, 12):
+    if platform != "gpu":
         return None
-    return {
-        "xla_gpu_enable_command_buffer": ",".join(GRAPHED),
-        "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
-        "xla_gpu_graph_min_graph_size": "1",
-    }
+    options = GRAPH_OPTIONS.get(jax.__version_info__[:2])
+    if options is None:
+        _warn_of_no_graphs(jax.__version__)
+    return options
+
+
+@functools.cache  # once in a process, though every compiled function asks
+def _warn_of_no_graphs(version: str) -> None:
+    tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
+    logging.warning(
+        f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their options were tried with "
+        f"jax {tried}; install one of these"
+    )
 
 
 def compile_ahead(calls: Sequence[tuple[Callable, tuple]]) -> None:

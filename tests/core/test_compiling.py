@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from fedjax_ht.core import compiling
-from fedjax_ht.core.compiling import compile_ahead, compiler_options
+from fedjax_ht.core.compiling import GRAPH_OPTIONS, compile_ahead, compiler_options
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -37,12 +37,43 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     chex.assert_trees_all_close(reports, reports_together, rtol=1e-5)
 
 
-def test_loops_are_graphed_on_gpus_alone():
+@pytest.fixture
+def with_jax(monkeypatch):
+    """Sets jax's version, in a process that has not warned of one yet."""
+    compiling._warn_of_no_graphs.cache_clear()
+    yield lambda *version: (
+        monkeypatch.setattr(jax, "__version_info__", version),
+        monkeypatch.setattr(jax, "__version__", ".".join(map(str, version))),
+    )
+    compiling._warn_of_no_graphs.cache_clear()
+
+
+@pytest.mark.parametrize("version", [(0, 10, 2), (0, 11, 0), (0, 12, 0, 1)])
+def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
+    with_jax(*version)
     assert compiler_options("cpu") is None and compiler_options("tpu") is None
-    if (0, 10) <= jax.__version_info__ < (0, 12):
-        options = compiler_options("gpu")
-        assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(options["xla_gpu_enable_command_buffer"].split(","))
-        assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
+    options = compiler_options("gpu")
+    assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(options["xla_gpu_enable_command_buffer"].split(","))
+    assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
+    assert not caplog.records
+
+
+def test_this_jax_has_graphs():
+    version = jax.__version_info__[:2]
+    assert version < min(GRAPH_OPTIONS) or version in GRAPH_OPTIONS, (
+        f"jax {jax.__version__} has no entry in core.compiling.GRAPH_OPTIONS: compile rounds for a described GPU with it "
+        '(pip install "jax[cuda12]"; python -m benchmarks.gpu_aot --groups=cnn4,cnn5,resnet18), add the options that make '
+        "each of them one graph, and a row to benchmarks/results/gpu_aot_h100.md"
+    )
+
+
+def test_a_jax_without_known_options_is_warned_of_once(with_jax, caplog):
+    with_jax(1, 0, 0)
+    assert compiler_options("cpu") is None and not caplog.records
+    assert [compiler_options("gpu") for _ in range(3)] == [None] * 3
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "jax is 1.0.0" in record.message and "tried with jax 0.10, 0.11, 0.12" in record.message
 
 
 @pytest.fixture
