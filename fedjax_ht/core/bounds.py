@@ -4,11 +4,13 @@
     def fedfoo(training, weight: NonNegative = 1.0, steps: Count | None = None, variant: Literal["a", "b"] = "a"): ...
 
 Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions, tuples and mappings
-of these; everything else passes. A number is never NaN or infinite: without narrower bounds an int fits in int32 and a
-float in float32, which is what they become in compiled functions. A float may be given as an int, an int never as a
-float, and True is no number. Traced values pass: they were checked where they were chosen (see `core.method.varied`).
+of these, and dataclasses, of which a value must be an instance; everything else passes. A number is never NaN or
+infinite: without narrower bounds an int fits in int32 and a float in float32, which is what they become in compiled
+functions. A float may be given as an int, an int never as a float, and True is no number. Traced values pass: they were
+checked where they were chosen (see `core.method.varied`).
 """
 
+import dataclasses
 import functools
 import inspect
 import types
@@ -71,6 +73,8 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
         return
     number, words = _scalar(value), [word for word in _choices(annotation) if isinstance(word, str)]
     shown = " ".join(repr(value if number is None else number).split())
+    if " at 0x" in shown:  # functions, and what is made of them
+        shown = f"a {type(value).__name__}"
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     rule = f"it must be {describe(annotation, value)}"
     raise ValueError(f"{name} is {shown}" + (meant(value, words, rule) if isinstance(value, str) else f"; {rule}"))
@@ -150,7 +154,7 @@ def passes(value: Any, annotation: Any) -> bool:
         return isinstance(value, tuple | list | np.ndarray) and _tuple_passes(list(value), arguments, within)
     if origin is Mapping:
         return isinstance(value, Mapping) and all(passes(each, arguments[1]) for each in value.values())
-    return True
+    return isinstance(value, kind) if dataclasses.is_dataclass(kind) else True
 
 
 def describe(annotation: Any, value: Any = None) -> str:
@@ -172,6 +176,8 @@ def describe(annotation: Any, value: Any = None) -> str:
         return _describe_tuple(arguments, within, value)
     if origin is Mapping:
         return f"names with {describe(arguments[1])} each"
+    if dataclasses.is_dataclass(kind):
+        return f"a {kind.__name__}(...)"
     return "None" if kind in (None, types.NoneType) else "a value"
 
 

@@ -157,6 +157,7 @@ def make_sliced_federation(
 
 def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: int) -> tuple[Bucket, int]:
     """The bucket of a module, and its number of parameters."""
+    _check_module(name, module)
     try:
         hash(module)
     except TypeError:  # jax keeps compiled programs by it
@@ -165,7 +166,13 @@ def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: 
     def outputs(key):
         x = zeros(input_shape)
         variables = module.init(key, x)
-        features = module.apply(variables, x, True, jnp.ones(1, bool), method="features", mutable=["batch_stats"])[0]
+        seen = x, True, jnp.ones(1, bool)
+        features, changed = module.apply(variables, *seen, method="features", mutable=["batch_stats"])
+        if not getattr(module, "stateful", True) and _rewrites(variables, changed):
+            raise ValueError(
+                f"model {name!r} normalises by the batch that it sees, its padding included, and would be scored so: "
+                "wrap it as SplitModel(base, head, stateful=True), whose base takes (x, train, mask)"
+            )
         return variables["params"], features, module.apply(variables, features, method="classify")
 
     params, features, logits = jax.eval_shape(outputs, jax.random.key(0))
@@ -178,6 +185,29 @@ def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: 
         raise ValueError(f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use SplitModel)")
     size = sum(x.size for x in jax.tree.leaves(params))
     return Bucket(name, module, input_shape, num_classes, features.shape[-1]), size
+
+
+def _check_module(name: str, module: Any) -> None:
+    """Refuses what is no Flax module with an extractor and a head, in one line."""
+    kind = module if isinstance(module, type) else type(module)
+    if isinstance(module, type):
+        raise ValueError(f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)")
+    if not isinstance(module, nn.Module):
+        raise ValueError(
+            f"model {name!r} is a {kind.__module__}.{kind.__name__}; it must be a Flax module (flax.linen): "
+            "fl.SplitModel(base, head)"
+        )
+    if not (hasattr(kind, "features") and hasattr(kind, "classify")):
+        raise ValueError(
+            f"model {name!r} is a {kind.__name__} without features and classify; wrap a feature extractor and a head: "
+            "fl.SplitModel(base, head)"
+        )
+
+
+def _rewrites(variables: PyTree, changed: PyTree) -> bool:
+    """Returns whether a traced call has changed batch statistics; those that it only reads are the same objects."""
+    before, after = (jax.tree.leaves(tree.get("batch_stats", {})) for tree in (variables, changed))
+    return any(old is not new for old, new in zip(before, after, strict=True))
 
 
 def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:

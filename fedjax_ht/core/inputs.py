@@ -10,6 +10,8 @@ InputShape = Any
 """Of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a `jax.ShapeDtypeStruct` where it
 is of another dtype; or a pytree of these."""
 
+CHANNELS = (1, 3)  # of an image
+
 Preprocess = Callable[[Any], Any]
 """Stored samples with a leading axis -> what a model sees of them, pure and traced: a pytree, so that its arrays are
 arguments of what is compiled. `Pixels`, `AsStored`, or a function of one's own as a `jax.tree_util.Partial`."""
@@ -99,7 +101,13 @@ def is_array(shape: InputShape) -> bool:
 
 def is_image(shape: InputShape) -> bool:
     """Whether a sample is one float image of one or three channels."""
-    return is_array(shape) and len(shape) == 3 and shape[-1] in (1, 3)
+    return is_array(shape) and len(shape) == 3 and shape[-1] in CHANNELS
+
+
+def channels_first(shape: tuple[int, ...]) -> bool:
+    """Returns whether images of this shape, four axes, are [N, C, H, W] by their channels, of which there are one or
+    three; where both orders would do they are [N, H, W, C]."""
+    return shape[-1] not in CHANNELS and shape[1] in CHANNELS
 
 
 def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:

@@ -50,6 +50,10 @@ class LocalTraining:
 
     def __post_init__(self):
         check_fields(self)
+        if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
+            raise ValueError(
+                f"optimizer is {self.optimizer!r}; it must be an optax optimizer, such as optax.adam(1e-3)"
+            )
 
 
 class Batch(NamedTuple):

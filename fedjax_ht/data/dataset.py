@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.inputs import AsStored, InputShape, Pixels, Preprocess, shape_of
+from fedjax_ht.core.bounds import FLOAT
+from fedjax_ht.core.inputs import AsStored, InputShape, Pixels, Preprocess, channels_first, shape_of
 from fedjax_ht.core.names import meant
 
 
@@ -32,7 +33,7 @@ class Dataset:
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N, H, W, C], sensor
         windows float [N, T, channels], tokens int [N, length], rows of a table float [N, columns]. A read-only view of
         what was given: who keeps that and writes to it changes the set.
-      labels: int32 [N], values in [0, num_classes).
+      labels: int32 [N], values in [0, num_classes); floats are taken where all are whole numbers.
       class_names: one name per class.
       preprocess: stored inputs -> what a model sees, a pure function that is traced; see `core.inputs`. By default
         images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and all else is `AsStored`.
@@ -56,16 +57,19 @@ class Dataset:
         arrays = jax.tree.leaves(self.inputs)
         if not arrays or not all(isinstance(x, np.ndarray) and x.dtype.kind in "iuf" for x in arrays):
             raise ValueError(f"{self.name}: inputs must be NumPy arrays of integers or floats, [N, ...]")
+        labels = _whole_numbers(self.name, self.labels)
         for x in arrays:
-            if self.labels.shape != x.shape[:1]:
+            if labels.shape != x.shape[:1]:
                 raise ValueError(
-                    f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of shape {self.labels.shape}"
+                    f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of shape {labels.shape}"
                 )
-        if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < self.num_classes:
+            refuse_not_finite(f"{self.name}: inputs", x)
+        if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
             raise ValueError(
-                f"{self.name}: labels run from {self.labels.min()} to {self.labels.max()}, "
+                f"{self.name}: labels run from {labels.min()} to {labels.max()}, "
                 f"but there are {self.num_classes} class names"
             )
+        object.__setattr__(self, "labels", labels.astype(np.int32))
         if self.vocabulary is not None:
             _check_tokens(self.name, self.inputs, self.vocabulary)
         if self.groups is not None:
@@ -73,7 +77,6 @@ class Dataset:
                 raise ValueError(f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]")
             object.__setattr__(self, "groups", self.groups.astype(np.int32))
         object.__setattr__(self, "preprocess", _preprocess(self.name, self.inputs, self.preprocess))
-        object.__setattr__(self, "labels", self.labels.astype(np.int32))
         object.__setattr__(self, "inputs", jax.tree.map(lambda x: x.view(), self.inputs))  # the arrays are the caller's
         for x in (*jax.tree.leaves(self.inputs), self.labels):
             x.flags.writeable = False
@@ -90,6 +93,39 @@ class Dataset:
         return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, one))
 
 
+def refuse_not_finite(name: str, x: np.ndarray) -> None:
+    """Refuses floats that no compiled function could hold as finite numbers.
+
+    Raises:
+      ValueError: a value is NaN, infinite or beyond float32.
+    """
+    # The extremes need no array of the size of x, and are NaN where any value is.
+    if x.dtype.kind != "f" or not x.size or -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
+        return
+    sample = next(i for i, row in enumerate(x) if not np.all(np.abs(np.float64(row)) <= FLOAT))
+    raise ValueError(f"{name} has values that are NaN, infinite or beyond float32, first in sample {sample}")
+
+
+def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
+    """Returns the labels as integers, a copy.
+
+    Raises:
+      ValueError: they are no array, or not whole numbers.
+    """
+    if not isinstance(labels, np.ndarray):
+        raise ValueError(f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers [N]")
+    if labels.dtype.kind not in "iubf":
+        raise ValueError(
+            f"{name}: labels are {labels.dtype}; they must be integers from 0: "
+            "names, labels = np.unique(labels, return_inverse=True) numbers them"
+        )
+    if labels.dtype.kind == "f":
+        broken = labels[~np.isfinite(labels) | (labels != np.floor(labels))]
+        if broken.size:
+            raise ValueError(f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers from 0")
+    return labels.astype(np.int64)
+
+
 def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
     if not isinstance(inputs, np.ndarray) or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
         raise ValueError(f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]")
@@ -100,6 +136,11 @@ def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
 def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None) -> Preprocess:
     """A set's rule, as a pytree."""
     images = isinstance(inputs, np.ndarray) and inputs.ndim == 4
+    if images and isinstance(preprocess, Pixels | None) and channels_first(inputs.shape):
+        raise ValueError(
+            f"{name}: inputs {list(inputs.shape)} look like [N, C, H, W]; images are [N, H, W, C]: "
+            "give inputs.transpose(0, 2, 3, 1), or preprocess=fl.AsStored() if they are not images"
+        )
     if preprocess is None:
         bytes_ = [x for x in jax.tree.leaves(inputs) if x.dtype == np.uint8]
         if bytes_ and not images:

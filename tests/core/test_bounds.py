@@ -72,7 +72,8 @@ GOOD = [
     ({"cnn": 2}, Count | Mapping[str, Count]),
     (print, Callable[[int], int]),
     (Any, Any),
-    ("anything", fl.LocalTraining),
+    (TRAINING, fl.LocalTraining),
+    ("anything", fl.Data),
 ]
 BAD = [
     (NAN, Positive, "x is nan; it must be a number above 0"),
@@ -204,6 +205,9 @@ def test_fields_of_dataclasses_and_named_tuples():
         (lambda: fl.dfrd(TRAINING, b_ey=NAN), "b_ey is nan; it must be a number of at least 0"),
         (lambda: fl.dfrd(TRAINING, student_lr=-0.1), "student_lr is -0.1; it must be a number of at least 0"),
         (lambda: fl.method_factory("fedrolex+dfrd")(TRAINING, weighting="all"), "weighting is 'all'; it must be"),
+        (lambda: fl.LocalTraining("adam"), "optimizer is 'adam'; it must be an optax optimizer, such as"),
+        (lambda: fl.LocalTraining(0.1), "optimizer is 0.1; it must be an optax optimizer"),
+        (lambda: fl.fedproto(optax.sgd(0.1)), "training is a GradientTransformationExtraArgs; it must be a Lo"),
         (lambda: fl.LocalTraining(optax.sgd(0.1), batch_size=10**12), "batch_size is 1000000000000; it must be an"),
         (lambda: fl.LocalTraining(optax.sgd(0.1), shuffle="no"), "shuffle is 'no'; it must be True or False"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, of_classes, subset
 from fedjax_ht.models import mlp
@@ -84,6 +84,50 @@ def test_a_dataset_checks_its_arrays():
     with pytest.raises(ValueError, match="std has 2 values for 1 channels"):
         Dataset("d", images, np.zeros(2, int), ("a",), Pixels(0.5, (1.0, 1.0)))
     assert Dataset("d", images, np.zeros(2, int), ("a",)).preprocess == ([0.5], [0.5])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_images_with_channels_first_are_refused_or_said_to_be_none(dtype):
+    images, labels = np.zeros((2, 1, 8, 8), dtype), np.zeros(2, int)
+    with pytest.raises(
+        ValueError, match=r"\[N, C, H, W\]; images are \[N, H, W, C\]: give inputs.transpose\(0, 2, 3, 1\)"
+    ):
+        Dataset("d", images, labels, ("a",))
+    assert Dataset("d", images.transpose(0, 2, 3, 1), labels, ("a",)).input_shape == (8, 8, 1)
+    assert Dataset("d", np.zeros((2, 3, 8, 3), dtype), labels, ("a",)).inputs.shape == (2, 3, 8, 3)
+    assert Dataset("windows", images, labels, ("a",), AsStored()).inputs.shape == (2, 1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (np.array([0.7, 1.7]), "values such as 0.7; they must be whole numbers"),
+        (np.array([0.0, np.nan]), "values such as nan"),
+        (np.array(["cat", "dog"]), r"labels are <U3; they must be integers from 0: .*np.unique"),
+        ([0, 1], "labels are a list; they must be a NumPy array"),
+    ],
+)
+def test_labels_that_are_no_whole_numbers_are_refused(labels, message):
+    with pytest.raises(ValueError, match=message):
+        Dataset("d", np.zeros((2, 4, 4, 1), np.uint8), labels, ("a", "b"))
+
+
+def test_labels_may_be_whole_numbers_of_any_type():
+    for dtype in (np.float64, np.int8, bool):
+        labels = Dataset("d", np.zeros((2, 4, 4, 1), np.uint8), np.array([1, 0], dtype), ("a", "b")).labels
+        assert labels.dtype == np.int32 and labels.tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+def test_inputs_that_are_not_finite_are_refused(value):
+    inputs = {"a": np.zeros((4, 2)), "b": np.zeros(4, np.float16)}
+    inputs["a"][2, 1] = value
+    with pytest.raises(ValueError, match="NaN, infinite or beyond float32, first in sample 2"):
+        Dataset("d", inputs, np.zeros(4, int), ("a",))
+    with np.errstate(over="ignore"):
+        inputs = np.array([[0], [value]]).astype(np.float16)
+    with pytest.raises(ValueError, match="first in sample 1"):
+        Dataset("d", inputs, np.zeros(2, int), ("a",))
 
 
 def test_the_callers_arrays_stay_writable():

@@ -8,8 +8,9 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import best, by_trial, evaluated, evaluation_row, out_of_patience, round_row, run
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
+from tests.federations import TRAINING
 
-LOCAL = METHODS["local"](None)
+LOCAL = METHODS["local"](TRAINING)
 
 
 def scripted(*accuracies, trials=None, silent_in=()):

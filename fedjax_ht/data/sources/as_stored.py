@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedjax_ht.data.dataset import refuse_not_finite
+
 _INT32 = np.iinfo(np.int32)
 
 
@@ -18,11 +20,8 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
     if x.ndim < 2 or x.dtype.kind not in "iuf":
         raise ValueError(f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes")
     if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            kept = x.astype(np.float16 if x.dtype.itemsize == 2 else np.float32, copy=False)
-        if not np.isfinite(kept).all():
-            raise ValueError(f"{name} has values that are NaN, infinite or beyond float32")
-        return kept
+        refuse_not_finite(name, x)
+        return x.astype(np.float16 if x.dtype.itemsize == 2 else np.float32, copy=False)
     if x.dtype.itemsize <= 2:
         return x.astype(x.dtype.newbyteorder("="), copy=False)
     return _int32(name, x)

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.core.inputs import AsStored
+from fedjax_ht.core.inputs import CHANNELS, AsStored, channels_first
 from fedjax_ht.data.arrays import opened_npz
-from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.dataset import Dataset, refuse_not_finite
 from fedjax_ht.data.limits import numbered_classes
 from fedjax_ht.data.sources.archive import Origin, reading, user_path
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size, to_groups
@@ -85,7 +85,7 @@ def _is_image(key: str, x: np.ndarray) -> bool:
     if x.ndim == 3 and (not x.size or -1 <= x.min() <= x.max() <= 1):
         logging.warning(f"{key} is {x.dtype} {x.shape} within -1 to 1: grey images. Call it inputs if it is none")
         return True
-    return x.ndim == 4 and bool({1, 3} & {x.shape[-1], x.shape[1]})
+    return x.ndim == 4 and (x.shape[-1] in CHANNELS or channels_first(x.shape))
 
 
 def _packed(arrays: Mapping[str, np.ndarray]) -> _Found:
@@ -120,10 +120,10 @@ def to_nhwc(images: np.ndarray) -> np.ndarray:
     """[N, H, W], [N, H, W, C] or [N, C, H, W] to [N, H, W, C]; C is 1 or 3, the last axis if both would do."""
     if images.ndim == 3:
         return images[..., None]
-    if images.ndim == 4 and images.shape[-1] in (1, 3):
-        return images
-    if images.ndim == 4 and images.shape[1] in (1, 3):
+    if images.ndim == 4 and channels_first(images.shape):
         return images.transpose(0, 2, 3, 1)
+    if images.ndim == 4 and images.shape[-1] in CHANNELS:
+        return images
     raise ValueError(f"images of shape {images.shape}, not [N, H, W] or [N, H, W, C] or [N, C, H, W] with C 1 or 3")
 
 
@@ -131,9 +131,12 @@ def to_bytes(images: np.ndarray) -> np.ndarray:
     """uint8 as it is; floats in [0, 1], or in [-1, 1] if any is negative, scaled to [0, 255] and rounded."""
     if images.dtype == np.uint8 or not images.size:
         return images.astype(np.uint8)
+    refuse_not_finite("it", images)
     low, high = images.min(), images.max()
-    if images.dtype.kind != "f" or not -1 <= low <= high <= 1:
-        raise ValueError(f"{images.dtype} images from {low} to {high}, not uint8 or floats in [0, 1] or [-1, 1]")
+    if images.dtype.kind != "f":
+        raise ValueError(f"{images.dtype} images from {low} to {high}: give them as uint8, from 0 to 255")
+    if not -1 <= low <= high <= 1:
+        raise ValueError(f"{images.dtype} images from {low} to {high}: divide by the maximum, for floats in [0, 1]")
     return np.round((images * 0.5 + 0.5 if low < 0 else images) * 255).astype(np.uint8)
 
 
