@@ -68,7 +68,8 @@ def write_plots(
 
 def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
     """Writes a figure as PNG, and beside it in the formats `also`."""
-    with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht"}):  # names within an SVG are random without it
+    # Names within an SVG are random without a salt.
+    with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht"}):
         for kind in ("png", *also):
             with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
                 figure.savefig(file, format=kind, dpi=DPI, metadata=TIMELESS.get(kind))
@@ -113,8 +114,9 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
 
 
 def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Accuracy against what it took until then, of all clients together: bytes both ways, training FLOPs, seconds. Of
-    several entries the broad grey line is the frontier: the highest accuracy of any that had taken no more."""
+    """Accuracy against what it took until then, of all clients together: bytes both ways, training
+    FLOPs, seconds. Of several entries the broad grey line is the frontier: the highest accuracy of
+    any that had taken no more."""
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
     labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
     for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
@@ -131,7 +133,8 @@ def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
 
 def scale_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
     """An axis of rounds from 0 to the last one; marks at its ends are drawn in full."""
-    axes.set(xlabel="round", xlim=(0, max(1, *(row["round"] for history in histories.values() for row in history))))
+    last = max(row["round"] for history in histories.values() for row in history)
+    axes.set(xlabel="round", xlim=(0, max(1, last)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for line in axes.lines:
         line.set_clip_on(False)
@@ -161,8 +164,8 @@ def teraflop(trial: Sequence[Row]) -> np.ndarray:
 
 
 def seconds(trial: Sequence[Row]) -> np.ndarray:
-    """Of rounds without evaluations, until each evaluation of one trial. The first round, which compiles, counts as the
-    median of the others, where there are any."""
+    """Of rounds without evaluations, until each evaluation of one trial. The first round, which
+    compiles, counts as the median of the others, where there are any."""
     spent = {row["round"]: row["seconds_round"] for row in trial}
     compiled = [value for number, value in spent.items() if number > 1]
     if compiled:
@@ -252,7 +255,8 @@ def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
     figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
     values = [mean_of_clients(history) for history in histories.values()]
     boxes = [accuracy[~np.isnan(accuracy)] for accuracy in values]
-    grey = {"markerfacecolor": "white", "markeredgecolor": "0.35"}  # a colour would be that of an entry elsewhere
+    # Greys, since each colour is that of an entry in the other figures.
+    grey = {"markerfacecolor": "white", "markeredgecolor": "0.35"}
     looks = {"medianprops": {"color": "0.35", "linewidth": 2}, "meanprops": {"marker": "^", **grey}}
     axes.boxplot(
         boxes,
