@@ -121,6 +121,10 @@ class CheckpointFields(NamedTuple):
     keep: Count = 2
 
 
+class ReportFields(NamedTuple):
+    maps: Literal["auto", "none"] = "auto"  # pictures of features, also by t-SNE if installed
+
+
 class Fields(NamedTuple):
     """Every field, its default and what it may be (core/bounds.py). By default FedTGP runs on the embedded images."""
 
@@ -156,6 +160,7 @@ class Fields(NamedTuple):
     precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"  # of matrix products and convolutions
     client_store: Literal["device", "host"] = "device"
     checkpoint: CheckpointFields = CheckpointFields()
+    report: ReportFields = ReportFields()
 
 
 def base_config() -> ConfigDict:

@@ -9,7 +9,7 @@ validation (fair.py), and compares the best.
 --target_score=accuracy_participants asks it of that score. The same command again goes on where the run stopped.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -17,14 +17,13 @@ from ml_collections import ConfigDict
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.runner import plots
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.costs import Table, costs, write_csv
-from fedjax_ht.runner.entries import described, entries_of
+from fedjax_ht.runner.costs import Aim, costs, write_csv
+from fedjax_ht.runner.entries import entries_of
 from fedjax_ht.runner.fair import fairly_tuned
-from fedjax_ht.runner.main import chosen_workdir, configured, execute, orderly, print_result, tell
-from fedjax_ht.runner.statistics import beside_first, write_trials
+from fedjax_ht.runner.main import chosen_workdir, configured, execute, orderly, print_files, tell
+from fedjax_ht.runner.statistics import write_trials
 from fedjax_ht.runner.table import PARTICIPANTS
 from fedjax_ht.runner.train import is_primary
-from fedjax_ht.simulation.history import Row
 
 _METHODS = flags.DEFINE_list(
     "methods", None, "What to compare, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's."
@@ -68,31 +67,23 @@ def main(_) -> None:
     except ValueError as error:
         fail(error)
     workdir = chosen_workdir(f"{name}-compare" if _FAIR.value is None else f"{name}-fair{_FAIR.value}", config)
-
-    def table(histories: Mapping[str, Sequence[Row]]) -> Table:
-        return costs(histories, score, _TARGET.value, _SHARE.value)
-
+    aim = Aim(score, _TARGET.value, _SHARE.value)
     with orderly(workdir):
         if _FAIR.value is not None:
             config = fairly_tuned(config, [entry.label for entry in entries_of(config)], _FAIR.value, workdir, tell)
-        result = execute(config, workdir, tables=lambda histories: {"Results": table(histories).text})
-    if not is_primary():
+        result = execute(config, workdir, aim)
+    if not is_primary() or not result.files:  # the folder is read-only
         return
-    asked = None if _FAIR.value else _METHODS.value
-    histories = {label: result.histories[label] for label in asked or result.histories}
-    lines, aim, found = table(histories)
-    text = "\n\n".join(filter(None, [found, beside_first(histories), described(entries_of(config))]))
-    written = []
+    lines, target, _ = costs(result.histories, *aim)
     try:
-        if result.files:  # else the folder is read-only
-            with atomic_open(workdir / "compare.md") as file:
-                file.write(text + "\n")
-            sheet = write_csv(lines, aim, workdir / "compare.csv")
-            splits = [config.partition.seed + t * config.partition.per_trial for t in range(config.trials)]
-            trials = write_trials(histories, config.seed, splits, workdir / "trials.csv")
-            picture = workdir / "plots" / "compare.png"
-            plots.save(plots.accuracy_and_bytes(histories, aim), picture, plots.VECTOR)
-            written = [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"]
+        with atomic_open(workdir / "compare.md") as file:
+            file.write(result.summary + "\n")
+        sheet = write_csv(lines, target, workdir / "compare.csv")
+        step = int(config.partition.per_trial)
+        splits = [config.partition.seed + step * trial for trial in range(config.trials)]
+        trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
+        picture = workdir / "plots" / "compare.png"
+        plots.save(plots.accuracy_and_bytes(result.histories, target), picture, plots.VECTOR)
     except OSError as error:
         fail(error, code=1)
-    print_result(text, written)
+    print_files([workdir / "compare.md", sheet, trials, picture, workdir / "report.html"])

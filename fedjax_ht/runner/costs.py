@@ -2,6 +2,7 @@
 
 import csv
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,16 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_flops, tops_of
+from fedjax_ht.runner.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_count, human_flops, tops_of
 from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
 
-EXPLANATION = """\
-Accuracies are those of the best round on the test sets, mean and standard deviation over trials; of a model that the
-server has, on all test samples and in its own best round. Bytes are those of all
-clients, up and down, and FLOPs those of all clients' training, through the first evaluation at or above the target, as
-means over the trials that got there. Seconds are of all trials together: the median round, and the whole run with
-evaluation and compilation. One client's cost is counted as FedSSA and FedRAL do: the rounds to the target times what
-one participant uploads (numbers of payload, one way) and computes in a round."""
+UPLINK = "numbers in one client's uplinks"
+FLOPS = "one client's FLOPs"
 
 
 class Cost(NamedTuple):
@@ -35,6 +31,14 @@ class Cost(NamedTuple):
     flops: float
     client_elements: float
     client_flops: float
+
+
+class Aim(NamedTuple):
+    """What the costs of a comparison are counted to: arguments of `choose_target`."""
+
+    score: str = "accuracy"
+    target: float | None = None
+    share: float | None = None
 
 
 class Line(NamedTuple):
@@ -148,7 +152,7 @@ def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
     server = ["server's model %"] if with_server else []
     with_drawn = not all(math.isnan(line.participants_accuracy) for line in lines.values())
     columns = ["method", "accuracy %", *(["participants %"] if with_drawn else []), *server, "best round"]
-    columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), "one client's uplink", "its FLOPs"]
+    columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), UPLINK, FLOPS]
     columns += ["s/round", "seconds"]
     rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, line in lines.items():
@@ -166,13 +170,38 @@ def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
             f"{line.seconds:.0f}",
         ]
         rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", EXPLANATION, *(["", NOTE] if with_drawn else [])])
+    several = any(len(line.best_rounds) > 1 for line in lines.values())
+    notes = [explanation(with_server, several)]
+    if with_drawn:
+        notes += ["", NOTE]
+    return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", *notes])
+
+
+def explanation(with_server: bool, several: bool) -> str:
+    """What the columns mean, `with_server` of the server's own model, and of `several` trials."""
+    accuracy = "Accuracies are those of the best round on the test sets"
+    costs = (
+        "Bytes are those of all clients, up and down, and FLOPs those of all clients' training, "
+        "through the first evaluation at or above the target"
+    )
+    seconds = "Seconds are the median round, and the whole run with evaluation and compilation"
+    client = (
+        "One client's cost is counted as FedSSA and FedRAL do: the rounds to the target times what "
+        "one participant uploads (numbers of payload, one way) and computes in a round"
+    )
+    if several:
+        accuracy += ", mean and standard deviation over trials"
+        costs += ", as means over the trials that got there"
+        seconds += ", of all trials together"
+    if with_server:
+        accuracy += "; of the server's own model, on all test samples and in its own best round"
+    return textwrap.fill(f"{accuracy}. {costs}. {seconds}. {client}.", 120)
 
 
 def shown(cost: Cost, some: str) -> list[str]:
     """The cells of a cost; `some` says how many trials it is of."""
     totals = [f"{cost.rounds:.4g}{some}", human_bytes(cost.bytes), human_flops(cost.flops)]
-    return [*totals, f"{cost.client_elements:.4g}", human_flops(cost.client_flops)]
+    return [*totals, human_count(cost.client_elements), human_flops(cost.client_flops)]
 
 
 def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:

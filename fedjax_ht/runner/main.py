@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -14,6 +13,7 @@ from tqdm import tqdm
 
 from fedjax_ht.runner.bad_clients import Notes, place_of
 from fedjax_ht.runner.cli import define_config, fail
+from fedjax_ht.runner.costs import Aim
 from fedjax_ht.runner.table import human_bytes
 from fedjax_ht.runner.terminal import fitted
 from fedjax_ht.runner.train import (
@@ -108,10 +108,16 @@ def tell(line: str) -> None:
     tqdm.write(line, file=sys.stderr)
 
 
-def execute(config: ConfigDict, workdir: Path, **options: Any) -> Result:
-    """`train_and_evaluate` with progress bars, in an `orderly` program."""
+def execute(config: ConfigDict, workdir: Path, aim: Aim | None = None) -> Result:
+    """Calls `train_and_evaluate` with progress bars, in an `orderly` program, and prints the result
+    before anything is drawn."""
     with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
-        return train_and_evaluate(config, workdir, progress, warn=tqdm.write, stage=tell, **options)
+
+        def show_result(text: str) -> None:
+            progress.close()  # the last bar would be drawn again below the table
+            print_result(text)
+
+        return train_and_evaluate(config, workdir, progress, tqdm.write, tell, aim, show_result)
 
 
 @contextlib.contextmanager
@@ -133,13 +139,17 @@ def orderly(workdir: Path) -> Iterator[None]:
         fail(error)
 
 
-def print_result(summary: str, files: Sequence[Path]) -> None:
-    """Prints the result and what was written, once in a run of several processes: to a terminal tables that fit, to a
-    file or a pipe Markdown."""
-    if is_primary():
-        if sys.stdout.isatty():
-            summary = fitted(summary, shutil.get_terminal_size().columns)
-        print("\n".join(["", summary, "", *["written:"] * bool(files), *(f"  {path}" for path in files)]))
+def print_result(text: str) -> None:
+    """Prints a result: to a terminal with tables that fit, to a file or a pipe as Markdown."""
+    if sys.stdout.isatty():
+        text = fitted(text, shutil.get_terminal_size().columns)
+    print(f"\n{text}\n", flush=True)
+
+
+def print_files(files: Sequence[Path]) -> None:
+    """Prints what was written, once in a run of several processes."""
+    if is_primary() and files:
+        print("\n".join(["written:", *(f"  {path}" for path in files)]))
 
 
 def main(_) -> None:
@@ -147,4 +157,4 @@ def main(_) -> None:
     workdir = chosen_workdir(name, config)
     with orderly(workdir):
         result = execute(config, workdir)
-    print_result(result.summary, result.files)
+    print_files(result.files)

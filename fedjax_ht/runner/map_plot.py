@@ -33,13 +33,21 @@ def principal(rows: np.ndarray) -> tuple[Embedding, float]:
     return lambda x: (x - mean) @ two.T, float((lengths[:2] ** 2).sum() / total) if total else 0.0
 
 
-def embedded(found: FeatureMap) -> FeatureMap:
-    """The map with all embeddings of the libraries that are installed; it stays where the clients share no space."""
+def embedded(found: FeatureMap, warn: Callable[[str], None] = print) -> FeatureMap:
+    """The map with all embeddings of the libraries that are installed; it stays where the clients
+    share no space. An embedding that fails is left out, with a warning: no picture is worth the end
+    of a run."""
     if not one_space(found):
         return found
-    rows = np.concatenate([*found.features, found.prototypes])
-    new = {name: embed(rows).astype(np.float32) for name, embed in embeddings().items() if name not in found.flat}
-    return found._replace(flat=found.flat | new)
+    rows, flat = np.concatenate([*found.features, found.prototypes]), dict(found.flat)
+    for name, embed in embeddings().items():
+        if name not in flat:
+            try:
+                flat[name] = embed(rows).astype(np.float32)
+            except Exception as error:
+                reason = str(error).partition("\n")[0]
+                warn(f"no {name} of the features ({type(error).__name__}: {reason})")
+    return found._replace(flat=flat)
 
 
 def embeddings() -> dict[str, Embedding]:
@@ -54,8 +62,12 @@ def embeddings() -> dict[str, Embedding]:
 
 def tsne(rows: np.ndarray) -> np.ndarray:
     from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits  # scikit-learn requires it
 
-    return TSNE(perplexity=min(30.0, (len(rows) - 1) / 3), init="pca", random_state=0).fit_transform(rows)
+    perplexity = min(30.0, (len(rows) - 1) / 3)
+    # So few rows are no work for several threads, which on busy cores wait for each other.
+    with threadpool_limits(limits=1):
+        return TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows)
 
 
 def umap(rows: np.ndarray) -> np.ndarray:
@@ -64,7 +76,7 @@ def umap(rows: np.ndarray) -> np.ndarray:
     return UMAP(n_neighbors=min(15, len(rows) - 1), random_state=0, n_jobs=1).fit_transform(rows)
 
 
-def write_maps(folders: Mapping[str, Path], experiment: Experiment) -> list[Path]:
+def write_maps(folders: Mapping[str, Path], experiment: Experiment, warn: Callable[[str], None] = print) -> list[Path]:
     """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it; returns the paths
     of the PNGs."""
     pictures = []
@@ -72,7 +84,7 @@ def write_maps(folders: Mapping[str, Path], experiment: Experiment) -> list[Path
         found = load_map(folder)
         if found is None:
             continue
-        whole = embedded(found)
+        whole = embedded(found, warn)
         if whole.flat.keys() != found.flat.keys():  # they take seconds
             save_map(whole, folder)
         federation = experiment.federations[label]

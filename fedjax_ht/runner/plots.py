@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,6 +20,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on white."""
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")
 VECTOR = ("svg", "pdf")
+TIMELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+"""Metadata without the time, so that the same figure is the same file."""
 FEW = 4  # entries whose legend lies within the axes
 WIDE = 11  # inches, so that a page need not shrink a picture until its words are too small
 ROOM = 50  # clients that are shown one by one
@@ -65,9 +68,11 @@ def write_plots(
 
 def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
     """Writes a figure as PNG, and beside it in the formats `also`."""
-    for kind in ("png", *also):
-        with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
-            figure.savefig(file, format=kind, dpi=DPI)
+    # Names within an SVG are random without a salt.
+    with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht"}):
+        for kind in ("png", *also):
+            with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
+                figure.savefig(file, format=kind, dpi=DPI, metadata=TIMELESS.get(kind))
     return path
 
 
@@ -81,8 +86,8 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
     width = (11 if few else 13) if timed else (6.4 if few else 8.4)
     figure, (axes,) = subplots(1, 1 + timed, sharey=True, squeeze=False, figsize=(width, 4))
     draw_accuracy(axes[0], histories, lambda trial: [row["round"] for row in evaluated(trial)])
-    axes[0].set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
-    axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[0].set(ylabel="test accuracy, mean over clients (%)")
+    scale_rounds(axes[0], histories)
     if timed:
         draw_accuracy(axes[1], histories, simulated_seconds)
         axes[1].set(xlabel="simulated seconds")
@@ -101,25 +106,38 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
     scale_bytes(right, histories)
     for axes in (left, right):
         axes.axhline(100 * target, color="grey", ls=":", lw=1)
-    left.set(xlabel="round", ylabel="test accuracy, mean over clients (%)")
+    left.set(ylabel="test accuracy, mean over clients (%)")
+    scale_rounds(left, histories)
     right.set(xlabel="MiB sent, up and down, all clients together")
     legend(left if len(histories) <= FEW else right, len(histories))
     return figure
 
 
 def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Accuracy against what it took until then, of all clients together: bytes both ways, training FLOPs, seconds. The
-    broad grey line is the frontier: the highest accuracy of any entry that had taken no more."""
+    """Accuracy against what it took until then, of all clients together: bytes both ways, training
+    FLOPs, seconds. Of several entries the broad grey line is the frontier: the highest accuracy of
+    any that had taken no more."""
     figure, axes = subplots(1, 3, sharey=True, figsize=(11, 4))
     labels = ("MiB sent, up and down", "TFLOP of training", "seconds of rounds, this machine")
     for place, position, label in zip(axes, (mebibytes_sent, teraflop, seconds), labels):
-        draw_frontier(place, draw_accuracy(place, histories, position))
+        curves = draw_accuracy(place, histories, position)
+        if len(curves) > 1:
+            draw_frontier(place, curves)
         place.set(xlabel=label)
     scale_bytes(axes[0], histories)
     axes[0].set(ylabel="test accuracy, mean over clients (%)")
     handles, names = axes[1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, frameon=False)
     return figure
+
+
+def scale_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
+    """An axis of rounds from 0 to the last one; marks at its ends are drawn in full."""
+    last = max(row["round"] for history in histories.values() for row in history)
+    axes.set(xlabel="round", xlim=(0, max(1, last)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for line in axes.lines:
+        line.set_clip_on(False)
 
 
 def scale_bytes(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
@@ -136,7 +154,7 @@ def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -
     """The highest of all curves (places, scores) up to each place, as steps."""
     places, scores = (np.concatenate(part) for part in zip(*curves))
     order = np.argsort(places, kind="stable")
-    axes.step(places[order], np.maximum.accumulate(scores[order]), where="post", color="0.8", lw=6, zorder=0)
+    axes.step(places[order], np.maximum.accumulate(scores[order]), where="post", color="0.8", lw=4, zorder=0)
 
 
 def teraflop(trial: Sequence[Row]) -> np.ndarray:
@@ -146,9 +164,14 @@ def teraflop(trial: Sequence[Row]) -> np.ndarray:
 
 
 def seconds(trial: Sequence[Row]) -> np.ndarray:
-    """Of rounds without evaluations, until each evaluation of one trial; those of compiling are in the first."""
-    spent = np.cumsum([row["seconds_round"] for row in trial])
-    return spent[["accuracy" in row for row in trial]]
+    """Of rounds without evaluations, until each evaluation of one trial. The first round, which
+    compiles, counts as the median of the others, where there are any."""
+    spent = {row["round"]: row["seconds_round"] for row in trial}
+    compiled = [value for number, value in spent.items() if number > 1]
+    if compiled:
+        spent[1] = float(np.median(compiled))
+    until = np.cumsum([spent[row["round"]] for row in trial])
+    return until[["accuracy" in row for row in trial]]
 
 
 def simulated_seconds(trial: Sequence[Row]) -> list[float]:
@@ -232,7 +255,9 @@ def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
     figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
     values = [mean_of_clients(history) for history in histories.values()]
     boxes = [accuracy[~np.isnan(accuracy)] for accuracy in values]
-    looks = {"medianprops": {"color": COLOURS[1]}, "meanprops": {"markerfacecolor": COLOURS[2]}}
+    # Greys, since each colour is that of an entry in the other figures.
+    grey = {"markerfacecolor": "white", "markeredgecolor": "0.35"}
+    looks = {"medianprops": {"color": "0.35", "linewidth": 2}, "meanprops": {"marker": "^", **grey}}
     axes.boxplot(
         boxes,
         orientation="horizontal",

@@ -9,7 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -22,47 +22,36 @@ from fedjax_ht.io.machine import processor
 from fedjax_ht.runner import devices
 from fedjax_ht.runner.bad_clients import far_words
 from fedjax_ht.runner.build import Experiment
-from fedjax_ht.runner.entries import described
+from fedjax_ht.runner.entries import as_run, described
 from fedjax_ht.runner.map_plot import one_space
 from fedjax_ht.runner.maps import load_map
-from fedjax_ht.runner.plots import FEW, mean_of_clients
-from fedjax_ht.runner.statistics import beside_first
+from fedjax_ht.runner.plots import FEW, ROOM, mean_of_clients
+from fedjax_ht.runner.statistics import best_entry, differences_to_first, headline, listed
 from fedjax_ht.runner.table import sent
-from fedjax_ht.simulation.history import Row, by_trial
+from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock
 
 PROGRAM = "fedjax-ht"
 FAR = 3  # Tukey's "far out"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #1a1a1a }
-h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
+body { color: #1a1a1a }
+h1 { font-size: 1.6rem; margin-bottom: 0 } h1 + p { color: #555; margin-top: 0.3rem }
+h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
 table { border-collapse: collapse; font-size: 0.8rem; display: block; overflow-x: auto }
 th, td { padding: 0.25rem 0.4rem; text-align: right; white-space: nowrap }
 th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom }
 th:first-child, td:first-child { text-align: left } tr:nth-child(even) td { background: #f6f6f6 }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 16ch }
+tr.best td { font-weight: bold }
 h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
 img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
+summary { cursor: pointer; font-weight: bold; margin-top: 0.5rem } li, p { overflow-wrap: anywhere }
+@media (max-width: 700px) {
+figure { overflow-x: auto } figure img { max-width: none; height: auto; min-width: 40rem }
+}
 """
 
-# Heading -> figure of plots/ -> what is to be seen in it.
-PICTURES = {
-    "Accuracy": {
-        "accuracy": "Mean over clients of the accuracy on their own test images; the large mark is the best round. Of "
-        "several trials the mean, and a band from the lowest to the highest. Where devices are simulated, beside it "
-        "against the seconds that the rounds until then took there."
-    },
-    "What it took": {
-        "costs": "The same accuracy against what all clients together had sent, computed and waited for until then. "
-        "The grey line is the highest accuracy that any entry had for so much."
-    },
-    "Clients": {
-        "spread": "Each entry's clients at its best round: quartiles and median, whiskers to the furthest client "
-        "within 1.5 box lengths, the others as dots, the mean as a triangle.",
-        "clients": "The same client by client, in the order of the first entry; of more than 50 each entry's own from "
-        "worst to best.",
-    },
-    "The split": {"split": "Training images of each class at each client, of the first trial."},
-}
 MAPS = (
     "A few clients, spread over the architectures, look at the same test images, drawn from all clients' test sets, "
     "of up to ten classes; their models are as they are evaluated after the last round. Above, each client's "
@@ -78,8 +67,9 @@ def write_report(
     config: ConfigDict,
     experiment: Experiment,
     histories: Mapping[str, Sequence[Row]],
-    tables: Mapping[str, str],
+    results: str,
     workdir: Path,
+    command: str,
 ) -> Path:
     """Writes report.html into a run's folder.
 
@@ -87,51 +77,95 @@ def write_report(
       config: of the run.
       experiment: what it was built to.
       histories: label of an entry -> rows, those to be shown.
-      tables: heading -> Markdown with tables, such as the run's summary.
+      results: the first table, in Markdown.
       workdir: the run's folder.
+      command: how to repeat the run, see `repeat`.
     """
-    dataset = experiment.dataset
-    sections = {"The setting": f"<p>{html.escape(setting(config, experiment))}</p>"}
-    sections |= {heading: from_markdown(text) for heading, text in tables.items()}
-    if beside := beside_first(histories):
-        sections["Beside the first"] = from_markdown(beside)
-    sections["Who had what"] = from_markdown(described([experiment.entries[label] for label in histories]))
-    sections |= {
-        heading: "".join(picture(workdir / "plots" / f"{name}.svg", words) for name, words in pictures.items())
-        for heading, pictures in PICTURES.items()
-    }
-    sections["What it took"] += from_markdown(sent(histories))
-    folders = {label: workdir / experiment.entries[label].folder for label in histories}
-    sections["Features and prototypes"] = f"<p>{MAPS}</p>" + "".join(
-        f"<h3>{html.escape(label)}</h3>{map_of(folder)}" for label, folder in folders.items()
-    )
-    made = {label: folder / "images" for label, folder in folders.items()}
-    if newest := {label: max(folder.glob("*.png")) for label, folder in made.items() if any(folder.glob("*.png"))}:
-        sections["What the servers made"] = "".join(
-            f"<p>{html.escape(label)}, round {int(file.stem)}</p>{image(file.read_bytes(), 'png', label)}"
-            for label, file in newest.items()
-        )
-    sections["To watch"] = "".join(f'<p class="warning">{html.escape(line)}</p>' for line in warnings(histories)) or (
-        "<p>Every result was finite.</p>"
-    )
-    sections["To repeat it"] = f"<pre>{html.escape(repeat())}</pre>"
-    body = "".join(f"<h2>{html.escape(heading)}</h2>{content}" for heading, content in sections.items())
-    who = ", ".join(histories) if len(histories) <= FEW else f"{len(histories)} entries"
-    title = html.escape(f"{who} on {dataset.name}")
-    head = f'<meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
+    watched = "".join(f'<p class="warning">{html.escape(line)}</p>' for line in warnings(histories))
+    winner = best_entry(histories) if len(histories) > 1 else None
+    described_setting = html.escape(setting(config, experiment, histories))
+    sections = {"To watch": watched, "Setting": f"<p>{described_setting}</p>"}
+    sections["Results"] = from_markdown(results, winner)
+    if differences := differences_to_first(histories):
+        first = next(iter(histories))
+        sections[f"Differences to {first}, paired by trial"] = from_markdown(differences)
+    entries = [experiment.entries[label] for label in histories]
+    sections["Settings of the entries"] = from_markdown(described(entries))
+    for heading, pictures in captions(histories).items():
+        figures = [picture(workdir / "plots" / f"{name}.svg", pictures[name]) for name in pictures]
+        sections[heading] = "".join(figures)
+    sections["Costs"] += from_markdown(sent(histories))
+    folders = {entry.label: workdir / entry.folder for entry in entries}
+    if config.report.maps != "none":
+        maps = "".join(map(map_of, folders, folders.values()))
+        sections["Features and prototypes"] = f"<p>{MAPS}</p>{maps}"
+    sections["Images made by the servers"] = newest_images(folders)
+    sections["To repeat it"] = f"<pre>{html.escape(command)}</pre>"
+    shown = [f"<h2>{html.escape(name)}</h2>{sections[name]}" for name in sections if sections[name]]
+    compared = listed(list(histories)) if len(histories) <= FEW else f"{len(histories)} entries"
+    about = html.escape(f"{compared} on {experiment.dataset.name}")
+    title = html.escape(headline(histories).removesuffix(".")) or about
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    head += f"<title>{about}</title><style>{STYLE}</style>"
+    body = f"<h1>{title}</h1><p>{about}</p>{''.join(shown)}"
     path = workdir / "report.html"
     with atomic_open(path) as file:
-        file.write(f'<!doctype html><html lang="en"><head>{head}</head><body><h1>{title}</h1>{body}</body></html>\n')
+        file.write(f'<!doctype html><html lang="en"><head>{head}</head>')
+        file.write(f"<body>{body}</body></html>\n")
     return path
 
 
-def setting(config: ConfigDict, experiment: Experiment) -> str:
-    """The federation in words."""
-    partition, training = config.partition, config.training
+def captions(histories: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, str]]:
+    """Heading -> figure of plots/ -> its caption, which explains only what the figure has."""
+    trials = [trial for history in histories.values() for trial in by_trial(history)]
+    several = len(trials) > len(histories)
+    accuracy = (
+        "Mean over clients of the accuracy on their own test samples; the large mark is the best "
+        "round, each small one an evaluation."
+    )
+    costs = "The same accuracy against what all clients had sent, computed and waited for until then."
+    spread = (
+        "Each entry's clients at its best round: quartiles and median, whiskers to the furthest "
+        "client within 1.5 box lengths, the others as dots, the mean as a triangle."
+    )
+    clients = "The same client by client, in the order of the first entry."
+    split = "Training samples of each class at each client"
+    if several:
+        accuracy += " Curves are means over trials, bands reach from the lowest to the highest."
+        split += ", of the first trial"
+    if has_clock(histories):
+        accuracy += " On the right against the seconds of the rounds on the simulated devices."
+    if len(histories) > 1:
+        costs += " The grey line is the highest accuracy that any entry had for so much."
+    if any(row["round"] > 1 for trial in trials for row in trial):
+        costs += " Seconds leave out compiling: a first round counts as the median of the others."
+    if any(len(row["clients"]) > ROOM for trial in trials for row in evaluated(trial)[:1]):
+        clients = "The same, each entry's clients from worst to best."
+    return {
+        "Accuracy": {"accuracy": accuracy},
+        "Costs": {"costs": costs},
+        "Accuracy of the clients": {"spread": spread, "clients": clients},
+        "How samples are spread over clients": {"split": f"{split}."},
+    }
+
+
+def newest_images(folders: Mapping[str, Path]) -> str:
+    """What each entry's server has shown of itself last; "" where none has."""
+    shown = []
+    for label, folder in folders.items():
+        if files := sorted((folder / "images").glob("*.png")):
+            title = f"{html.escape(label)}, round {int(files[-1].stem)}"
+            shown.append(f"<p>{title}</p>{image(files[-1].read_bytes(), 'png', label)}")
+    return "".join(shown)
+
+
+def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+    """The federation in words, and how the entries of these labels train, by default all."""
+    partition = config.partition
+    labels = list(experiment.entries if labels is None else labels)
     parts = [len(client.train) for client in experiment.partitions[0]]
     options = "".join(f"{name} {value}, " for name, value in sorted(partition.options.items()) if value is not None)
-    names = sorted({bucket.name for federation in experiment.federations.values() for bucket in federation.buckets})
-    length = f"{training.steps} steps" if training.steps else f"{training.epochs} local epochs"
+    names = sorted({bucket.name for label in labels for bucket in experiment.federations[label].buckets})
     share = "" if config.participation == 1 else f", of whom {100 * config.participation:.3g} % take part in a round"
     drops = f" and {100 * config.drop_rate:.3g} % of these are lost" if config.drop_rate else ""
     kind = "images" if isinstance(experiment.dataset.preprocess, Pixels) else "samples"
@@ -139,10 +173,26 @@ def setting(config: ConfigDict, experiment: Experiment) -> str:
     return (
         f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: {sum(parts)} training {kind}, "
         f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed {partition.seed}. Models: "
-        f"{', '.join(names)}. Training: {training.optimizer} at {training.learning_rate}, batches of "
-        f"{training.batch_size}, {length} a round. {config.rounds} rounds, {seeds}."
+        f"{', '.join(names)}. Training: {trained(config, experiment, labels)} a round. {config.rounds} rounds, {seeds}."
         f"{devices.described(config.devices_profile)}"
     )
+
+
+def trained(config: ConfigDict, experiment: Experiment, labels: Sequence[str]) -> str:
+    """How entries train: what they share once, else each value with the entries that set it."""
+    parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> entries
+    for label in labels:
+        training = as_run(experiment.entries[label], config).training
+        length = f"{training.steps} steps" if training.steps else f"{training.epochs} local epochs"
+        optimizer = f"{training.optimizer} at {training.learning_rate}"
+        batches = f"batches of {training.batch_size}"
+        for values, text in zip(parts, (optimizer, batches, length)):
+            values.setdefault(text, []).append(label)
+    shown = []
+    for values in parts:
+        for text, entries in values.items():
+            shown.append(text if len(values) == 1 else f"{text} ({', '.join(entries)})")
+    return ", ".join(shown)
 
 
 def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -240,13 +290,14 @@ def picture(path: Path, words: str) -> str:
     return f"<figure>{shown}<figcaption>{html.escape(words)}</figcaption></figure>"
 
 
-def map_of(folder: Path) -> str:
-    """An entry's map, or that it has none."""
-    found = load_map(folder)
+def map_of(label: str, folder: Path) -> str:
+    """An entry's map, folded, or that it has none."""
+    name, found = html.escape(label), load_map(folder)
     if found is None:
-        return "<p>No map: the method has no features to look at, or nobody has test images.</p>"
+        return f"<p>{name}: no map, for want of features to look at, or of test samples.</p>"
     apart = "" if one_space(found) else " The clients' features have no common space, so none is drawn."
-    return picture(folder / "features.svg", f"After round {found.round}, trial 0.{apart}")
+    shown = picture(folder / "features.svg", f"After round {found.round}, trial 0.{apart}")
+    return f"<details><summary>{name}</summary>{shown}</details>"
 
 
 def image(data: bytes, kind: str, words: str) -> str:
@@ -254,19 +305,26 @@ def image(data: bytes, kind: str, words: str) -> str:
     return f'<img alt="{html.escape(words)}" src="data:image/{kind};base64,{encoded}">'
 
 
-def from_markdown(text: str) -> str:
-    """Tables, lists and paragraphs, which is what the run's own tables are made of."""
+def from_markdown(text: str, best: str | None = None) -> str:
+    """Tables, lists and paragraphs, which is what the run's own tables are made of; the row of the
+    entry `best` is bold."""
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = block.splitlines()
         if lines[0].startswith("|"):
             head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
-            cells = [("th", head), *(("td", row) for row in rows)]
-            made = ("".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in row) for kind, row in cells)
-            blocks.append(f"<table>{''.join(f'<tr>{row}</tr>' for row in made)}</table>")
+            made = [table_row("th", head)]
+            for row in rows:
+                made.append(table_row("td", row, ' class="best"' if row[0] == best else ""))
+            blocks.append(f"<table>{''.join(made)}</table>")
         elif lines[0].startswith("* "):
             items = re.split(r"^\* ", block, flags=re.MULTILINE)[1:]
             blocks.append(f"<ul>{''.join(f'<li>{html.escape(item.strip())}</li>' for item in items)}</ul>")
         else:
             blocks.append(f"<p>{html.escape(block)}</p>")
     return "".join(blocks)
+
+
+def table_row(kind: str, cells: Sequence[str], attributes: str = "") -> str:
+    shown = "".join(f"<{kind}>{html.escape(cell)}</{kind}>" for cell in cells)
+    return f"<tr{attributes}>{shown}</tr>"

@@ -38,6 +38,7 @@ FREE_FIELDS = (
     "devices",
     "client_store",
     "give_up",
+    "report.maps",
 )
 
 

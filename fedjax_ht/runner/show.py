@@ -2,7 +2,8 @@
 
     fedjax-ht report --workdir=checkpoints/runs/quickstart-seed0
 
-It needs the run's data, to draw the split.
+A folder that `compare` wrote shows the comparison, with its target. The run's data are needed, to
+draw the split.
 """
 
 from collections.abc import Callable
@@ -13,42 +14,53 @@ from tqdm import tqdm
 
 from fedjax_ht.io.writers import read_history
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.costs import costs
-from fedjax_ht.runner.entries import described
-from fedjax_ht.runner.main import print_result
+from fedjax_ht.runner.main import print_files, print_result
+from fedjax_ht.runner.page import Page, read_page, text_of
+from fedjax_ht.runner.report import repeat
 from fedjax_ht.runner.run_folder import read_run
 from fedjax_ht.runner.run_lock import locked
-from fedjax_ht.runner.table import markdown
 from fedjax_ht.runner.train import write_results
+from fedjax_ht.simulation.history import evaluated
 
 # `fedjax-ht run` has one of this name, too.
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 
 
-def show(workdir: Path, warn: Callable[[str], None] = print) -> tuple[str, list[Path]]:
-    """The tables of a run, of the entries that have rows; and what was written, nothing where the folder is read-only.
+def show(
+    workdir: Path,
+    warn: Callable[[str], None] = print,
+    show_result: Callable[[str], None] = lambda text: None,
+) -> tuple[str, list[Path]]:
+    """Returns what the run or comparison in a folder shows, of the entries that have rows; and the
+    files written, none where the folder is read-only. `show_result` is given the text before
+    anything is drawn.
 
     Raises:
       ValueError, OSError: there is no run or no row, its data are others now, or a process trains there. One line.
     """
     config, experiment = read_run(workdir)
     with locked(workdir, warn) as writable:
-        found = {label: read_history(workdir / entry.folder) for label, entry in experiment.entries.items()}
-        histories = {label: rows for label, rows in found.items() if any("accuracy" in row for row in rows)}
+        page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
+        entries, histories = [experiment.entries[label] for label in page.labels], {}
+        for entry in entries:
+            rows = read_history(workdir / entry.folder)
+            if evaluated(rows):
+                histories[entry.label] = rows
         if not histories:
             raise ValueError(f"the run in {workdir} has no evaluation yet")
-        table = costs(histories).text if len(histories) > 1 else markdown(histories)
-        summary = f"{markdown(histories)}\n\n{described(experiment.entries.values())}"
+        text = text_of(histories, [e for e in entries if e.label in histories], page.aim)
+        show_result(text)
         written = []
         if writable:
-            written = write_results(config, experiment, histories, summary, {"Results": table}, workdir)
-    return table, written
+            written = write_results(config, experiment, histories, page, workdir, warn)
+    return text, written
 
 
 def main(_) -> None:
     if _WORKDIR.value is None:
         fail(ValueError("no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0"))
     try:
-        print_result(*show(Path(_WORKDIR.value), warn=tqdm.write))
+        _, written = show(Path(_WORKDIR.value), warn=tqdm.write, show_result=print_result)
     except (ValueError, OSError, ImportError) as error:
         fail(error)
+    print_files(written)

@@ -16,13 +16,20 @@ LEVEL = 0.95
 RESAMPLES = 10_000
 SCORES = ("best", "by_validation", "last")
 Trials = dict[str, list[float]]  # entry -> a score by trial
-EXPLANATION = """\
+LEAST = 4
+"""Trials that an interval needs: Student's of two reaches beyond 100 %, a bootstrap's ends are the
+two themselves."""
+BEST = '"best" is each trial\'s best round on the test sets'
+BY_VALIDATION = '"by validation" the one that is best on validation sets'
+INTERVALS = """\
 In brackets 95 % intervals: of a mean Student's, of a difference a bootstrap over trials, which are paired by seed and
-split. Of three or four trials that says little more than who was ahead in how many."""
+split. Of few trials that says little more than which entry was ahead in how many."""
+VALUES = f"""\
+In brackets the trials, which are paired by seed and split; fewer than {LEAST} have no interval."""
 
 
 class Interval(NamedTuple):
-    """A mean, and where it lies with 95 % confidence; NaN where a single value tells nothing of that."""
+    """A mean, and where it lies with 95 % confidence; NaN of fewer than `LEAST` values."""
 
     mean: float
     low: float
@@ -33,19 +40,21 @@ class Difference(NamedTuple):
     """One entry minus another, trial by trial.
 
     Attributes:
+      values: the difference of each trial.
       interval: of the mean difference, by bootstrap over trials.
       ahead, trials: in how many of how many trials it is above 0.
     """
 
+    values: list[float]
     interval: Interval
     ahead: int
     trials: int
 
 
 def mean_interval(values: Sequence[float]) -> Interval:
-    """Student's interval of a mean."""
+    """Computes Student's interval of a mean."""
     mean, count = float(np.mean(values)), len(values)
-    if count < 2:
+    if count < LEAST:
         return Interval(mean, math.nan, math.nan)
     half = float(stdtrit(count - 1, (1 + LEVEL) / 2) * np.std(values, ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half)
@@ -62,45 +71,119 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> Diffe
     if len(values) != len(others):
         raise ValueError(f"{len(values)} and {len(others)} trials cannot be paired")
     differences = np.subtract(values, others)
-    mean = float(differences.mean())
-    drawn = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if len(differences) > 1 else (math.nan, math.nan)
-    return Difference(Interval(mean, float(low), float(high)), int((differences > 0).sum()), len(differences))
+    low = high = math.nan
+    if len(differences) >= LEAST:
+        drawn = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
+        low, high = map(float, np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]))
+    return Difference(
+        values=differences.tolist(),
+        interval=Interval(float(differences.mean()), low, high),
+        ahead=int((differences > 0).sum()),
+        trials=len(differences),
+    )
 
 
-def beside_first(histories: Mapping[str, Sequence[Row]]) -> str:
-    """Every entry's accuracy, and its difference to the first one's, in the best round, in the one that validation
-    chooses where there is any, and in the last: a table in Markdown; "" of one entry alone."""
+def headline(histories: Mapping[str, Sequence[Row]]) -> str:
+    """Says the result in a sentence, by the best rounds: the best entry beside the first, or beside
+    the next best where the first is the best; "" where an entry has no score."""
+    scores = best_scores(histories)
+    means = {label: float(np.mean(values)) for label, values in scores.items()}
+    if any(map(math.isnan, means.values())):
+        return ""
+    first, winner = next(iter(means)), best_entry(histories)
+    trials = len(scores[first])
+    if len(means) == 1:
+        over = "clients" if trials == 1 else f"clients and {trials} trials"
+        return f"{first} reaches {means[first]:.1f} % in its best round, on average over {over}."
+    other = first
+    if winner == first:
+        other = max((label for label in means if label != first), key=means.__getitem__)
+    lead = paired_difference(scores[winner], scores[other])
+    points = f"{lead.interval.mean:.1f}"
+    if points == "0.0":
+        return f"{winner} and {other} are level at {means[winner]:.1f} %."
+    shown_lead = f"by {points} points, in one trial"
+    if trials > 1:
+        shown_lead = f"by {points} points on average, in {lead.ahead} of {trials} trials"
+    if other == first or len(means) == 2:
+        return f"{winner} is ahead of {other} {shown_lead}."
+    return f"{winner} is ahead of the others; of the next, {other}, {shown_lead}."
+
+
+def best_entry(histories: Mapping[str, Sequence[Row]]) -> str:
+    """Returns the entry with the highest mean accuracy over the trials' best rounds; of equal ones
+    the first."""
+    means = {label: float(np.mean(values)) for label, values in best_scores(histories).items()}
+    return max(means, key=lambda label: -math.inf if math.isnan(means[label]) else means[label])
+
+
+def best_scores(histories: Mapping[str, Sequence[Row]]) -> Trials:
+    """Accuracies in percent of each trial's best round."""
+    return {
+        label: [100 * best(trial).on_test["accuracy"] for trial in by_trial(history)]
+        for label, history in histories.items()
+    }
+
+
+def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]:
+    """Accuracies in percent of the best round, of the one that validation chooses where there is
+    any, and of the last. Rounds that agree in all trials of all entries are one: "best and last"."""
+    ends = {label: list(map(best, by_trial(history))) for label, history in histories.items()}
+    fields = {"best": "on_test", "by validation": "on_val", "last": "last"}
+    if not all(end.on_val for trials in ends.values() for end in trials):
+        del fields["by validation"]
+    names: list[list[str]] = []
+    distinct: list[Trials] = []
+    for name, field in fields.items():
+        scores = {}
+        for label, trials in ends.items():
+            scores[label] = [100 * getattr(end, field)["accuracy"] for end in trials]
+        if scores in distinct:
+            names[distinct.index(scores)].append(name)
+        else:
+            names.append([name])
+            distinct.append(scores)
+    return {listed(equal): scores for equal, scores in zip(names, distinct)}
+
+
+def listed(names: Sequence[str]) -> str:
+    """["a", "b", "c"] -> "a, b and c"."""
+    *some, last = names
+    return f"{', '.join(some)} and {last}" if some else last
+
+
+def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> str:
+    """Every entry's accuracy, and its difference to the first one's, paired by trial, in each of the
+    rounds of `scores_by_round`: a table in Markdown, and what it says; "" of one entry alone."""
     if len(histories) < 2:
         return ""
     first = next(iter(histories))
-    ends = {label: [best(trial) for trial in by_trial(history)] for label, history in histories.items()}
-    columns, cells = ["entry"], {label: [label] for label in histories}
-    rounds = {
-        "best round": lambda b: b.on_test,
-        "validation's round": lambda b: b.on_val,
-        "last round": lambda b: b.last,
-    }
-    if not all(b.on_val for found in ends.values() for b in found):
-        del rounds["validation's round"]
-    for when, row_of in rounds.items():
-        scores = {label: [100 * row_of(b)["accuracy"] for b in found] for label, found in ends.items()}
-        apart = "" if when == "best round" else f", {when}"  # a terminal leaves columns out by name
-        columns += [f"{when} %", f"minus {first}, points{apart}", f"ahead in{apart}"]
+    trials = len(by_trial(histories[first]))
+    rows = [["entry", "round", "accuracy %", f"minus {first}, points", "ahead in"], ["---"] * 5]
+    rounds = scores_by_round(histories)
+    for name, scores in rounds.items():
         for label, values in scores.items():
-            cells[label].append(shown(mean_interval(values), ".2f"))
-            found = paired_difference(values, scores[first])
-            cells[label] += (
-                ["", ""] if label == first else [shown(found.interval, "+.2f"), f"{found.ahead} of {found.trials}"]
-            )
-    rows = [columns, ["---"] * len(columns), *cells.values()]
-    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", EXPLANATION])
+            cells = [label, name, shown(values, mean_interval(values), ".2f"), "", ""]
+            if label != first:
+                lead = paired_difference(values, scores[first])
+                cells[3] = shown(lead.values, lead.interval, "+.2f")
+                cells[4] = f"{lead.ahead} of {lead.trials}"
+            rows.append(cells)
+    validated = any("by validation" in name for name in rounds)
+    explanation = [f"{BEST}, {BY_VALIDATION}." if validated else f"{BEST}."]
+    if trials > 1:
+        explanation.append(INTERVALS if trials >= LEAST else VALUES)
+    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", *explanation])
 
 
-def shown(interval: Interval, form: str) -> str:
-    """80.44 (79.90 to 80.98), or the mean alone."""
-    low, high = interval.low, interval.high
-    return f"{interval.mean:{form}}" + ("" if math.isnan(low) else f" ({low:{form}} to {high:{form}})")
+def shown(values: Sequence[float], interval: Interval, form: str) -> str:
+    """The mean and behind it the interval, 80.44 (79.90 to 80.98), or the trials where they are too
+    few for one, 80.44 (79.86, 81.02); of one trial the mean alone."""
+    mean = f"{interval.mean:{form}}"
+    if not math.isnan(interval.low):
+        return f"{mean} ({interval.low:{form}} to {interval.high:{form}})"
+    trials = ", ".join(f"{value:{form}}" for value in values)
+    return mean if len(values) == 1 else f"{mean} ({trials})"
 
 
 def write_trials(histories: Mapping[str, Sequence[Row]], seed: int, splits: Sequence[int], path: Path) -> Path:
@@ -160,7 +243,7 @@ def ranked(settings: Mapping[str, Trials]) -> str:
     for label in sorted(labels, key=overall.__getitem__):
         cells = [label, f"{overall[label]:.2f}"]
         for name, trials in settings.items():
-            interval = mean_interval([100 * value for value in trials[label]])
-            cells += [shown(interval, ".2f"), f"{ranks[name][label]:.2f}"]
+            values = [100 * value for value in trials[label]]
+            cells += [shown(values, mean_interval(values), ".2f"), f"{ranks[name][label]:.2f}"]
         rows.append(cells)
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -98,9 +98,15 @@ def human_flops(count: float) -> str:
     """1.5e9 -> "1.50 GFLOP"; NaN -> "-"."""
     if math.isnan(count):
         return "-"
+    text = human_count(count)
+    return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
+
+
+def human_count(count: float) -> str:
+    """1.5e9 -> "1.50 G", 250 -> "250"."""
     for unit in ("", "k", "M", "G", "T", "P"):
         if count < 1000 or unit == "P":
-            return f"{count:.2f} {unit}FLOP" if unit else f"{count:.0f} FLOP"
+            return f"{count:.2f} {unit}" if unit else f"{count:.0f}"
         count /= 1000
     raise AssertionError("unreachable")
 

@@ -8,7 +8,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-LATER = ("± clients", "weighted %", "worst 10 %", "server's model %", "one client's uplink", "its FLOPs", "seconds")
+from fedjax_ht.runner.costs import FLOPS, UPLINK
+
+LATER = ("± clients", "weighted %", "worst 10 %", "server's model %", UPLINK, FLOPS, "seconds")
 """Columns that go first where there is no room for all."""
 
 

@@ -18,14 +18,16 @@ from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import FILES, write_history
-from fedjax_ht.runner import plots, table
+from fedjax_ht.runner import plots
 from fedjax_ht.runner.bad_clients import place_of, why_silent
 from fedjax_ht.runner.build import Experiment, build, evaluated_clients
+from fedjax_ht.runner.costs import Aim
 from fedjax_ht.runner.devices import files_of
-from fedjax_ht.runner.entries import as_run, described
+from fedjax_ht.runner.entries import as_run
 from fedjax_ht.runner.map_plot import write_maps
 from fedjax_ht.runner.maps import remember_map
-from fedjax_ht.runner.report import setting, write_report
+from fedjax_ht.runner.page import Page, results, text_of, write_page
+from fedjax_ht.runner.report import repeat, setting, write_report
 from fedjax_ht.runner.run_folder import fingerprints, read_json, remember_config, start_again
 from fedjax_ht.runner.run_lock import agreed, is_primary, locked
 from fedjax_ht.runner.signals import catch_signals
@@ -34,11 +36,11 @@ from fedjax_ht.simulation.history import Row, by_trial, is_over, run
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
 
+DRAWING = "drawing plots and maps (without: --config.report.maps=none)"
 JOIN_SECONDS = 60
 """How long the processes of a run wait for each other."""
 
 ProgressFn = Callable[[str, Row], None]  # (method, new row)
-Tables = Callable[[Mapping[str, list[Row]]], Mapping[str, str]]  # (histories) -> heading -> Markdown
 
 
 class Interrupted(Exception):
@@ -62,8 +64,14 @@ class Unwritable(OSError):
 
 
 class Result(NamedTuple):
-    """histories: label -> rows, see `simulation.history`. summary: the table, as text. files: what was written, nothing
-    where a finished run was shown from a read-only folder. experiment: what was run."""
+    """What a run has made.
+
+    Attributes:
+      histories: label -> rows, see `simulation.history`.
+      summary: the result in a sentence, warnings and tables, as Markdown.
+      files: what was written; nothing where a finished run was shown from a read-only folder.
+      experiment: what was run.
+    """
 
     histories: dict[str, list[Row]]
     summary: str
@@ -77,10 +85,11 @@ def train_and_evaluate(
     progress_fn: ProgressFn | None = None,
     warn: Callable[[str], None] = print,
     stage: Callable[[str], None] = lambda line: None,
-    tables: Tables = lambda histories: {"Results": table.markdown(histories)},
+    aim: Aim | None = None,
+    show_result: Callable[[str], None] = lambda text: None,
 ) -> Result:
     """Runs every method of the config on one split and writes metrics, checkpoints, a table, plots and a page below
-    `workdir`. `tables` are the first of the page, by heading.
+    `workdir`. With an `aim` the first table is a comparison's, of what reaching an accuracy cost.
 
     Under `jax.distributed` every process makes the same call, and the first of them writes; `workdir` must be a folder
     that all of them see.
@@ -88,7 +97,8 @@ def train_and_evaluate(
     A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the round in progress
     finish, save, and raise `Interrupted`. Of a finished run in a read-only folder the result is shown.
 
-    `stage` is told what begins, a line each: the run, and every entry that has rounds to do.
+    `stage` is told what begins, a line each: the run, every entry that has rounds to do, and
+    drawing. `show_result` is given the summary before anything is drawn, which may take minutes.
 
     Raises:
       ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does, or it holds a run of
@@ -104,6 +114,9 @@ def train_and_evaluate(
         sums = checksums([*weights, *files_of(config.devices_profile)])
         prints = fingerprints(experiment.dataset, experiment.partitions) | {"weights": sums}
         remember_config(config, experiment.entries.values(), workdir, prints, writes)
+        page = Page(tuple(experiment.entries), aim, repeat())
+        if writes:
+            write_page(page, workdir)
         folders = {name: workdir / entry.folder for name, entry in experiment.entries.items()}
         for folder in folders.values() if writes else ():
             folder.mkdir(exist_ok=True)
@@ -117,10 +130,14 @@ def train_and_evaluate(
                     histories[name] = run_method(
                         name, experiment, config, folder, progress_fn, tell, stage, caught, writable
                     )
-            summary = f"{table.markdown(histories)}\n\n{described(experiment.entries.values())}"
-            pictures = (
-                write_results(config, experiment, histories, summary, tables(histories), workdir) if writes else []
-            )
+            summary = text_of(histories, experiment.entries.values(), aim)
+            if is_primary():
+                show_result(summary)
+            pictures = []
+            if writes:
+                with_maps = config.report.maps != "none"
+                stage(DRAWING if with_maps else "drawing plots")
+                pictures = write_results(config, experiment, histories, page, workdir, tell)
         except OSError as error:
             raise Unwritable(
                 f"{error}; what was saved before is whole, and the same command goes on from there"
@@ -136,16 +153,20 @@ def write_results(
     config: ConfigDict,
     experiment: Experiment,
     histories: Mapping[str, list[Row]],
-    summary: str,
-    tables: Mapping[str, str],
+    page: Page,
     workdir: Path,
+    warn: Callable[[str], None],
 ) -> list[Path]:
     """Writes the summary, plots and report of a run; returns the paths of the pictures and of the report."""
+    entries = [experiment.entries[label] for label in histories]
     with atomic_open(workdir / "summary.md") as file:
-        file.write(summary + "\n")
+        file.write(text_of(histories, entries, aim=None) + "\n")
     pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
-    pictures += write_maps({label: workdir / experiment.entries[label].folder for label in histories}, experiment)
-    return [*pictures, write_report(config, experiment, histories, tables, workdir)]
+    if config.report.maps != "none":
+        folders = {entry.label: workdir / entry.folder for entry in entries}
+        pictures += write_maps(folders, experiment, warn)
+    first = results(histories, page.aim)
+    return [*pictures, write_report(config, experiment, histories, first, workdir, page.command)]
 
 
 def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
@@ -255,7 +276,8 @@ def run_method(
     checkpointer.wait()
     write(history)
     stop_if_told(caught)
-    remember_map(name, experiment, simulation, state, workdir, writable and is_primary(), warn)
+    if config.report.maps != "none":
+        remember_map(name, experiment, simulation, state, workdir, writable and is_primary(), warn)
     return history
 
 

@@ -17,6 +17,7 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
 from fedjax_ht.runner import listing
 from fedjax_ht.runner.command import COMMANDS
+from fedjax_ht.runner.costs import Aim
 from fedjax_ht.runner.run_folder import read_run
 from fedjax_ht.runner.show import show
 from fedjax_ht.runner.train import train_and_evaluate
@@ -109,17 +110,39 @@ def run(tiny_config, tmp_path_factory):
     return folder
 
 
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+
+
 def test_a_run_is_shown_again(run, tmp_path):
     copied = shutil.copytree(run, tmp_path / "run")
-    summary, rows = (copied / "summary.md").read_text(), metrics(copied, "fedtgp")
+    before = contents(copied)
     for gone in ("report.html", "summary.md"):
         (copied / gone).unlink()
     shutil.rmtree(copied / "plots")
-    table, written = show(copied)
-    assert "| fedtgp |" in table and "| local |" in table and table.startswith("Target: ")
+    text, written = show(copied)
+    assert "| fedtgp |" in text and "| local |" in text and "Target" not in text
     assert copied / "report.html" in written and all(path.exists() for path in written)
-    assert (copied / "summary.md").read_text() == summary and metrics(copied, "fedtgp") == rows
-    assert "<h2>Results</h2>" in (copied / "report.html").read_text()
+    assert contents(copied) == before
+
+
+def test_a_comparison_is_shown_again_with_its_target(tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.rounds, config.entries, config.trials = 2, ("local", "fedproto:weight=2.0"), 2
+    result = train_and_evaluate(config, tmp_path, stage=lambda line: None, aim=Aim(share=0.5))
+    before = contents(tmp_path)
+    text, _ = show(tmp_path)
+    assert text == result.summary and "(0.5 of " in text and contents(tmp_path) == before
+    assert "Target: " in (tmp_path / "report.html").read_text()
+    config.entries = ("fedproto:weight=2.0",)  # another run in the same folder
+    train_and_evaluate(config, tmp_path, stage=lambda line: None)
+    text, _ = show(tmp_path)
+    assert "| local |" not in text and "Target" not in text
+    (tmp_path / "report.json").unlink()  # as in a folder of an earlier version
+    assert "| local |" in show(tmp_path)[0]
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"report\.json is not what a run writes"):
+        show(tmp_path)
 
 
 def test_rows_of_a_run_that_was_killed_while_writing(run, tmp_path):

@@ -84,6 +84,18 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
     assert rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
 
 
+def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
+    histories = {"a": history([0.1, 0.9], payload=41_472 * 5), "b": history([0.1, 0.8])}
+    text = markdown({name: summarise(h, 0.8) for name, h in histories.items()}, 0.8, "as asked")
+    assert "| numbers in one client's uplinks | one client's FLOPs |" in text
+    assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
+    words = " ".join(text.partition("\n\nAccuracies")[2].split())
+    assert not any(absent in words for absent in ("over trials", "over the trials", "server", "all trials together"))
+    several = {"a": history([0.1, 0.9], [0.1, 0.8])}
+    text = markdown({name: summarise(h, 0.8) for name, h in several.items()}, 0.8, "as asked")
+    assert all(words in text for words in ("standard deviation over trials", "of all trials together"))
+
+
 def test_a_model_on_the_server_has_a_column_of_its_own():
     """Its best round need not be the clients'; who has none shows a dash."""
     rows = history([0.1, 0.9, 0.2], [0.1, 0.9, 0.2])

@@ -1,6 +1,9 @@
 """Maps of features: what is shown, that it is computed once, and how it is kept and drawn."""
 
+import contextlib
 import itertools
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -132,6 +135,44 @@ def test_an_embedding_is_made_once_and_only_of_one_space(monkeypatch):
     found = embedded(a_map(prototypes=2))
     assert asked == [2 * 6 + 2] and found.flat["t-SNE"].shape == (14, 2)
     assert embedded(found) == found and embedded(a_map(widths=(4, 5))).flat == {} and len(asked) == 1
+
+
+def test_an_embedding_that_fails_is_left_out_with_a_word(monkeypatch):
+    def fail(rows):
+        raise ModuleNotFoundError("No module named 'joblib'")
+
+    said = []
+    monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fail})
+    assert embedded(a_map(), said.append).flat == {}
+    assert said == ["no t-SNE of the features (ModuleNotFoundError: No module named 'joblib')"]
+
+
+def test_t_sne_has_one_thread(monkeypatch):
+    limits = []
+
+    class Limited(contextlib.nullcontext):
+        def __init__(self, limits):
+            self.limits = limits
+
+        def __enter__(self):
+            limits.append(self.limits)
+
+        def __exit__(self, *_):
+            limits.clear()
+
+    class TSNE:
+        def __init__(self, **options):
+            pass
+
+        def fit_transform(self, rows):
+            assert limits == [1]
+            return rows[:, :2]
+
+    manifold = types.SimpleNamespace(TSNE=TSNE)
+    monkeypatch.setitem(sys.modules, "sklearn", types.SimpleNamespace(manifold=manifold))
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", manifold)
+    monkeypatch.setitem(sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_limits=Limited))
+    assert map_plot.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
 
 
 def titles(found):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.runner.plots import (
+    COLOURS,
     FEW,
     VECTOR,
     WIDE,
@@ -16,6 +17,7 @@ from fedjax_ht.runner.plots import (
     costs,
     image_grid,
     save,
+    seconds,
     split_picture,
 )
 
@@ -50,6 +52,8 @@ def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
     assert drawn.min() == clients[0] and drawn.max() == clients[-1]
     assert any(np.allclose(line, clients[1]) and len(line) == 2 for line in lines)  # the median
     assert [label.get_text() for label in axes.get_yticklabels()] == ["local"]
+    painted = {colour for line in axes.lines for colour in (line.get_color(), line.get_markerfacecolor())}
+    assert not painted & {colour for colour in COLOURS if colour != "#000000"}  # those are of entries
 
 
 def rows_of(clients: int) -> list[dict]:
@@ -98,6 +102,33 @@ def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
     assert best == pytest.approx({0: 30, 1: 40, 2: 60, 1000: 60, 2000: 80})
     (words,) = figure.legends
     assert [text.get_text() for text in words.get_texts()] == list(histories)
+
+
+def test_an_entry_alone_has_no_frontier():
+    steps = [line.get_drawstyle() for axes in costs({"a": spent([0.1, 0.5], 1)}).axes for line in axes.lines]
+    assert steps and "steps-post" not in steps
+
+
+def test_seconds_leave_out_the_compilation_of_the_first_round():
+    rows = spent([0.1, 0.4, 0.5, 0.6], 1)
+    for row, value in zip(rows[1:], (60.0, 2.0, 4.0)):
+        row["seconds_round"] = value
+    assert seconds(rows) == pytest.approx([0, 3, 5, 9])
+    assert seconds(rows[:2]) == pytest.approx([0, 60])  # there is no other round
+
+
+def test_the_rounds_end_with_the_last_one():
+    rows = rows_of(3) + [row | {"round": row["round"] + 19} for row in rows_of(3)]
+    (axes,) = accuracy_curves({"a": rows}).axes
+    assert axes.get_xlim() == (0, 20) and not any(line.get_clip_on() for line in axes.lines)
+    (axes,) = accuracy_curves({"a": rows[:1]}).axes
+    assert axes.get_xlim() == (0, 1)
+
+
+def test_the_same_figure_is_the_same_file(tmp_path):
+    first, second = (save(accuracy_curves({"a": rows_of(3)}), tmp_path / name, VECTOR) for name in ("a.png", "b.png"))
+    for kind in ("png", *VECTOR):
+        assert first.with_suffix(f".{kind}").read_bytes() == second.with_suffix(f".{kind}").read_bytes()
 
 
 def test_no_picture_is_wider_than_a_page():

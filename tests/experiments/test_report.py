@@ -9,9 +9,10 @@ import pytest
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.runner import plots
 from fedjax_ht.runner.build import build
+from fedjax_ht.runner.entries import parse_entry
 from fedjax_ht.runner.map_plot import write_maps
 from fedjax_ht.runner.maps import FeatureMap, save_map
-from fedjax_ht.runner.report import from_markdown, setting, warnings, write_report
+from fedjax_ht.runner.report import captions, from_markdown, setting, warnings, write_report
 from fedjax_ht.runner.table import sent
 
 
@@ -45,17 +46,22 @@ def test_the_page_stands_by_itself(run, tmp_path):
     save_map(FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}), tmp_path / "local")
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
     write_maps({"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"}, experiment)
-    path = write_report(config, experiment, histories, {"Results": "| a | b |\n|---|---|\n| x | 1 < 2 |"}, tmp_path)
-    page = path.read_text()
+    results = "| a | b |\n|---|---|\n| local | 1 < 2 |\n| fedproto:weight=2.0 | 3 |"
+    page = write_report(config, experiment, histories, results, tmp_path, "fedjax-ht run").read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
-        *("The setting", "Results", "Beside the first", "Who had what", "Accuracy", "What it took", "Clients"),
-        *("The split", "Features and prototypes", "What the servers made", "To watch", "To repeat it"),
+        *("To watch", "Setting", "Results", "Differences to local, paired by trial"),
+        *("Settings of the entries", "Accuracy", "Costs", "Accuracy of the clients"),
+        *("How samples are spread over clients", "Features and prototypes"),
+        *("Images made by the servers", "To repeat it"),
     ]
+    assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
+    assert page.count('<tr class="best"><td>fedproto:weight=2.0</td>') == 1 and "<pre>fedjax-ht run</pre>" in page
+    assert page.count("<details><summary>local</summary><figure>") == page.count("<details>") == 1
     assert not re.search(r"(src|href)=\"(?!data:)", page) and "<script" not in page
     drawn = [*(tmp_path / "plots").glob("*.svg"), tmp_path / "local" / "features.svg"]  # each once, as it was written
     assert len(drawn) == 6 == page.count("data:image/svg+xml;base64,")
     assert all(page.count(base64.b64encode(file.read_bytes()).decode()) == 1 for file in drawn)
-    assert page.count("After round 7, trial 0.") == page.count("No map: ") == 1
+    assert page.count("After round 7, trial 0.") == page.count(": no map, for want") == 1
     assert page.count("data:image/png;base64,bWFkZQ==") == 1
     assert (
         "<td>1 &lt; 2</td>" in page
@@ -70,6 +76,27 @@ def test_the_setting_in_words(run):
     assert text.startswith("4 clients on fashion_mnist_10k, of whom 50 % take part in a round: 599 training images, ")
     assert "split practical, alpha 0.1, " in text and "batches of 10, 3 local epochs a round" in text
     assert text.endswith("100 rounds, seed 0.")
+
+
+def test_entries_with_a_training_of_their_own_are_named_with_it(run):
+    config, experiment = run
+    faster = parse_entry("local:training.learning_rate=0.21", config, {})
+    experiment = experiment._replace(
+        entries={"local": faster, "a": experiment.entries["local"], "b": experiment.entries["local"]},
+        federations=dict.fromkeys(("local", "a", "b"), experiment.federations["local"]),
+    )
+    text = setting(config, experiment)
+    assert "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
+    assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(config, experiment, ["local"])
+
+
+def test_captions_speak_of_what_is_there():
+    text = str(captions({"a": history(0.1, 0.6)}))
+    absent = ("trial", "simulated", "grey", "worst", "compiling")
+    assert not any(word in text for word in absent)
+    rows = history(0.1, 0.6, 0.7, simulated_clock=1.0)
+    rows = [row | {"trial": t, "clients": [0.5] * 51} for t in (0, 1) for row in rows]
+    assert all(word in str(captions({"a": rows, "b": rows})) for word in absent)
 
 
 def test_a_fall_and_idle_lanes_are_pointed_at():
@@ -117,10 +144,22 @@ def test_what_was_sent_is_a_mean_of_rounds():
 def test_many_entries_are_counted_in_the_title(run, tmp_path):
     config, experiment = run
     histories = {str(i): history(0.1, 0.6) for i in range(plots.FEW + 1)}
-    experiment = experiment._replace(entries=dict.fromkeys(histories, experiment.entries["local"]))
+    local, federation = experiment.entries["local"], experiment.federations["local"]
+    experiment = experiment._replace(
+        entries=dict.fromkeys(histories, local), federations=dict.fromkeys(histories, federation)
+    )
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(config, experiment, histories, {}, tmp_path).read_text()
-    assert "<h1>5 entries on fashion_mnist_10k</h1>" in page
+    page = write_report(config, experiment, histories, "None.", tmp_path, "").read_text()
+    assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
+
+
+def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
+    config, experiment = run
+    config = config.copy_and_resolve_references()
+    config.report.maps = "none"
+    histories = {"local": history(0.1, 0.6)}
+    plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
+    assert "Features" not in write_report(config, experiment, histories, "None.", tmp_path, "").read_text()
 
 
 def test_what_the_tables_are_made_of():

@@ -47,6 +47,7 @@ def test_a_run_writes_what_it_says(finished):
     assert setting.startswith("4 clients on ") and setting.endswith(f" Writing to {workdir}.")
     compiling = [line for line in lines if "compiling 2 architectures for " in line]
     assert [line.partition(":")[0] for line in compiling] == list(METHODS)
+    assert lines.pop() == "drawing plots and maps (without: --config.report.maps=none)"
     evaluated = [f"{name}, round {i} of 3: acc " for name in METHODS for i in range(4)]
     assert [line for line in lines if line not in compiling] == [
         line for start in evaluated for line in lines if line.startswith(start) and ", up " in line
@@ -161,15 +162,26 @@ def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path)
     assert said == ["local, round 2: it swings"]
 
 
-def test_the_page_is_written_once_and_begins_with_the_callers_tables(monkeypatch, tiny_config, tmp_path):
+def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, tmp_path):
     config = config_of(tiny_config)
     config.compare, config.method, config.rounds = (), method_config("local"), 1
-    pages = []
-    monkeypatch.setattr(train, "write_report", lambda *arguments: pages.append(arguments[3]) or tmp_path)
-    result = train.train_and_evaluate(
-        config, tmp_path / "run", tables=lambda histories: {"Costs": ", ".join(histories)}
-    )
-    assert pages == [{"Costs": "local"}] and "| method |" in result.summary
+    happened = []
+    monkeypatch.setattr(train, "write_results", lambda *arguments: happened.append("drawn") or [])
+    result = train.train_and_evaluate(config, tmp_path / "run", stage=happened.append, show_result=happened.append)
+    assert happened[-3] == result.summary and result.summary.startswith("local reaches ")
+    assert happened[-2:] == ["drawing plots and maps (without: --config.report.maps=none)", "drawn"]
+    assert "| method |" in result.summary
+
+
+def test_maps_can_be_left_out_of_a_run_that_goes_on(tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds, config.report.maps = (), method_config("local"), 1, "none"
+    said, folder = [], tmp_path / "run"
+    train.train_and_evaluate(config, folder, stage=said.append)
+    assert said[-1] == "drawing plots" and not list(folder.glob("local/features.*"))
+    config.report.maps = "auto"
+    train.train_and_evaluate(config, folder)
+    assert len(list(folder.glob("local/features.*"))) == 3
 
 
 @pytest.mark.slow

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.runner.statistics import (
-    beside_first,
+    best_entry,
+    differences_to_first,
+    headline,
     mean_interval,
     mean_ranks,
     paired_difference,
@@ -15,10 +17,16 @@ from fedjax_ht.runner.statistics import (
 
 
 def test_an_interval_of_a_mean_is_students():
-    mean, low, high = mean_interval([80.0, 81.0, 82.0])
-    assert mean == 81 and high - mean == pytest.approx(mean - low) == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-    alone = mean_interval([3.0])
-    assert alone.mean == 3 and math.isnan(alone.low) and math.isnan(alone.high)
+    mean, low, high = mean_interval([80.0, 81.0, 82.0, 81.0])
+    half = 3.182446 * math.sqrt(2 / 3 / 4)
+    assert mean == 81 and high - mean == pytest.approx(mean - low) == pytest.approx(half, rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[3.0], [60.0, 100.0], [60.0, 80.0, 100.0]])
+def test_fewer_than_four_trials_have_no_interval(values):
+    """Student's of 60 % and 100 % would end at 334 %; a bootstrap of two trials is the two."""
+    for interval in (mean_interval(values), paired_difference(values, [0.0] * len(values)).interval):
+        assert interval.mean == np.mean(values) and math.isnan(interval.low) and math.isnan(interval.high)
 
 
 def test_it_holds_the_mean_nineteen_times_of_twenty():
@@ -45,21 +53,57 @@ def test_one_trial_has_a_difference_and_no_interval():
         paired_difference([1.0, 2.0], [1.0])
 
 
-def test_the_table_puts_every_entry_beside_the_first():
-    def history(*trials):
-        rows = [(n, t, a) for n, at in enumerate(zip(*trials)) for t, a in enumerate(at)]
-        return [{"round": n, "trial": t, "accuracy": a} for n, t, a in rows]
+def history(*trials, **columns):
+    """Rows of trials given by their accuracies per round."""
+    rows = [(n, t, a) for n, at in enumerate(zip(*trials)) for t, a in enumerate(at)]
+    return [{"round": n, "trial": t, "accuracy": a} | {k: v[n] for k, v in columns.items()} for n, t, a in rows]
 
-    histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8]), "c": history([0.5, 0.5])}
-    lines = beside_first({name: histories[name] for name in "ab"}).splitlines()
-    head = "| entry | best round % | minus a, points | ahead in "
-    head += "| last round % | minus a, points, last round | ahead in, last round |"
-    assert lines[0] == head and lines[2].startswith("| a | 55.00 (-8.53 to 118.53) |  |  | 55.00 (")
-    assert lines[3].startswith("| b | 75.00 (11.47 to 138.53) | +20.00 (+20.00 to +20.00) | 2 of 2 | 60.00 (")
-    assert lines[3].endswith("| +5.00 (-10.00 to +20.00) | 1 of 2 |")
-    assert beside_first({"a": histories["a"]}) == ""
-    alone = {"c": histories["c"], "d": history([0.1, 0.25])}
-    assert "| d | 25.00 | -25.00 | 0 of 1 |" in beside_first(alone)
+
+def test_the_table_puts_every_entry_beside_the_first():
+    histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8])}
+    head, _, *rows, _, best, brackets = differences_to_first(histories).splitlines()
+    assert head == "| entry | round | accuracy % | minus a, points | ahead in |"
+    assert rows == [
+        "| a | best | 55.00 (50.00, 60.00) |  |  |",
+        "| b | best | 75.00 (70.00, 80.00) | +20.00 (+20.00, +20.00) | 2 of 2 |",
+        "| a | last | 55.00 (50.00, 60.00) |  |  |",
+        "| b | last | 60.00 (40.00, 80.00) | +5.00 (-10.00, +20.00) | 1 of 2 |",
+    ]
+    assert best == '"best" is each trial\'s best round on the test sets.' and brackets.endswith("have no interval.")
+    assert differences_to_first({"a": histories["a"]}) == ""
+
+
+def test_rounds_of_equal_accuracies_are_shown_once():
+    a, b = history([0.1, 0.5], val_accuracy=[0.2, 0.4]), history([0.1, 0.25], val_accuracy=[0.3, 0.4])
+    _, _, *rows, _, words = differences_to_first({"a": a, "b": b}).splitlines()
+    assert rows == [
+        "| a | best, by validation and last | 50.00 |  |  |",
+        "| b | best, by validation and last | 25.00 | -25.00 | 0 of 1 |",
+    ]
+    assert "on validation sets" in words and "rackets" not in words  # of one trial there are none
+    b = history([0.1, 0.25], val_accuracy=[0.5, 0.4])
+    rows = differences_to_first({"a": a, "b": b}).splitlines()[2:-2]
+    assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + ["by validation"] * 2
+
+
+def test_four_trials_have_intervals():
+    a = history(*([0.1, 0.50 + t / 100] for t in range(4)))
+    b = history(*([0.1, 0.60 + t / 50] for t in range(4)))
+    row = differences_to_first({"a": a, "b": b}).splitlines()[3]
+    assert row.startswith("| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |")
+
+
+def test_the_result_in_a_sentence():
+    a, b, c = history([0.1, 0.5], [0.1, 0.6]), history([0.1, 0.7], [0.1, 0.58]), history([0.1, 0.55], [0.1, 0.56])
+    assert headline({"a": a, "b": b, "c": c}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    assert headline({"b": b, "a": a}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
+    assert headline({"b": b, "a": a, "c": c}) == ahead and best_entry({"a": a, "b": b}) == "b"
+    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}).endswith("by 20.0 points, in one trial.")
+    assert headline({"a": a, "same": a}) == "a and same are level at 55.0 %."
+    assert headline({"a": a}) == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
+    assert headline({"a": history([0.25])}) == "a reaches 25.0 % in its best round, on average over clients."
+    assert headline({"a": a, "none": history([math.nan], [math.nan])}) == ""
 
 
 def test_ranks_are_within_trials_and_over_settings(tmp_path):
