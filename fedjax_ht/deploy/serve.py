@@ -16,7 +16,7 @@ from fedjax_ht.runner import table
 from fedjax_ht.runner.build import evaluated_clients
 from fedjax_ht.runner.run_folder import read_json, remember_fields
 from fedjax_ht.runner.run_lock import locked
-from fedjax_ht.simulation.history import Row, run
+from fedjax_ht.simulation.history import Row, run_rounds
 
 DONE = "summary.md"
 """What a run's folder has once all its rounds are done."""
@@ -56,7 +56,7 @@ def serve(
 
         ends = {"patience": config.evaluate.patience or None, "give_up": config.give_up or None}
         only, every = evaluated_clients(config), config.evaluate.every
-        state, history = run(
+        state, history = run_rounds(
             simulation, config.rounds, state, history, every, after_round=after_round, only=only, **ends
         )
         write_history(history, workdir, written)

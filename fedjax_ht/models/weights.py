@@ -76,6 +76,11 @@ def starting_weights(arrays: Arrays, module: nn.Module, variables: Variables, he
     return jax.tree.map(np.asarray, found)
 
 
+def has_head(arrays: Arrays, module: nn.Module, variables: Variables) -> bool:
+    """Returns whether `starting_weights` would find a head for the model."""
+    return _head(arrays, module, variables["params"]["head"]) is not None
+
+
 def size(arrays: Arrays, module: nn.Module, variables: Variables) -> tuple[int, int]:
     """How many arrays a file has, and how many there would be of the model."""
     own = any(key.startswith(OWN) for key in arrays)

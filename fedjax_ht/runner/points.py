@@ -21,7 +21,7 @@ from fedjax_ht.runner.run_lock import locked
 from fedjax_ht.runner.search import better_half, rounds_trained, rungs
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import Interrupted
-from fedjax_ht.simulation.history import Row, best_by, by_trial, run
+from fedjax_ht.simulation.history import Row, best_by, by_trial, run_rounds
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.waiting import regrouped_waiting
@@ -186,7 +186,7 @@ def _train(simulation, company, config, folder, rounds, places, experiment, caug
         return stop
 
     every, only = config.evaluate.every, evaluated_clients(config)
-    state, history = run(own, rounds, state, history, every, after_round=after_round, only=only)
+    state, history = run_rounds(own, rounds, state, history, every, after_round=after_round, only=only)
     if caught:
         raise Interrupted(caught[0])
     checkpointer.save(state, history)

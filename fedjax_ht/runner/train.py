@@ -32,7 +32,7 @@ from fedjax_ht.runner.run_folder import fingerprints, read_json, remember_config
 from fedjax_ht.runner.run_lock import agreed, is_primary, locked
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.weights import checksums, missing
-from fedjax_ht.simulation.history import Row, by_trial, is_over, run
+from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial
 
@@ -260,7 +260,7 @@ def run_method(
             save(state, history)
         return stop
 
-    state, history = run(
+    state, history = run_rounds(
         simulation,
         config.rounds,
         state,

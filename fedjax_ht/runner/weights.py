@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,19 +16,24 @@ from fedjax_ht.core.names import unknown
 from fedjax_ht.io.torch_files import load_state_dict
 from fedjax_ht.models import model_group
 from fedjax_ht.models.registry import ARCHITECTURES
-from fedjax_ht.models.weights import looks_like, size, starting_weights
+from fedjax_ht.models.weights import has_head, looks_like, size, starting_weights
 
 Source = Path | str | Mapping[str, np.ndarray]
 
 
-def with_weights(federation: Federation, weights: Path | str | Mapping[str, Source], head: bool = False) -> Federation:
+def with_weights(
+    federation: Federation,
+    weights: Path | str | Mapping[str, Source],
+    head: bool | None = None,
+) -> Federation:
     """The federation, its models starting from given weights: every client's, an auxiliary model's of the same
     architecture, and so a server's that averages them.
 
     Args:
       weights: name of an architecture -> a file, see `io.torch_files.load_state_dict`, or its arrays by name; or one
         file for all. "resnet34" also serves "resnet34_head1" and so on, "shared" the auxiliary model alone.
-      head: also load heads, where they compute the same here; else they stay random.
+      head: also load heads, where they compute the same here; else they stay random. None leaves them so, too, and
+        warns where the weights have any.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -43,17 +49,27 @@ def with_weights(federation: Federation, weights: Path | str | Mapping[str, Sour
         raise ValueError(f"weights: {unknown('architecture', others[0], known)}")
     read = {str(s): load_state_dict(s) for s in sources.values() if not isinstance(s, Mapping)}
 
+    unused = []  # architectures whose weights have a head that is left out
+
     def given(bucket: Bucket) -> PyTree:
         name = next((name for name in names[bucket] if name in sources), None)
         if name is None:
             return None
-        source = sources[name]
-        if isinstance(source, Mapping):
-            return _fitted(f"the weights of {name}", source, bucket, federation, head)
-        return _fitted(str(source), read[str(source)], bucket, federation, head)
+        source, what = sources[name], f"the weights of {name}"
+        if not isinstance(source, Mapping):
+            source, what = read[str(source)], str(source)
+        if head is None and has_head(source, bucket.module, _variables(bucket)):
+            unused.append(name)
+        return _fitted(what, source, bucket, federation, bool(head))
 
     shared = dataclasses.replace(federation.shared, weights=given(federation.shared))
     buckets = tuple(dataclasses.replace(b, weights=given(b), shared=shared) for b in federation.buckets)
+    if unused:
+        warnings.warn(
+            f"the weights of {', '.join(sorted(set(unused)))} have heads, which stay random: "
+            "give head=True to load them, or head=False to leave them out",
+            stacklevel=2,
+        )
     return dataclasses.replace(federation, buckets=buckets)
 
 

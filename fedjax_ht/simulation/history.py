@@ -1,6 +1,7 @@
 """The loop over rounds, and its history: plain rows that go to files, tables and plots as they are."""
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,11 +9,14 @@ import numpy as np
 
 from fedjax_ht.metrics.accuracy import summarise
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.simulation import Simulation, SimulationState
+from fedjax_ht.simulation.simulation import Simulation
+from fedjax_ht.simulation.steps import SimulationState, copy_state
 
 Row = dict[str, Any]
 """JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" counts from 0. Seconds are
 those of the whole program, whatever the number of trials."""
+
+SHOWN = 10  # names in a warning
 
 
 class Best(NamedTuple):
@@ -155,23 +159,81 @@ def run(
 ) -> tuple[SimulationState, list[Row]]:
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
+    Clients and servers whose results are not finite keep their old state; a RuntimeWarning names them, each once.
+
     Args:
       simulation: what to run.
       rounds: total, those already in `state` included.
-      state, history: of an earlier run, to go on from.
+      state, history: of an earlier run, to go on from; the state is copied and stays valid.
       eval_every: rounds between evaluations; the untrained federation and the last round are always evaluated.
       patience: evaluations without a new best, in every trial, after which to stop, or None.
       progress_fn: called with each new row.
-      after_round: called with the state and the history after each round; True stops the run.
+      after_round: called with the state and the history after each round; True stops the run. The next round works on
+        the state's arrays in place: keep `copy_state(state)` and never the state itself.
       only: ids of the clients to evaluate, or None for all.
       give_up: rounds in a row without a single upload, in every trial, after which to stop, or None.
 
+    Returns:
+      The last state, and the history, plain rows, see `Row`.
+
     Raises:
       TypeError: `rounds` is no whole number.
+
+    Example:
+      >>> state, history = fl.run(simulation, rounds=5)
+      >>> state, history = fl.run(simulation, rounds=8, state=state, history=history)  # three more
     """
     if not isinstance(rounds, int | np.integer):
         raise TypeError(f"rounds is {type(rounds).__name__}; it must be a whole number: run(simulation, rounds)")
+    state = None if state is None else copy_state(state)
+    watched = _Watch(progress_fn, simulation.trials)
+    return run_rounds(simulation, rounds, state, history, eval_every, patience, watched, after_round, only, give_up)
+
+
+class _Watch:
+    """Warns of what is not finite in the rows of a run, of each client and server once, and passes them on."""
+
+    def __init__(self, progress_fn: Callable[[Row], None] | None, trials: int | None):
+        self.progress_fn, self.trials = progress_fn, trials
+        self.named: set[tuple[int, str]] = set()
+
+    def __call__(self, row: Row) -> None:
+        names = [f"client {i}" for i in row.get("not_finite", ())]
+        if not row.get("server_finite", True):
+            names.append("the server")
+        new = [name for name in names if (row["trial"], name) not in self.named]
+        if new:
+            self.named.update((row["trial"], name) for name in new)
+            trial = f" of trial {row['trial']}" if self.trials else ""
+            more = f" and {len(new) - SHOWN} more" if len(new) > SHOWN else ""
+            warnings.warn(
+                f"round {row['round']}{trial}: the results of {', '.join(new[:SHOWN])}{more} are not finite and were "
+                "left out; simulation.find_fault(state) says where a round first goes wrong",
+                RuntimeWarning,
+                stacklevel=5,  # who called `run`
+            )
+        if self.progress_fn is not None:
+            self.progress_fn(row)
+
+
+def run_rounds(
+    simulation: Simulation,
+    rounds: int,
+    state: SimulationState | None = None,
+    history: Sequence[Row] = (),
+    eval_every: int = 1,
+    patience: int | None = None,
+    progress_fn: Callable[[Row], None] | None = None,
+    after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
+    only: np.ndarray | None = None,
+    give_up: int | None = None,
+) -> tuple[SimulationState, list[Row]]:
+    """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone afterwards: for
+    callers that hold states once and tell of their rows in their own way."""
     history = list(history)
+    flops, done = (), 0 if state is None else state.round
+    if done < rounds:  # traced before anything is compiled, so that a method's mistakes come first
+        flops = np.reshape(simulation.client_flops(), (simulation.trials or 1, -1))
     state = simulation.init() if state is None else state
     listed = (lambda x: x) if simulation.trials else (lambda x: [x])
 
@@ -190,7 +252,6 @@ def run(
     def evaluate() -> list[Row]:
         return [evaluation_row(e, simulation.rules, only) for e in listed(simulation.evaluate(state, only))]
 
-    flops = np.reshape(simulation.client_flops(), (simulation.trials or 1, -1)) if state.round < rounds else ()
     if not history:
         start = time.perf_counter()
         rows = evaluate()

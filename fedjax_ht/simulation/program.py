@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from fedjax_ht.core import wire
 from fedjax_ht.core.attacks import attacked, attackers
 from fedjax_ht.core.compiling import buckets_on_mesh
+from fedjax_ht.core.contract import guarded
 from fedjax_ht.core.disclosure import Exposure, exposure
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
@@ -131,7 +132,7 @@ def bind(
     settings: PyTree,
 ) -> Program:
     """Arguments as of `simulation.make_trials`, the data of all trials joined."""
-    own = private(attacked(method, options.attack, federation.num_clients), options.privacy)
+    own = private(attacked(guarded(method), options.attack, federation.num_clients), options.privacy)
     method = defended(own, options.robust)
     method.check(federation)
     if options.profile is not None:

@@ -80,7 +80,7 @@ def first_state(method, federation):
 
 
 def test_every_client_starts_from_its_architectures_weights(arrays):
-    federation = fl.with_weights(federation_of(), {"mlp_wide": arrays["mlp_wide"]})
+    federation = fl.with_weights(federation_of(), {"mlp_wide": arrays["mlp_wide"]}, head=False)
     _, clients = first_state(fl.local(TRAINING), federation)
     _, random = first_state(fl.local(TRAINING), federation_of())
     assert values(clients["mlp_wide"]["params"]["base"]) == {2}
@@ -90,6 +90,19 @@ def test_every_client_starts_from_its_architectures_weights(arrays):
     both = fl.with_weights(federation, arrays, head=True)
     _, clients = first_state(fl.local(TRAINING), both)
     assert values(clients["mlp_wide"]) == {2} and values(clients["mlp_narrow"]) == {1}
+
+
+def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
+    with pytest.warns(
+        UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True"
+    ) as caught:
+        federation = fl.with_weights(federation_of(), arrays)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert federation == fl.with_weights(federation_of(), arrays, head=False)
+    fl.with_weights(federation_of(), arrays, head=True)
+    bases = {model: {k: v for k, v in tree.items() if "/head/" not in k} for model, tree in arrays.items()}
+    fl.with_weights(federation_of(), bases)
+    assert not recwarn.list
 
 
 def test_servers_and_auxiliary_models_start_from_them_too(arrays):
@@ -108,8 +121,9 @@ def test_servers_and_auxiliary_models_start_from_them_too(arrays):
 
 
 def test_weights_are_arguments_and_name_no_program(arrays):
-    one = fl.with_weights(federation_of(), arrays)
-    other = fl.with_weights(federation_of(), {k: {n: 3 * x for n, x in v.items()} for k, v in arrays.items()})
+    one = fl.with_weights(federation_of(), arrays, head=False)
+    thrice = {k: {n: 3 * x for n, x in v.items()} for k, v in arrays.items()}
+    other = fl.with_weights(federation_of(), thrice, head=False)
     assert one == other == federation_of() and hash(one) == hash(other) == hash(federation_of())
     bucket, mesh = one.buckets[0], client_mesh(1)
     run = first_states(fl.local(TRAINING), bucket, mesh)

@@ -1,14 +1,26 @@
 """The loop over rounds: when it evaluates, when it stops, what it calls best."""
 
+import jax
 import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation.history import best, by_trial, evaluated, evaluation_row, out_of_patience, round_row, run
+from fedjax_ht.simulation.history import (
+    best,
+    by_trial,
+    evaluated,
+    evaluation_row,
+    out_of_patience,
+    round_row,
+    run,
+    run_rounds,
+)
+from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.simulation import Simulation, SimulationState
-from tests.federations import TRAINING
+from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
+from fedjax_ht.simulation.steps import copy_state
+from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host
 
 LOCAL = METHODS["local"](TRAINING)
 
@@ -123,3 +135,56 @@ def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
     assert row["accuracy_train_weighted"] == pytest.approx((3 * 0.25 + 1 * 0.75) / 4)
     assert row["clients"] == [0.25, 0.75, None]
     assert row["global_accuracy_head"] == 0.75
+
+
+def spoiled(simulation, not_finite, server_finite=None):
+    """The simulation, with clients (or the server) whose results are not finite in some rounds: round -> clients."""
+
+    def run_round(state):
+        state, report = simulation.run_round(state)
+        clients = not_finite.get(state.round, ())
+        return state, report._replace(not_finite=clients, server_finite=state.round != server_finite)
+
+    return simulation._replace(run_round=run_round)
+
+
+def test_what_is_not_finite_is_warned_of_once():
+    simulation = spoiled(scripted([0.5] * 9), {2: (0, 3), 3: (0, 3), 5: (0, 1)}, server_finite=4)
+    rows = []
+    with pytest.warns(RuntimeWarning) as caught:
+        _, history = run(simulation, rounds=5, progress_fn=rows.append)
+    lines = [str(warning.message) for warning in caught]
+    assert [line.partition(" are not")[0] for line in lines] == [
+        "round 2: the results of client 0, client 3",
+        "round 4: the results of the server",
+        "round 5: the results of client 1",
+    ]
+    assert all("simulation.find_fault(state)" in line for line in lines)
+    assert {warning.filename for warning in caught} == {__file__} and rows == history
+
+
+def test_what_is_finite_is_not_warned_of_and_the_inner_loop_is_silent(recwarn):
+    run(scripted([0.5] * 9), rounds=3)
+    run_rounds(spoiled(scripted([0.5] * 9), {1: (0,)}), rounds=3)
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_a_state_that_is_given_stays_valid_and_one_that_is_kept_can_be_run_again(store):
+    federation = mixed_federation()
+    options = SimulationOptions(devices=1, client_store=store)
+    simulation = make_simulation(METHODS["fedproto"](TRAINING), federation, federation_data(federation), options)
+    start = simulation.init()
+    kept = []
+
+    def keep_the_first(state, history):
+        if not kept:
+            kept.append(copy_state(state))
+
+    end, history = run(simulation, 2, state=start, after_round=keep_the_first)
+    again, same = run(simulation, 2, state=start)
+    assert identical(to_host(again), to_host(end)) and same[-1]["accuracy"] == history[-1]["accuracy"]
+    on_host = jax.tree.map(np.asarray, kept[0])  # its round, too, is an array then
+    for state in (kept[0], on_host):
+        later, _ = run(simulation, 2, state=state, history=history[:2])
+        assert identical(to_host(later), to_host(end)) and later.round == 2

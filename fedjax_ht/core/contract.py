@@ -1,0 +1,122 @@
+"""What the functions of a method must return, checked where they are traced: it costs no time in a compiled program."""
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import chex
+import jax
+
+from fedjax_ht.core.method import Method, PyTree
+
+TRACED = ("init_server", "init_client", "broadcast", "receive", "client_update", "server_update", "predict")
+
+
+def guarded(method: Method) -> Method:
+    """Returns the method, its functions made to refuse in one line what the contract rules out.
+
+    What a function raises itself gets a note that names the function, see `BaseException.add_note`: the traceback alone
+    would name the function of this library that happened to trace it first.
+    """
+    calls = {name: _noted(method, name) for name in TRACED}
+
+    def receive(bucket, client, downlink, data, ctx):
+        new = calls["receive"](bucket, client, downlink, data, ctx)
+        _require_form(f"the client's state that receive of {method.name!r} returns", client, new)
+        return new
+
+    def client_update(bucket, client, downlink, data, ctx):
+        out = calls["client_update"](bucket, client, downlink, data, ctx)
+        new, uplink, metrics = _require_values(method, "client_update", out, "(client, uplink, metrics)")
+        _require_form(f"the client's state that client_update of {method.name!r} returns", client, new)
+        return new, uplink, _require_metrics(method, "client_update", metrics)
+
+    def server_update(federation, server, received, ctx):
+        out = calls["server_update"](federation, server, received, ctx)
+        new, metrics = _require_values(method, "server_update", out, "(server, metrics)")
+        _require_form(f"the server's state that server_update of {method.name!r} returns", server, new)
+        return new, _require_metrics(method, "server_update", metrics)
+
+    def predict(bucket, client, downlink, x, mask):
+        scores = calls["predict"](bucket, client, downlink, x, mask)
+        _require_scores(method, scores, (*mask.shape, bucket.num_classes))
+        return scores
+
+    checks = (receive, client_update, server_update, predict)
+    checked = calls | {check.__name__: check for check in checks}
+    vary = method.vary and (lambda settings: guarded(method.vary(settings)))
+    return method._replace(**checked, vary=vary)
+
+
+def _noted(method: Method, name: str) -> Callable:
+    """Returns a method's function; what it raises says whose it is."""
+    function = getattr(method, name)
+
+    @functools.wraps(function)
+    def call(*arguments):
+        try:
+            return function(*arguments)
+        except Exception as error:
+            code = getattr(function, "__code__", None)
+            place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+            error.add_note(
+                f"while tracing {name} of {method.name!r}{place}; "
+                "simulation.find_fault(state, jit=False) runs it on numbers"
+            )
+            raise
+
+    return call
+
+
+@contextlib.contextmanager
+def one_line(what: str) -> Iterator[None]:
+    """Within it a failed assertion of chex is a ValueError of one line that begins with `what`."""
+    try:
+        yield
+    except AssertionError as error:
+        reason = re.sub(r"^\[Chex\] Assertion \w+ failed:", "", str(error))
+        for words, better in (("Trees 0 and 1 differ", "it differs"), ("tree 0", "before"), ("tree 1", "after")):
+            reason = reason.replace(words, better)
+        raise ValueError(f"{what}: {' '.join(reason.split())}") from error
+
+
+def _require_values(method: Method, name: str, out: Any, values: str) -> tuple:
+    """Returns what a function returned, if it is a tuple of as many values as `values` names."""
+    count = values.count(",") + 1
+    if not isinstance(out, tuple) or len(out) != count:
+        found = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
+        raise ValueError(f"{name} of {method.name!r} returns {found}; it must return {values}")
+    return out
+
+
+def _require_form(what: str, before: PyTree, after: PyTree) -> None:
+    """Refuses a state of another structure, other shapes or other dtypes."""
+    forms = jax.eval_shape(lambda *trees: trees, before, after)
+    with one_line(f"{what} must have the form of the one it was given"):
+        chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
+
+
+def _require_metrics(method: Method, name: str, metrics: Any) -> Mapping[str, Any]:
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"{name} of {method.name!r} returns a {type(metrics).__name__} for its metrics, not a dict")
+    for key, value in metrics.items():
+        with one_line(f"metric {key!r} of {name} of {method.name!r} must be a number"):
+            chex.assert_shape(value, ())
+    return metrics
+
+
+def _require_scores(method: Method, scores: Any, shape: tuple[int, int]) -> None:
+    if not isinstance(scores, Mapping):
+        raise ValueError(
+            f"predict of {method.name!r} returns a {type(scores).__name__}; it must return a dict: rule -> scores"
+        )
+    if missing := [rule for rule in method.rules if rule not in scores]:
+        raise ValueError(
+            f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns {', '.join(scores) or 'none'}, and "
+            f"Method.rules names {', '.join(method.rules)}"
+        )
+    for rule, values in scores.items():
+        with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):
+            chex.assert_shape(values, shape)
