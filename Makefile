@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# An environment that holds no package. pip comes last into a new one: where venv fails, as on Debian without its package
-# python3-venv, it leaves a python that would satisfy make for ever.
-HALF_MADE = test -f $(VENV)/pyvenv.cfg && ! ls -d $(VENV)/lib/*/site-packages/*.dist-info >/dev/null 2>&1
+# An environment that holds no package. pip comes last into a new one: where venv fails, as on Debian
+# without its package python3-venv, it leaves a python that would satisfy make for ever.
+PACKAGES = $(VENV)/lib/*/site-packages/*.dist-info
+HALF_MADE = test -f $(VENV)/pyvenv.cfg && ! ls -d $(PACKAGES) >/dev/null 2>&1
 
 .PHONY: demo test lint docs bench clean distclean
 

@@ -23,8 +23,8 @@ _IN_GRAPHS = {
 }
 
 GRAPH_OPTIONS = {(0, 10): _IN_GRAPHS, (0, 11): _IN_GRAPHS, (0, 12): _IN_GRAPHS}
-"""Options of programs on GPUs by jax's version (major, minor), which all were compiled with by `benchmarks/gpu_aot.py`.
-XLA refuses options that it does not know, and they are no promise of jax: a version counts when it was tried."""
+"""Options of programs on GPUs, by the (major, minor) versions of jax that programs were compiled with,
+see benchmarks/gpu_aot.py. They are no promise of jax, and XLA refuses those that it does not know."""
 
 
 def compiler_options(platform: str) -> dict[str, str] | None:
@@ -34,7 +34,8 @@ def compiler_options(platform: str) -> dict[str, str] | None:
     known on the device alone: outside a graph the host copies the condition back and waits, once an iteration. Inside
     one a round is a single launch; and what does not depend on each other, such as two buckets, is free to run side by
     side, for memory of its own. By default XLA leaves out what has fewer than five steps, such as the loop that scores
-    a bucket's clients. With a jax that `GRAPH_OPTIONS` lacks, programs are compiled without, and a warning says so.
+    a bucket's clients. With a jax that `GRAPH_OPTIONS` lacks, programs are compiled without, and a
+    warning says so.
     """
     if platform != "gpu":
         return None
@@ -48,8 +49,8 @@ def compiler_options(platform: str) -> dict[str, str] | None:
 def _warn_of_no_graphs(version: str) -> None:
     tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
     logging.warning(
-        f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their options were tried with "
-        f"jax {tried}; install one of these"
+        f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their options were "
+        f"tried with jax {tried}; install one of these"
     )
 
 

@@ -53,7 +53,8 @@ def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
     with_jax(*version)
     assert compiler_options("cpu") is None and compiler_options("tpu") is None
     options = compiler_options("gpu")
-    assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(options["xla_gpu_enable_command_buffer"].split(","))
+    graphed = options["xla_gpu_enable_command_buffer"].split(",")
+    assert {"WHILE", "CONDITIONAL", "FUSION"} <= set(graphed)
     assert options["xla_gpu_command_buffer_scheduling_mode"] == "CONCURRENT"
     assert not caplog.records
 
@@ -61,9 +62,10 @@ def test_loops_are_graphed_on_gpus_alone(version, with_jax, caplog):
 def test_this_jax_has_graphs():
     version = jax.__version_info__[:2]
     assert version < min(GRAPH_OPTIONS) or version in GRAPH_OPTIONS, (
-        f"jax {jax.__version__} has no entry in core.compiling.GRAPH_OPTIONS: compile rounds for a described "
-        'GPU with it (pip install "jax[cuda12]"; python -m benchmarks.gpu_aot --groups=cnn4,cnn5,resnet18), add '
-        "the options that make each of them one graph, and a row to benchmarks/results/gpu_aot_h100.md"
+        f"jax {jax.__version__} has no entry in core.compiling.GRAPH_OPTIONS: compile rounds for a "
+        'described GPU with it (pip install "jax[cuda12]"; python -m benchmarks.gpu_aot '
+        "--groups=cnn4,cnn5,resnet18), add the options that make each of them one graph, and rows "
+        "to benchmarks/results/gpu_aot_h100.md"
     )
 
 

@@ -41,6 +41,8 @@ from tests.deploy.sites import (
 )
 from tests.federations import TRAINING
 
+pytest.importorskip("dp_accounting")
+
 UNITS = ("client", "upload", "sample")
 
 

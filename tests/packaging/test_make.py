@@ -26,16 +26,16 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="needs make
 
 @pytest.fixture
 def make(tmp_path):
-    """(whether python3-venv is installed) -> the finished `make`, which installs into the folder `make.venv`."""
+    """(whether python3-venv is installed) -> the finished `make`, whose environment is `make.venv`."""
     python = tmp_path / "python3"
     python.write_text(PYTHON)
     python.chmod(0o755)
     venv = tmp_path / "venv"
 
     def run(python3_venv: bool) -> subprocess.CompletedProcess:
-        target, variables = venv / ".installed", [f"PYTHON={python}", f"VENV={venv}"]
-        settings = os.environ | {"PYTHON3_VENV": "yes" * python3_venv}
-        return subprocess.run(["make", target, *variables], cwd=ROOT, env=settings, capture_output=True, text=True)
+        command = ["make", venv / ".installed", f"PYTHON={python}", f"VENV={venv}"]
+        settings = os.environ | {"PYTHON3_VENV": "yes" if python3_venv else ""}
+        return subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True)
 
     run.venv = venv
     return run
