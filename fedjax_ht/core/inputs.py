@@ -74,9 +74,15 @@ def abstract(shape: InputShape, count: int) -> Any:
 
     def one(leaf) -> jax.ShapeDtypeStruct:
         own, dtype = (leaf, jnp.float32) if isinstance(leaf, tuple) else (leaf.shape, leaf.dtype)
-        return jax.ShapeDtypeStruct((count, *own), dtype)
+        return on_device((count, *own), dtype)
 
     return jax.tree.map(one, shape, is_leaf=_is_shape)
+
+
+def on_device(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Returns the form that an array of the host has on a device: numbers of at most 32 bits, unless jax
+    is set to 64. From jax 0.11 on others are warned of."""
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def shape_of(samples: Any) -> InputShape:

@@ -8,7 +8,15 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.bounds import FLOAT
-from fedjax_ht.core.inputs import AsStored, InputShape, Pixels, Preprocess, channels_first, shape_of
+from fedjax_ht.core.inputs import (
+    AsStored,
+    InputShape,
+    Pixels,
+    Preprocess,
+    channels_first,
+    on_device,
+    shape_of,
+)
 from fedjax_ht.core.names import meant
 
 
@@ -88,8 +96,7 @@ class Dataset:
     @property
     def input_shape(self) -> InputShape:
         """Of one sample as a model sees it, such as (H, W, C), see `core.inputs.InputShape`."""
-        on_device = jax.dtypes.canonicalize_dtype  # there floats and integers have 32 bits at most
-        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), on_device(x.dtype)), self.inputs)
+        one = jax.tree.map(lambda x: on_device((1, *x.shape[1:]), x.dtype), self.inputs)
         return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, one))
 
 

@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
 from fedjax_ht.core.influence import called_programs
-from fedjax_ht.core.inputs import abstract
+from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree
 
 Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
@@ -65,8 +65,8 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     """
     counts = {name: np.asarray(split.count) for name, split in data.splits.items()}
     key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    own = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype)  # noqa: E731
-    whole = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)  # noqa: E731
+    own = lambda x: on_device(x.shape[1:], x.dtype)  # noqa: E731
+    whole = lambda x: on_device(x.shape, x.dtype)  # noqa: E731
 
     def context(key, number, num_samples, settings) -> Context:
         return Context(key, number, ClientInfo(number, num_samples, number, settings), shared_key=key)

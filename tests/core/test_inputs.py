@@ -87,6 +87,13 @@ def test_who_needs_images_says_so():
         pixels_of(AsStored(), "X")
 
 
+def test_numbers_of_64_bits_have_32_on_a_device():
+    shapes = {"t": jax.ShapeDtypeStruct((4,), np.int64), "x": jax.ShapeDtypeStruct((), np.float64)}
+    forms = abstract(shapes, 3)
+    assert (forms["t"].shape, forms["t"].dtype) == ((3, 4), jnp.int32)
+    assert (forms["x"].shape, forms["x"].dtype) == ((3,), jnp.float32)
+
+
 class Pair(nn.Module):
     """Features of a tuple of inputs."""
 
@@ -96,6 +103,7 @@ class Pair(nn.Module):
         return nn.Dense(3, name="fc")(jnp.concatenate([mean, x["x"]], -1))
 
 
+@pytest.mark.filterwarnings("error:Explicitly requested dtype")
 def test_a_federation_of_several_arrays_trains():
     rng = np.random.default_rng(0)
     inputs = {"x": rng.normal(size=(60, 2)), "t": rng.integers(0, 12, (60, 4))}
