@@ -93,9 +93,7 @@ def test_every_client_starts_from_its_architectures_weights(arrays):
 
 
 def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
-    with pytest.warns(
-        UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True"
-    ) as caught:
+    with pytest.warns(UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True") as caught:
         federation = fl.with_weights(federation_of(), arrays)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert federation == fl.with_weights(federation_of(), arrays, head=False)
