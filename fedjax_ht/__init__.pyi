@@ -177,6 +177,7 @@ from .methods import (
 from .methods import (
     method_factory as method_factory,
 )
+from .methods.checking import check_method as check_method
 from .methods.dense import dense as dense
 from .methods.dfrd import dfrd as dfrd
 from .methods.fd import fd as fd

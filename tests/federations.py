@@ -22,6 +22,7 @@ from fedjax_ht.core.method import Split
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.checking import filled
 from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
@@ -169,10 +170,8 @@ def federation_data(federation: Federation, padding: int = 0) -> FederationData:
 
     def pad(split: Split) -> Split:
         rows, width = split.indices.shape
-        garbage = rng.integers(0, len(dataset.labels), (rows, width + padding)).astype(np.int32)
-        real = np.arange(width + padding) < np.asarray(split.count)[:, None]
-        indices = np.pad(np.asarray(split.indices), ((0, 0), (0, padding)))
-        return jax.device_put(Split(np.where(real, indices, garbage), np.asarray(split.count)))
+        garbage = rng.integers(0, len(dataset.labels), (rows, width + padding))
+        return jax.device_put(filled(split, padding, garbage))
 
     buckets = {
         name: bucket._replace(splits={key: pad(split) for key, split in bucket.splits.items()})

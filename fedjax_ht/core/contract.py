@@ -77,6 +77,7 @@ def one_line(what: str) -> Iterator[None]:
         yield
     except AssertionError as error:
         reason = re.sub(r"^\[Chex\] Assertion \w+ failed:", "", str(error))
+        reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)  # no values
         for words, better in (("Trees 0 and 1 differ", "it differs"), ("tree 0", "before"), ("tree 1", "after")):
             reason = reason.replace(words, better)
         raise ValueError(f"{what}: {' '.join(reason.split())}") from error

@@ -109,10 +109,7 @@ class Channel(NamedTuple):
 def all_finite(tree: PyTree) -> jax.Array:
     """True if every float that would be read is finite; masked-out entries are not read."""
     broken = []
-    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, wire.Masked)):
-        if isinstance(leaf, wire.Masked):
-            rows = leaf.mask.reshape(leaf.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
-            leaf = jnp.where(rows, leaf.values, 0)
+    for leaf in jax.tree.leaves(wire.sent(tree)):
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
             broken.append(~jnp.all(jnp.isfinite(leaf)))
     # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of it holds: compiling

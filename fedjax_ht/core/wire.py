@@ -53,6 +53,18 @@ def _is_leaf(x) -> bool:
     return isinstance(x, Masked | Metadata)
 
 
+def sent(message: PyTree) -> PyTree:
+    """Sets to zero what the masks of a message, or of any pytree, do not send: nobody reads it."""
+
+    def shown(leaf):
+        if not isinstance(leaf, Masked):
+            return leaf
+        rows = leaf.mask.reshape(leaf.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
+        return Masked(jnp.where(rows, leaf.values, 0), leaf.mask)
+
+    return jax.tree.map(shown, message, is_leaf=lambda x: isinstance(x, Masked))
+
+
 def wire_elements(message: PyTree) -> WireCost:
     """Counts one message (no client axis). The one place where elements and bytes are counted."""
     cost = [0, 0, 0, 0]

@@ -17,6 +17,7 @@ import pytest
 
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.checking import check_method, replaced
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
 from tests.federations import (
@@ -44,17 +45,14 @@ BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, 
 def breakable(method: Method) -> Method:
     """The method, but the results of some clients are not finite in the rounds named above."""
 
-    def spoil(tree, where, value):
-        floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
-        return jax.tree.map(lambda x: jnp.where(where, value, x) if floats(x) else x, tree)
-
     def client_update(bucket, client, downlink, data, ctx):
         client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
         chosen = ctx.info.id == 1
         in_uplink = chosen & (ctx.round == BAD_UPLINK)
         in_state = chosen & (ctx.round == BAD_STATE) | (ctx.round == ALL_BAD)
-        metrics = spoil(metrics, in_uplink | in_state, jnp.nan)
-        return spoil(client, in_state, jnp.inf), spoil(uplink, in_uplink, jnp.nan), metrics
+        metrics = replaced(metrics, in_uplink | in_state, {"f": jnp.nan})
+        uplink = replaced(uplink, in_uplink, {"f": jnp.nan})
+        return replaced(client, in_state, {"f": jnp.inf}), uplink, metrics
 
     return method._replace(client_update=client_update)
 
@@ -107,6 +105,11 @@ def test_finite(name):
             accuracy = scored.accuracy["test"][rule]
             np.testing.assert_array_equal(np.isnan(accuracy), TEST_COUNTS == 0)
             assert (accuracy[TEST_COUNTS > 0] >= 0).all() and (accuracy[TEST_COUNTS > 0] <= 1).all()
+
+
+@thoroughly
+def test_masked_samples_and_absent_clients_change_nothing(name):
+    check_method(method_of(name), federation_for(name))
 
 
 # Other vector instructions and jax 0.11 leave 1e-6 of them, but for Adam on the tiny gradients of a generator.
