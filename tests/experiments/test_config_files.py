@@ -98,6 +98,28 @@ def test_a_field_that_there_is_not(argument, message):
     cli.check_overrides(base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"])
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--rounds=3", "unknown flag --rounds; rounds is a field of the config: write --config.rounds=3"),
+        ("--training.epochs", "unknown flag --training.epochs; training.epochs is a field of the config: write "),
+        ("--ruonds=3", "unknown flag 'ruonds'; did you mean 'rounds'? `--help` shows the flags, and a field of the"),
+        ("--learning_rate=3", "unknown flag 'learning_rate'; did you mean 'training.learning_rate'? `--help` shows"),
+        ("--wrkdir=a", "unknown flag 'wrkdir'; did you mean 'workdir'? `--help` shows the flags, and a field of the"),
+        ("--zzz", "unknown flag 'zzz'; `--help` shows the flags, and a field of the config is set by --config.FIELD="),
+    ],
+)
+def test_a_flag_that_there_is_not(run_script, argument, message):
+    done = run_script("run", "--config=quickstart", argument)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_command_without_a_config_has_no_fields(run_script):
+    done = run_script("list", "--rounds=3")
+    assert done.returncode == 2 and "rounds'" in done.stderr and "config" not in done.stderr
+
+
 @pytest.mark.parametrize("module", ["main", "compare", "sweep"])
 def test_every_command_with_a_config_says_it_in_one_line(run_module, tmp_path, module):
     (tmp_path / "wrong.py").write_text("def get_config():\n    return 1 / 0\n")
