@@ -1,7 +1,7 @@
 r"""Six methods among clients that attack, with a defence or without; accuracies are those of the honest clients.
 
-    python -m experiments.main --config=experiments/configs/attacked.py:attack=sign_flip,share=0.3
-    python -m experiments.main --config=experiments/configs/attacked.py:attack=sign_flip,share=0.3,robust=median
+    fedjax-ht run --config=attacked:attack=sign_flip,share=0.3
+    fedjax-ht run --config=attacked:attack=sign_flip,share=0.3,robust=median
 
 Twenty clients with some hundred images each of a Dirichlet(1.0) split of the embedded images, three seeds with a split
 each, as in few_samples.py, next to this file, whose options the methods have, too. FedAvg's clients have one

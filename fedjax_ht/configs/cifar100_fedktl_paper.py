@@ -1,7 +1,7 @@
 """FedKTL as its paper runs it (Table 1, Dirichlet 0.1): CIFAR-100, 20 clients of HtFE8, 1,000 rounds, StyleGAN-XL.
 
-    python -m experiments.main --config=experiments/configs/cifar100_fedktl_paper.py
-    python -m experiments.main --config=experiments/configs/cifar100_fedktl_paper.py:method=fedproto  (or another)
+    fedjax-ht run --config=cifar100_fedktl_paper
+    fedjax-ht run --config=cifar100_fedktl_paper:method=fedproto  (or another)
 
 Needs CIFAR-100 in `data/` and the authors' StyleGAN-XL of ImageNet at 64 pixels, which its authors publish as
 imagenet64.pkl, at `checkpoints/imagenet64.pkl` or wherever --config.method.options.generator says. It has not been run:

@@ -1,7 +1,7 @@
 r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes a client, ten clients a round.
 
-    python -m experiments.main --config=experiments/configs/cifar10_class_shares.py:method=fedral
-    python -m experiments.main --config=experiments/configs/cifar10_class_shares.py:method=fedssa,clients=50
+    fedjax-ht run --config=cifar10_class_shares:method=fedral
+    fedjax-ht run --config=cifar10_class_shares:method=fedssa,clients=50
     ... --config.partition.options.sets=merged        # each client's own samples 8:1:1, as the papers' texts say
 
 The authors of FedClassAvg train by another optimizer, which here is asked for:

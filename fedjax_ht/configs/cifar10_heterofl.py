@@ -1,7 +1,7 @@
 """HeteroFL (or :method=fedrolex) by itself, as its authors run it: CIFAR-10, 100 clients, 4-conv CNN at five widths.
 
-    python -m experiments.main --config=experiments/configs/cifar10_heterofl.py
-    python -m experiments.main --config=experiments/configs/cifar10_heterofl.py:method=fedrolex
+    fedjax-ht run --config=cifar10_heterofl
+    fedjax-ht run --config=cifar10_heterofl:method=fedrolex
 
 Two classes a client, a tenth of the clients a round, rates 1 to 1/16 in turn, masked cross-entropy, batch 10, momentum
 0.9, gradients clipped at norm 1. HeteroFL: five local epochs at 0.1 (the authors divide it by ten after 300 and 500 of

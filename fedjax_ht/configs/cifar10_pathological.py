@@ -1,6 +1,6 @@
 """FedTGP (or :method=fedproto, local) on CIFAR-10, two classes a client, 20 clients of CNN-1..5.
 
-    python -m experiments.main --config=experiments/configs/cifar10_pathological.py
+    fedjax-ht run --config=cifar10_pathological
 
 The whole run has not been recorded yet; FedProto's first round, compilation included, took 58 s on 2 CPU cores.
 Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.

@@ -1,6 +1,6 @@
 """FedTGP (or :method=fedproto, local) on CIFAR-10, Dirichlet 0.1, 20 clients of CNN-1..5.
 
-    python -m experiments.main --config=experiments/configs/cifar10_practical.py
+    fedjax-ht run --config=cifar10_practical
 
 Accuracy and time of the whole run have not been recorded yet.
 Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.

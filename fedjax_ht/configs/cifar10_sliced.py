@@ -1,7 +1,7 @@
 """FedRolex (or :method=heterofl, feddropout, fedrolex+dfrd, ...) in DFRD's setting on CIFAR-10: meant for a GPU.
 
-    python -m experiments.main --config=experiments/configs/cifar10_sliced.py:method=fedrolex+dfrd
-    python -m experiments.main --config=experiments/configs/cifar10_sliced.py:method=fedavg+dfrd --config.model.rates=1
+    fedjax-ht run --config=cifar10_sliced:method=fedrolex+dfrd
+    fedjax-ht run --config=cifar10_sliced:method=fedavg+dfrd --config.model.rates=1
 
 DFRD (NeurIPS 2023), rows of Table 2 (rho = 10; its other columns are `--config.model.rates=rho=5`, rho=40) and, with
 whole models, of Table 1. Everything else as in fashion_mnist_sliced.py, next to this file, with the released code's

@@ -1,6 +1,6 @@
 """What working together is worth to clients with few samples: local training, LG-FedAvg and FedSSA, equally tuned.
 
-    python -m experiments.compare --config=experiments/configs/demo.py
+    fedjax-ht compare --config=demo
 
 Twenty clients with five architectures, four classes each and some hundred images to train on; three trials, each with
 a seed and a split of its own. Settings are those that nine of each method's were searched for by validation, on the

@@ -1,6 +1,6 @@
 """FedSSA's and FedRAL's small setting on Fashion-MNIST: 100 clients of CNN-1..5, two classes a client, ten a round.
 
-    python -m experiments.main --config=experiments/configs/fashion_mnist_class_shares.py:method=fedral
+    fedjax-ht run --config=fashion_mnist_class_shares:method=fedral
 
 FedRAL, Table 3 (column "pathological"), on 50,000 training, 10,000 validation and 10,000 test images; everything else
 as in cifar10_class_shares.py, next to this file.

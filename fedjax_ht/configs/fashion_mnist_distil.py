@@ -1,8 +1,8 @@
 r"""Where distillation has something to win, on a CPU: FedRolex (or :method=fedrolex+dfrd, ...) on 16 pixels a side.
 
-    python -m experiments.main --config=experiments/configs/fashion_mnist_distil.py
-    python -m experiments.main --config=experiments/configs/fashion_mnist_distil.py:method=fedrolex+dfrd
-    python -m experiments.main --config=experiments/configs/fashion_mnist_distil.py:method=fedrolex+dfrd \
+    fedjax-ht run --config=fashion_mnist_distil
+    fedjax-ht run --config=fashion_mnist_distil:method=fedrolex+dfrd
+    fedjax-ht run --config=fashion_mnist_distil:method=fedrolex+dfrd \
         --config.method.options.images=real
 
 Ten clients, Dirichlet(0.1), 20 steps of batch 64, all as in fashion_mnist_sliced.py next to this file, but for: the

@@ -1,6 +1,6 @@
 """FedTGP (or :method=fedproto, local) on Fashion-MNIST, two classes a client, 20 clients of CNN-1..5.
 
-    python -m experiments.main --config=experiments/configs/fashion_mnist_pathological.py
+    fedjax-ht run --config=fashion_mnist_pathological
 
 Accuracy and time of the whole run have not been recorded yet.
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.

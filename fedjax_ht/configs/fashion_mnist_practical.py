@@ -1,6 +1,6 @@
 """FedTGP (or :method=fedproto, local) on Fashion-MNIST, Dirichlet 0.1, 20 clients of CNN-1..5.
 
-    python -m experiments.main --config=experiments/configs/fashion_mnist_practical.py
+    fedjax-ht run --config=fashion_mnist_practical
 
 The whole run has not been recorded yet; its first round, compilation included, took 47 s on 2 CPU cores.
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.

@@ -1,8 +1,8 @@
 """FedAvg (or :method=fedavg+dfrd, dfrd) in DFRD's setting on Fashion-MNIST with one network for all clients: the 4-conv
 CNN with a quarter of its channels, 16-32-64-128, which a CPU can distil.
 
-    python -m experiments.main --config=experiments/configs/fashion_mnist_quarter.py
-    python -m experiments.main --config=experiments/configs/fashion_mnist_quarter.py:method=fedavg+dfrd
+    fedjax-ht run --config=fashion_mnist_quarter
+    fedjax-ht run --config=fashion_mnist_quarter:method=fedavg+dfrd
 
 DFRD's own homogeneous rows are of the whole width (`model.group=conv4`). Everything else as in fashion_mnist_sliced.py,
 next to this file. Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.

@@ -1,10 +1,10 @@
 r"""FedRolex (or :method=heterofl, feddropout) in DFRD's setting on Fashion-MNIST: ten clients, slices of a CNN.
 
-    python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py
-    python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py:method=fedrolex+dfrd
-    python -m experiments.compare --config=experiments/configs/fashion_mnist_sliced.py \
+    fedjax-ht run --config=fashion_mnist_sliced
+    fedjax-ht run --config=fashion_mnist_sliced:method=fedrolex+dfrd
+    fedjax-ht compare --config=fashion_mnist_sliced \
         --methods=heterofl,fedrolex,fedrolex+dfrd,fedrolex+fedftg,fedrolex+dense
-    python -m experiments.main --config=experiments/configs/fashion_mnist_sliced.py:method=fedavg --config.model.rates=1
+    fedjax-ht run --config=fashion_mnist_sliced:method=fedavg --config.model.rates=1
 
 DFRD (NeurIPS 2023): Dirichlet(omega = 0.1), rho = 10, so that nobody holds more than half the channels; all clients in
 every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the column global_accuracy_head, its L.acc is

@@ -1,7 +1,7 @@
 r"""Twenty clients with five architectures, some hundred training images each, and validation sets to choose by.
 
-    python -m experiments.compare --config=experiments/configs/few_samples.py --fair=9 --trials=6
-    python -m experiments.compare --config=experiments/configs/few_samples.py:classes=4 --fair=9 --trials=6
+    fedjax-ht compare --config=few_samples --fair=9 --trials=6
+    fedjax-ht compare --config=few_samples:classes=4 --fair=9 --trials=6
 
 The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of a client's samples
 trains, a fifth validates, three fifths test; every trial has a split of its own. `@tuned` is what these commands'

@@ -1,6 +1,6 @@
 """One edge client with a few images of every class learns from a server's generator (FedKTL, Appendix B).
 
-    python -m experiments.main --config=experiments/configs/few_shot_fedktl.py --config.partition.options.shots=9
+    fedjax-ht run --config=few_shot_fedktl --config.partition.options.shots=9
 
 The paper's clients hold 23, 9 or 2 images of each class of CIFAR-100 and the 4-layer CNN, and test on as many more as
 make it 3:1; the default here is CIFAR-10, tested on all the rest. The paper's smallest cell, with 100 test images:

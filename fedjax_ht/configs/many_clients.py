@@ -1,6 +1,6 @@
 """FedProto (or :method=local) with 10,000 clients of CNN-1..5, half a per cent of them a round, on Fashion-MNIST.
 
-    python -m experiments.main --config=experiments/configs/many_clients.py
+    fedjax-ht run --config=many_clients
 
 Every client trains on about six images of two classes and tests on about one: pFedHN's class shares of the 60,000
 training and 10,000 test images, without a validation set. Client states rest in host memory, every evaluation looks at

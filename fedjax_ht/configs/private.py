@@ -1,8 +1,8 @@
 r"""FedAvg and LG-FedAvg with differential privacy beside none: what it costs with a hundred clients.
 
-    python -m experiments.main --config=experiments/configs/private.py
-    python -m experiments.main --config=experiments/configs/private.py:unit=client,noise=4
-    python -m experiments.main --config=experiments/configs/private.py:unit=sample,noise=1
+    fedjax-ht run --config=private
+    fedjax-ht run --config=private:unit=client,noise=4
+    fedjax-ht run --config=private:unit=sample,noise=1
 
 A hundred clients with about a hundred of the embedded images each (16x16, Dirichlet(1.0)), one perceptron for all,
 whose 8,554 numbers FedAvg averages; LG-FedAvg averages the head's 330. Nobody tuned for it. Results: docs/privacy.md.

@@ -1,6 +1,6 @@
 """FedKTL end to end on the embedded data: Fashion-MNIST clients, a generator that has only seen natural images.
 
-    python -m experiments.main --config=experiments/configs/quickstart_fedktl.py
+    fedjax-ht run --config=quickstart_fedktl
 
 The images that the server sends, one a class, are in fedktl/images below the run's folder. The learning rate is the
 paper's 0.01: with the 0.05 of quickstart.py ArcFace hardly learns (40 % after 20 rounds).

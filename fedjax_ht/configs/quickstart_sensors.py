@@ -1,6 +1,6 @@
 """Ten persons with a phone on the waist, five architectures: FedTGP beside local training on windows of sensor signals.
 
-    python -m experiments.main --config=experiments/configs/quickstart_sensors.py
+    fedjax-ht run --config=quickstart_sensors
 
 Every person of `har_10persons` does six activities twice. The first time trains, some fifty windows each, and the
 second tests, for which they wore the phone as they liked: of persons 9 and 10 gravity along y has another sign then

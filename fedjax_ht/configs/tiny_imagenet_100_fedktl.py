@@ -1,6 +1,6 @@
 """FedKTL on 100 classes of Tiny-ImageNet at 32 pixels, as many as CIFAR-100 has, with the generator of garments.
 
-    python -m experiments.main --config=experiments/configs/tiny_imagenet_100_fedktl.py
+    fedjax-ht run --config=tiny_imagenet_100_fedktl
 
 6,000 images, 20 clients of CNN-1..5, Dirichlet 0.1; the arms are those of tiny_imagenet_fedktl.py.
 """

@@ -1,10 +1,10 @@
 """FedKTL with the generator of natural images on 40 classes of Tiny-ImageNet at 32 pixels that it has not seen.
 
-    python -m experiments.main --config=experiments/configs/tiny_imagenet_fedktl.py
-    python -m experiments.main --config=experiments/configs/tiny_imagenet_fedktl.py:method=local
-    python -m experiments.main --config=experiments/configs/tiny_imagenet_fedktl.py --config.method.options.mu=0.0
-    python -m experiments.main --config=experiments/configs/tiny_imagenet_fedktl.py --config.method.options.source=valid
-    python -m experiments.main --config=experiments/configs/tiny_imagenet_fedktl.py --config.method.options.source=noise
+    fedjax-ht run --config=tiny_imagenet_fedktl
+    fedjax-ht run --config=tiny_imagenet_fedktl:method=local
+    fedjax-ht run --config=tiny_imagenet_fedktl --config.method.options.mu=0.0
+    fedjax-ht run --config=tiny_imagenet_fedktl --config.method.options.source=valid
+    fedjax-ht run --config=tiny_imagenet_fedktl --config.method.options.source=noise
 
 The small form of FedKTL's Table 7: what the transfer is worth (mu 0), what of that the clients' prototypes are worth
 (fixed valid pairs), and what pairs of noise do. 20 clients of CNN-1..5, Dirichlet 0.1, 5,000 images; classes=20 behind

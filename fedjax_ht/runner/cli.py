@@ -14,6 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from fedjax_ht.configs import shipped
+from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.names import unknown, unknown_option
 
 MODULE = "config_file"  # the name that a config file's module has
@@ -59,8 +60,26 @@ def parse_words(arguments: list[str]) -> list[str]:
         return flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
     except (KeyError, AttributeError) as error:
         fail(ValueError(words(error)))
+    except flags.UnrecognizedFlagError as error:
+        fail(ValueError(unknown_flag(error.flagname, error.flagvalue or "")))
     except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
         fail(error)
+
+
+def unknown_flag(name: str, argument: str) -> str:
+    """What to write instead of an `argument` whose flag there is not: of a config's field
+    --config.FIELD."""
+    takes_config = "config" in flags.FLAGS
+    fields = []
+    if takes_config:
+        fields = list(paths(flags.FLAGS["config"].value or base_config()))
+    if name in fields:
+        setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"
+        return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
+    there = "`--help` shows the flags"
+    if takes_config:
+        there += ", and a field of the config is set by --config.FIELD=VALUE"
+    return unknown("flag", name, [*flags.FLAGS, *fields], there)
 
 
 def read_config_file(named: str) -> ConfigDict:

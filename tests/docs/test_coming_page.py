@@ -25,7 +25,7 @@ COLUMNS = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "metrics.md").read_
 PARTITION_KINDS = [*PLANS, *PARTITIONS]
 # What is no name of a field, a method, a group, a partition, a data set or a column: ways to set things, files, values.
 OTHERS = ("--workdir", "simulation.write_clients", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS=cpu", ".pkl", "clients.csv")
-OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained")
+OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "experiments.attack")
 
 
 def fields(section: object, prefix: str = "") -> list[str]:
@@ -67,6 +67,20 @@ def test_other_names_are_there():
     assert hasattr(Simulation, "write_clients")
     assert get_args(get_type_hints(EvaluateFields)["mode"]) == ("received", "trained")
     assert schedule("step/1/0.99")(3) == pytest.approx(0.99**3)
+    assert (ROOT / "experiments" / "attack.py").exists()
+
+
+def test_what_is_here_is_not_denied():
+    """Text, gradient inversion and slow clients."""
+    answers = dict(rows())
+    for flags, name in {
+        "`-vs`, `-ml`": "dataset.text_length",
+        "`-dlg`, `-dlgg`, `-bnpc`": "experiments.attack",
+        "`-tsr`, `-ssr`, `-ts`, `-tth`": "devices_profile.flops",
+    }.items():
+        assert f"`{name}`" in answers[flags] and "none" not in answers[flags]
+    missing = PAGE.partition("## What is not here")[2]
+    assert not re.search("DLG|slow|images only", missing) and "FedPCL" not in PAGE
 
 
 def test_what_has_no_equal_is_said():

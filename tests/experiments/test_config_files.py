@@ -1,13 +1,18 @@
 """A config file, a command line, a run's config.json or a coordinator that is wrong: one line that says where."""
 
+import csv
 import json
+import re
+import shlex
 import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from absl import flags
 
+from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.runner import cli, evaluate, main, train
 from fedjax_ht.runner.run_folder import remember_config
@@ -98,12 +103,74 @@ def test_a_field_that_there_is_not(argument, message):
     cli.check_overrides(base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"])
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--rounds=3", "unknown flag --rounds; rounds is a field of the config: write --config.rounds=3"),
+        ("--training.epochs", "unknown flag --training.epochs; training.epochs is a field of the config: write "),
+        ("--ruonds=3", "unknown flag 'ruonds'; did you mean 'rounds'? `--help` shows the flags, and a field of the"),
+        ("--learning_rate=3", "unknown flag 'learning_rate'; did you mean 'training.learning_rate'? `--help` shows"),
+        ("--wrkdir=a", "unknown flag 'wrkdir'; did you mean 'workdir'? `--help` shows the flags, and a field of the"),
+        ("--zzz", "unknown flag 'zzz'; `--help` shows the flags, and a field of the config is set by --config.FIELD="),
+    ],
+)
+def test_a_flag_that_there_is_not(run_script, argument, message):
+    done = run_script("run", "--config=quickstart", argument)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_command_without_a_config_has_no_fields(run_script):
+    done = run_script("list", "--rounds=3")
+    assert done.returncode == 2 and "rounds'" in done.stderr and "config" not in done.stderr
+
+
 @pytest.mark.parametrize("module", ["main", "compare", "sweep"])
 def test_every_command_with_a_config_says_it_in_one_line(run_module, tmp_path, module):
     (tmp_path / "wrong.py").write_text("def get_config():\n    return 1 / 0\n")
     done = run_module(module, f"--config={tmp_path / 'wrong.py'}", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 2
     assert done.stderr == f"error: {tmp_path / 'wrong.py'}, line 2: ZeroDivisionError: division by zero\n"
+
+
+def commands(text: str) -> list[str]:
+    """Indented lines that begin with a command of the library, with their continuations."""
+    return re.findall(r"^    (?:fedjax-ht |python -m experiments\.).*?(?<!\\)$", text, re.M | re.S)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_configs_own_commands_go_by_its_name_from_any_folder(monkeypatch, tmp_path, name):
+    found = commands(shipped()[name].read_text().split('"""')[1])
+    monkeypatch.chdir(tmp_path)
+    for command in found:
+        program, _, *words = shlex.split(command.replace("\\\n", " "), comments=True)
+        monkeypatch.setattr(sys, "argv", words)
+        named = next(word for word in words if word.startswith("--config=")).removeprefix("--config=")
+        assert program == "fedjax-ht" and named.partition(":")[0] == name
+        cli.read_config_file(named)
+
+
+@pytest.mark.parametrize("page", ["comparisons.md", "running.md"])
+def test_the_commands_of_a_page_name_shipped_configs(monkeypatch, tmp_path, page):
+    text = (ROOT / "docs" / page).read_text()
+    monkeypatch.chdir(tmp_path)
+    assert "--config=experiments" not in text
+    for command in commands(text):
+        _, *words = shlex.split(command.replace("\\\n", " "), comments=True)
+        monkeypatch.setattr(sys, "argv", words)
+        for word in words:
+            if word.startswith("--config=") and "own.py" not in word:
+                cli.read_config_file(word.removeprefix("--config="))
+
+
+def test_the_quickstarts_accuracies_are_those_of_its_csv():
+    words = " ".join(shipped()["quickstart"].read_text().split('"""')[1].split())
+    with (ROOT / "experiments" / "results" / "quickstart.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for method, label in (("fedtgp", "FedTGP"), ("local", "local")):
+        scores = [100 * float(row["best_accuracy"]) for row in rows if row["method"] == method]
+        spread = f"({np.mean(scores):.2f} ± {np.std(scores):.2f})"
+        assert f"{label} {', '.join(f'{score:.2f}' for score in scores)} % {spread}" in words
 
 
 def folder_with(tmp_path, **changes):
