@@ -8,13 +8,14 @@ from typing import Annotated
 import numpy as np
 import pytest
 
+from fedjax_ht.configs import few_samples
 from fedjax_ht.core.bounds import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.methods import METHODS
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.entries import described, entries_of
-from fedjax_ht.runner.fair import fairly_tuned, space_of
+from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
 from fedjax_ht.runner.families import families
 from fedjax_ht.runner.points import regrouped, searched, table
 from fedjax_ht.runner.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
@@ -176,6 +177,14 @@ def test_a_factory_declares_what_is_searched_of_its_method(config, method):
     assert space == SEARCHED.get(method, {})
     config.entries = tuple(points_of(method, space_of(method, config), 2))
     assert len(entries_of(config)) == 3
+
+
+def test_the_shipped_settings_say_what_was_searched_of_whom():
+    config = few_samples.get_config()
+    for spec in config.searched:
+        method, _, space = spec.partition(": ")
+        assert space == described_space(space_of(method, config))
+    assert [spec.partition(":")[0] for spec in config.searched] == [spec.partition(":")[0] for spec in config.tuned]
 
 
 def fedmine(
