@@ -11,8 +11,8 @@ search chose. Results: docs/comparisons.md.
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
 
 SHARES = {"train_share": 0.2, "val_share": 0.2}
-# What --fair=9 chose; of four classes local, lg_fedavg and fedssa in a second search, which left out settings in which a
-# client stops being finite (local's 0.21).
+# What --fair=9 chose; of four classes local, lg_fedavg and fedssa in a second search, which left out settings in which
+# a client stops being finite (local's 0.21).
 TUNED = (
     "local:training.learning_rate=0.11",
     "lg_fedavg:training.learning_rate=0.11",
