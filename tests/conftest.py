@@ -11,11 +11,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from fedjax_ht.methods import METHODS
 
-# Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small arrays do not need. It
-# holds for all processes that tests start; a jaxlib that does not know a flag ends at it. The flag is gone from jax
-# 0.11 on. With 0.12 no other one takes processor time off two rounds of FedTGP: tried were those of tiling and its
-# lowering, verification, codegen's parts, scheduling, instruction set and vectors' width; no fusion at all takes nearly
-# twice as long.
+# Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small
+# arrays do not need. It holds for all processes that tests start; a jaxlib that does not know a flag
+# ends at it. The flag is gone from jax 0.11 on. With 0.12 no other one takes processor time off two
+# rounds of FedTGP: tried were those of tiling and its lowering, verification, codegen's parts,
+# scheduling, instruction set and vectors' width; no fusion at all takes nearly twice as long.
 if (0, 10) <= jax.__version_info__ < (0, 11):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
