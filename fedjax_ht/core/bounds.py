@@ -4,10 +4,11 @@
     def fedfoo(training, weight: NonNegative = 1.0, steps: Count | None = None, variant: Literal["a", "b"] = "a"): ...
 
 Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions, tuples and mappings
-of these, and dataclasses, of which a value must be an instance; everything else passes. A number is never NaN or
-infinite: without narrower bounds an int fits in int32 and a float in float32, which is what they become in compiled
-functions. A float may be given as an int, an int never as a float, and True is no number. Traced values pass: they were
-checked where they were chosen (see `core.method.varied`).
+of these, and dataclasses, of which a value must be an instance; everything else passes. A number is
+never NaN or infinite: without narrower bounds an int fits in int32 and a float in float32, which is
+what they become in compiled functions. A float may be given as an int, an int never as a float, and
+True is no number. Traced values pass: they were checked where they were chosen (see
+`core.method.varied`).
 """
 
 import dataclasses

@@ -1,4 +1,5 @@
-"""What the functions of a method must return, checked where they are traced: it costs no time in a compiled program."""
+"""Checks what the functions of a method return where they are traced, which costs no time in a
+compiled program."""
 
 import contextlib
 import functools
@@ -12,13 +13,14 @@ import jax
 from fedjax_ht.core.method import Method, PyTree
 
 TRACED = ("init_server", "init_client", "broadcast", "receive", "client_update", "server_update", "predict")
+CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
 
 
 def guarded(method: Method) -> Method:
     """Returns the method, its functions made to refuse in one line what the contract rules out.
 
-    What a function raises itself gets a note that names the function, see `BaseException.add_note`: the traceback alone
-    would name the function of this library that happened to trace it first.
+    What a function raises itself gets a note that names the function, see `BaseException.add_note`:
+    the traceback alone would name the function of this library that happened to trace it first.
     """
     calls = {name: _noted(method, name) for name in TRACED}
 
@@ -78,8 +80,8 @@ def one_line(what: str) -> Iterator[None]:
     except AssertionError as error:
         reason = re.sub(r"^\[Chex\] Assertion \w+ failed:", "", str(error))
         reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)  # no values
-        for words, better in (("Trees 0 and 1 differ", "it differs"), ("tree 0", "before"), ("tree 1", "after")):
-            reason = reason.replace(words, better)
+        for phrase, clearer in CLEARER.items():
+            reason = reason.replace(phrase, clearer)
         raise ValueError(f"{what}: {' '.join(reason.split())}") from error
 
 
@@ -87,8 +89,8 @@ def _require_values(method: Method, name: str, out: Any, values: str) -> tuple:
     """Returns what a function returned, if it is a tuple of as many values as `values` names."""
     count = values.count(",") + 1
     if not isinstance(out, tuple) or len(out) != count:
-        found = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
-        raise ValueError(f"{name} of {method.name!r} returns {found}; it must return {values}")
+        returned = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
+        raise ValueError(f"{name} of {method.name!r} returns {returned}; it must return {values}")
     return out
 
 
@@ -101,7 +103,8 @@ def _require_form(what: str, before: PyTree, after: PyTree) -> None:
 
 def _require_metrics(method: Method, name: str, metrics: Any) -> Mapping[str, Any]:
     if not isinstance(metrics, Mapping):
-        raise ValueError(f"{name} of {method.name!r} returns a {type(metrics).__name__} for its metrics, not a dict")
+        kind = type(metrics).__name__
+        raise ValueError(f"{name} of {method.name!r} returns a {kind} for its metrics, not a dict")
     for key, value in metrics.items():
         with one_line(f"metric {key!r} of {name} of {method.name!r} must be a number"):
             chex.assert_shape(value, ())
@@ -115,8 +118,8 @@ def _require_scores(method: Method, scores: Any, shape: tuple[int, int]) -> None
         )
     if missing := [rule for rule in method.rules if rule not in scores]:
         raise ValueError(
-            f"predict of {method.name!r} lacks the rule {missing[0]!r}; it returns {', '.join(scores) or 'none'}, and "
-            f"Method.rules names {', '.join(method.rules)}"
+            f"predict of {method.name!r} lacks the rule {missing[0]!r}; "
+            f"it returns {', '.join(scores) or 'none'}, and Method.rules names {', '.join(method.rules)}"
         )
     for rule, values in scores.items():
         with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):

@@ -170,8 +170,9 @@ def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: 
         features, changed = module.apply(variables, *seen, method="features", mutable=["batch_stats"])
         if not getattr(module, "stateful", True) and _rewrites(variables, changed):
             raise ValueError(
-                f"model {name!r} normalises by the batch that it sees, its padding included, and would be scored so: "
-                "wrap it as SplitModel(base, head, stateful=True), whose base takes (x, train, mask)"
+                f"model {name!r} normalises by the batch that it sees, its padding included, and would be "
+                "scored so: wrap it as SplitModel(base, head, stateful=True), whose base takes "
+                "(x, train, mask)"
             )
         return variables["params"], features, module.apply(variables, features, method="classify")
 
@@ -194,18 +195,19 @@ def _check_module(name: str, module: Any) -> None:
         raise ValueError(f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)")
     if not isinstance(module, nn.Module):
         raise ValueError(
-            f"model {name!r} is a {kind.__module__}.{kind.__name__}; it must be a Flax module (flax.linen): "
-            "fl.SplitModel(base, head)"
+            f"model {name!r} is a {kind.__module__}.{kind.__name__}; "
+            "it must be a Flax module (flax.linen): fl.SplitModel(base, head)"
         )
     if not (hasattr(kind, "features") and hasattr(kind, "classify")):
         raise ValueError(
-            f"model {name!r} is a {kind.__name__} without features and classify; wrap a feature extractor and a head: "
-            "fl.SplitModel(base, head)"
+            f"model {name!r} is a {kind.__name__} without features and classify; "
+            "wrap a feature extractor and a head: fl.SplitModel(base, head)"
         )
 
 
 def _rewrites(variables: PyTree, changed: PyTree) -> bool:
-    """Returns whether a traced call has changed batch statistics; those that it only reads are the same objects."""
+    """Returns whether a traced call has changed batch statistics."""
+    # Those that a module only reads come back as the same objects.
     before, after = (jax.tree.leaves(tree.get("batch_stats", {})) for tree in (variables, changed))
     return any(old is not new for old, new in zip(before, after, strict=True))
 

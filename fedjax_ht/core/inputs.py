@@ -111,8 +111,8 @@ def is_image(shape: InputShape) -> bool:
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Returns whether images of this shape, four axes, are [N, C, H, W] by their channels, of which there are one or
-    three; where both orders would do they are [N, H, W, C]."""
+    """Returns whether images of this shape, four axes, are [N, C, H, W] by their channels, of which
+    there are one or three; where both orders would do they are [N, H, W, C]."""
     return shape[-1] not in CHANNELS and shape[1] in CHANNELS
 
 

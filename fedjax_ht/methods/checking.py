@@ -29,7 +29,7 @@ BRIGHT = 100.0  # of a masked sample: not NaN, since zero times NaN is NaN in an
 
 
 class Player(NamedTuple):
-    """A client that is played: its bucket, what the system knows of it, and how its samples are split."""
+    """A client that is played: its bucket, what the system knows of it, and its samples."""
 
     bucket: Bucket
     info: ClientInfo
@@ -37,16 +37,17 @@ class Player(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The samples of all players, the last of which is nobody's; plain, and with that one spoiled."""
+    """The samples of all players, of which the last is no client's; `spoiled` differs in that one."""
 
     plain: Data
     spoiled: Data
 
 
 def check_method(method: Method, federation: Federation | None = None, extra: PyTree = ()) -> None:
-    """Plays two rounds of a tiny federation and refuses a method that breaks the contract, in one line.
+    """Plays two rounds of a tiny federation and refuses a method that breaks the contract.
 
-    A client fills no batch, another one fills a batch and a half, and a third has no samples. Checked is that
+    The first client fills no batch, the second a batch and a half, and the third has no samples. It
+    is checked that
 
     * functions return what they should, see `core.contract`;
     * what clients and server compute is finite;
@@ -57,11 +58,12 @@ def check_method(method: Method, federation: Federation | None = None, extra: Py
 
     Args:
       method: such as a factory's result.
-      federation: what the method runs on, of any samples; None takes two small perceptrons with three clients each.
+      federation: what the method runs on, with inputs of any kind; None takes two small perceptrons
+        with three clients each.
       extra: per-client settings, as of `make_simulation`.
 
     Raises:
-      ValueError: the method breaks the contract, or does not run on such a federation.
+      ValueError: the method breaks the contract, or does not run on such a federation. One line.
 
     Example:
       >>> fl.check_method(mine(fl.LocalTraining(optax.sgd(0.1), batch_size=8)))
@@ -95,7 +97,13 @@ def small_federation() -> Federation:
 
 
 def filled(split: Split, columns: int, filler: np.ndarray) -> Split:
-    """Widens splits [..., max] by some columns and puts `filler` [..., max + columns] past every count."""
+    """Widens splits [..., max] by some columns and puts `filler` past every count.
+
+    Args:
+      split: of one client, or stacked.
+      columns: how many are added.
+      filler: int [max + columns], or with the leading axes of the split.
+    """
     indices, count = np.asarray(split.indices), np.asarray(split.count)
     indices = np.pad(indices, [(0, 0)] * (indices.ndim - 1) + [(0, columns)])
     real = np.arange(indices.shape[-1]) < count[..., None]
@@ -116,21 +124,22 @@ def replaced(tree: PyTree, where: jax.Array, values: Mapping[str, Any]) -> PyTre
         kind = next((kind for kind, dtype in kinds.items() if jnp.issubdtype(x.dtype, dtype)), None)
         if kind not in values:
             return x
-        return jnp.where(jnp.reshape(where, where.shape + (1,) * (x.ndim - where.ndim)), values[kind], x)
+        flags = jnp.reshape(where, where.shape + (1,) * (x.ndim - where.ndim))
+        return jnp.where(flags, values[kind], x)
 
     return jax.tree.map(one, tree)
 
 
 def _cast(method: Method, federation: Federation, extra: PyTree) -> tuple[list[Player], Pool]:
-    """The first clients of every bucket, with their samples; those of one client are nobody else's."""
+    """Chooses the first clients of every bucket and draws their samples, which no two clients share."""
     batch = method.training.batch_size
     counts = (max(1, batch // 2), batch + (batch + 1) // 2, 0)
     places = [(b, i, counts[n]) for b in federation.buckets for n, i in enumerate(federation.members(b)[:CLIENTS])]
     shape, total = federation.buckets[0].input_shape, sum(count for _, _, count in places)
     width, start, players = max(counts) + batch, 0, []
     for bucket, i, count in places:
-        own = jax.tree.map(lambda x, i=i: x[i], extra)
-        info = ClientInfo(np.int32(i), np.int32(count), np.int32(-1), own)
+        settings = jax.tree.map(lambda x, i=i: x[i], extra)
+        info = ClientInfo(np.int32(i), np.int32(count), np.int32(-1), settings)
         indices = np.arange(start, start + count, dtype=np.int32)
         split = filled(Split(indices, np.int32(count)), width - count, np.full(width, total))
         players.append(Player(bucket, info, split))
@@ -190,15 +199,15 @@ def _played(
 ) -> tuple[PyTree, PyTree]:
     """A client's new state and its uplink, if no sample that is ruled out has changed them."""
     where = f"client {player.info.id} in bucket {player.bucket.name}, round {round}"
-    own = player.split, player.info, root, round
-    plain = play(pool.plain, *own)
+    arguments = player.split, player.info, root, round
+    plain = play(pool.plain, *arguments)
     for stage, part in plain.items():
         _require_finite(f"{stage} of {method.name!r}, {where},", part)
-    spoiled = play(pool.spoiled, *own)
+    spoiled = play(pool.spoiled, *arguments)
     for stage, part in plain.items():
         _require_equal(
-            f"{stage} of {method.name!r}, {where}, reads samples that the mask or the split's count "
-            "rules out; weigh by batch.mask, as fl.masked_mean does",
+            f"{stage} of {method.name!r}, {where}, reads samples that the mask or the split's "
+            "count rules out; weigh by batch.mask, as fl.masked_mean does",
             part,
             spoiled[stage],
         )
@@ -210,8 +219,7 @@ def _played(
 def _received(
     rows: dict[str, list[tuple[PyTree, ClientInfo]]], arrived: dict[str, jax.Array], hidden: bool
 ) -> dict[str, Received]:
-    """What the server gets of the rows of each bucket; those that have not arrived hold `HIDDEN`, or
-    nothing."""
+    """Stacks the uplinks and infos of each bucket; absent rows hold `HIDDEN`, or else `NOTHING`."""
     buckets = {}
     for name, pairs in rows.items():
         uplink, info = jax.tree.map(lambda *xs: jnp.stack(xs), *pairs)

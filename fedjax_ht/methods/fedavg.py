@@ -32,7 +32,8 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
 
     Args:
       training: local training.
-      weighting: of the average, by the clients' numbers of training samples, or equal over those that have any.
+      weighting: of the average, by the clients' numbers of training samples, or equal over those that
+        have any.
     """
 
     def check(federation):

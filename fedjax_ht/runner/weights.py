@@ -32,8 +32,8 @@ def with_weights(
     Args:
       weights: name of an architecture -> a file, see `io.torch_files.load_state_dict`, or its arrays by name; or one
         file for all. "resnet34" also serves "resnet34_head1" and so on, "shared" the auxiliary model alone.
-      head: also load heads, where they compute the same here; else they stay random. None leaves them so, too, and
-        warns where the weights have any.
+      head: also load heads, where they compute the same here; else they stay random. None leaves them
+        so, too, and warns where the weights have any.
 
     Raises:
       FileNotFoundError: there is no such file.

@@ -159,7 +159,8 @@ def run(
 ) -> tuple[SimulationState, list[Row]]:
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
-    Clients and servers whose results are not finite keep their old state; a RuntimeWarning names them, each once.
+    Clients and servers whose results are not finite keep their old state; a RuntimeWarning names them,
+    each once.
 
     Args:
       simulation: what to run.
@@ -168,8 +169,8 @@ def run(
       eval_every: rounds between evaluations; the untrained federation and the last round are always evaluated.
       patience: evaluations without a new best, in every trial, after which to stop, or None.
       progress_fn: called with each new row.
-      after_round: called with the state and the history after each round; True stops the run. The next round works on
-        the state's arrays in place: keep `copy_state(state)` and never the state itself.
+      after_round: called with the state and the history after each round; True stops the run. The next
+        round works on the state's arrays in place: keep `copy_state(state)`, never the state itself.
       only: ids of the clients to evaluate, or None for all.
       give_up: rounds in a row without a single upload, in every trial, after which to stop, or None.
 
@@ -191,7 +192,7 @@ def run(
 
 
 class _Watch:
-    """Warns of what is not finite in the rows of a run, of each client and server once, and passes them on."""
+    """Passes on the rows of a run, and warns of clients and servers that are not finite, each once."""
 
     def __init__(self, progress_fn: Callable[[Row], None] | None, trials: int | None):
         self.progress_fn, self.trials = progress_fn, trials
@@ -207,8 +208,8 @@ class _Watch:
             trial = f" of trial {row['trial']}" if self.trials else ""
             more = f" and {len(new) - SHOWN} more" if len(new) > SHOWN else ""
             warnings.warn(
-                f"round {row['round']}{trial}: the results of {', '.join(new[:SHOWN])}{more} are not finite and were "
-                "left out; simulation.find_fault(state) says where a round first goes wrong",
+                f"round {row['round']}{trial}: the results of {', '.join(new[:SHOWN])}{more} are not "
+                "finite and were left out; simulation.find_fault(state) says where a round first goes wrong",
                 RuntimeWarning,
                 stacklevel=5,  # who called `run`
             )
@@ -228,8 +229,8 @@ def run_rounds(
     only: np.ndarray | None = None,
     give_up: int | None = None,
 ) -> tuple[SimulationState, list[Row]]:
-    """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone afterwards: for
-    callers that hold states once and tell of their rows in their own way."""
+    """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone
+    afterwards: for callers that hold states once and tell of their rows in their own way."""
     history = list(history)
     flops, done = (), 0 if state is None else state.round
     if done < rounds:  # traced before anything is compiled, so that a method's mistakes come first

@@ -22,8 +22,8 @@ class Simulation(NamedTuple):
 
     Attributes:
       init: () -> SimulationState.
-      run_round: (SimulationState) -> (SimulationState, RoundReport). The old state's buffers are donated: see
-        `copy_state`.
+      run_round: (SimulationState) -> (SimulationState, RoundReport). The old state's buffers are
+        donated: see `copy_state`.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
