@@ -4,7 +4,6 @@ Flower's workflow wants a strategy and a client manager, and gives up where a cl
 other's shares; its stages are called here one by one, and who is lost so early was never part of the sum.
 """
 
-import json
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,8 +12,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import FitIns, Parameters, parameters_to_ndarrays
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
-from flwr.serverapp import Grid
 
+from fedjax_ht.deploy.headers import parsed, printable
 from fedjax_ht.deploy.masks import FEWEST, MODULUS, STEPS, own_stream, threshold
 
 
@@ -32,7 +31,7 @@ class Summed(NamedTuple):
     lost: dict[int, str]
 
 
-def sum_of(grid: Grid, letters: dict[int, RecordDict], limit: float, timeout: float) -> Summed:
+def sum_of(grid: Any, letters: dict[int, RecordDict], limit: float, timeout: float) -> Summed:
     """The sum of what nodes answer to letters, each a vector.
 
     Args:
@@ -71,10 +70,10 @@ def sum_of(grid: Grid, letters: dict[int, RecordDict], limit: float, timeout: fl
                 if not stage(watched, context, state):
                     left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
                     return Summed(left, {}, lost)
-        heads = {proxy.node_id: _head(told.metrics) for proxy, told in results}
+        heads = {proxy.node_id: parsed(told.metrics["json"]) for proxy, told in results}
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
     except Exception as error:  # Flower believes what clients send; a bad message costs the sum, not the run
-        return Summed(f"{type(error).__name__}: {' '.join(str(error).split())}", {}, lost)
+        return Summed(f"{type(error).__name__}: {printable(str(error))}", {}, lost)
     return Summed(mean * len(heads), heads, {node: why for node, why in lost.items() if node not in heads})
 
 
@@ -93,7 +92,7 @@ def _context(nodes: list[int], results: list) -> SimpleNamespace:
     return SimpleNamespace(state=RecordDict(records), strategy=strategy, client_manager=manager)
 
 
-def _watched(grid: Grid, lost: dict[int, str], timeout: float) -> SimpleNamespace:
+def _watched(grid: Any, lost: dict[int, str], timeout: float) -> SimpleNamespace:
     """A grid that notes who does not answer, and why, and whose messages do not outlive their stage."""
 
     def send_and_receive(messages: list[Message], timeout: float = timeout) -> list[Message]:
@@ -106,27 +105,13 @@ def _watched(grid: Grid, lost: dict[int, str], timeout: float) -> SimpleNamespac
             if node not in said:
                 lost[node] = "no answer"
             elif said[node].has_error():
-                lost[node] = _reason(said[node])
+                lost[node] = printable(said[node].error.reason or f"error {said[node].error.code}")
         return replies
 
     return SimpleNamespace(send_and_receive=send_and_receive)
-
-
-def _reason(reply: Message) -> str:
-    """Why a client raised, without the frame that Flower puts around it."""
-    said = " ".join((reply.error.reason or f"error {reply.error.code}").split())
-    kind, found, words = said.partition(":<'")
-    return words.removesuffix("'>") if found and kind.startswith("<class ") else said
 
 
 def _without_early_losses(state: secaggplus_workflow.WorkflowState) -> None:
     """Who has not dealt its shares has no masks in the others' vectors, and no shares by which to take them off."""
     there = state.sampled_node_ids = set(state.active_node_ids)
     state.nid_to_neighbours = {node: near & there for node, near in state.nid_to_neighbours.items() if node in there}
-
-
-def _head(metrics: dict[str, Any]) -> dict[str, Any]:
-    head = json.loads(metrics["json"])
-    if not isinstance(head, dict):
-        raise ValueError(f"a head is {type(head).__name__}")
-    return head

@@ -1,13 +1,8 @@
-"""What a client has at home: its samples in a file, its states, a socket, and a program that ends with it."""
+"""What a client has at home: its samples in a file, its states, and a folder of its own."""
 
 import os
-import socket
-import stat
 import subprocess
 import sys
-import tempfile
-import threading
-import time
 from pathlib import Path
 
 import jax
@@ -17,8 +12,6 @@ import pytest
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import states
 from fedjax_ht.deploy.data import read_own, write_own
-from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.pipe import ask, listen
 
 
 @pytest.mark.parametrize("kind", ["images", "windows", "tokens"])
@@ -77,48 +70,6 @@ def test_states_are_kept_by_round_and_a_changed_one_is_refused(tmp_path):
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="has changed since it was written"):
         states.load(tmp_path, 4, state)
-
-
-def test_a_socket_answers_and_outlives_nonsense():
-    path, over = Path(tempfile.mkdtemp()) / "s", threading.Event()
-    with pytest.raises(OSError, match="no client listens at"):
-        ask(path, Envelope({}, {}))
-    double = lambda m: Envelope(m.head | {"more": 1}, {k: 2 * v for k, v in m.arrays.items()})  # noqa: E731
-    thread = threading.Thread(target=listen, args=(path, double, over.is_set))
-    thread.start()
-    while not path.exists():
-        time.sleep(0.01)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    for nonsense in (b"", b"\xff" * 8, b"\x05\0\0\0\0\0\0\0[1,2]"):
-        with socket.socket(socket.AF_UNIX) as other:
-            other.connect(str(path))
-            other.sendall(nonsense)
-    reply = ask(path, Envelope({"kind": "train"}, {"a": np.arange(4, dtype=np.int32).reshape(2, 2)}))
-    assert reply.head == {"kind": "train", "more": 1} and reply.arrays["a"].tolist() == [[0, 2], [4, 6]]
-    over.set()
-    thread.join(5)
-    assert not thread.is_alive() and not path.exists()
-
-
-def test_a_tethered_program_ends_with_who_started_it(tmp_path):
-    """Which is killed."""
-    tethered = [sys.executable, "-m", "fedjax_ht.deploy.tether"]
-    program = [
-        sys.executable,
-        "-c",
-        f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)",
-    ]
-    code = f"import os, subprocess; subprocess.run({tethered!r} + [str(os.getpid())] + {program!r})"
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.05)
-    pid = int((tmp_path / "pid").read_text())
-    parent.kill()
-    parent.wait()
-    end = time.monotonic() + 15
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_a_client_without_its_file_ends_in_one_line(tmp_path):

@@ -16,8 +16,9 @@ import pytest
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.core.privacy import Privacy
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.deploy import ledger
+from fedjax_ht.deploy import ledger, rounds
 from fedjax_ht.deploy.data import alone
+from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.noise import LEDGER, WORDS, draw, fresh_words, noise_of_steps, noise_of_sums
 from fedjax_ht.deploy.plan import about, difference, make_plan
@@ -99,7 +100,7 @@ def test_with_the_same_words_it_is_the_simulation(world, unit, tmp_path):
 
 @pytest.fixture(scope="module")
 def letter(world, tmp_path_factory):
-    """unit -> what client 1 is asked in the first round."""
+    """unit -> what client 1 is asked in the first round, in which client 3 alone is heard of."""
 
     @functools.cache
     def of(unit):
@@ -107,9 +108,10 @@ def letter(world, tmp_path_factory):
 
         def seen(client, letter):
             found[client, letter.head["kind"]] = letter
-            return letter.head["kind"] == "train"
+            return letter.head["kind"] == "train" and client != 3
 
-        simulation = as_simulation(server_of(config, sites, tmp_path_factory.mktemp("asking"), seen))
+        folder = tmp_path_factory.mktemp("asking")
+        simulation = as_simulation(server_of(config, fresh(sites, folder), folder, seen))
         simulation.run_round(simulation.init())
         return found[1, "train"]
 
@@ -181,8 +183,9 @@ def test_a_repeated_step_of_the_server_costs_epsilon(world, tmp_path):
     assert next(words) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
 
 
-def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_path):
+def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_path, monkeypatch):
     """Nobody tells an accuracy, and a run ends without one."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
     config, _, sites = world("upload")
     homes = fresh(sites, tmp_path)
 
@@ -206,7 +209,9 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
     state, report = simulation.run_round(simulation.init())
     assert report.epsilon == gaussian_epsilon(0.5, 3, 1e-5)  # client 3 has answered twice before
     gone = server_of(config, homes, tmp_path / "other", lambda _, letter: asked(letter))
-    assert as_simulation(gone).run_round(state)[1].epsilon == report.epsilon  # what was said stays said
+    with pytest.raises(Ended):
+        as_simulation(gone).run_round(state)
+    assert ledger.read(gone.ledger)["epsilon"] == report.epsilon  # what was said stays said
 
 
 def test_a_client_may_stop_by_itself(world, letter, tmp_path):
@@ -309,7 +314,7 @@ def test_a_sum_has_the_noise(world, unit, tmp_path):
     homes = {i: site._replace(plan=secure, hello=site.hello | told) for i, site in homes.items()}
     calls = transport(homes)
 
-    def add(letters, groups):
+    def add(letters, groups, most):
         masked = {i: x._replace(head=x.head | {"masked": True}) for i, x in letters.items()}
         answers = {i: answer(homes[i], x) for i, x in masked.items()}
         sums = {name: sum(answers[i].arrays["vector"].astype(float) for i in ids) for name, ids in groups.items()}

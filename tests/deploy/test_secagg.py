@@ -133,12 +133,12 @@ def test_the_transport_sums_by_group_and_says_who_is_lost(monkeypatch):
     meet, _, add = grid_nodes(grid, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
     grid.lost = lambda node, stage: node == NODES[3]
-    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]})
+    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE))
     np.testing.assert_allclose(totals["all"], own[:3].sum(0), atol=4 * STEP)
     assert answers[3].head == {"error": "no answer"} and answers[1].head == {"client": 1, "finite": True}
-    assert totals.keys() == {"all"} and add(dict.fromkeys(range(2), TRAIN), {"two": [0, 1]})[1] == {
-        "two": "2 clients are there, and it takes 3"
-    }
+    assert totals.keys() == {"all"} and add(
+        dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
+    )[1] == {"two": "2 clients are there, and it takes 3"}
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
