@@ -5,8 +5,8 @@
     fedjax-ht deploy client --config=quickstart --workdir=client3 --client_id=3 --data=npz:client_3.npz \\
         --superlink=HOST:8000 --certificates=certs --key=client3.key
 
-Every side has the config itself; it must be the same. docs/deploy.md has the whole way. What a side writes, its own user
-alone can read.
+Every side has the config itself; it must be the same. docs/deploy.md has the whole way. What a side
+writes, its own user alone can read.
 """
 
 import importlib.util

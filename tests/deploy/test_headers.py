@@ -158,13 +158,6 @@ def fuzzed_text(text):
         assert str(error).isprintable() and len(str(error)) < 2 * LINE
 
 
-HEADERS = given(
-    st.sampled_from(sorted(GOOD)), st.sampled_from([None, "client", "sample", "upload"]), st.dictionaries(NAMES, VALUES)
-)
-TEXTS = given(st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps))
-ASKS = given(st.dictionaries(st.sampled_from(sorted(ASKED)), VALUES))
-
-
 def fuzzed_ask(changes):
     try:
         ask = asked(ASKED | changes)
@@ -174,9 +167,16 @@ def fuzzed_ask(changes):
         assert 0 <= ask.oldest <= ask.last_round + 1 <= ask.round < 2**31 and ask.run.isalnum()
 
 
+UNITS = st.sampled_from([None, "client", "sample", "upload"])
+FUZZ = {
+    "headers": (fuzzed, st.sampled_from(sorted(GOOD)), UNITS, st.dictionaries(NAMES, VALUES)),
+    "texts": (fuzzed_text, st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps)),
+    "asks": (fuzzed_ask, st.dictionaries(st.sampled_from(sorted(ASKED)), VALUES)),
+}
+
+
 @pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "test", [HEADERS(fuzzed), TEXTS(fuzzed_text), ASKS(fuzzed_ask)], ids=["headers", "texts", "asks"]
-)
-def test_headers_of_any_kind(test, examples):
-    settings(max_examples=examples, deadline=None)(test)()
+@pytest.mark.parametrize("name", FUZZ)
+def test_headers_of_any_kind(name, examples):
+    test, *strategies = FUZZ[name]
+    settings(max_examples=examples, deadline=None)(given(*strategies)(test))()

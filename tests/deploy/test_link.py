@@ -1,4 +1,4 @@
-"""Both ends of Flower in one process, on loopback: clients that answer, strangers that get nowhere, and hostile clients."""
+"""Both ends of Flower in one process, on loopback: clients, strangers and hostile clients."""
 
 import contextlib
 import resource
@@ -141,10 +141,9 @@ def test_a_key_is_one_clients(keys):
 def test_a_client_whose_key_is_not_known_ends_in_one_line(keys):
     with listening({0: keys[0]}) as (link, port, _), attending(port, keys[1], client(1), 0.5) as lines:
         wait_until(lambda: len(lines) == 2)
-        assert (
-            lines[0] == f"127.0.0.1:{port} refuses this client (it does not know the key); it is tried again for 0.5 s"
-        )
-        assert lines[1] == f"127.0.0.1:{port} has refused this client for 0.5 s: it does not know the key"
+        address, why = f"127.0.0.1:{port}", "it does not know the key"
+        assert lines[0] == f"{address} refuses this client ({why}); it is tried again for 0.5 s"
+        assert lines[1] == f"{address} has refused this client for 0.5 s: {why}"
         assert link.get_node_ids() == []
 
 
