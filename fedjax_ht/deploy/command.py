@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from fedjax_ht.deploy.data import read_own, write_own
 from fedjax_ht.deploy.ended import Ended
-from fedjax_ht.deploy.masks import WIDEST
+from fedjax_ht.deploy.masks import NARROWEST, WIDEST
 from fedjax_ht.deploy.plan import Plan, make_plan
 from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import Transport
@@ -102,8 +102,8 @@ def server(plan: Plan, workdir: Path) -> None:
     from fedjax_ht.deploy import link
     from fedjax_ht.deploy.flower import grid_nodes, log_to
 
-    if not 1 <= _RANGE.value <= WIDEST:
-        raise ValueError(f"--sum_range is {_RANGE.value}; it must be from 1 to {WIDEST:g}")
+    if not NARROWEST <= _RANGE.value <= WIDEST:
+        raise ValueError(f"--sum_range is {_RANGE.value}; it must be from {NARROWEST:g} to {WIDEST:g}")
     certificate = _certificate("server.pem", _HOST.value)
     keys = link.read_keys(_path(_KEYS)) if _KEYS.value is not None or certificate else None
     check_port(_PORT.value)

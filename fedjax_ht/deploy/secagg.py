@@ -4,6 +4,7 @@ Flower's workflow wants a strategy and a client manager, and gives up where a cl
 other's shares; its stages are called here one by one, and who is lost so early was never part of the sum.
 """
 
+import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,7 +15,9 @@ from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECOR
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fedjax_ht.deploy.headers import parsed, printable
-from fedjax_ht.deploy.masks import FEWEST, MODULUS, STEPS, own_stream, threshold
+from fedjax_ht.deploy.masks import FEWEST, MODULUS, STEPS, threshold, with_stream
+
+_UNMASK = with_stream(secaggplus_workflow.SecAggPlusWorkflow.unmask_stage)
 
 
 class Summed(NamedTuple):
@@ -59,17 +62,16 @@ def sum_of(grid: Any, letters: dict[int, RecordDict], limit: float, timeout: flo
         workflow.setup_stage,
         workflow.share_keys_stage,
         workflow.collect_masked_vectors_stage,
-        workflow.unmask_stage,
+        functools.partial(_UNMASK, workflow),
     )
     try:
-        with own_stream(secaggplus_workflow):
-            for stage in stages:
-                if stage == workflow.collect_masked_vectors_stage:
-                    _without_early_losses(state)
-                    state.nid_to_fitins = {node: letters[node] for node in state.active_node_ids}
-                if not stage(watched, context, state):
-                    left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
-                    return Summed(left, {}, lost)
+        for stage in stages:
+            if stage == workflow.collect_masked_vectors_stage:
+                _without_early_losses(state)
+                state.nid_to_fitins = {node: letters[node] for node in state.active_node_ids}
+            if not stage(watched, context, state):
+                left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
+                return Summed(left, {}, lost)
         heads = {proxy.node_id: parsed(told.metrics["json"]) for proxy, told in results}
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
     except Exception as error:  # Flower believes what clients send; a bad message costs the sum, not the run

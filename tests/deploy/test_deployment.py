@@ -97,7 +97,7 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_
 
 
 def deserted(sites, lines, kinds, words, times):
-    """A transport that reaches no client after round 1, by letters of `kinds`, until `words` were said so many times."""
+    """A transport that loses letters of `kinds` after round 1 until `words` were said so many times."""
 
     def lost(client, letter):
         begun = any(line.startswith("round 1 of 2") for line in lines)

@@ -8,12 +8,14 @@ import pytest
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message
 from flwr.common import bytes_to_ndarray
+from flwr.common.secure_aggregation import secaggplus_utils
 from flwr.common.secure_aggregation.quantization import quantize
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.flower import from_records, grid_nodes, to_records
-from fedjax_ht.deploy.masks import MODULUS, STEPS, stream, threshold
+from fedjax_ht.deploy.masks import MODULUS, STEPS, stream, threshold, with_stream
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.secagg import sum_of
 from fedjax_ht.deploy.secagg_client import check_asked
@@ -170,6 +172,9 @@ UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_
     [
         (SETUP, {Key.MOD_RANGE: 1 << 23}, f"mod_range is {1 << 23}, not {MODULUS}"),
         (SETUP, {Key.MAX_WEIGHT: 1e9}, "max_weight is"),
+        (SETUP, {Key.CLIPPING_RANGE: 1e-9}, "clipping_range is 1e-09, not from 1 to 500"),
+        (SETUP, {Key.CLIPPING_RANGE: 1e9}, "clipping_range is 1"),
+        (SETUP, {Key.CLIPPING_RANGE: float("nan")}, "clipping_range is nan"),
         (SETUP, {Key.THRESHOLD: 2}, "2 of 5 shares of 5 clients"),
         (SETUP, {Key.SAMPLE_NUMBER: 9}, "3 of 5 shares of 9 clients"),
         (KEYS, {"2": None}, "a sum of 2"),
@@ -178,7 +183,7 @@ UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_
         (UNMASK, {Key.ACTIVE_NODE_ID_LIST: [0, 1]}, "a sum of 2"),
         (UNMASK, {Key.DEAD_NODE_ID_LIST: [2]}, "both secrets of one client"),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_a_client_refuses_what_would_not_hide_it(asked, change, words):
     check_asked(ConfigRecord(asked), 0)
@@ -195,6 +200,15 @@ def test_masks_depend_on_all_of_a_key():
     assert one[2].min() >= 0 and one[2].max() < MODULUS and abs(one[2].mean() / MODULUS - 0.5) < 0.05
     with pytest.raises(ValueError, match="masks below 7"):
         stream(b"a", 7, shapes)
+
+
+def test_flowers_functions_stay_as_they_are_and_one_without_masks_is_refused():
+    theirs = secaggplus_utils.pseudo_rand_gen
+    copy = with_stream(secaggplus_workflow.SecAggPlusWorkflow.unmask_stage)
+    assert copy.__globals__["pseudo_rand_gen"] is stream
+    assert secaggplus_workflow.pseudo_rand_gen is theirs is not stream
+    with pytest.raises(RuntimeError, match="setup_stage does not call pseudo_rand_gen"):
+        with_stream(secaggplus_workflow.SecAggPlusWorkflow.setup_stage)
 
 
 @pytest.mark.slow
