@@ -106,6 +106,8 @@ def server(plan: Plan, workdir: Path) -> None:
         raise ValueError(f"--sum_range is {_RANGE.value}; it must be from {NARROWEST:g} to {WIDEST:g}")
     certificate = _certificate("server.pem", _HOST.value)
     keys = link.read_keys(_path(_KEYS)) if _KEYS.value is not None or certificate else None
+    if keys is not None and (missing := sorted(set(range(plan.num_clients)) - set(keys))):
+        raise ValueError(f"{_KEYS.value} has no keys of clients {', '.join(map(str, missing))}: client{missing[0]}.pub")
     check_port(_PORT.value)
     log_to(workdir / "flower.log")
     files = certificate and (certificate, _private(certificate.with_name("server.key")))
