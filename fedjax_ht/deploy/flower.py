@@ -85,7 +85,9 @@ def grid_nodes(
             for node in heads.keys() - nodes:
                 tell(f"client {heads.pop(node)['client']} is gone")
             new = nodes - heads.keys() - refused
-            for node, reply in post({node: hello for node in new}, {}).items():
+            asked = {node: {"owner": grid.owners[node]} if node in grid.owners else {} for node in new}
+            letters = {node: hello._replace(head=hello.head | owner) for node, owner in asked.items()}
+            for node, reply in post(letters, {}).items():
                 greet(node, reply)
             if len(heads) >= wanted or time.monotonic() > end:
                 return {head["client"]: head for head in heads.values()}

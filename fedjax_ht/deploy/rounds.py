@@ -227,6 +227,8 @@ def _train_summed(server: Server, state: SimulationState, groups: dict[str, list
         try:
             if isinstance(total, str):
                 raise ValueError(total)
+            if any(i in answers and i not in good and "error" not in answers[i].head for i in clients):
+                raise ValueError("there are clients in it of which nothing is known")
             uplinks = uplinks_of(_form(server, clients[0]), total, mine)
         except ValueError as error:
             server.warn(f"{words}: there is no sum of {name}: {error}")

@@ -72,7 +72,7 @@ def sum_of(grid: Any, letters: dict[int, RecordDict], limit: float, timeout: flo
             if not stage(watched, context, state):
                 left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
                 return Summed(left, {}, lost)
-        heads = {proxy.node_id: parsed(told.metrics["json"]) for proxy, told in results}
+        heads = {proxy.node_id: _header(told.metrics) for proxy, told in results}
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
     except Exception as error:  # Flower believes what clients send; a bad message costs the sum, not the run
         return Summed(f"{type(error).__name__}: {printable(str(error))}", {}, lost)
@@ -117,3 +117,11 @@ def _without_early_losses(state: secaggplus_workflow.WorkflowState) -> None:
     """Who has not dealt its shares has no masks in the others' vectors, and no shares by which to take them off."""
     there = state.sampled_node_ids = set(state.active_node_ids)
     state.nid_to_neighbours = {node: near & there for node, near in state.nid_to_neighbours.items() if node in there}
+
+
+def _header(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A client's header; {} of one that cannot be read, whose vector is in the sum all the same."""
+    try:
+        return parsed(metrics.get("json"))
+    except ValueError:
+        return {}

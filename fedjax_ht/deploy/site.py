@@ -197,8 +197,13 @@ def answer(site: Site, message: Envelope) -> Envelope:
 
 
 def _hello(site: Site, message: Envelope) -> Envelope:
-    if words := difference(message.head["about"], about(site.plan)):
-        raise ValueError(f"it {words}")
+    owner, words = message.head.get("owner"), difference(message.head["about"], about(site.plan))
+    wrong = f"it {words}" if words else ""
+    if owner is not None and owner != site.client:
+        wrong = f"its key is that of client {printable(str(owner))}"
+    if wrong:
+        site.tell(f"client {site.client} is left out: {printable(wrong)}")
+        raise ValueError(wrong)
     return Envelope(site.hello, {})
 
 

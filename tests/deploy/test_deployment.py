@@ -151,6 +151,16 @@ def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path
     assert answer(sites[0], Envelope(hello, {})).head["error"] == "it has fedjax_ht 0.1.0, not 9.0"
 
 
+def test_a_client_says_at_home_why_it_is_left_out(federation):
+    _, _, sites = federation
+    lines, letter = [], hello(sites[1].plan)
+    site = sites[1]._replace(tell=lines.append)
+    assert answer(site, letter).head["client"] == 1 and "error" not in answer(site, letter).head
+    assert "error" not in answer(site, letter._replace(head=letter.head | {"owner": 1})).head and lines == []
+    told = answer(site, letter._replace(head=letter.head | {"owner": 2})).head["error"]
+    assert told == "its key is that of client 2" and lines == [f"client 1 is left out: {told}"]
+
+
 def test_what_a_client_cannot_answer_is_one_line(federation):
     _, _, sites = federation
     head = {"kind": "train", "run": "a", "round": 5, "last_round": 3, "oldest": 0}

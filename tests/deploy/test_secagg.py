@@ -115,6 +115,14 @@ def test_what_is_beyond_the_range_is_cut_and_said(monkeypatch):
     assert "warning" not in found.heads[NODES[0]]
 
 
+def test_a_header_that_cannot_be_read_is_none_and_the_sum_is_whole(monkeypatch):
+    own = vectors()
+    grid, _ = local_grid(monkeypatch, own, {1: {"metrics": {"loss": 10**400}}})
+    found = summed(grid)
+    np.testing.assert_allclose(found.total, own.sum(0), atol=4 * STEP)
+    assert found.heads[NODES[1]] == {} and found.heads[NODES[0]]["client"] == 0
+
+
 @pytest.mark.parametrize("how", ["longer", "empty"])
 def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
     grid, _ = local_grid(monkeypatch, [*vectors(3), np.zeros(SIZE + 1, np.float32)])
