@@ -305,22 +305,45 @@ def test_what_noise_costs(tmp_path):
     assert 2**31 < max(map(max, drawn)) < 2**32
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_sum_has_the_noise(world, unit, tmp_path):
-    """Uplinks of which the server has the sum alone; here without a protocol."""
-    config, simulation, sites = world(unit)
+def summing_server(config, sites, folder, changed=lambda client, head: head, tell=print):
+    """A server that has sums alone; here without a protocol."""
     secure = make_plan(config, secure_sums=True)
-    told, homes = about(secure), fresh(sites, tmp_path)
+    told, homes = about(secure), fresh(sites, folder)
     homes = {i: site._replace(plan=secure, hello=site.hello | told) for i, site in homes.items()}
-    calls = transport(homes)
 
     def add(letters, groups, most):
         masked = {i: x._replace(head=x.head | {"masked": True}) for i, x in letters.items()}
         answers = {i: answer(homes[i], x) for i, x in masked.items()}
         sums = {name: sum(answers[i].arrays["vector"].astype(float) for i in ids) for name, ids in groups.items()}
-        return {i: x._replace(arrays={}) for i, x in answers.items()}, sums
+        return {i: Envelope(changed(i, x.head), {}) for i, x in answers.items()}, sums
 
-    server = make_server(secure, calls._replace(add=add), "a", print, tmp_path / "server", fixed)
+    return make_server(secure, transport(homes)._replace(add=add), "a", tell, folder / "server", fixed)
+
+
+def test_of_a_sum_with_an_unknown_client_in_it_nothing_is_made(world, tmp_path, monkeypatch):
+    """It would be divided by too few."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
+    config, simulation, sites = world("client")
+    lines, once = [], iter([True])
+
+    def changed(client, head):
+        return head | {"metrics": None} if client == 2 and next(once, False) else head
+
+    server = summing_server(config, sites, tmp_path, changed, lines.append)
+    (end, _), (own, _) = rounds_of(as_simulation(server), 1), rounds_of(simulation, 1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), end.servers, own.servers)
+    assert lines == [
+        "client 2, round 1: what it says of 'metrics' cannot be read",
+        "round 1: there is no sum of mlp: there are clients in it of which nothing is known",
+        "round 1: no client took part, and it does not count; it is tried again",
+    ]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_sum_has_the_noise(world, unit, tmp_path):
+    """Uplinks of which the server has the sum alone."""
+    config, simulation, sites = world(unit)
+    server = summing_server(config, sites, tmp_path)
     (end, rows), (own, own_rows) = rounds_of(as_simulation(server)), rounds_of(simulation)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), end.servers, own.servers)
     assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in own_rows]
