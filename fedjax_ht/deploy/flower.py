@@ -127,10 +127,10 @@ def grid_nodes(
             reached = {nodes[client]: to_records(letters[client]) for client in clients if client in nodes}
             shares = SHARE * len(clients)
             grid.expect({nodes[client]: LONGEST + most[client] + shares for client in clients if client in nodes})
-            found = sum_of(grid, reached, limit, timeout)
-            answered = found.heads | {node: {"error": why} for node, why in found.lost.items()}
+            outcome = sum_of(grid, reached, limit, timeout)
+            answered = outcome.heads | {node: {"error": why} for node, why in outcome.lost.items()}
             answers |= {heads[node]["client"]: Envelope(head, {}) for node, head in answered.items()}
-            totals[name] = found.total
+            totals[name] = outcome.total
         return answers, totals
 
     def post(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope | str]:
@@ -166,7 +166,7 @@ def responder(answer: Callable[[Envelope], Envelope]) -> Callable[[Message, Cont
     Whether an uplink leaves masked is said here, on the client's side, whatever the server writes into the header.
     """
 
-    def told(message: Message, hidden: bool) -> Envelope:
+    def reply_of(message: Message, hidden: bool) -> Envelope:
         envelope = from_records(message.content)
         return answer(envelope._replace(head=envelope.head | {"masked": hidden}))
 
@@ -174,11 +174,11 @@ def responder(answer: Callable[[Envelope], Envelope]) -> Callable[[Message, Cont
         try:
             of_a_sum = RECORD_KEY_CONFIGS in message.content.config_records
             if of_a_sum and message.metadata.message_type == MessageType.TRAIN:
-                return masked(message, context, lambda message: told(message, hidden=True))
-            return Message(to_records(told(message, hidden=False)), reply_to=message)
+                return masked(message, context, lambda message: reply_of(message, hidden=True))
+            return Message(to_records(reply_of(message, hidden=False)), reply_to=message)
         except Exception as error:  # whatever it is, the client stays there for the next message
-            own = isinstance(error, ValueError | OSError)
-            why = printable(str(error)) if own else type(error).__name__
+            is_ours = isinstance(error, ValueError | OSError)
+            why = printable(str(error)) if is_ours else type(error).__name__
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)
 
     return respond

@@ -37,14 +37,14 @@ for one that may not come in."""
 
 
 class Allowance:
-    """Bytes that each node may upload: those of the answers that it was asked for last and before."""
+    """Bytes that each node may upload: those of its last answer and of the one before."""
 
     def __init__(self, left: Mapping[int, int] = MappingProxyType({})):
         self.left = dict(left)
         self.last: dict[int, int] = {}
 
     def grant(self, node: int, size: int) -> None:
-        """Allows an answer of `size` bytes, and what is left of the one before: an answer may be late."""
+        """Allows an answer of `size` bytes, and what is left of one that may be late."""
         self.left[node] = size + min(self.left.get(node, 0), self.last.get(node, 0))
         self.last[node] = size
 
@@ -100,9 +100,12 @@ def gate(
 
 
 async def _body(
-    receive: Callable[[], Awaitable], headers: Mapping[bytes, bytes], take: Callable[[int], bool], limit: int
+    receive: Callable[[], Awaitable],
+    headers: Mapping[bytes, bytes],
+    take: Callable[[int], bool],
+    limit: int,
 ) -> bytes | None:
-    """A request's body; None where it is longer than `take` allows, or says that it is longer than `limit`."""
+    """A request's body; None where it is longer than `take` allows, or than `limit` by its header."""
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18 or int(length) > limit:
         return None

@@ -1,7 +1,7 @@
-"""Everything that the other side of a connection says besides its arrays: parsed, typed, bounded and finite.
+"""What the other side of a connection says besides its arrays: parsed, typed, bounded and finite.
 
-A header is other people's JSON. It is parsed by `parsed` and looked at by `unreadable` (a client's) or `asked` (a
-server's), and nothing of it is used before.
+A header is other people's JSON. It is parsed by `parsed` and looked at by `unreadable` (a client's)
+or `asked` (a server's), and nothing of it is used before.
 """
 
 import json
@@ -21,17 +21,28 @@ LARGEST = 1e30
 FLOAT32 = 3.4028235e38
 MEASURES = 1000
 """Metrics of one answer, at most."""
-DTYPES = ("float32", "float16", "bfloat16", "uint8", "uint16", "uint32", "int8", "int16", "int32", "bool")
+DTYPES = (
+    "float32",
+    "float16",
+    "bfloat16",
+    "uint8",
+    "uint16",
+    "uint32",
+    "int8",
+    "int16",
+    "int32",
+    "bool",
+)
 
 
 class Asked(NamedTuple):
-    """What a server asks a client for.
+    """A server's request to a client.
 
     Attributes:
       run: the run's name, letters and digits.
       round: from 0.
       last_round: the client's last round that counts, -1 before the first.
-      oldest: the number of rounds after which the oldest state holds that the server may come back to.
+      oldest: the number of rounds after which the oldest state holds that the server may go back to.
     """
 
     run: str
@@ -67,14 +78,16 @@ def _whole(digits: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Text of the other side as part of one line: what does not print is escaped, and the end is cut off."""
+    """Makes text of the other side part of one line: what does not print is escaped, and the end is
+    cut off."""
     text = " ".join(text[: 4 * LINE].split())
     text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return text if len(text) <= LINE else f"{text[:LINE]}..."
 
 
 def unreadable(head: dict[str, Any], kind: str, unit: str | None, rules: Sequence[str]) -> str:
-    """Names the first entry of a client's header that is missing or not what it must be; "" where all are right.
+    """Names the first entry of a client's header that is missing or not what it must be; "" where all
+    are right.
 
     Args:
       head: its answer's, without "error".
@@ -102,7 +115,7 @@ def unreadable(head: dict[str, Any], kind: str, unit: str | None, rules: Sequenc
 
 
 def asked(head: dict[str, Any]) -> Asked:
-    """What a server asks for, by its message's header.
+    """Reads what a server asks for out of its message's header.
 
     Raises:
       ValueError: it asks for what no server asks for. One line.
@@ -141,7 +154,7 @@ def _amount(x: Any) -> bool:
 
 
 def _metrics(x: Any) -> bool:
-    """Metrics as float32 holds them. NaN is one: a client without samples has no loss, and says so."""
+    """Whether it is metrics as float32 holds them. NaN is one: that of a client without samples."""
     if not isinstance(x, dict) or len(x) > MEASURES:
         return False
     return all(_number(value) and (value != value or abs(value) <= FLOAT32) for value in x.values())
@@ -152,7 +165,7 @@ def _counts(x: Any) -> bool:
 
 
 def _task(x: Any) -> bool:
-    """What `plan.task_as_json` writes."""
+    """Whether it is as `plan.task_as_json` writes it."""
     if not isinstance(x, dict) or set(x) != {"shape", "dtype", "num_classes", "vocabulary"}:
         return False
     shape = x["shape"]
@@ -164,10 +177,10 @@ def _task(x: Any) -> bool:
 
 
 def _scores(splits: Sequence[str], rules: Sequence[str]) -> Callable[[Any], bool]:
-    def one(x: Any) -> bool:
+    def is_score(x: Any) -> bool:
         if not (isinstance(x, dict) and is_count(x.get("count")) and isinstance(x.get("correct"), dict)):
             return False
         correct = x["correct"]
         return set(correct) == set(rules) and all(is_count(c) and c <= x["count"] for c in correct.values())
 
-    return lambda x: isinstance(x, dict) and set(x) == set(splits) and all(map(one, x.values()))
+    return lambda x: isinstance(x, dict) and set(x) == set(splits) and all(map(is_score, x.values()))

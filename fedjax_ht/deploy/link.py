@@ -1,8 +1,8 @@
-"""The server's end of Flower: its SuperLink in this process, with nothing but the gate on the outside. Needs the extra
-`flower`.
+"""The server's end of Flower: its SuperLink in this process, with nothing but the gate outside.
 
-The Control and Runtime APIs, by which Flower's own commands start runs and exchange messages, are called as functions
-here. No socket answers them: there is nothing that another user of this machine could ask.
+What Flower's own commands do by its Control and Runtime APIs, starting runs and exchanging messages,
+is done here by calls. No socket answers them: there is nothing that another user of this machine
+could ask. Needs the extra `flower`.
 """
 
 import base64
@@ -23,7 +23,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, TIMESTAMP_HEADER, ErrorCode
+from flwr.common.constant import (
+    NOOP_ACCOUNT_NAME,
+    NOOP_FLWR_AID,
+    SUPERLINK_NODE_ID,
+    TIMESTAMP_HEADER,
+    ErrorCode,
+)
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.constant import (
@@ -39,7 +45,11 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, public_key_to_bytes, verify_signature
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    public_key_to_bytes,
+    verify_signature,
+)
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.main import create_app
 from google.protobuf.message import DecodeError
@@ -75,7 +85,8 @@ class Link(NamedTuple):
 
 
 def read_keys(folder: Path) -> dict[int, bytes]:
-    """Client id -> its public key, by the number at the end of each file's name: client3.pub is client 3's.
+    """Reads the clients' public keys: client id -> key. The id is the number at the end of a file's
+    name: client3.pub is client 3's.
 
     Raises:
       ValueError, OSError: a file is no such key, or has no number or another's. One line.
@@ -186,8 +197,8 @@ def signing_node(state: LinkState, keyed: bool, headers: Mapping[bytes, bytes]) 
 
 
 def is_answer(name: str, node: int, body: bytes) -> bool:
-    """Whether a request is no message, or a node's own answer to one. Flower would take one that says that it is the
-    server's, and hand it to another client."""
+    """Whether a request is no message, or a node's own answer to one. Flower would take a message
+    that says that it is the server's, and hand it to another client."""
     if name != "push-messages":
         return True
     try:
@@ -231,7 +242,11 @@ def _running(state: LinkState, over: threading.Event) -> Iterator[int]:
     state.claim_task(task_id)
     state.activate_task(task_id)
     # Messages are made by whom Flower takes this process for.
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, SUPERLINK_NODE_ID, task_id
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = (
+        run_id,
+        SUPERLINK_NODE_ID,
+        task_id,
+    )
 
     def beat():
         while not over.wait(HEARTBEAT_SECONDS):
@@ -254,8 +269,9 @@ def exchange(state: LinkState, run_id: int, messages: list[Message], timeout: fl
       timeout: seconds to wait.
 
     Returns:
-      Replies of those that have answered, or an error in place of what cannot be read. Their metadata are the
-      SuperLink's: whom a reply is from, and to which message, is not what its sender writes into it.
+      Replies of those that have answered, or an error in place of what cannot be read. Their
+      metadata are the SuperLink's: a reply is from the node that was asked, whatever its sender
+      writes into it.
     """
     waiting = {_sent(state, run_id, message): message for message in messages}
     replies, end = [], time.monotonic() + timeout
@@ -298,7 +314,10 @@ def _received(state: LinkState, run_id: int, message_id: str, asked: Message, en
         else:
             content = read.content
     except Exception as problem:  # it inflates what a client wrote, and no client may end the run
-        content, error = None, Error(ErrorCode.MESSAGE_UNAVAILABLE, f"it cannot be read: {type(problem).__name__}")
+        content, error = (
+            None,
+            Error(ErrorCode.MESSAGE_UNAVAILABLE, f"it cannot be read: {type(problem).__name__}"),
+        )
     state.object_store.delete(reply.metadata.message_id)
     state.delete_messages({message_id})
     metadata = reply.metadata

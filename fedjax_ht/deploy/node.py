@@ -90,7 +90,7 @@ def attend(
 ) -> None:
     """Answers a server's messages until `stop`.
 
-    A server that cannot be reached is tried again for as long as it takes: it may be started later, or again.
+    A server that cannot be reached is tried again for as long as it takes: it may be started later.
 
     Args:
       address: HOST:PORT of the server.
@@ -112,7 +112,7 @@ def attend(
     with FleetHttpClient.from_server_address(address, certificate is None, root, interceptors) as client:
         while not stop():
             try:
-                with _active(client, public_key_to_bytes(public), own=key is None) as node:
+                with _active(client, public_key_to_bytes(public), registers=key is None) as node:
                     if silent or refused_since is not None:
                         tell(f"connected to {address}")
                     refused_since, silent = None, False
@@ -126,7 +126,10 @@ def attend(
                 if now - refused_since >= patience:
                     raise Ended(f"{address} has refused this client for {patience:g} s: {why}") from None
                 _wait(stop)
-            except (httpx.HTTPError, ValueError) as error:  # ValueError: what answers is no such server
+            except (
+                httpx.HTTPError,
+                ValueError,
+            ) as error:  # ValueError: what answers is no such server
                 if not silent:
                     silent = True
                     why = printable(str(error)) or type(error).__name__
@@ -142,14 +145,19 @@ def _wait(stop: Callable[[], bool]) -> None:
 
 def _reason(error: httpx.HTTPStatusError) -> str:
     code = error.response.status_code
-    known = {401: "it does not know the key", 412: "another process is there with the key", 413: "it is too long"}
+    known = {
+        401: "it does not know the key",
+        412: "another process is there with the key",
+        413: "it is too long",
+    }
     return known.get(code, f"HTTP {code}")
 
 
 @contextlib.contextmanager
-def _active(client: FleetHttpClient, public: bytes, own: bool) -> Iterator[Node]:
-    """This client as one of the server's nodes within the block; one with a key of its `own` making registers it."""
-    if own:
+def _active(client: FleetHttpClient, public: bytes, registers: bool) -> Iterator[Node]:
+    """This client as one of the server's nodes within the block; where it `registers`, with a
+    key of its own making."""
+    if registers:
         with contextlib.suppress(httpx.HTTPStatusError):  # it has done so before
             client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
     request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_SECONDS)
@@ -169,7 +177,7 @@ def _active(client: FleetHttpClient, public: bytes, own: bool) -> Iterator[Node]
         over.set()
         with contextlib.suppress(httpx.HTTPError, ValueError):
             client.DeactivateNode(DeactivateNodeRequest(node_id=node.node_id))
-            if own:
+            if registers:
                 client.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
 
 
@@ -204,7 +212,9 @@ def _push(client: FleetHttpClient, node: Node, reply: Message) -> None:
         reply.metadata.__dict__["_message_id"] = reply.object_id
         bare = remove_content_from_message(reply) if reply.has_content() else reply
         request = PushMessagesRequest(
-            node=node, messages_list=[message_to_proto(bare)], message_object_trees=[get_object_tree(reply)]
+            node=node,
+            messages_list=[message_to_proto(bare)],
+            message_object_trees=[get_object_tree(reply)],
         )
         response = client.PushMessages(request)
         push = make_push_object_fn_protobuf(client.PushObject, node, reply.metadata.run_id, response.session_id)

@@ -89,7 +89,7 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
       Ended: nobody has taken part for as many tries as `give_up` says, or could be reached for `Server.patience`.
     """
     number, num_clients = state.round, server.plan.num_clients
-    there, asked, answered = _participants(server, state)
+    reachable, asked, answered = _participants(server, state)
     received = {b.name: _received(server, state, b, answered) for b in server.federation.buckets}
     rows = {name: np.arange(len(r.arrived), dtype=np.int32)[None] for name, r in received.items()}
     words, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
@@ -100,13 +100,13 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
         infos = jax.tree.map(lambda x: x[None], _info(server, state, np.arange(num_clients)))
         everyone = server.charge((state.servers, _seeds(server), (), infos), round_)
         order = np.concatenate([server.federation.members(b) for b in server.federation.buckets])
-        everyone = jax.tree.map(lambda x: x[:, there[order]], everyone)
+        everyone = jax.tree.map(lambda x: x[:, reachable[order]], everyone)
     servers, result = server.serve(own, (received, round_, server.frozen, ()))
     result, everyone = fetch((of_trial(result, 0), everyone if everyone is None else of_trial(everyone, 0)))
     last_round = state.last_round.copy()
-    last_round[0, sorted(answered) if everyone is None else there] = number
+    last_round[0, sorted(answered) if everyone is None else reachable] = number
     report = round_report([_results(answered)], result, everyone, 0.0, np.zeros(num_clients, bool))
-    lost = num_clients - int(there.sum()) + len(asked) - len(answered)
+    lost = num_clients - int(reachable.sum()) + len(asked) - len(answered)
     if server.plan.unit != "upload":  # there clients do not tell
         longest = max((one.head["seconds"] for one in answered.values()), default=0.0)
         report = report._replace(metrics=report.metrics | {"seconds_client": longest})
@@ -120,48 +120,52 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
 
 
 def _participants(server: Server, state: SimulationState) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
-    """The clients that could be reached, bool [num_clients], those that were asked, and what those of them sent that
-    answered, of whom there is one at least."""
+    """Tries a round until a client takes part.
+
+    Returns:
+      The clients that could be reached, bool [num_clients]; the ids of those that were asked; and what those of them
+      sent that have answered, of whom there is one at least.
+    """
     tries, most = 0, server.plan.config.give_up
     while True:
-        there, asked, answered = _tried(server, state, _somebody(server, state))
+        reachable, asked, answered = _tried(server, state, _somebody(server, state))
         if answered:
-            return there, asked, answered
+            return reachable, asked, answered
         tries += 1
-        words = f"round {state.round + 1}: no client took part, and it does not count"
+        problem = f"round {state.round + 1}: no client took part, and it does not count"
         if most and tries >= most:
-            raise Ended(f"{words}; {tries} tries are as many as give_up says. {GOES_ON}")
-        server.warn(f"{words}; it is tried again")
+            raise Ended(f"{problem}; {tries} tries are as many as give_up says. {GOES_ON}")
+        server.warn(f"{problem}; it is tried again")
         time.sleep(PAUSE_SECONDS)
 
 
 def _somebody(server: Server, state: SimulationState) -> Heads:
-    """The clients that can be reached, once there is one."""
-    found = reached(server)
-    if not found:
-        words = f"round {state.round + 1}: no client can be reached"
-        server.warn(f"{words}; waiting {server.patience:g} s at most")
+    """Waits for a client where none can be reached, and returns the headers of those that can."""
+    heads = reached(server)
+    if not heads:
+        problem = f"round {state.round + 1}: no client can be reached"
+        server.warn(f"{problem}; waiting {server.patience:g} s at most")
         late = time.monotonic() + server.patience
-        while not (found := reached(server, 1)):
+        while not (heads := reached(server, 1)):
             if time.monotonic() >= late:
-                raise Ended(f"{words}, after {server.patience:g} s. {GOES_ON}")
+                raise Ended(f"{problem}, after {server.patience:g} s. {GOES_ON}")
             time.sleep(PAUSE_SECONDS)
-    return found
+    return heads
 
 
 def _tried(server: Server, state: SimulationState, heads: Heads) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
-    """One try of a round with the clients of `heads`, as `_participants` returns it."""
+    """Tries a round once with the clients of `heads`; returns what `_participants` does."""
     num_clients = server.plan.num_clients
-    there = np.isin(np.arange(num_clients), sorted(heads))
+    reachable = np.isin(np.arange(num_clients), sorted(heads))
     # Who is drawn hides nobody here, and is no matter of privacy: all know the seed.
-    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: there), privacy=None)
+    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: reachable), privacy=None)
     ids, _ = choose_participants(options, num_clients, state.round)
     asked = ids.tolist()
     if server.groups is None:
-        return there, asked, _train(server, state, asked)
+        return reachable, asked, _train(server, state, asked)
     groups = _taking_part(server, state, set(asked))
     asked = [i for clients in groups.values() for i in clients]
-    return there, asked, _train_summed(server, state, groups)
+    return reachable, asked, _train_summed(server, state, groups)
 
 
 def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
@@ -173,10 +177,10 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
     return evaluation(server.counts["train"], found, None)
 
 
-def reached(server: Server, wanted: int = 0) -> Heads:
-    """The clients that can be reached and are as they were when the run began; waits for `wanted` of them, see
+def reached(server: Server, fewest: int = 0) -> Heads:
+    """The clients that can be reached and are as they were when the run began; waits for `fewest` of them, see
     `Transport.meet`."""
-    heads = met(server.plan, server.transport, wanted, server.warn)
+    heads = met(server.plan, server.transport, fewest, server.warn)
     kept = {}
     for client, head in heads.items():
         before = {split: int(counts[client]) for split, counts in server.counts.items()}

@@ -197,13 +197,13 @@ def answer(site: Site, message: Envelope) -> Envelope:
 
 
 def _hello(site: Site, message: Envelope) -> Envelope:
-    owner, words = message.head.get("owner"), difference(message.head["about"], about(site.plan))
-    wrong = f"it {words}" if words else ""
+    owner, differs = message.head.get("owner"), difference(message.head["about"], about(site.plan))
+    problem = f"it {differs}" if differs else ""
     if owner is not None and owner != site.client:
-        wrong = f"its key is that of client {printable(str(owner))}"
-    if wrong:
-        site.tell(f"client {site.client} is left out: {printable(wrong)}")
-        raise ValueError(wrong)
+        problem = f"its key is that of client {printable(str(owner))}"
+    if problem:
+        site.tell(f"client {site.client} is left out: {printable(problem)}")
+        raise ValueError(problem)
     return Envelope(site.hello, {})
 
 

@@ -16,7 +16,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest, UnregisterNodeRequest
+from flwr.proto.control_pb2 import (
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -73,7 +78,15 @@ def attending(port, key, answer, patience=0.0):
 
     def attend():
         try:
-            node.attend(f"127.0.0.1:{port}", None, key, responder(answer), over.is_set, lines.append, patience)
+            node.attend(
+                f"127.0.0.1:{port}",
+                None,
+                key,
+                responder(answer),
+                over.is_set,
+                lines.append,
+                patience,
+            )
         except Ended as error:
             lines.append(str(error))
 
@@ -139,7 +152,10 @@ def test_a_key_is_one_clients(keys):
 
 
 def test_a_client_whose_key_is_not_known_ends_in_one_line(keys):
-    with listening({0: keys[0]}) as (link, port, _), attending(port, keys[1], client(1), 0.5) as lines:
+    with (
+        listening({0: keys[0]}) as (link, port, _),
+        attending(port, keys[1], client(1), 0.5) as lines,
+    ):
         wait_until(lambda: len(lines) == 2)
         address, why = f"127.0.0.1:{port}", "it does not know the key"
         assert lines[0] == f"{address} refuses this client ({why}); it is tried again for 0.5 s"
@@ -173,7 +189,10 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
             deactivate = DeactivateNodeRequest(node_id=there)
             assert status_of(lambda: stranger.DeactivateNode(deactivate)) == 401
         assert link.get_node_ids() == [there] and said in ([], ["connected"])
-        assert exchange({0: Envelope({"kind": "train"}, {})}, {})[0].head == {"client": 0, "kind": "train"}
+        assert exchange({0: Envelope({"kind": "train"}, {})}, {})[0].head == {
+            "client": 0,
+            "kind": "train",
+        }
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -181,7 +200,12 @@ def test_what_a_stranger_sends_is_not_read(keys, keyed):
     """500 MB by Content-Length and by chunks, to each of Flower's APIs."""
     with listening(keys if keyed else None) as (_, port, _):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for path in ("fleet/push-object", "fleet/pull-messages", "control/start-run", "runtime/push-object"):
+        for path in (
+            "fleet/push-object",
+            "fleet/pull-messages",
+            "control/start-run",
+            "runtime/push-object",
+        ):
             for declared in (True, False):
                 assert sent_in_vain(port, f"/v1/{path}", declared) < 64 * MEGABYTE
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
@@ -280,7 +304,11 @@ def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
             public = public_key_to_bytes(keys[1].public_key())
             own = hostile.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=15)).node_id
             for source, target, to in ((1, victim, ""), (victim, 1, "a" * 64), (own, victim, "")):
-                message = Message(to_records(Envelope({"kind": "train"}, {})), dst_node_id=target, message_type="train")
+                message = Message(
+                    to_records(Envelope({"kind": "train"}, {})),
+                    dst_node_id=target,
+                    message_type="train",
+                )
                 message.metadata.__dict__.update(_src_node_id=source, _reply_to_message_id=to)
                 with no_object_id_recompute():
                     message.metadata.__dict__["_message_id"] = message.object_id

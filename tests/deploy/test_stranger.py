@@ -1,4 +1,5 @@
-"""A stranger at a running deployment, by real processes on loopback: Flower's own commands, and bytes without end."""
+"""A stranger at a running deployment, by real processes on loopback: Flower's own commands, and
+bytes without end."""
 
 import contextlib
 import os
@@ -12,7 +13,15 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.deploy.test_flower import command, end_all, free_port, key, made_ready, start_client, start_server
+from tests.deploy.test_flower import (
+    command,
+    end_all,
+    free_port,
+    key,
+    made_ready,
+    start_client,
+    start_server,
+)
 from tests.deploy.test_link import MEGABYTE, sent_in_vain
 
 APP = """\
@@ -49,7 +58,12 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
     else:
         words = ["--workdir=server", f"--port={port}", "--insecure"]
         server = command(tmp_path, "server", *words, log="server.log")
-        words = ["--client_id=0", "--data=npz:sites/client_0.npz", f"--superlink=127.0.0.1:{port}", "--insecure"]
+        words = [
+            "--client_id=0",
+            "--data=npz:sites/client_0.npz",
+            f"--superlink=127.0.0.1:{port}",
+            "--insecure",
+        ]
         client = command(tmp_path, "client", "--workdir=home0", *words, log="client0.log")
     try:
         wait_for_line(tmp_path / "client0.log", "connected to")
@@ -63,7 +77,11 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
             ["supernode", "register", "stranger.pub", "here"],
         ):
             done = flwr(tmp_path, *words)
-            assert done.returncode and "404" in done.stdout + done.stderr, (words, done.stdout, done.stderr)
+            assert done.returncode and "404" in done.stdout + done.stderr, (
+                words,
+                done.stdout,
+                done.stderr,
+            )
         if secured:
             said = supernode(tmp_path, port)
             assert "Starting Flower SuperNode" in said and "SuperNode ID" not in said
@@ -84,9 +102,22 @@ def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
     port = made_ready(tmp_path, "fedproto", rounds=2)
     key(tmp_path / "keys", 9)
     server = start_server(tmp_path, port, "--patience=15")
-    own = ["--data=npz:sites/client_0.npz", f"--superlink=127.0.0.1:{port}", "--certificates=certs", "--patience=3"]
+    own = [
+        "--data=npz:sites/client_0.npz",
+        f"--superlink=127.0.0.1:{port}",
+        "--certificates=certs",
+        "--patience=3",
+    ]
     clients = [
-        command(tmp_path, "client", "--workdir=a", "--client_id=0", "--key=keys/client9", *own, log="a.log"),
+        command(
+            tmp_path,
+            "client",
+            "--workdir=a",
+            "--client_id=0",
+            "--key=keys/client9",
+            *own,
+            log="a.log",
+        ),
         command(tmp_path, "client", "--workdir=b", "--client_id=0", "--key=client1", *own, log="b.log"),
     ]
     try:
@@ -155,13 +186,22 @@ def flowers(folder: Path) -> dict[str, str]:
 def flwr(folder: Path, *words: str) -> subprocess.CompletedProcess:
     program = str(Path(sys.executable).with_name("flwr"))
     return subprocess.run(
-        [program, *words], cwd=folder, env=flowers(folder), capture_output=True, text=True, timeout=120
+        [program, *words],
+        cwd=folder,
+        env=flowers(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
 def supernode(folder: Path, port: int, seconds: float = 20.0) -> str:
     """What Flower's own node says that has a key which nobody knows."""
-    words = [str(Path(sys.executable).with_name("flower-supernode")), "--superlink", f"127.0.0.1:{port}"]
+    words = [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        "--superlink",
+        f"127.0.0.1:{port}",
+    ]
     words += ["--root-certificates", str(folder / "certs" / "ca.crt"), "--port", str(free_port())]
     words += ["--auth-supernode-private-key", str(folder / "home" / "client9")]
     environment = flowers(folder) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
