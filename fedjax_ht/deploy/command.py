@@ -5,36 +5,33 @@
     fedjax-ht deploy client --config=quickstart --workdir=client3 --client_id=3 --data=npz:client_3.npz \\
         --superlink=HOST:8000 --certificates=certs --key=client3.key
 
-Every side has the config itself; it must be the same. docs/deploy.md has the whole way.
+Every side has the config itself; it must be the same. docs/deploy.md has the whole way. What a side
+writes, its own user alone can read.
 """
 
 import importlib.util
+import ipaddress
 import math
-import shutil
+import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from fedjax_ht.deploy import app
 from fedjax_ht.deploy.data import read_own, write_own
-from fedjax_ht.deploy.masks import WIDEST
-from fedjax_ht.deploy.pipe import listen
+from fedjax_ht.deploy.ended import Ended
+from fedjax_ht.deploy.masks import NARROWEST, WIDEST
 from fedjax_ht.deploy.plan import Plan, make_plan
-from fedjax_ht.deploy.serve import DONE
+from fedjax_ht.deploy.serve import serve
+from fedjax_ht.deploy.server import Transport
 from fedjax_ht.deploy.site import answer, make_site
-from fedjax_ht.deploy.tether import end
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.main import configured
+from fedjax_ht.runner.run_lock import locked
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
 
@@ -46,10 +43,14 @@ _CERTIFICATES = flags.DEFINE_string(
     "certificates", None, "A folder with ca.crt, and for the server server.pem, server.key."
 )
 _KEY = flags.DEFINE_string("key", None, "client: its private key, by which the server knows it.")
-_KEYS = flags.DEFINE_string("keys", None, "server: a folder of its clients' public keys, *.pub.")
+_KEYS = flags.DEFINE_string("keys", None, "server: a folder of its clients' public keys, client0.pub and so on.")
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "server: the address to listen at.")
 _PORT = flags.DEFINE_integer("port", 8000, "server: the port to listen at.")
-_PATIENCE = flags.DEFINE_float("patience", 300.0, "server: seconds to wait for clients that are not there yet.")
+_PATIENCE = flags.DEFINE_float(
+    "patience",
+    300.0,
+    "Seconds: server, to wait for clients that are not there; client, to try a server again that refuses it.",
+)
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "server: seconds that clients have to answer.")
 _SUMS = flags.DEFINE_bool(
     "secure_sums", False, "server, client: uplinks are masked, and the server sees their sum alone."
@@ -58,10 +59,11 @@ _RANGE = flags.DEFINE_float("sum_range", 8.0, "server: what of an uplink is beyo
 _EPSILON = flags.DEFINE_float(
     "most_epsilon", math.inf, "client: with which it stops to answer, where it adds noise.", lower_bound=0.0
 )
-_INSECURE = flags.DEFINE_bool("insecure", False, "No TLS and no keys: to try it out on one machine.")
+_INSECURE = flags.DEFINE_bool("insecure", False, "No TLS: to try it out on one machine, and there alone.")
 
 COMMANDS = ("split", "server", "client")
-RETRY_SECONDS = 3.0
+OWNER_ALONE = 0o077
+"""The umask of all that is written: states, samples, logs and counts."""
 
 
 def split(config: ConfigDict, workdir: Path) -> list[Path]:
@@ -74,118 +76,91 @@ def split(config: ConfigDict, workdir: Path) -> list[Path]:
 
 
 def client(plan: Plan, workdir: Path) -> None:
-    """Answers the server's messages until a signal comes, or the connection's program ends."""
+    """Answers the server's messages until a signal comes."""
+    from fedjax_ht.deploy import node
+    from fedjax_ht.deploy.flower import log_to, responder
+
     for flag in (_CLIENT, _DATA, _SUPERLINK):
         if flag.value is None:
             raise ValueError(f"no --{flag.name}; see fedjax-ht deploy --help")
-    secured = _secured("ca.crt", _KEY)
+    certificate = _certificate("ca.crt", _SUPERLINK.value.rpartition(":")[0])
+    key = node.read_key(_path(_KEY)) if _KEY.value is not None or certificate else None
     dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size or None)
     site = make_site(plan, _CLIENT.value, dataset, own, workdir / "states", tell, most_epsilon=_EPSILON.value)
     if own.train.size == 0:
         tell(f"client {_CLIENT.value} has no training samples")
-    folder = Path(tempfile.mkdtemp(prefix="fedjax_ht_"))  # the path of a socket must be short
-    words = ["flower-supernode", "--superlink", _SUPERLINK.value, "--node-config", f'socket="{folder / "socket"}"']
-    words += ["--port", str(app.free_port())]
-    words += (
-        ["--insecure"]
-        if secured is None
-        else ["--root-certificates", str(secured), "--auth-supernode-private-key", _KEY.value]
-    )
-    node = app.start(words, workdir / "flower", workdir / "flower.log")
+    log_to(workdir / "flower.log")
     tell(f"client {_CLIENT.value}: {len(own.train)} training samples; the server is {_SUPERLINK.value}")
-
-    def over() -> bool:
-        nonlocal node
-        if node.poll() is not None and not caught:  # the server is not up yet, or does not know the key yet
-            tell(f"no connection to {_SUPERLINK.value}, trying again; {workdir / 'flower.log'} says why")
-            time.sleep(RETRY_SECONDS)
-            node = app.start(words, workdir / "flower", workdir / "flower.log")
-        return bool(caught)
-
-    try:
-        with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
-            listen(folder / "socket", lambda message: answer(site, message), over)
-    finally:
-        end(node)
-        shutil.rmtree(folder, ignore_errors=True)
+    respond = responder(lambda message: answer(site, message))
+    with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
+        node.attend(_SUPERLINK.value, certificate, key, respond, lambda: bool(caught), tell, _PATIENCE.value)
     tell(f"stopped by {signal.Signals(caught[0]).name}")
 
 
-def server(plan: Plan, config: ConfigDict, workdir: Path) -> None:
-    """Starts a SuperLink, lets the clients in, and runs the config's rounds as a Flower app."""
-    secured = _secured("ca.crt", _KEYS)
-    if not 1 <= _RANGE.value <= WIDEST:
-        raise ValueError(f"--sum_range is {_RANGE.value}; it must be from 1 to {WIDEST:g}")
-    home, address = workdir / "flower", f"{_HOST.value}:{_PORT.value}"
+def server(plan: Plan, workdir: Path) -> None:
+    """Lets the clients in, and runs the config's rounds with them."""
+    from fedjax_ht.deploy import link
+    from fedjax_ht.deploy.flower import grid_nodes, log_to
+
+    if not NARROWEST <= _RANGE.value <= WIDEST:
+        raise ValueError(f"--sum_range is {_RANGE.value}; it must be from {NARROWEST:g} to {WIDEST:g}")
+    certificate = _certificate("server.pem", _HOST.value)
+    keys = link.read_keys(_path(_KEYS)) if _KEYS.value is not None or certificate else None
+    if keys is not None and (missing := sorted(set(range(plan.num_clients)) - set(keys))):
+        raise ValueError(f"{_KEYS.value} has no keys of clients {', '.join(map(str, missing))}: client{missing[0]}.pub")
     check_port(_PORT.value)
-    words = ["flower-superlink", "--host", _HOST.value, "--port", str(_PORT.value)]
-    words += ["--disable-runtime-dependency-installation"]
-    keys = []
-    if secured is None:
-        words += ["--insecure"]
-    else:
-        own = {name: str(secured.with_name(name)) for name in ("server.pem", "server.key")}
-        words += ["--ssl-ca-certfile", str(secured), "--ssl-certfile", own["server.pem"]]
-        words += ["--ssl-keyfile", own["server.key"], "--enable-supernode-auth"]
-        keys = sorted(Path(_KEYS.value).glob("*.pub"))
-    local = f"{'127.0.0.1' if _HOST.value == '0.0.0.0' else _HOST.value}:{_PORT.value}"
-    app.write_connection(home, local, secured)
-    given = {"config": config.to_json_best_effort(), "workdir": str(workdir)}
-    given |= {"patience": _PATIENCE.value, "timeout": _TIMEOUT.value}
-    given |= {"secure_sums": plan.secure_sums, "sum_range": _RANGE.value}
-    app.write_app(workdir / "app", version("fedjax_ht"), given)
-    (workdir / DONE).unlink(missing_ok=True)
-    with catch_signals() as caught:
-        link = app.start(words, home, workdir / "flower.log")
-        try:
-            _until_up(link, home, workdir)
-            for key in keys:
-                app.run(["flwr", "supernode", "register", str(key), "here"], home)
-            tell(f"server: {address}, {len(keys)} keys; {workdir / 'flower.log'} is Flower's")
-            started = app.start(["flwr", "run", str(workdir / "app"), "here", "--stream"], home, None)
-            while started.poll() is None and link.poll() is None and not caught:
-                time.sleep(0.5)
-            end(started)
-        finally:
-            end(link)
-    if caught:
-        tell(f"stopped by {signal.Signals(caught[0]).name}; the same command goes on from the last checkpoint")
-        sys.exit(128 + caught[0])
-    if not (workdir / DONE).exists():
-        raise OSError(f"the run has ended before its last round; {workdir / 'flower.log'} says why")
+    log_to(workdir / "flower.log")
+    files = certificate and (certificate, _private(certificate.with_name("server.key")))
+    with link.opened(_HOST.value, _PORT.value, files, keys, tell) as opened:
+        tell(f"server: {_HOST.value}:{_PORT.value}, {len(keys or {})} keys; {workdir / 'flower.log'} is Flower's")
+        nodes = grid_nodes(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
+        with jax.default_matmul_precision(plan.config.precision):
+            serve(plan, workdir, Transport(*nodes), tell, patience=_PATIENCE.value)
 
 
 def tell(line: str) -> None:
     print(line, flush=True)
 
 
-def _secured(name: str, keys: flags.FlagHolder) -> Path | None:
-    """The certificate that this side trusts, None without TLS."""
-    if _INSECURE.value:
-        return None
-    if _CERTIFICATES.value is None or keys.value is None:
-        raise ValueError(f"give --certificates and --{keys.name}, or --insecure to try it out on one machine")
-    found = Path(_CERTIFICATES.value) / name
-    for path in (found, Path(keys.value)):
-        if not path.exists():
-            raise FileNotFoundError(f"there is no {path}")
-    return found.absolute()
+def _certificate(name: str, host: str) -> Path | None:
+    """A file of --certificates, None without TLS, which this machine's own addresses alone can do without."""
+    if not _INSECURE.value:
+        if _CERTIFICATES.value is None:
+            raise ValueError("give --certificates, or --insecure to try it out on one machine")
+        return _existing(Path(_CERTIFICATES.value) / name)
+    if not _is_loopback(host):
+        raise ValueError(f"--insecure is for this machine alone, 127.0.0.1, not {host}; give --certificates")
+    return None
 
 
-def _until_up(link: subprocess.Popen, home: Path, workdir: Path, seconds: float = 60.0) -> None:
-    late = time.monotonic() + seconds
-    while True:
-        try:
-            app.run(["flwr", "list", "here"], home)
-            return
-        except OSError as error:
-            if link.poll() is not None or time.monotonic() > late:
-                raise OSError(f"the SuperLink does not start; {workdir / 'flower.log'} says why ({error})") from None
-            time.sleep(0.5)
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _path(flag: flags.FlagHolder) -> Path:
+    if flag.value is None:
+        raise ValueError(f"give --{flag.name}, or --insecure to try it out on one machine")
+    return _existing(Path(flag.value))
+
+
+def _private(path: Path) -> Path:
+    if _existing(path).stat().st_mode & OWNER_ALONE:
+        raise ValueError(f"{path} can be read by others, who could answer as this server; chmod 600 {path}")
+    return path
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path}")
+    return path.absolute()
 
 
 def main(arguments: Sequence[str]) -> None:
     words = list(arguments[1:])
+    os.umask(OWNER_ALONE)
     try:
         if len(words) != 1 or words[0] not in COMMANDS:
             raise ValueError(f"give one of {', '.join(COMMANDS)}; see fedjax-ht deploy --help")
@@ -203,10 +178,14 @@ def main(arguments: Sequence[str]) -> None:
         use_all_cores()  # before the method is made, which may compute
         enable_compilation_cache()
         plan = make_plan(config, _SUMS.value)
-        workdir.mkdir(parents=True, exist_ok=True)
+        os.environ.update(FLWR_HOME=str(workdir / "flower"), FLWR_TELEMETRY_ENABLED="0")  # before Flower is imported
         if words[0] == "client":
-            client(plan, workdir)
+            with locked(workdir, tell):  # two clients in one folder would mix their states and counts
+                client(plan, workdir)
         else:
-            server(plan, config, workdir)
+            workdir.mkdir(parents=True, exist_ok=True)
+            server(plan, workdir)
+    except Ended as error:
+        fail(error, code=1)
     except (ValueError, OSError, ImportError) as error:
         fail(error)

@@ -1,25 +1,27 @@
-"""Flower's records, grid and client app: how a deployment's messages cross the wire. Needs the extra `flower`."""
+"""Flower's records, grid and messages: how a deployment's messages cross the wire. Needs the extra `flower`."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.clientapp import ClientApp
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app.message_type import MessageType
+from flwr.common.constant import ErrorCode
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.serverapp import Grid
 
 from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
-from fedjax_ht.deploy.heads import is_count
-from fedjax_ht.deploy.pipe import ask
+from fedjax_ht.deploy.headers import LONGEST, is_count, parsed, printable
 from fedjax_ht.deploy.secagg import sum_of
 from fedjax_ht.deploy.secagg_client import masked
 
 KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}  # of a head -> of a Flower message
 POLL_SECONDS = 1.0
+SHARE = 1 << 12
+"""Bytes that a client of a secure sum sends for each other, at most: keys and shares."""
 
 Groups = Mapping[str, Sequence[int]]  # a name -> clients whose uplinks are summed together
 
@@ -33,20 +35,24 @@ def to_records(envelope: Envelope) -> RecordDict:
     return RecordDict({"message": ArrayRecord(arrays), "head": head})
 
 
-def from_records(records: RecordDict) -> Envelope:
+def from_records(records: RecordDict, most: int | None = None) -> Envelope:
     """The envelope that `to_records` wrote.
 
+    Args:
+      records: of a message.
+      most: bytes of all arrays together, at most; None for as many as there are.
+
     Raises:
-      ValueError: it is none. One line.
+      ValueError: it is none, or longer. One line.
     """
     try:
-        head = json.loads(records.config_records["head"]["json"])
-        arrays = {name: from_bytes(x.data, x.dtype) for name, x in records.array_records["message"].items()}
+        text, arrays = records.config_records["head"]["json"], dict(records.array_records["message"])
+        size = sum(len(x.data) for x in arrays.values())
+        if most is not None and size > most:
+            raise ValueError(f"it has {size} bytes of arrays, and {most} are due at most")
+        return Envelope(parsed(text), {name: from_bytes(x.data, x.dtype) for name, x in arrays.items()})
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"no message of this library: {error!r}") from None
-    if not isinstance(head, dict):
-        raise ValueError(f"no message of this library: its head is {type(head).__name__}")
-    return Envelope(head, arrays)
+        raise ValueError(f"no message of this library: {printable(repr(error))}") from None
 
 
 def overhead(envelope: Envelope) -> int:
@@ -57,12 +63,12 @@ def overhead(envelope: Envelope) -> int:
 
 
 def grid_nodes(
-    grid: Grid, patience: float, timeout: float, tell: Callable[[str], None], limit: float = 8.0
+    grid: Any, patience: float, timeout: float, tell: Callable[[str], None], limit: float = 8.0
 ) -> tuple[Callable, Callable, Callable]:
-    """`Transport.meet`, `Transport.exchange` and `Transport.add` over Flower's grid.
+    """`Transport.meet`, `Transport.exchange` and `Transport.add` over Flower's nodes.
 
     Args:
-      grid: Flower's.
+      grid: a `link.Link`, or what is like one.
       patience: seconds to wait for clients that are not there yet.
       timeout: seconds that the clients have for an answer.
       tell: takes a line for whoever watches.
@@ -79,7 +85,9 @@ def grid_nodes(
             for node in heads.keys() - nodes:
                 tell(f"client {heads.pop(node)['client']} is gone")
             new = nodes - heads.keys() - refused
-            for node, reply in post({node: hello for node in new}).items():
+            asked = {node: {"owner": grid.owners[node]} if node in grid.owners else {} for node in new}
+            letters = {node: hello._replace(head=hello.head | owner) for node, owner in asked.items()}
+            for node, reply in post(letters, {}).items():
                 greet(node, reply)
             if len(heads) >= wanted or time.monotonic() > end:
                 return {head["client"]: head for head in heads.values()}
@@ -89,72 +97,98 @@ def grid_nodes(
         if isinstance(reply, str):  # it may be better off the next time
             tell(f"node {node} does not answer: {reply}")
             return
-        client = reply.head.get("client")
-        twice = any(head["client"] == client for head in heads.values()) and f"client {client} is there already"
-        nobody = not is_count(client) and "it does not say which client it is"
-        if words := reply.head.get("error") or nobody or twice:
-            tell(f"node {node} (client {client}) is left out: {words}")
+        if why := reply.head.get("error") or stranger(node, reply.head.get("client")):
+            tell(f"node {node} (client {printable(str(reply.head.get('client')))}) is left out: {why}")
             refused.add(node)
         else:
             heads[node] = reply.head
 
-    def exchange(letters: dict[int, Envelope]) -> dict[int, Envelope]:
-        nodes = {head["client"]: node for node, head in heads.items()}
-        replies = post({nodes[client]: letter for client, letter in letters.items() if client in nodes})
-        said = {node: Envelope({"error": r}, {}) if isinstance(r, str) else r for node, r in replies.items()}
-        return {heads[node]["client"]: reply for node, reply in said.items()}
+    def stranger(node: int, client: Any) -> str:
+        """Why a node cannot be the client that it says it is; "" where it can."""
+        if not is_count(client):
+            return "it does not say which client it is"
+        if grid.owners.get(node, client) != client:
+            return f"its key is that of client {grid.owners[node]}"
+        taken = any(head["client"] == client for head in heads.values())
+        return f"client {client} is there already" if taken else ""
 
-    def add(letters: dict[int, Envelope], groups: Groups) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
+    def exchange(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope]:
+        nodes = {head["client"]: node for node, head in heads.items()}
+        reached = {nodes[client]: letter for client, letter in letters.items() if client in nodes}
+        replies = post(reached, {nodes[client]: size for client, size in most.items() if client in nodes})
+        read = {node: Envelope({"error": r}, {}) if isinstance(r, str) else r for node, r in replies.items()}
+        return {heads[node]["client"]: reply for node, reply in read.items()}
+
+    def add(
+        letters: dict[int, Envelope], groups: Groups, most: Mapping[int, int]
+    ) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
         nodes, answers, totals = {head["client"]: node for node, head in heads.items()}, {}, {}
         for name, clients in groups.items():
-            there = {nodes[client]: to_records(letters[client]) for client in clients if client in nodes}
-            found = sum_of(grid, there, limit, timeout)
-            said = found.heads | {node: {"error": why} for node, why in found.lost.items()}
-            answers |= {heads[node]["client"]: Envelope(head, {}) for node, head in said.items()}
-            totals[name] = found.total
+            reached = {nodes[client]: to_records(letters[client]) for client in clients if client in nodes}
+            shares = SHARE * len(clients)
+            grid.expect({nodes[client]: LONGEST + most[client] + shares for client in clients if client in nodes})
+            outcome = sum_of(grid, reached, limit, timeout)
+            answered = outcome.heads | {node: {"error": why} for node, why in outcome.lost.items()}
+            answers |= {heads[node]["client"]: Envelope(head, {}) for node, head in answered.items()}
+            totals[name] = outcome.total
         return answers, totals
 
-    def post(letters: dict[int, Envelope]) -> dict[int, Envelope | str]:
+    def post(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope | str]:
         """What nodes answer; in words, where Flower says why one does not, or it answers nonsense."""
+        if not letters:
+            return {}
+        grid.expect({node: LONGEST + most.get(node, 0) for node in letters})
         kinds = {node: KINDS[letter.head["kind"]] for node, letter in letters.items()}
         messages = {
             node: Message(to_records(letter), dst_node_id=node, message_type=kinds[node], ttl=timeout)
             for node, letter in letters.items()
         }
-        replies = list(grid.send_and_receive([*messages.values()], timeout=timeout)) if messages else []
+        replies = list(grid.send_and_receive([*messages.values()], timeout=timeout))
         asked = {message.metadata.message_id: node for node, message in messages.items()}
-        return {asked[reply.metadata.reply_to_message_id]: _opened(reply) for reply in replies}
+        nodes = {asked[reply.metadata.reply_to_message_id]: reply for reply in replies}
+        return {node: _opened(reply, most.get(node, 0)) for node, reply in nodes.items()}
 
     return meet, exchange, add
 
 
-def _opened(reply: Message) -> Envelope | str:
+def _opened(reply: Message, most: int) -> Envelope | str:
     if reply.has_error():
-        return " ".join((reply.error.reason or f"error {reply.error.code}").split())
+        return printable(reply.error.reason or f"error {reply.error.code}")
     try:
-        return from_records(reply.content)
+        return from_records(reply.content, most)
     except ValueError as error:
-        return str(error)
+        return printable(str(error))
 
 
-def client_app() -> ClientApp:
-    """A Flower app that hands every message to the client's own process, see `pipe`, by the node's "socket"."""
-    app = ClientApp()
+def responder(answer: Callable[[Envelope], Envelope]) -> Callable[[Message, Context], Message]:
+    """Flower's messages answered by `answer`, which takes and gives envelopes.
 
-    def answer(message: Message, context: Context, hidden: bool) -> Envelope:
+    Whether an uplink leaves masked is said here, on the client's side, whatever the server writes into the header.
+    """
+
+    def reply_of(message: Message, hidden: bool) -> Envelope:
         envelope = from_records(message.content)
-        asked = envelope._replace(head=envelope.head | {"masked": hidden})  # whatever the server says of it
-        return ask(Path(str(context.node_config["socket"])), asked)
+        return answer(envelope._replace(head=envelope.head | {"masked": hidden}))
 
-    def hand_on(message: Message, context: Context) -> Message:
-        return Message(to_records(answer(message, context, hidden=False)), reply_to=message)
+    def respond(message: Message, context: Context) -> Message:
+        try:
+            of_a_sum = RECORD_KEY_CONFIGS in message.content.config_records
+            if of_a_sum and message.metadata.message_type == MessageType.TRAIN:
+                return masked(message, context, lambda message: reply_of(message, hidden=True))
+            return Message(to_records(reply_of(message, hidden=False)), reply_to=message)
+        except Exception as error:  # whatever it is, the client stays there for the next message
+            is_ours = isinstance(error, ValueError | OSError)
+            why = printable(str(error)) if is_ours else type(error).__name__
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)
 
-    def train(message: Message, context: Context) -> Message:
-        if RECORD_KEY_CONFIGS not in message.content.config_records:
-            return hand_on(message, context)
-        return masked(message, context, lambda message: answer(message, context, hidden=True))
+    return respond
 
-    app.query()(hand_on)
-    app.train()(train)
-    app.evaluate()(hand_on)
-    return app
+
+def log_to(path: Path) -> None:
+    """Sends what Flower has to say to a file instead of the terminal."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
+    for name in ("flwr", "uvicorn", "httpx"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(logging.WARNING)

@@ -1,8 +1,10 @@
 """What one side has told so far, as numbers in a small file. They outlive the program and never become less."""
 
+import contextlib
+import fcntl
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fedjax_ht.io.files import atomic_open
@@ -23,13 +25,24 @@ def raise_to(path: Path, name: str, value: float) -> float:
 
 
 def _changed(path: Path, name: str, change: Callable):
-    numbers = read(path)
-    numbers[name] = change(numbers.get(name, 0))
-    with atomic_open(path) as file:
-        json.dump(numbers, file)
-        file.flush()
-        os.fsync(file.fileno())
+    with _locked(path):
+        numbers = read(path)
+        numbers[name] = change(numbers.get(name, 0))
+        with atomic_open(path) as file:
+            json.dump(numbers, file)
+            file.flush()
+            os.fsync(file.fileno())
     return numbers[name]
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps other processes from changing the file within the block: each would lose what the other counts."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # not every network's file system has locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def read(path: Path) -> dict[str, float]:

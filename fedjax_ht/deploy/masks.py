@@ -4,11 +4,11 @@ Flower's SecAgg+ draws masks by NumPy's generator, which folds a key to 32 bits 
 Here they are the key stream of AES under the whole key.
 """
 
-import contextlib
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ STEPS = 1 << 22
 MODULUS = 1 << 32
 MOST = MODULUS // STEPS - 1
 """Clients in a sum: of more it could be beyond the modulus."""
+_GENERATOR = "pseudo_rand_gen"
+NARROWEST = 1.0
+"""The smallest range."""
 WIDEST = 500.0
 """The largest range: the sum of `MOST` clients' counts is then known to within 1/4."""
 
@@ -48,12 +51,17 @@ def stream(key: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> list[
     return [np.frombuffer(x, "<u4").astype(np.int64).reshape(shape) for x, shape in zip(drawn, shapes)]
 
 
-@contextlib.contextmanager
-def own_stream(module: ModuleType) -> Iterator[None]:
-    """Within it a module of Flower's SecAgg+ takes `stream` for its masks."""
-    theirs = module.pseudo_rand_gen
-    module.pseudo_rand_gen = stream
-    try:
-        yield
-    finally:
-        module.pseudo_rand_gen = theirs
+def with_stream(function: FunctionType, **others: Any) -> FunctionType:
+    """A copy of one of Flower's functions that takes `stream` for its masks. Flower's own stays as it is.
+
+    Args:
+      function: of a module of Flower's SecAgg+.
+      others: what else the copy takes for names of its module.
+
+    Raises:
+      RuntimeError: it draws no masks by the name that is known here; its masks would be Flower's. One line.
+    """
+    if not others and _GENERATOR not in function.__code__.co_names:
+        raise RuntimeError(f"flwr's {function.__name__} does not call {_GENERATOR}: secure sums need another flwr")
+    names = {**function.__globals__, _GENERATOR: stream, **others}
+    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.wire import Masked
+from fedjax_ht.deploy.envelope import HEADER
 
 
 def pack(message: PyTree) -> dict[str, np.ndarray]:
@@ -58,6 +59,22 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
     if left:
         raise ValueError(f"{what} has {next(iter(left))!r}, which is not part of it")
     return jax.tree.unflatten(jax.tree.structure(form, is_leaf=_is_masked), leaves)
+
+
+def most_bytes(form: PyTree) -> int:
+    """Bytes of a message's arrays, with their headers, where it sends all that its form allows."""
+    size = 0
+    for _, leaf in _named(form):
+        if isinstance(leaf, Masked):
+            places = int(np.prod(leaf.mask.shape, dtype=int)) * np.dtype(np.int32).itemsize
+            size += _nbytes(leaf.values) + places + 2 * HEADER
+        else:
+            size += _nbytes(leaf) + HEADER
+    return size
+
+
+def _nbytes(leaf: jax.ShapeDtypeStruct) -> int:
+    return int(np.prod(leaf.shape, dtype=int)) * np.dtype(leaf.dtype).itemsize
 
 
 def _is_masked(x: Any) -> bool:

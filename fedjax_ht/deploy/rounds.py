@@ -1,6 +1,7 @@
 """The rounds of a deployment: a `Simulation` whose clients train elsewhere, so that all that runs one runs it."""
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -15,19 +16,24 @@ from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, all_finite
 from fedjax_ht.core.wire import WireCost, wire_elements
 from fedjax_ht.deploy import ledger
+from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.heads import unreadable
+from fedjax_ht.deploy.headers import printable, unreadable
 from fedjax_ht.deploy.masks import FEWEST
-from fedjax_ht.deploy.messages import pack, unpack
+from fedjax_ht.deploy.messages import most_bytes, pack, unpack
 from fedjax_ht.deploy.noise import draw
 from fedjax_ht.deploy.server import Heads, Server, met
-from fedjax_ht.deploy.sums import uplinks_of
+from fedjax_ht.deploy.sums import uplinks_of, vector_bytes
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
 from fedjax_ht.simulation.simulation import Simulation
 from fedjax_ht.simulation.steps import SimulationState
 from fedjax_ht.simulation.trials import of_trial
+
+PAUSE_SECONDS = 1.0
+"""Between two tries of a round in which nobody takes part."""
+GOES_ON = "The same command goes on from the last checkpoint"
 
 
 class Answered(NamedTuple):
@@ -75,19 +81,15 @@ def first_state(server: Server) -> SimulationState:
 
 
 def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, RoundReport]:
-    """One round: who can be reached trains, and what arrives is served. Who does not answer was not there."""
+    """One round: the clients that can be reached train, and what arrives is served.
+
+    A client that does not answer was not there. A round in which no client takes part is none: it is tried again.
+
+    Raises:
+      Ended: nobody has taken part for as many tries as `give_up` says, or could be reached for `Server.patience`.
+    """
     number, num_clients = state.round, server.plan.num_clients
-    there = np.isin(np.arange(num_clients), sorted(reached(server)))
-    # Who is drawn hides nobody here, and is no matter of privacy: all know the seed.
-    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: there), privacy=None)
-    ids, _ = choose_participants(options, num_clients, number)
-    asked = ids.tolist()
-    if server.groups is None:
-        answered = _train(server, state, asked)
-    else:
-        groups = _taking_part(server, state, set(asked))
-        asked = [i for clients in groups.values() for i in clients]
-        answered = _train_summed(server, state, groups)
+    reachable, asked, answered = _participants(server, state)
     received = {b.name: _received(server, state, b, answered) for b in server.federation.buckets}
     rows = {name: np.arange(len(r.arrived), dtype=np.int32)[None] for name, r in received.items()}
     words, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
@@ -98,13 +100,13 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
         infos = jax.tree.map(lambda x: x[None], _info(server, state, np.arange(num_clients)))
         everyone = server.charge((state.servers, _seeds(server), (), infos), round_)
         order = np.concatenate([server.federation.members(b) for b in server.federation.buckets])
-        everyone = jax.tree.map(lambda x: x[:, there[order]], everyone)
+        everyone = jax.tree.map(lambda x: x[:, reachable[order]], everyone)
     servers, result = server.serve(own, (received, round_, server.frozen, ()))
     result, everyone = fetch((of_trial(result, 0), everyone if everyone is None else of_trial(everyone, 0)))
     last_round = state.last_round.copy()
-    last_round[0, sorted(answered) if everyone is None else there] = number
+    last_round[0, sorted(answered) if everyone is None else reachable] = number
     report = round_report([_results(answered)], result, everyone, 0.0, np.zeros(num_clients, bool))
-    lost = num_clients - int(there.sum()) + len(asked) - len(answered)
+    lost = num_clients - int(reachable.sum()) + len(asked) - len(answered)
     if server.plan.unit != "upload":  # there clients do not tell
         longest = max((one.head["seconds"] for one in answered.values()), default=0.0)
         report = report._replace(metrics=report.metrics | {"seconds_client": longest})
@@ -117,6 +119,55 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     return SimulationState(number + 1, servers, {}, last_round, {}), report
 
 
+def _participants(server: Server, state: SimulationState) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
+    """Tries a round until a client takes part.
+
+    Returns:
+      The clients that could be reached, bool [num_clients]; the ids of those that were asked; and what those of them
+      sent that have answered, of whom there is one at least.
+    """
+    tries, most = 0, server.plan.config.give_up
+    while True:
+        reachable, asked, answered = _tried(server, state, _somebody(server, state))
+        if answered:
+            return reachable, asked, answered
+        tries += 1
+        problem = f"round {state.round + 1}: no client took part, and it does not count"
+        if most and tries >= most:
+            raise Ended(f"{problem}; {tries} tries are as many as give_up says. {GOES_ON}")
+        server.warn(f"{problem}; it is tried again")
+        time.sleep(PAUSE_SECONDS)
+
+
+def _somebody(server: Server, state: SimulationState) -> Heads:
+    """Waits for a client where none can be reached, and returns the headers of those that can."""
+    heads = reached(server)
+    if not heads:
+        problem = f"round {state.round + 1}: no client can be reached"
+        server.warn(f"{problem}; waiting {server.patience:g} s at most")
+        late = time.monotonic() + server.patience
+        while not (heads := reached(server, 1)):
+            if time.monotonic() >= late:
+                raise Ended(f"{problem}, after {server.patience:g} s. {GOES_ON}")
+            time.sleep(PAUSE_SECONDS)
+    return heads
+
+
+def _tried(server: Server, state: SimulationState, heads: Heads) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
+    """Tries a round once with the clients of `heads`; returns what `_participants` does."""
+    num_clients = server.plan.num_clients
+    reachable = np.isin(np.arange(num_clients), sorted(heads))
+    # Who is drawn hides nobody here, and is no matter of privacy: all know the seed.
+    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: reachable), privacy=None)
+    ids, _ = choose_participants(options, num_clients, state.round)
+    asked = ids.tolist()
+    if server.groups is None:
+        return reachable, asked, _train(server, state, asked)
+    groups = _taking_part(server, state, set(asked))
+    asked = [i for clients in groups.values() for i in clients]
+    return reachable, asked, _train_summed(server, state, groups)
+
+
 def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = None) -> Evaluation:
     """Asks the clients, all or those of the ids `only`; who does not answer has no accuracy."""
     ids = range(server.plan.num_clients) if only is None else map(int, only)
@@ -126,9 +177,10 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
     return evaluation(server.counts["train"], found, None)
 
 
-def reached(server: Server) -> Heads:
-    """The clients that can be reached now and are as they were when the run began."""
-    heads = met(server.plan, server.transport, 0, server.warn)
+def reached(server: Server, fewest: int = 0) -> Heads:
+    """The clients that can be reached and are as they were when the run began; waits for `fewest` of them, see
+    `Transport.meet`."""
+    heads = met(server.plan, server.transport, fewest, server.warn)
     kept = {}
     for client, head in heads.items():
         before = {split: int(counts[client]) for split, counts in server.counts.items()}
@@ -142,14 +194,12 @@ def reached(server: Server) -> Heads:
 def _train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, Answered]:
     found = {}
     for client, (head, arrays) in sorted(_ask(server, state, "train", ids).items()):
-        name = server.federation.buckets[server.federation.assignment[client]].name
-        form = server.forms[name]
         try:
-            uplink = unpack(form, arrays, "the uplink") if head["finite"] else None
+            uplink = unpack(_form(server, client), arrays, "the uplink") if head["finite"] else None
             if uplink is not None and not bool(all_finite(uplink)):
                 raise ValueError("it is not finite")
         except ValueError as error:
-            server.warn(f"client {client}, round {state.round + 1}: what it sent is left out: {error}")
+            server.warn(f"client {client}, round {state.round + 1}: what it sent is left out: {printable(str(error))}")
             head, uplink = head | {"finite": False}, None
         up = WireCost(0, 0, 0, 0) if uplink is None else _cost(uplink)
         found[client] = Answered(head, uplink, (head["downlink"], up))
@@ -172,7 +222,8 @@ def _taking_part(server: Server, state: SimulationState, ids: set[int]) -> dict[
 def _train_summed(server: Server, state: SimulationState, groups: dict[str, list[int]]) -> dict[int, Answered]:
     """As `_train`, where all that comes of uplinks is their sum, group by group."""
     letters, costs = _letters(server, state, "train", [i for clients in groups.values() for i in clients])
-    answers, totals = server.transport.add(letters, groups)
+    most = {client: vector_bytes(_form(server, client)) for client in letters}
+    answers, totals = server.transport.add(letters, groups, most)
     words, found = f"round {state.round + 1}", {}
     good = _good(server, "train", words, sorted(answers), answers, costs)
     for name, clients in groups.items():
@@ -180,15 +231,16 @@ def _train_summed(server: Server, state: SimulationState, groups: dict[str, list
         try:
             if isinstance(total, str):
                 raise ValueError(total)
-            form = server.forms[server.federation.buckets[server.federation.assignment[clients[0]]].name]
-            uplinks = uplinks_of(form, total, mine)
+            if any(i in answers and i not in good and "error" not in answers[i].head for i in clients):
+                raise ValueError("there are clients in it of which nothing is known")
+            uplinks = uplinks_of(_form(server, clients[0]), total, mine)
         except ValueError as error:
             server.warn(f"{words}: there is no sum of {name}: {error}")
             continue
         for client in mine:
             head = good[client].head | {"finite": True}
             if "warning" in head:
-                server.warn(f"client {client}, {words}: {head['warning']}")
+                server.warn(f"client {client}, {words}: {printable(head['warning'])}")
             found[client] = Answered(head, uplinks[client], (head["downlink"], _cost(uplinks[client])))
     return dict(sorted(found.items()))
 
@@ -197,7 +249,8 @@ def _ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> d
     """The clients' answers without those that say "error", each of which is a line."""
     letters, costs = _letters(server, state, kind, ids)
     words = f"round {state.round + 1}" if kind == "train" else f"evaluation after round {state.round}"
-    return _good(server, kind, words, ids, server.transport.exchange(letters), costs)
+    most = {client: most_bytes(_form(server, client)) if kind == "train" else 0 for client in letters}
+    return _good(server, kind, words, ids, server.transport.exchange(letters, most), costs)
 
 
 def _letters(
@@ -226,12 +279,17 @@ def _good(
         if client not in answers:
             server.warn(f"client {client}, {words}: no answer")
         elif "error" in answers[client].head:
-            server.warn(f"client {client}, {words}: {answers[client].head['error']}")
+            server.warn(f"client {client}, {words}: {printable(str(answers[client].head['error']))}")
         elif name := unreadable(answers[client].head, kind, server.plan.unit, server.plan.method.rules):
             server.warn(f"client {client}, {words}: what it says of {name!r} cannot be read")
         else:
             good[client] = answers[client]._replace(head=answers[client].head | {"downlink": costs[client]})
     return good
+
+
+def _form(server: Server, client: int) -> PyTree:
+    """The form of a client's uplinks."""
+    return server.forms[server.federation.buckets[server.federation.assignment[client]].name]
 
 
 def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:

@@ -4,7 +4,7 @@ Flower's workflow wants a strategy and a client manager, and gives up where a cl
 other's shares; its stages are called here one by one, and who is lost so early was never part of the sum.
 """
 
-import json
+import functools
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -13,9 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common import FitIns, Parameters, parameters_to_ndarrays
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
-from flwr.serverapp import Grid
 
-from fedjax_ht.deploy.masks import FEWEST, MODULUS, STEPS, own_stream, threshold
+from fedjax_ht.deploy.headers import parsed, printable
+from fedjax_ht.deploy.masks import FEWEST, MODULUS, STEPS, threshold, with_stream
+
+_UNMASK = with_stream(secaggplus_workflow.SecAggPlusWorkflow.unmask_stage)
 
 
 class Summed(NamedTuple):
@@ -32,7 +34,7 @@ class Summed(NamedTuple):
     lost: dict[int, str]
 
 
-def sum_of(grid: Grid, letters: dict[int, RecordDict], limit: float, timeout: float) -> Summed:
+def sum_of(grid: Any, letters: dict[int, RecordDict], limit: float, timeout: float) -> Summed:
     """The sum of what nodes answer to letters, each a vector.
 
     Args:
@@ -60,21 +62,20 @@ def sum_of(grid: Grid, letters: dict[int, RecordDict], limit: float, timeout: fl
         workflow.setup_stage,
         workflow.share_keys_stage,
         workflow.collect_masked_vectors_stage,
-        workflow.unmask_stage,
+        functools.partial(_UNMASK, workflow),
     )
     try:
-        with own_stream(secaggplus_workflow):
-            for stage in stages:
-                if stage == workflow.collect_masked_vectors_stage:
-                    _without_early_losses(state)
-                    state.nid_to_fitins = {node: letters[node] for node in state.active_node_ids}
-                if not stage(watched, context, state):
-                    left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
-                    return Summed(left, {}, lost)
-        heads = {proxy.node_id: _head(told.metrics) for proxy, told in results}
+        for stage in stages:
+            if stage == workflow.collect_masked_vectors_stage:
+                _without_early_losses(state)
+                state.nid_to_fitins = {node: letters[node] for node in state.active_node_ids}
+            if not stage(watched, context, state):
+                left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
+                return Summed(left, {}, lost)
+        heads = {proxy.node_id: _header(told.metrics) for proxy, told in results}
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
     except Exception as error:  # Flower believes what clients send; a bad message costs the sum, not the run
-        return Summed(f"{type(error).__name__}: {' '.join(str(error).split())}", {}, lost)
+        return Summed(f"{type(error).__name__}: {printable(str(error))}", {}, lost)
     return Summed(mean * len(heads), heads, {node: why for node, why in lost.items() if node not in heads})
 
 
@@ -93,7 +94,7 @@ def _context(nodes: list[int], results: list) -> SimpleNamespace:
     return SimpleNamespace(state=RecordDict(records), strategy=strategy, client_manager=manager)
 
 
-def _watched(grid: Grid, lost: dict[int, str], timeout: float) -> SimpleNamespace:
+def _watched(grid: Any, lost: dict[int, str], timeout: float) -> SimpleNamespace:
     """A grid that notes who does not answer, and why, and whose messages do not outlive their stage."""
 
     def send_and_receive(messages: list[Message], timeout: float = timeout) -> list[Message]:
@@ -106,17 +107,10 @@ def _watched(grid: Grid, lost: dict[int, str], timeout: float) -> SimpleNamespac
             if node not in said:
                 lost[node] = "no answer"
             elif said[node].has_error():
-                lost[node] = _reason(said[node])
+                lost[node] = printable(said[node].error.reason or f"error {said[node].error.code}")
         return replies
 
     return SimpleNamespace(send_and_receive=send_and_receive)
-
-
-def _reason(reply: Message) -> str:
-    """Why a client raised, without the frame that Flower puts around it."""
-    said = " ".join((reply.error.reason or f"error {reply.error.code}").split())
-    kind, found, words = said.partition(":<'")
-    return words.removesuffix("'>") if found and kind.startswith("<class ") else said
 
 
 def _without_early_losses(state: secaggplus_workflow.WorkflowState) -> None:
@@ -125,8 +119,9 @@ def _without_early_losses(state: secaggplus_workflow.WorkflowState) -> None:
     state.nid_to_neighbours = {node: near & there for node, near in state.nid_to_neighbours.items() if node in there}
 
 
-def _head(metrics: dict[str, Any]) -> dict[str, Any]:
-    head = json.loads(metrics["json"])
-    if not isinstance(head, dict):
-        raise ValueError(f"a head is {type(head).__name__}")
-    return head
+def _header(metrics: dict[str, Any]) -> dict[str, Any]:
+    """A client's header; {} of one that cannot be read, whose vector is in the sum all the same."""
+    try:
+        return parsed(metrics.get("json"))
+    except ValueError:
+        return {}

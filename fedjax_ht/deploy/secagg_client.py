@@ -15,10 +15,11 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from fedjax_ht.deploy.envelope import Envelope, to_bytes
-from fedjax_ht.deploy.masks import FEWEST, MODULUS, STEPS, own_stream, threshold
+from fedjax_ht.deploy.masks import FEWEST, MODULUS, NARROWEST, STEPS, WIDEST, threshold, with_stream
 
 # Its package hides this module by a function of the same name.
 _FLOWERS = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+_ANSWER = with_stream(_FLOWERS.secaggplus_mod, _collect_masked_vectors=with_stream(_FLOWERS._collect_masked_vectors))
 
 
 def masked(message: Message, context: Context, answer: Callable[[Message], Envelope]) -> Message:
@@ -42,8 +43,7 @@ def masked(message: Message, context: Context, answer: Callable[[Message], Envel
         said = FitRes(Status(Code.OK, ""), result, 1, {"json": json.dumps(head)})
         return Message(fitres_to_recorddict(said, keep_input=False), reply_to=message)
 
-    with own_stream(_FLOWERS):
-        reply = _FLOWERS.secaggplus_mod(message, context, told)
+    reply = _ANSWER(message, context, told)
     if any(len(arrays) for arrays in reply.content.array_records.values()):
         raise ValueError("Flower has left arrays in the open; nothing is sent")
     return reply
@@ -60,6 +60,9 @@ def check_asked(asked: ConfigRecord, node: int) -> None:
         fixed = {Key.TARGET_RANGE: STEPS, Key.MOD_RANGE: MODULUS, Key.MAX_WEIGHT: 1.0}
         clients, shares, enough = (asked[name] for name in (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD))
         other = [f"{name} is {asked[name]}, not {value}" for name, value in fixed.items() if asked[name] != value]
+        limit = asked[Key.CLIPPING_RANGE]
+        if not (isinstance(limit, float) and NARROWEST <= limit <= WIDEST):  # beyond, a sum is signs or nothing
+            other.append(f"{Key.CLIPPING_RANGE} is {limit}, not from {NARROWEST:g} to {WIDEST:g}")
         if other or shares != clients or enough < threshold(clients):
             wrong = other[0] if other else f"{enough} of {shares} shares of {clients} clients take off a mask"
     elif stage in (Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS):

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.noise import Entropy, fresh_words
 from fedjax_ht.deploy.plan import Plan
 from fedjax_ht.deploy.rounds import as_simulation
@@ -13,6 +14,7 @@ from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.writers import write_history
 from fedjax_ht.runner import table
+from fedjax_ht.runner.bad_clients import why_silent
 from fedjax_ht.runner.build import evaluated_clients
 from fedjax_ht.runner.run_folder import read_json, remember_fields
 from fedjax_ht.runner.run_lock import locked
@@ -23,23 +25,31 @@ DONE = "summary.md"
 
 
 def serve(
-    plan: Plan, workdir: Path, transport: Transport, tell: Callable[[str], None], entropy: Entropy = fresh_words
+    plan: Plan,
+    workdir: Path,
+    transport: Transport,
+    tell: Callable[[str], None],
+    entropy: Entropy = fresh_words,
+    patience: float = 0.0,
 ) -> list[Row]:
     """Runs the rounds of a plan with the clients that `transport` reaches; returns the history.
 
     `workdir` gets config.json, run.json with the name that clients keep their states by, metrics.csv and the like, and
     checkpoints. A second call goes on from the newest of these, and the clients with it; what has been told, which with
-    privacy is in told.json, stays told. `entropy` is where the words of the server's noise come from.
+    privacy is in told.json, stays told. `entropy` is where the words of the server's noise come from, `patience` the
+    seconds to wait for a client where none can be reached.
 
     Raises:
       ValueError, OSError: `workdir` holds another run, cannot be used, or not all clients are there. One line.
+      Ended: nobody takes part any more, or nothing has arrived for `give_up` rounds; no table is written.
     """
     config = plan.config
     with locked(workdir, tell):
         remember_fields(plan.fields, workdir)
-        server = make_server(plan, transport, run_name(workdir), tell, workdir, entropy, config.checkpoint.keep)
+        name, keep = run_name(workdir), config.checkpoint.keep
+        server = make_server(plan, transport, name, tell, workdir, entropy, keep, patience)
         simulation = as_simulation(server)
-        checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep)
+        checkpointer = make_checkpointer(workdir / "checkpoints", simulation, keep)
         state, history = checkpointer.restore(tell) or (None, [])
         if history:
             tell(f"{plan.label}: goes on after round {state.round}")
@@ -60,6 +70,8 @@ def serve(
             simulation, config.rounds, state, history, every, after_round=after_round, only=only, **ends
         )
         write_history(history, workdir, written)
+        if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
+            raise Ended(silence)
         with atomic_open(workdir / DONE) as file:
             file.write(table.markdown({plan.label: history}) + "\n")
         return history

@@ -15,7 +15,7 @@ from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.heads import unreadable
+from fedjax_ht.deploy.headers import printable, unreadable
 from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, fresh_words, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, make_models, task_of_json
 from fedjax_ht.deploy.sums import summed_clients
@@ -30,15 +30,19 @@ class Transport(NamedTuple):
     Attributes:
       meet: (hello, wanted) -> the heads of the clients that can be reached now, by id; it waits until `wanted` of them
         can, or its patience ends.
-      exchange: {client: Envelope} -> {client: Envelope}, of those that answer in time.
-      add: ({client: Envelope}, {group: its clients}) -> ({client: Envelope}, {group: sum}), by a secure sum of each
-        group's vectors, see `sums.as_vector`: what the clients said besides, or "error" of one that is not in the sum;
-        and the float64 vector, or in words why there is none.
+      exchange: ({client: Envelope}, {client: bytes}) -> {client: Envelope}, of those that answer in time; the bytes
+        are how long the arrays of an answer may be.
+      add: ({client: Envelope}, {group: its clients}, {client: bytes}) -> ({client: Envelope}, {group: sum}), by a
+        secure sum of each group's vectors, see `sums.as_vector`: what the clients said besides, or "error" of one that
+        is not in the sum; and the float64 vector, or in words why there is none.
     """
 
     meet: Callable[[Envelope, int], Heads]
-    exchange: Callable[[dict[int, Envelope]], dict[int, Envelope]]
-    add: Callable[[dict[int, Envelope], dict[str, list[int]]], tuple[dict[int, Envelope], dict[str, np.ndarray | str]]]
+    exchange: Callable[[dict[int, Envelope], dict[int, int]], dict[int, Envelope]]
+    add: Callable[
+        [dict[int, Envelope], dict[str, list[int]], dict[int, int]],
+        tuple[dict[int, Envelope], dict[str, np.ndarray | str]],
+    ]
 
 
 class Server(NamedTuple):
@@ -59,6 +63,7 @@ class Server(NamedTuple):
       saved: for each checkpoint that may be gone back to, `last_round` of it, int32 [num_clients].
       transport: how messages reach clients.
       warn: takes a line for whoever watches.
+      patience: seconds to wait for a client where none can be reached.
     """
 
     plan: Plan
@@ -78,6 +83,7 @@ class Server(NamedTuple):
     saved: deque
     transport: Transport
     warn: Callable[[str], None]
+    patience: float
 
 
 def make_server(
@@ -88,6 +94,7 @@ def make_server(
     folder: Path,
     entropy: Entropy = fresh_words,
     keep: int = 2,
+    patience: float = 0.0,
 ) -> Server:
     """Waits until all clients can be reached, and makes the models for what they say their samples are.
 
@@ -99,6 +106,7 @@ def make_server(
       folder: the run's.
       entropy: where the words of the server's noise come from.
       keep: how many checkpoints a run keeps.
+      patience: seconds to wait for a client where none can be reached.
 
     Raises:
       ValueError: a client is missing, or two of them have different tasks. One line.
@@ -109,7 +117,9 @@ def make_server(
     task = heads[0]["task"]
     for client, head in heads.items():
         if head["task"] != task:
-            raise ValueError(f"client {client} has samples of {head['task']}, client 0 of {task}")
+            raise ValueError(
+                f"client {client} has samples of {printable(str(head['task']))}, client 0 of {printable(str(task))}"
+            )
     federation = make_models(plan, task_of_json(task))
     counts = {
         split: np.array([heads[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
@@ -140,6 +150,7 @@ def make_server(
         deque(maxlen=keep),
         transport,
         warn,
+        patience,
     )
 
 

@@ -29,6 +29,7 @@ from fedjax_ht.data.client_data import mixed, stack
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import states
 from fedjax_ht.deploy.envelope import Envelope
+from fedjax_ht.deploy.headers import asked, printable
 from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, draw, fresh_words, noise_of_steps, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, difference, make_models, task_as_json
@@ -181,11 +182,11 @@ def answer(site: Site, message: Envelope) -> Envelope:
     try:
         kinds = {"hello": _hello, "train": _train, "evaluate": _evaluate}
         kind = message.head.get("kind")
-        if kind not in kinds:
-            raise ValueError(f"a message of kind {kind!r}")
+        if not isinstance(kind, str) or kind not in kinds:
+            raise ValueError(f"a message of kind {printable(repr(kind))}")
         reply = kinds[kind](site, message)
     except Exception as error:  # whatever it is, the client stays there for the next message
-        own, words = isinstance(error, ValueError | OSError), " ".join(str(error).split())
+        own, words = isinstance(error, ValueError | OSError), printable(str(error))
         words = words if own else f"{type(error).__name__}: {words}"
         if not own and site.plan.unit == "upload":  # XLA's may name the shapes of the client's arrays
             site.tell(words)
@@ -196,8 +197,13 @@ def answer(site: Site, message: Envelope) -> Envelope:
 
 
 def _hello(site: Site, message: Envelope) -> Envelope:
-    if words := difference(message.head["about"], about(site.plan)):
-        raise ValueError(f"it {words}")
+    owner, differs = message.head.get("owner"), difference(message.head["about"], about(site.plan))
+    problem = f"it {differs}" if differs else ""
+    if owner is not None and owner != site.client:
+        problem = f"its key is that of client {printable(str(owner))}"
+    if problem:
+        site.tell(f"client {site.client} is left out: {printable(problem)}")
+        raise ValueError(problem)
     return Envelope(site.hello, {})
 
 
@@ -234,7 +240,7 @@ def _evaluate(site: Site, message: Envelope) -> Envelope:
     downlink = unpack(site.downlink, message.arrays, "the downlink")
     wanted = {name: jnp.bool_(name != "train" or site.plan.options.evaluate_train) for name in ClientIndices._fields}
     scores = site.programs.evaluate(_state(site, ask), downlink, site.data, *ask.where, wanted)
-    return Envelope(_said(site, f"after round {int(message.head['round'])}", _scores(scores)), {})
+    return Envelope(_said(site, f"after round {message.head['round']}", _scores(scores)), {})
 
 
 def _said(site: Site, when: str, scores: dict[str, Any], metrics: dict[str, float] | None = None) -> dict[str, Any]:
@@ -260,10 +266,10 @@ class _Ask(NamedTuple):
 
 
 def _read(site: Site, head: dict[str, Any]) -> _Ask:
-    number, last_round = int(head["round"]), int(head["last_round"])
+    run, number, last_round, oldest = asked(head)
     info = ClientInfo(jnp.int32(site.client), jnp.int32(site.counts["train"]), jnp.int32(last_round))
     where = jax.random.key(site.plan.options.seed), jnp.int32(number), info
-    return _Ask(site.folder / _name(head["run"]), last_round + 1, number + 1, int(head["oldest"]), where)
+    return _Ask(site.folder / run, last_round + 1, number + 1, oldest, where)
 
 
 def _state(site: Site, ask: _Ask) -> PyTree:
@@ -271,12 +277,6 @@ def _state(site: Site, ask: _Ask) -> PyTree:
     first = site.programs.first(ask.where[0], site.weights, jnp.int32(site.source))
     first = jax.device_put(first, jax.devices()[0])
     return first if ask.before == 0 else states.load(ask.folder, ask.before, first)
-
-
-def _name(run: str) -> str:
-    if not isinstance(run, str) or not run.isalnum():
-        raise ValueError(f"a run called {run!r}")
-    return run
 
 
 def _numbers(metrics: dict[str, jax.Array]) -> dict[str, float]:

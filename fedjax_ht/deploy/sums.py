@@ -15,6 +15,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method, PyTree, Received
 from fedjax_ht.core.uploads import comparable, is_leaf, is_payload, leaves_of
 from fedjax_ht.core.wire import Masked
+from fedjax_ht.deploy.envelope import HEADER
 from fedjax_ht.deploy.masks import FEWEST, MOST
 
 
@@ -74,6 +75,12 @@ def as_vector(uplink: PyTree) -> np.ndarray:
         else:
             parts.append(np.asarray(leaf, np.float32).ravel())
     return np.concatenate(parts)
+
+
+def vector_bytes(form: PyTree) -> int:
+    """Bytes of a client's masked vector, 8 for each of its numbers, with its header."""
+    sizes = [x.size for leaf in leaves_of(form) for x in (leaf if isinstance(leaf, Masked) else [leaf])]
+    return 8 * sum(sizes) + HEADER
 
 
 def uplinks_of(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[int, PyTree]:

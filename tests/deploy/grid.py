@@ -2,15 +2,14 @@
 
 import itertools
 from collections.abc import Callable
-from pathlib import Path
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedjax_ht.deploy import flower
 from fedjax_ht.deploy.envelope import Envelope
+from fedjax_ht.deploy.flower import responder
 
 
 class LocalGrid:
@@ -25,15 +24,18 @@ class LocalGrid:
     def __init__(self, monkeypatch, clients: dict[int, Callable[[Envelope], Envelope]]):
         for name in ("run_id", "node_id", "task_id"):  # Flower's own processes know who they are
             monkeypatch.setattr(TaskIdentity, f"_{name}", 1)
-        monkeypatch.setattr(flower, "ask", lambda path, envelope: clients[int(Path(path).name)](envelope))
-        self.clients, self.app = clients, flower.client_app()
-        self.contexts = {node: Context(1, node, {"socket": f"/{node}"}, RecordDict(), {}) for node in clients}
+        self.clients, self.owners = clients, {}
+        self.responders = {node: responder(answer) for node, answer in clients.items()}
+        self.contexts = {node: Context(1, node, {}, RecordDict(), {}) for node in clients}
         self.numbers, self.seen = itertools.count(), []
         self.lost = lambda node, stage: False
         self.changed = lambda node, stage, content: content
 
     def get_node_ids(self):
         return list(self.clients)
+
+    def expect(self, sizes):
+        self.expected = sizes
 
     def send_and_receive(self, messages, *, timeout=None):
         replies = []
@@ -43,13 +45,13 @@ class LocalGrid:
             if self.lost(node, stage):
                 continue
             there = Message(_carried(message.content), metadata=message.metadata)
-            try:
-                content = self.changed(node, stage, self.app(there, self.contexts[node]).content)
-                self.seen.append((node, stage, content))
-                replies.append(Message(_carried(content), reply_to=message))
-            except Exception as error:  # as a node reports it
-                reason = f"{type(error)}:<'{error}'>"
-                replies.append(Message(Error(code=2, reason=reason), reply_to=message))
+            reply = self.responders[node](there, self.contexts[node])
+            if reply.has_error():
+                replies.append(Message(reply.error, reply_to=message))
+                continue
+            content = self.changed(node, stage, reply.content)
+            self.seen.append((node, stage, content))
+            replies.append(Message(_carried(content), reply_to=message))
         return replies
 
 

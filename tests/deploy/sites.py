@@ -99,11 +99,11 @@ def transport(sites: dict, lost=lambda *_: False, changed=lambda _, reply: reply
                 tell(f"client {client} is left out: {head['error']}")
         return {client: head for client, head in heads.items() if "error" not in head}
 
-    def exchange(letters):
+    def exchange(letters, most):
         reached = {i: letter for i, letter in letters.items() if not lost(i, letter)}
         return {i: changed(i, called(answer(sites[i], called(letter)))) for i, letter in reached.items()}
 
-    def add(letters, groups):
+    def add(letters, groups, most):
         raise ValueError("a secure sum is Flower's, see tests.deploy.grid")
 
     return Transport(meet, exchange, add)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedjax_ht.deploy import rounds
+from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.serve import serve
@@ -56,7 +58,7 @@ def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
     assert_same_rows(simulated(simulation, 2), rows)
 
 
-@pytest.mark.parametrize("how", ["silent", "not_finite", "other_shape", "other_head"])
+@pytest.mark.parametrize("how", ["silent", "not_finite", "other_shape", "other_head", "huge", "forged", "infinite"])
 def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_path, how):
     config, _, sites = federation
 
@@ -70,8 +72,14 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_
         if client != 2 or "metrics" not in reply.head or changed.done or how == "silent":
             return reply
         changed.done = True
-        if how == "other_head":
-            return Envelope({k: v for k, v in reply.head.items() if k != "finite"}, reply.arrays)
+        heads = {
+            "other_head": {k: v for k, v in reply.head.items() if k != "finite"},
+            "huge": reply.head | {"metrics": {"loss": 10**400}},
+            "infinite": reply.head | {"seconds": float("inf")},
+            "forged": {"error": "a\nround 9 of 9: 4 of 4 arrived\x1b[2J"},
+        }
+        if how in heads:
+            return Envelope(heads[how], reply.arrays)
         name = next(name for name, x in reply.arrays.items() if x.dtype == np.float32)
         wrong = reply.arrays[name] * np.nan if how == "not_finite" else reply.arrays[name][:, 1:]
         return Envelope(reply.head, reply.arrays | {name: wrong})
@@ -81,10 +89,55 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_
     rows = serve(make_plan(config), tmp_path, transport(sites, lost, changed), said.append)
     (line,) = [line for line in said if line.startswith("client")]
     words = {"silent": "no answer", "not_finite": "it is not finite", "other_shape": "it must be float32"}
-    words |= {"other_head": "what it says of 'finite' cannot be read"}
+    words |= {"other_head": "what it says of 'finite' cannot be read", "huge": "of 'metrics' cannot be read"}
+    words |= {"infinite": "of 'seconds' cannot be read", "forged": r"a round 9 of 9: 4 of 4 arrived\x1b[2J"}
     assert line.startswith("client 2, round 1: ") and words[how] in line
     assert [row["arrived"] for row in rows[1:]] == [3, 4]
     assert [row["not_finite"] for row in rows[1:]] == [[2] if how in ("not_finite", "other_shape") else [], []]
+
+
+def deserted(sites, lines, kinds, words, times):
+    """A transport that loses letters of `kinds` after round 1 until `words` were said so many times."""
+
+    def lost(client, letter):
+        begun = any(line.startswith("round 1 of 2") for line in lines)
+        return begun and letter.head["kind"] in kinds and sum(words in line for line in lines) < times
+
+    return transport(sites, lost, tell=lines.append)
+
+
+@pytest.mark.parametrize(("kinds", "words"), [(("hello",), "can be reached"), (("train",), "took part")])
+def test_a_round_in_which_nobody_takes_part_is_none(federation, tmp_path, monkeypatch, kinds, words):
+    """The run waits, and its numbers are those of a run in which they never were away."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
+    config, simulation, sites = federation
+    lines, times = [], {"hello": 1, "train": 2}[kinds[0]]
+    rows = serve(make_plan(config), tmp_path, deserted(sites, lines, kinds, words, times), lines.append, patience=30.0)
+    assert sum(words in line for line in lines) == times
+    assert_same_rows(simulated(simulation, 2), rows)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        (("hello", "train"), "round 2: no client can be reached, after 0.1 s"),
+        (("train",), "round 2: no client took part, and it does not count; 3 tries are as many as give_up says"),
+    ],
+)
+def test_a_run_that_is_left_alone_stops_and_goes_on_later(federation, tmp_path, monkeypatch, kinds, words):
+    """Without a table: it is not done."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
+    _, simulation, sites = federation
+    config, lines = small_config(), []
+    config.give_up = 3
+    gone = deserted(sites, lines, kinds, words, 1)
+    with pytest.raises(Ended, match=words) as error:
+        serve(make_plan(config), tmp_path, gone, lines.append, patience=0.1)
+    assert str(error.value).endswith("The same command goes on from the last checkpoint")
+    assert not (tmp_path / "summary.md").exists()
+    rows = serve(make_plan(config), tmp_path, transport(sites), lines.append)
+    assert_same_rows(simulated(simulation, 2), rows)
+    assert (tmp_path / "summary.md").exists()
 
 
 def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path):
@@ -98,11 +151,23 @@ def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path
     assert answer(sites[0], Envelope(hello, {})).head["error"] == "it has fedjax_ht 0.1.0, not 9.0"
 
 
+def test_a_client_says_at_home_why_it_is_left_out(federation):
+    _, _, sites = federation
+    lines, letter = [], hello(sites[1].plan)
+    site = sites[1]._replace(tell=lines.append)
+    assert answer(site, letter).head["client"] == 1 and "error" not in answer(site, letter).head
+    assert "error" not in answer(site, letter._replace(head=letter.head | {"owner": 1})).head and lines == []
+    told = answer(site, letter._replace(head=letter.head | {"owner": 2})).head["error"]
+    assert told == "its key is that of client 2" and lines == [f"client 1 is left out: {told}"]
+
+
 def test_what_a_client_cannot_answer_is_one_line(federation):
     _, _, sites = federation
     head = {"kind": "train", "run": "a", "round": 5, "last_round": 3, "oldest": 0}
     assert "has no state after 4 rounds" in answer(sites[1], Envelope(head, {})).head["error"]
     assert answer(sites[1], Envelope({"kind": "delete"}, {})).head["error"] == "a message of kind 'delete'"
+    deleted = answer(sites[1], Envelope(head | {"oldest": 10**9}, {})).head["error"]
+    assert "states older than 1000000000 rounds to be deleted" in deleted
     assert "a run called '../x'" in answer(sites[1], Envelope(head | {"run": "../x"}, {})).head["error"]
     assert "the downlink lacks" in answer(sites[1], Envelope(head | {"last_round": -1}, {})).head["error"]
 

@@ -4,6 +4,7 @@ import datetime
 import ipaddress
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ import pytest
 pytest.importorskip("flwr")
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedjax_ht.deploy import app
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.flower import from_records, grid_nodes, overhead, to_records
 from fedjax_ht.simulation.history import run
@@ -47,7 +47,10 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
 
     class Grid:
         def __init__(self):
-            self.nodes = {11: 0, 12: 1, 13: 1}
+            self.nodes, self.owners = {11: 0, 12: 1, 13: 1}, {}
+
+        def expect(self, sizes):
+            pass
 
         def get_node_ids(self):
             return list(self.nodes)
@@ -75,7 +78,7 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
     assert sorted(meet(hello, 0)) == [0, 1]
     assert [node for node, kind in asked if kind == "hello"] == [11, 12, 13, 12]
     assert said[1:] == ["node 12 (client 1) is left out: client 1 is there already"]
-    assert sorted(exchange({0: Envelope({"kind": "train"}, {}), 7: Envelope({"kind": "train"}, {})})) == [0]
+    assert sorted(exchange({0: Envelope({"kind": "train"}, {}), 7: Envelope({"kind": "train"}, {})}, {})) == [0]
     del grid.nodes[11]
     assert sorted(meet(hello, 0)) == [1] and said[-1] == "client 0 is gone"
 
@@ -137,7 +140,14 @@ def made_ready(folder: Path, method: str, rounds: int) -> int:
     command(folder, "split", "--workdir=sites").wait()
     for i in range(4):
         key(folder, i)
-    return app.free_port()
+    return free_port()
+
+
+def free_port() -> int:
+    """A port of this machine that nobody uses now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
 
 
 def end_all(*processes: subprocess.Popen) -> None:
@@ -198,6 +208,7 @@ def key(folder: Path, i: int) -> None:
 
     private = ec.generate_private_key(ec.SECP384R1())
     (folder / "keys").mkdir(exist_ok=True)
+    (folder / f"client{i}").touch(0o600)
     (folder / f"client{i}").write_bytes(
         private.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
     )
@@ -232,6 +243,7 @@ def certificates(folder: Path) -> None:
     )
     address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
     (folder / "server.pem").write_bytes(certificate("server", own.public_key(), (address, False)))
+    (folder / "server.key").touch(0o600)
     (folder / "server.key").write_bytes(
         own.private_bytes(form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption())
     )

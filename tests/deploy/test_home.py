@@ -1,13 +1,10 @@
-"""What a client has at home: its samples in a file, its states, a socket, and a program that ends with it."""
+"""What a client has at home: its samples in a file, its states, and a folder of its own."""
 
 import os
-import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -15,10 +12,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.deploy import states
+from fedjax_ht.deploy import ledger, states
 from fedjax_ht.deploy.data import read_own, write_own
-from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.pipe import ask, listen
+from fedjax_ht.runner.run_lock import locked
 
 
 @pytest.mark.parametrize("kind", ["images", "windows", "tokens"])
@@ -79,55 +75,63 @@ def test_states_are_kept_by_round_and_a_changed_one_is_refused(tmp_path):
         states.load(tmp_path, 4, state)
 
 
-def test_a_socket_answers_and_outlives_nonsense():
-    path, over = Path(tempfile.mkdtemp()) / "s", threading.Event()
-    with pytest.raises(OSError, match="no client listens at"):
-        ask(path, Envelope({}, {}))
-    double = lambda m: Envelope(m.head | {"more": 1}, {k: 2 * v for k, v in m.arrays.items()})  # noqa: E731
-    thread = threading.Thread(target=listen, args=(path, double, over.is_set))
-    thread.start()
-    while not path.exists():
-        time.sleep(0.01)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    for nonsense in (b"", b"\xff" * 8, b"\x05\0\0\0\0\0\0\0[1,2]"):
-        with socket.socket(socket.AF_UNIX) as other:
-            other.connect(str(path))
-            other.sendall(nonsense)
-    reply = ask(path, Envelope({"kind": "train"}, {"a": np.arange(4, dtype=np.int32).reshape(2, 2)}))
-    assert reply.head == {"kind": "train", "more": 1} and reply.arrays["a"].tolist() == [[0, 2], [4, 6]]
-    over.set()
-    thread.join(5)
-    assert not thread.is_alive() and not path.exists()
+def test_counts_are_of_all_that_count(tmp_path):
+    """Each opens the file for itself, as processes do."""
+    path = tmp_path / "told.json"
+    threads = [threading.Thread(target=lambda: [ledger.add(path, "a", 1) for _ in range(25)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledger.read(path) == {"a": 200}
 
 
-def test_a_tethered_program_ends_with_who_started_it(tmp_path):
-    """Which is killed."""
-    tethered = [sys.executable, "-m", "fedjax_ht.deploy.tether"]
-    program = [
-        sys.executable,
-        "-c",
-        f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(60)",
-    ]
-    code = f"import os, subprocess; subprocess.run({tethered!r} + [str(os.getpid())] + {program!r})"
-    parent = subprocess.Popen([sys.executable, "-c", code])
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
-        time.sleep(0.05)
-    pid = int((tmp_path / "pid").read_text())
-    parent.kill()
-    parent.wait()
-    end = time.monotonic() + 15
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+def deploy(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    program = [sys.executable, "-m", "fedjax_ht.deploy", *words]
+    return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_client_without_its_file_ends_in_one_line(tmp_path):
+CLIENT = ["client", "--config=quickstart:method=fedssa", "--client_id=0", "--workdir=home", "--data=npz:none.npz"]
+SERVER = ["server", "--config=quickstart:method=fedssa", "--workdir=run"]
+HERE = "--superlink=127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([*CLIENT, HERE, "--insecure"], "none.npz: [Errno 2] No such file"),
+        ([*CLIENT, "--superlink=fl.example.org:1", "--insecure"], "--insecure is for this machine alone, 127.0.0.1"),
+        ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
+        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is for this machine alone, 127.0.0.1, not 0.0.0.0"),
+        ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; the public keys of the clients belong there"),
+    ],
+    ids=["data", "far", "certificates", "open", "keys"],
+)
+def test_what_cannot_be_ends_in_one_line(tmp_path, words, line):
     """Also of a method that computes where it is made."""
     pytest.importorskip("flwr")
-    words = [sys.executable, "-m", "fedjax_ht.deploy", "client", "--config=quickstart:method=fedssa", "--client_id=0"]
-    words += ["--workdir=home", "--data=npz:none.npz", "--superlink=127.0.0.1:1", "--insecure"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    (tmp_path / "keys").mkdir()
+    done = deploy(tmp_path, *words)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ") and "none.npz: [Errno 2] No such file" in last
+    assert last.startswith("error: ") and line in last
+
+
+def test_a_folder_is_one_clients_and_its_users(tmp_path):
+    """Under a umask that lets everybody read."""
+    pytest.importorskip("flwr")
+    before = os.umask(0o022)
+    try:
+        with locked(tmp_path / "home", print):
+            done = deploy(tmp_path, *CLIENT, HERE, "--insecure")
+            assert done.returncode == 2 and "home is in use by process" in done.stderr.splitlines()[-1]
+        (tmp_path / "config.py").write_text(
+            "from tests.deploy.sites import small_config\n\n\ndef get_config(_=None):\n    return small_config()\n"
+        )
+        assert deploy(tmp_path, "split", "--config=config.py", "--workdir=sites").returncode == 0
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "sites").stat().st_mode) == 0o700
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "sites").iterdir()}
+    assert modes == {f"client_{i}.npz": 0o600 for i in range(4)}

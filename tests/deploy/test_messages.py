@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_ht.core.wire import Masked, Metadata, wire_elements
-from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
-from fedjax_ht.deploy.messages import pack, unpack
+from fedjax_ht.deploy.envelope import HEADER, Envelope, from_bytes, numbers_in, to_bytes
+from fedjax_ht.deploy.messages import most_bytes, pack, unpack
 
 MESSAGE = {
     "rows": Masked(np.arange(12, dtype=np.float32).reshape(3, 4), np.array([True, False, True])),
@@ -77,3 +77,54 @@ def test_a_header_is_believed_only_as_far_as_there_are_bytes():
         from_bytes(objects.getvalue(), "object")
     with pytest.raises(ValueError, match="float32 called float64"):
         from_bytes(to_bytes(np.zeros(2, np.float32)), "float64")
+
+
+DTYPES = st.sampled_from(["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", "U3"])
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+ARRAYS = st.builds(lambda shape, dtype: np.zeros(shape, dtype), SHAPES, DTYPES)
+PLACES = st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 4), max_size=4).map(
+    lambda x: np.array(x, np.int32)
+)
+PARTS = st.sampled_from([*pack(MESSAGE), "000", "x" * 50])
+
+
+def unpacked(changes, left_out):
+    """It is of its form in every leaf, or refused in one line."""
+    arrays = {name: x for name, x in (pack(MESSAGE) | changes).items() if name not in left_out}
+    try:
+        back = unpack(FORM, arrays, "the uplink")
+    except ValueError as error:
+        assert str(error).startswith("the uplink ") and "\n" not in str(error)
+    else:
+        for leaf, form in zip(jax.tree.leaves(back), jax.tree.leaves(FORM), strict=True):
+            assert leaf.shape == form.shape and leaf.dtype == form.dtype
+
+
+def altered(where, value, cut):
+    """Bytes of an array with others among them."""
+    data = bytearray(to_bytes(np.arange(6, dtype=np.float32).reshape(2, 3)))
+    data[where % len(data)] = value
+    try:
+        assert from_bytes(bytes(data[: len(data) - cut]), "float32").nbytes == 24
+    except ValueError as error:
+        assert str(error).startswith("no array") and len(str(error)) < 1000
+
+
+FUZZ = {
+    "parts": (unpacked, st.dictionaries(PARTS, ARRAYS | PLACES, max_size=3), st.sets(PARTS, max_size=1)),
+    "bytes": (altered, st.integers(0, 1000), st.integers(0, 255), st.integers(0, 30)),
+}
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FUZZ)
+def test_messages_of_any_kind(name, examples):
+    test, *strategies = FUZZ[name]
+    settings(max_examples=examples, deadline=None)(given(*strategies)(test))()
+
+
+def test_the_most_bytes_of_a_form_are_enough_for_all_of_its_messages():
+    full = MESSAGE | {"rows": Masked(MESSAGE["rows"].values, np.ones(3, bool))}
+    full["entries"] = Masked(MESSAGE["entries"].values, np.ones((2, 3), bool))
+    sent = sum(len(to_bytes(x)) for x in pack(full).values())
+    assert numbers_in(Envelope({}, pack(full))) == most_bytes(FORM) - 7 * HEADER < sent < most_bytes(FORM)

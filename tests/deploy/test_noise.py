@@ -16,8 +16,9 @@ import pytest
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.core.privacy import Privacy
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.deploy import ledger
+from fedjax_ht.deploy import ledger, rounds
 from fedjax_ht.deploy.data import alone
+from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.noise import LEDGER, WORDS, draw, fresh_words, noise_of_steps, noise_of_sums
 from fedjax_ht.deploy.plan import about, difference, make_plan
@@ -101,7 +102,7 @@ def test_with_the_same_words_it_is_the_simulation(world, unit, tmp_path):
 
 @pytest.fixture(scope="module")
 def letter(world, tmp_path_factory):
-    """unit -> what client 1 is asked in the first round."""
+    """unit -> what client 1 is asked in the first round, in which client 3 alone is heard of."""
 
     @functools.cache
     def of(unit):
@@ -109,9 +110,10 @@ def letter(world, tmp_path_factory):
 
         def seen(client, letter):
             found[client, letter.head["kind"]] = letter
-            return letter.head["kind"] == "train"
+            return letter.head["kind"] == "train" and client != 3
 
-        simulation = as_simulation(server_of(config, sites, tmp_path_factory.mktemp("asking"), seen))
+        folder = tmp_path_factory.mktemp("asking")
+        simulation = as_simulation(server_of(config, fresh(sites, folder), folder, seen))
         simulation.run_round(simulation.init())
         return found[1, "train"]
 
@@ -183,8 +185,9 @@ def test_a_repeated_step_of_the_server_costs_epsilon(world, tmp_path):
     assert next(words) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
 
 
-def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_path):
+def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_path, monkeypatch):
     """Nobody tells an accuracy, and a run ends without one."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
     config, _, sites = world("upload")
     homes = fresh(sites, tmp_path)
 
@@ -208,7 +211,9 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
     state, report = simulation.run_round(simulation.init())
     assert report.epsilon == gaussian_epsilon(0.5, 3, 1e-5)  # client 3 has answered twice before
     gone = server_of(config, homes, tmp_path / "other", lambda _, letter: asked(letter))
-    assert as_simulation(gone).run_round(state)[1].epsilon == report.epsilon  # what was said stays said
+    with pytest.raises(Ended):
+        as_simulation(gone).run_round(state)
+    assert ledger.read(gone.ledger)["epsilon"] == report.epsilon  # what was said stays said
 
 
 def test_a_client_may_stop_by_itself(world, letter, tmp_path):
@@ -302,22 +307,45 @@ def test_what_noise_costs(tmp_path):
     assert 2**31 < max(map(max, drawn)) < 2**32
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_sum_has_the_noise(world, unit, tmp_path):
-    """Uplinks of which the server has the sum alone; here without a protocol."""
-    config, simulation, sites = world(unit)
+def summing_server(config, sites, folder, changed=lambda client, head: head, tell=print):
+    """A server that has sums alone; here without a protocol."""
     secure = make_plan(config, secure_sums=True)
-    told, homes = about(secure), fresh(sites, tmp_path)
+    told, homes = about(secure), fresh(sites, folder)
     homes = {i: site._replace(plan=secure, hello=site.hello | told) for i, site in homes.items()}
-    calls = transport(homes)
 
-    def add(letters, groups):
+    def add(letters, groups, most):
         masked = {i: x._replace(head=x.head | {"masked": True}) for i, x in letters.items()}
         answers = {i: answer(homes[i], x) for i, x in masked.items()}
         sums = {name: sum(answers[i].arrays["vector"].astype(float) for i in ids) for name, ids in groups.items()}
-        return {i: x._replace(arrays={}) for i, x in answers.items()}, sums
+        return {i: Envelope(changed(i, x.head), {}) for i, x in answers.items()}, sums
 
-    server = make_server(secure, calls._replace(add=add), "a", print, tmp_path / "server", fixed)
+    return make_server(secure, transport(homes)._replace(add=add), "a", tell, folder / "server", fixed)
+
+
+def test_of_a_sum_with_an_unknown_client_in_it_nothing_is_made(world, tmp_path, monkeypatch):
+    """It would be divided by too few."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
+    config, simulation, sites = world("client")
+    lines, once = [], iter([True])
+
+    def changed(client, head):
+        return head | {"metrics": None} if client == 2 and next(once, False) else head
+
+    server = summing_server(config, sites, tmp_path, changed, lines.append)
+    (end, _), (own, _) = rounds_of(as_simulation(server), 1), rounds_of(simulation, 1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), end.servers, own.servers)
+    assert lines == [
+        "client 2, round 1: what it says of 'metrics' cannot be read",
+        "round 1: there is no sum of mlp: there are clients in it of which nothing is known",
+        "round 1: no client took part, and it does not count; it is tried again",
+    ]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_sum_has_the_noise(world, unit, tmp_path):
+    """Uplinks of which the server has the sum alone."""
+    config, simulation, sites = world(unit)
+    server = summing_server(config, sites, tmp_path)
     (end, rows), (own, own_rows) = rounds_of(as_simulation(server)), rounds_of(simulation)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), end.servers, own.servers)
     assert [row["epsilon"] for row in rows] == [row["epsilon"] for row in own_rows]

@@ -8,12 +8,14 @@ import pytest
 pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Message
 from flwr.common import bytes_to_ndarray
+from flwr.common.secure_aggregation import secaggplus_utils
 from flwr.common.secure_aggregation.quantization import quantize
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
 from fedjax_ht.deploy.envelope import Envelope
 from fedjax_ht.deploy.flower import from_records, grid_nodes, to_records
-from fedjax_ht.deploy.masks import MODULUS, STEPS, stream, threshold
+from fedjax_ht.deploy.masks import MODULUS, STEPS, stream, threshold, with_stream
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.secagg import sum_of
 from fedjax_ht.deploy.secagg_client import check_asked
@@ -113,6 +115,14 @@ def test_what_is_beyond_the_range_is_cut_and_said(monkeypatch):
     assert "warning" not in found.heads[NODES[0]]
 
 
+def test_a_header_that_cannot_be_read_is_none_and_the_sum_is_whole(monkeypatch):
+    own = vectors()
+    grid, _ = local_grid(monkeypatch, own, {1: {"metrics": {"loss": 10**400}}})
+    found = summed(grid)
+    np.testing.assert_allclose(found.total, own.sum(0), atol=4 * STEP)
+    assert found.heads[NODES[1]] == {} and found.heads[NODES[0]]["client"] == 0
+
+
 @pytest.mark.parametrize("how", ["longer", "empty"])
 def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
     grid, _ = local_grid(monkeypatch, [*vectors(3), np.zeros(SIZE + 1, np.float32)])
@@ -133,12 +143,12 @@ def test_the_transport_sums_by_group_and_says_who_is_lost(monkeypatch):
     meet, _, add = grid_nodes(grid, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
     grid.lost = lambda node, stage: node == NODES[3]
-    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]})
+    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE))
     np.testing.assert_allclose(totals["all"], own[:3].sum(0), atol=4 * STEP)
     assert answers[3].head == {"error": "no answer"} and answers[1].head == {"client": 1, "finite": True}
-    assert totals.keys() == {"all"} and add(dict.fromkeys(range(2), TRAIN), {"two": [0, 1]})[1] == {
-        "two": "2 clients are there, and it takes 3"
-    }
+    assert totals.keys() == {"all"} and add(
+        dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
+    )[1] == {"two": "2 clients are there, and it takes 3"}
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
@@ -170,6 +180,9 @@ UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_
     [
         (SETUP, {Key.MOD_RANGE: 1 << 23}, f"mod_range is {1 << 23}, not {MODULUS}"),
         (SETUP, {Key.MAX_WEIGHT: 1e9}, "max_weight is"),
+        (SETUP, {Key.CLIPPING_RANGE: 1e-9}, "clipping_range is 1e-09, not from 1 to 500"),
+        (SETUP, {Key.CLIPPING_RANGE: 1e9}, "clipping_range is 1"),
+        (SETUP, {Key.CLIPPING_RANGE: float("nan")}, "clipping_range is nan"),
         (SETUP, {Key.THRESHOLD: 2}, "2 of 5 shares of 5 clients"),
         (SETUP, {Key.SAMPLE_NUMBER: 9}, "3 of 5 shares of 9 clients"),
         (KEYS, {"2": None}, "a sum of 2"),
@@ -178,7 +191,7 @@ UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_
         (UNMASK, {Key.ACTIVE_NODE_ID_LIST: [0, 1]}, "a sum of 2"),
         (UNMASK, {Key.DEAD_NODE_ID_LIST: [2]}, "both secrets of one client"),
     ],
-    ids=range(9),
+    ids=range(12),
 )
 def test_a_client_refuses_what_would_not_hide_it(asked, change, words):
     check_asked(ConfigRecord(asked), 0)
@@ -195,6 +208,15 @@ def test_masks_depend_on_all_of_a_key():
     assert one[2].min() >= 0 and one[2].max() < MODULUS and abs(one[2].mean() / MODULUS - 0.5) < 0.05
     with pytest.raises(ValueError, match="masks below 7"):
         stream(b"a", 7, shapes)
+
+
+def test_flowers_functions_stay_as_they_are_and_one_without_masks_is_refused():
+    theirs = secaggplus_utils.pseudo_rand_gen
+    copy = with_stream(secaggplus_workflow.SecAggPlusWorkflow.unmask_stage)
+    assert copy.__globals__["pseudo_rand_gen"] is stream
+    assert secaggplus_workflow.pseudo_rand_gen is theirs is not stream
+    with pytest.raises(RuntimeError, match="setup_stage does not call pseudo_rand_gen"):
+        with_stream(secaggplus_workflow.SecAggPlusWorkflow.setup_stage)
 
 
 @pytest.mark.slow

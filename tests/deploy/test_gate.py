@@ -1,0 +1,129 @@
+"""The gate by itself: which requests pass, and how much of the others is read."""
+
+import asyncio
+
+import pytest
+
+from fedjax_ht.deploy.gate import CALLS, SMALL, UNKEYED, Allowance, gate
+
+NODE = 7
+PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
+
+
+class Trial:
+    """One request to a gate whose nodes say who they are by a header."""
+
+    def __init__(self, calls=CALLS, left=0, allows=lambda name, node, body: True):
+        self.allowance, self.seen, self.long, self.chunks_read = Allowance({NODE: left}), [], [], 0
+        identify = lambda headers: int(headers[b"node"]) if b"node" in headers else None  # noqa: E731
+        self.app = gate(self.inner, identify, allows, self.allowance, calls, self.long.append)
+
+    async def inner(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            self.seen.append("lifespan")
+            return
+        message = await receive()
+        self.seen.append((scope["path"], message["body"]))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def status(self, path, *chunks, method="POST", node=NODE, length=None):
+        headers = [] if node is None else [(b"node", b"%d" % node)]
+        headers += [] if length is None else [(b"content-length", length)]
+        unread, sent = list(chunks), []
+
+        async def receive():
+            self.chunks_read += 1
+            body = unread.pop(0) if unread else b""
+            return {"type": "http.request", "body": body, "more_body": bool(unread)}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        asyncio.run(self.app(scope, receive, send))
+        return sent[0]["status"]
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+def test_a_client_with_a_key_calls_what_it_needs(call):
+    trial = Trial(left=3)
+    assert trial.status(f"/v1/fleet/{call}", b"a", b"bc") == 200
+    assert trial.seen == [(f"/v1/fleet/{call}", b"abc")]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/start-run",
+        "/v1/control/unregister-node",
+        "/v1/runtime/acquire-task",
+        "/v1/fleet/register-node",
+        "/v1/fleet/unregister-node",
+        "/v1/fleet/get-fab",
+        "/v1/fleet/get-run",
+        "/v1/fleet/../control/start-run",
+        "//v1/fleet/pull-messages",
+        "/v1/fleet/",
+        "/docs",
+        "",
+    ],
+)
+def test_nothing_else_is_there_even_for_a_client(path):
+    trial = Trial(left=10**9)
+    assert trial.status(path, b"a") == 404
+    assert trial.status(PULL, b"a", method="GET") == 404
+    assert trial.seen == [] and trial.chunks_read == 0
+
+
+def test_without_a_list_of_keys_nodes_register_themselves():
+    for call in UNKEYED:
+        assert Trial(CALLS | UNKEYED).status(f"/v1/fleet/{call}", b"a") == 200
+
+
+def test_of_a_stranger_no_byte_is_read():
+    trial = Trial(left=10**9)
+    for path in (PULL, PUSH):
+        assert trial.status(path, b"a" * 100, node=None) == 401
+    assert trial.seen == [] and trial.chunks_read == 0
+
+
+def test_a_request_is_no_longer_than_it_may_be():
+    trial = Trial(left=10)
+    assert trial.status(PULL, b"", length=b"%d" % (SMALL + 1)) == 413 and trial.chunks_read == 0
+    assert trial.status(PULL, *[b"a" * 1000] * 1000) == 413 and trial.chunks_read == SMALL // 1000 + 1
+    assert trial.status(PUSH, b"", length=b"11") == 413
+    for length in (b"-1", b"1e9", b"9" * 30, b""):
+        assert trial.status(PUSH, b"", length=length) == 413
+    assert trial.long == [NODE] * 7 and trial.seen == []
+    assert trial.status(PUSH, b"a" * 6, length=b"6") == 200
+    assert trial.status(PUSH, b"a" * 3, b"a" * 3) == 413  # 4 are left; the first 3 are counted
+    assert trial.status(PUSH, b"a") == 200 and trial.status(PUSH, b"a") == 413
+
+
+def test_a_late_answer_does_not_take_the_next_ones_place():
+    allowance = Allowance()
+    assert not allowance.take(NODE, 1)
+    allowance.grant(NODE, 10)
+    allowance.grant(NODE, 10)
+    assert allowance.take(NODE, 20) and not allowance.take(NODE, 1)
+    for _ in range(100):
+        allowance.grant(NODE, 10)
+    assert allowance.take(NODE, 20) and not allowance.take(NODE, 1) and not allowance.take(8, 1)
+
+
+def test_what_a_node_may_not_say_does_not_pass():
+    trial = Trial(allows=lambda name, node, body: (name, node, body) != ("pull-messages", NODE, b"forged"))
+    assert trial.status(PULL, b"for", b"ged") == 403 and trial.seen == []
+    assert trial.status(PULL, b"other") == 200
+
+
+def test_what_is_no_request_is_closed_or_passed_on():
+    trial, sent = Trial(), []
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(trial.app({"type": "lifespan"}, None, send))
+    assert trial.seen == ["lifespan"] and sent == []
+    asyncio.run(trial.app({"type": "websocket", "path": PULL, "headers": []}, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]

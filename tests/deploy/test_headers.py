@@ -1,0 +1,182 @@
+"""What either side believes of the other's header."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_ht.deploy.headers import DIGITS, LINE, LONGEST, asked, parsed, printable, unreadable
+from fedjax_ht.deploy.plan import make_plan
+from fedjax_ht.deploy.server import Transport, met
+from tests.deploy.sites import small_config
+
+INF, NAN, HUGE = float("inf"), float("nan"), 10**400
+RULES = ("head",)
+TEST = {"test": {"correct": {"head": 2}, "count": 3}}
+ALL = {split: {"correct": {"head": 0}, "count": 0} for split in ("train", "val")} | TEST
+TASK = {"shape": [28, 28, 1], "dtype": "float32", "num_classes": 10, "vocabulary": None}
+COUNTS = {"train": 3, "val": 0, "test": 2}
+GOOD = {
+    "hello": {"client": 0, "counts": COUNTS, "flops": 1e3, "task": TASK},
+    "train": {"finite": True, "metrics": {"loss": NAN}, "scores": TEST, "seconds": 0.1},
+    "evaluate": {"scores": ALL},
+}
+BAD = [
+    ("hello", "client", [-1, "0", True, None, 2**31, HUGE, [0]]),
+    ("hello", "counts", [{}, {"train": 1}, COUNTS | {"test": -2}, COUNTS | {"train": 1.5}, COUNTS | {"train": HUGE}]),
+    ("hello", "flops", [-1, "much", NAN, INF, HUGE]),
+    ("hello", "task", [None, "images", {}, TASK | {"shape": [HUGE]}, TASK | {"shape": [2**20, 2**20]}]),
+    ("hello", "task", [TASK | {"shape": [1] * 9}, TASK | {"shape": [0]}, TASK | {"shape": "28"}, TASK | {"more": 1}]),
+    ("hello", "task", [TASK | {"dtype": "object"}, TASK | {"dtype": ["float32"]}, TASK | {"num_classes": 2**30}]),
+    ("train", "finite", [1, None]),
+    ("train", "metrics", [None, {"loss": "0"}, [1], {"loss": HUGE}, {"loss": INF}, {"loss": -1e39}]),
+    ("train", "metrics", [{str(i): 0 for i in range(1001)}, {"loss": True}]),
+    ("train", "seconds", [-1, None, INF, HUGE]),
+    ("train", "warning", [None, 3]),
+    ("train", "scores", [{}, ALL, {"test": {"correct": {"head": 4}, "count": 3}}]),
+    ("train", "scores", [{"test": {"correct": {}, "count": 3}}, {"test": {"correct": {"head": 1.5}, "count": 3}}]),
+    ("evaluate", "scores", [TEST, None, ALL | {"test": 3}]),
+]
+ASKED = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
+
+
+@pytest.mark.parametrize("kind", GOOD)
+def test_what_a_client_says_is_believed(kind):
+    assert unreadable(GOOD[kind] | {"more": 1}, kind, None, RULES) == ""
+
+
+@pytest.mark.parametrize(("kind", "name", "values"), BAD, ids=map(str, range(len(BAD))))
+def test_what_it_does_not_say_is_named(kind, name, values):
+    if name != "warning":
+        assert unreadable({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES) == name
+    for value in values:
+        assert unreadable(GOOD[kind] | {name: value}, kind, None, RULES) == name
+
+
+def test_with_noise_it_says_epsilon_and_less():
+    said = GOOD["train"] | {"epsilon": 3.0}
+    assert unreadable(said, "train", "sample", RULES) == ""
+    assert unreadable(GOOD["train"], "train", "sample", RULES) == "epsilon"
+    for epsilon in (NAN, INF, HUGE, -1, "8"):
+        assert unreadable(said | {"epsilon": epsilon}, "train", "sample", RULES) == "epsilon"
+    hidden = {"finite": True, "metrics": {}, "scores": {}, "epsilon": 3.0}
+    assert unreadable(hidden, "train", "upload", RULES) == "" == unreadable({"scores": {}}, "evaluate", "upload", RULES)
+    assert unreadable(hidden | {"scores": TEST}, "train", "upload", RULES) == "scores"
+
+
+def test_who_cannot_be_read_is_left_out():
+    said, plan = [], make_plan(small_config())
+    heads = {0: GOOD["hello"], 1: GOOD["hello"] | {"flops": None}, 7: GOOD["hello"]}
+    transport = Transport(lambda letter, wanted: heads, None, None)
+    assert met(plan, transport, 0, said.append) == {0: GOOD["hello"]}
+    assert said == [
+        "client 1 is left out: what it says of 'flops' cannot be read",
+        "client 7 is left out: the config has clients 0 to 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 60_000, "maximum recursion depth"),
+        ("[" * 100_000, f"it is 100000 long, and must be JSON of {LONGEST} bytes at most"),
+        (json.dumps({"metrics": {"loss": HUGE}}), "a whole number of 401 digits"),
+        ("[1]", "it is list, and must be an object"),
+        (b"\xff", "no header: "),
+        (None, "it is NoneType"),
+        ("{", "no header: Expecting"),
+    ],
+    ids=range(7),
+)
+def test_a_header_that_is_none_is_one_line(text, words):
+    with pytest.raises(ValueError, match=r"^no header: ") as error:
+        parsed(text)
+    assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE
+
+
+def test_a_whole_number_of_64_bits_is_read():
+    assert parsed(f'{{"a": {2**63 - 1}, "b": -{2**63}}}') == {"a": 2**63 - 1, "b": -(2**63)}
+    assert len(str(2**63)) == DIGITS
+
+
+def test_what_the_other_side_writes_is_part_of_one_line():
+    forged = "lost\nround 7: \x1b[2Jall is well\r\u2028\x00 ok"
+    assert parsed(json.dumps({"error": forged}))["error"] == r"lost round 7: \x1b[2Jall is well \x00 ok"
+    assert printable("é 数 ok") == "é 数 ok" and printable("\u202egnp") == r"\u202egnp"
+    assert len(printable("x" * 10**6)) == LINE + 3 and len(printable("\0" * 10**6)) == LINE + 3
+    assert parsed('{"error": ["a"]}')["error"] == "['a']"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"oldest": 10**9}, "states older than 1000000000 rounds to be deleted, and round 2 is the last"),
+        ({"oldest": -1}, "states older than -1"),
+        ({"oldest": None}, "states older than None"),
+        ({"round": -1}, "a round -1"),
+        ({"round": 2.0}, "a round 2.0"),
+        ({"round": HUGE}, "a round 1000"),
+        ({"last_round": 3}, "round 3 after a last round 3"),
+        ({"last_round": -2}, "after a last round -2"),
+        ({"last_round": True}, "after a last round True"),
+        ({"run": "../x"}, "a run called '../x'"),
+        ({"run": "a" * 65}, "a run called"),
+        ({"run": None}, "a run called None"),
+    ],
+    ids=range(12),
+)
+def test_a_client_refuses_what_no_server_asks_for(change, words):
+    assert asked(ASKED) == ("a1", 3, 2, 1) and asked(ASKED | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
+    with pytest.raises(ValueError, match=words) as error:
+        asked(ASKED | change)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(HUGE),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = st.sampled_from(sorted({name for head in GOOD.values() for name in head} | {"epsilon", "warning"}))
+
+
+def fuzzed(kind, unit, changes):
+    """A header of another mind: nothing but a name comes of it, and what is believed can be computed with."""
+    head = GOOD[kind] | changes
+    name = unreadable(head, kind, unit, RULES)
+    assert name == "" or name in {*GOOD[kind], "epsilon", "warning"}
+    if not name and kind == "train":
+        assert all(isinstance(float(value), float) for value in head["metrics"].values())
+        assert unit not in ("upload", "sample") or 0 <= float(head["epsilon"]) < INF
+
+
+def fuzzed_text(text):
+    try:
+        assert isinstance(parsed(text), dict)
+    except ValueError as error:
+        assert str(error).isprintable() and len(str(error)) < 2 * LINE
+
+
+def fuzzed_ask(changes):
+    try:
+        ask = asked(ASKED | changes)
+    except ValueError as error:
+        assert str(error).isprintable() and len(str(error)) < 2 * LINE
+    else:
+        assert 0 <= ask.oldest <= ask.last_round + 1 <= ask.round < 2**31 and ask.run.isalnum()
+
+
+UNITS = st.sampled_from([None, "client", "sample", "upload"])
+FUZZ = {
+    "headers": (fuzzed, st.sampled_from(sorted(GOOD)), UNITS, st.dictionaries(NAMES, VALUES)),
+    "texts": (fuzzed_text, st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps)),
+    "asks": (fuzzed_ask, st.dictionaries(st.sampled_from(sorted(ASKED)), VALUES)),
+}
+
+
+@pytest.mark.parametrize("examples", [100, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FUZZ)
+def test_headers_of_any_kind(name, examples):
+    test, *strategies = FUZZ[name]
+    settings(max_examples=examples, deadline=None)(given(*strategies)(test))()

@@ -1,0 +1,214 @@
+"""A stranger at a running deployment, by real processes on loopback: Flower's own commands, and
+bytes without end."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from tests.deploy.test_flower import (
+    command,
+    end_all,
+    free_port,
+    key,
+    made_ready,
+    start_client,
+    start_server,
+)
+from tests.deploy.test_link import MEGABYTE, sent_in_vain
+
+APP = """\
+[project]
+name = "stranger"
+version = "1.0.0"
+description = "An app that leaves a file"
+license = "Apache-2.0"
+
+[tool.flwr.app]
+publisher = "stranger"
+
+[tool.flwr.app.components]
+serverapp = "stranger:server"
+clientapp = "stranger:client"
+"""
+CODE = """\
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+
+open({path!r}, "w").write("ran")
+server = ServerApp()
+client = ClientApp()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("secured", [True, False])
+def test_a_stranger_gets_nowhere(secured, tmp_path):
+    """It has what is public: the address and, with TLS, the authority's certificate."""
+    port = made_ready(tmp_path, "fedproto", rounds=2)
+    if secured:
+        server, client = start_server(tmp_path, port), start_client(tmp_path, port, 0)
+    else:
+        words = ["--workdir=server", f"--port={port}", "--insecure"]
+        server = command(tmp_path, "server", *words, log="server.log")
+        words = [
+            "--client_id=0",
+            "--data=npz:sites/client_0.npz",
+            f"--superlink=127.0.0.1:{port}",
+            "--insecure",
+        ]
+        client = command(tmp_path, "client", "--workdir=home0", *words, log="client0.log")
+    try:
+        wait_for_line(tmp_path / "client0.log", "connected to")
+        assert listening_ports(server.pid) == {port} and listening_ports(client.pid) == set()
+        before = megabytes(server.pid)
+        flower(tmp_path, port, secured)
+        for words in (
+            ["run", "app", "here"],
+            ["list", "here"],
+            ["supernode", "list", "here"],
+            ["supernode", "register", "stranger.pub", "here"],
+        ):
+            done = flwr(tmp_path, *words)
+            assert done.returncode and "404" in done.stdout + done.stderr, (
+                words,
+                done.stdout,
+                done.stderr,
+            )
+        if secured:
+            said = supernode(tmp_path, port)
+            assert "Starting Flower SuperNode" in said and "SuperNode ID" not in said
+        else:
+            for path in ("fleet/push-object", "control/start-run"):
+                assert sent_in_vain(port, f"/v1/{path}", declared=False) < 64 * MEGABYTE
+        assert megabytes(server.pid) - before < 100
+        assert not (tmp_path / "ran").exists()
+        assert server.poll() is None and client.poll() is None
+        assert "is gone" not in (tmp_path / "server.log").read_text()
+    finally:
+        end_all(server, client)
+
+
+@pytest.mark.slow
+def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
+    """The key of another client is not its own, and an unknown one is nobody's."""
+    port = made_ready(tmp_path, "fedproto", rounds=2)
+    key(tmp_path / "keys", 9)
+    server = start_server(tmp_path, port, "--patience=15")
+    own = [
+        "--data=npz:sites/client_0.npz",
+        f"--superlink=127.0.0.1:{port}",
+        "--certificates=certs",
+        "--patience=3",
+    ]
+    clients = [
+        command(
+            tmp_path,
+            "client",
+            "--workdir=a",
+            "--client_id=0",
+            "--key=keys/client9",
+            *own,
+            log="a.log",
+        ),
+        command(tmp_path, "client", "--workdir=b", "--client_id=0", "--key=client1", *own, log="b.log"),
+    ]
+    try:
+        assert clients[0].wait(120) == 1
+        assert "has refused this client for 3 s: it does not know the key" in (tmp_path / "a.log").read_text()
+        wait_for_line(tmp_path / "b.log", "connected to")
+        assert server.wait(120) == 2
+        assert "(client 0) is left out: its key is that of client 1" in (tmp_path / "server.log").read_text()
+    finally:
+        end_all(server, *clients)
+
+
+def wait_for_line(path: Path, words: str, seconds: float = 240.0) -> None:
+    end = time.monotonic() + seconds
+    while words not in (path.read_text() if path.exists() else ""):
+        assert time.monotonic() < end, path.read_text()
+        time.sleep(0.2)
+
+
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports at which a process and those that it has started listen."""
+    inodes = set()
+    for process in [pid, *children(pid)]:
+        with contextlib.suppress(OSError):
+            for file in Path(f"/proc/{process}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    inodes.add(os.readlink(file))
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            local, state, inode = (line.split()[i] for i in (1, 3, 9))
+            if state == "0A" and f"socket:[{inode}]" in inodes:
+                ports.add(int(local.rpartition(":")[2], 16))
+    return ports
+
+
+def children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    direct = [int(x) for x in found.read_text().split()] if found.exists() else []
+    return direct + [x for child in direct for x in children(child)]
+
+
+def megabytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) // 1024
+
+
+def flower(folder: Path, port: int, secured: bool) -> None:
+    """A stranger's home, app and key."""
+    (folder / "home").mkdir()
+    trust = f'root-certificates = "{folder}/certs/ca.crt"' if secured else "insecure = true"
+    (folder / "home" / "config.toml").write_text(
+        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n{trust}\n'
+    )
+    (folder / "app").mkdir()
+    (folder / "app" / "pyproject.toml").write_text(APP)
+    (folder / "app" / "stranger.py").write_text(CODE.format(path=str(folder / "ran")))
+    key(folder / "home", 9)
+    (folder / "home" / "keys" / "client9.pub").rename(folder / "stranger.pub")
+
+
+def flowers(folder: Path) -> dict[str, str]:
+    return os.environ | {"FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+
+
+def flwr(folder: Path, *words: str) -> subprocess.CompletedProcess:
+    program = str(Path(sys.executable).with_name("flwr"))
+    return subprocess.run(
+        [program, *words],
+        cwd=folder,
+        env=flowers(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def supernode(folder: Path, port: int, seconds: float = 20.0) -> str:
+    """What Flower's own node says that has a key which nobody knows."""
+    words = [
+        str(Path(sys.executable).with_name("flower-supernode")),
+        "--superlink",
+        f"127.0.0.1:{port}",
+    ]
+    words += ["--root-certificates", str(folder / "certs" / "ca.crt"), "--port", str(free_port())]
+    words += ["--auth-supernode-private-key", str(folder / "home" / "client9")]
+    environment = flowers(folder) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with (folder / "supernode.log").open("wb") as log:
+        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        process.kill()
+        process.wait()
+    return (folder / "supernode.log").read_text()
