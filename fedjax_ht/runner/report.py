@@ -34,7 +34,7 @@ PROGRAM = "fedjax-ht"
 FAR = 3  # Tukey's "far out"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto; padding: 0 1rem }
 body { color: #1a1a1a }
 h1 { font-size: 1.6rem; margin-bottom: 0 } h1 + p { color: #555; margin-top: 0.3rem }
 h2 { font-size: 1.2rem; margin-top: 2.5rem; border-bottom: 1px solid #ddd }
@@ -46,7 +46,9 @@ td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 16ch }
 tr.best td { font-weight: bold }
 h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
 img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
-summary { cursor: pointer; font-weight: bold; margin-top: 0.5rem } li, p { overflow-wrap: anywhere }
+p, li { max-width: 76rem; overflow-wrap: anywhere }
+summary { cursor: pointer; font-weight: bold; margin-top: 0.5rem }
+@media (min-width: 1000px) { td { white-space: normal } }
 @media (max-width: 700px) {
 figure { overflow-x: auto } figure img { max-width: none; height: auto; min-width: 40rem }
 }
@@ -203,29 +205,29 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
         if broken:
             number, trial, clients = broken[0]
             lines.append(
-                f"{label}: results that were not finite were left out in {len(broken)} rounds, first of clients "
+                f"{label}: results that were not finite were left out in {rounds_in(broken)} rounds, first of clients "
                 f"{', '.join(map(str, clients))} in round {number} (trial {trial})"
             )
         far = [(row["round"], row["far_off"]) for row in history if row.get("far_off")]
         if far:
             clients = sorted({int(client) for _, found in far for client, _ in found})
             lines.append(
-                f"{label}: in {len(far)} rounds uploads were far off the others', of clients "
+                f"{label}: in {rounds_in(far)} rounds uploads were far off the others', of clients "
                 f"{', '.join(map(str, clients))}; first in round {far[0][0]}: {far_words(far[0][1])} what is usual"
             )
-        late = [row["late"] for row in history if row.get("late")]
+        late = [(row["round"], row["late"]) for row in history if row.get("late")]
         if late:
-            clients = sorted({client for found in late for client in found})
+            clients = sorted({client for _, found in late for client in found})
             lot = "arrived in a later round" if any("arrived_late" in row for row in history) else "were lost"
             lines.append(
-                f"{label}: in {len(late)} rounds uploads came after the deadline and {lot}, of clients "
+                f"{label}: in {rounds_in(late)} rounds uploads came after the deadline and {lot}, of clients "
                 f"{', '.join(map(str, clients))}"
             )
-        kept = [row["round"] for row in history if not row.get("server_finite", True)]
+        kept = [(row["round"],) for row in history if not row.get("server_finite", True)]
         if kept:
             lines.append(
-                f"{label}: in {len(kept)} rounds, first in {kept[0]}, the server's step was not finite, and its last "
-                "state was kept"
+                f"{label}: in {rounds_in(kept)} rounds, first in {kept[0][0]}, the server's step was "
+                "not finite, and its last state was kept"
             )
         wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
         if wasted and np.mean(wasted) > 0.3:
@@ -240,6 +242,11 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
         if falls and np.mean(falls) > 0.03:
             lines.append(f"{label}: the last round is {100 * np.mean(falls):.1f} points below the best")
     return lines
+
+
+def rounds_in(events: Sequence[tuple]) -> int:
+    """Counts the rounds of events, each a tuple that begins with its round; trials share rounds."""
+    return len({event[0] for event in events})
 
 
 def far_clients(history: Sequence[Row]) -> list[tuple[str, str]]:

@@ -232,7 +232,7 @@ def test_every_split_has_its_options(kind):
         (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own options"),
         (
             ["--config=experiments/configs/quickstart.py:partition=moon"],
-            "quickstart.py, line 27: unknown partition 'moon'; the",
+            "quickstart.py, line 29: unknown partition 'moon'; the",
         ),
         (["--config=no/such/file.py"], "no config file no/such/file.py"),
         (["--confg=x"], "confg"),

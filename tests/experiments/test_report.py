@@ -107,6 +107,12 @@ def test_a_fall_and_idle_lanes_are_pointed_at():
     assert idle == "a: 50 % of the steps of lanes waited for a longer client"
 
 
+def test_a_round_of_several_trials_is_counted_once():
+    rows = [row | {"trial": t} for t in (0, 1) for row in history(0.1, 0.6, not_finite=[2], server_finite=False)]
+    broken, kept = warnings({"a": rows})
+    assert "left out in 2 rounds, first of clients 2 in round 0" in broken and "in 2 rounds, first in 0" in kept
+
+
 def test_uploads_that_came_too_late_are_pointed_at():
     rows = history(0.1, 0.6, 0.6)
     rows[1]["late"], rows[2]["late"] = [7, 2], [2]
