@@ -46,7 +46,7 @@ td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 16ch }
 tr.best td { font-weight: bold }
 h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
 img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
-p, li { max-width: 76rem } li, p { overflow-wrap: anywhere }
+p, li { max-width: 76rem; overflow-wrap: anywhere }
 summary { cursor: pointer; font-weight: bold; margin-top: 0.5rem }
 @media (min-width: 1000px) { td { white-space: normal } }
 @media (max-width: 700px) {
