@@ -44,8 +44,8 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
         if isinstance(leaf, Masked):
             rows, places = (_taken(left, f"{name}.{part}", what) for part in ("rows", "places"))
             shape = leaf.values.shape[leaf.mask.ndim :]
-            _check(what, f"{name}.rows", rows, (len(places), *shape), leaf.values.dtype)
-            _check(what, f"{name}.places", places, (len(places),), np.int32)
+            _check(what, f"{name}.places", places, (places.size,), np.dtype(np.int32))
+            _check(what, f"{name}.rows", rows, (places.size, *shape), leaf.values.dtype)
             size = int(np.prod(leaf.mask.shape, dtype=int))
             if len(places) and not (places.min() >= 0 and places.max() < size and (np.diff(places) > 0).all()):
                 raise ValueError(f"{what} names rows in {name} that are none of 0 to {size - 1}, each once, in order")

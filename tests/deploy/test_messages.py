@@ -45,12 +45,13 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
         ({"003.one": np.zeros(2, np.float32)}, "has 003.one of float32 (2,); it must be float32 ()"),
         ({"004.rows.places": np.array([0, 3], np.int32)}, "names rows in 004.rows that are none of 0 to 2"),
         ({"004.rows.places": np.array([2, 0], np.int32)}, "names rows in 004.rows that are none of 0 to 2"),
+        ({"004.rows.places": np.int32(2)}, "has 004.rows.places of int32 (); it must be int32 (1,)"),
         ({"004.rows.rows": np.zeros((1, 4), np.float32)}, "has 004.rows.rows of float32 (1, 4)"),
         ({"004.rows.rows": np.zeros((2, 4), np.float64)}, "must be float32 (2, 4)"),
         ({"005.more": np.zeros(1)}, "has '005.more', which is not part of it"),
         ({"003.one": None}, "lacks '003.one'"),
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_message_of_another_form_is_one_line(change, words):
     arrays = {name: x for name, x in (pack(MESSAGE) | change).items() if x is not None}
