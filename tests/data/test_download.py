@@ -372,7 +372,7 @@ def test_the_command_line(tmp_path, server, commanded):
         ((), "give `get NAME` or `list`"),
         (("get",), "give `get NAME` or `list`"),
         (("get", "imagenet"), "unknown dataset 'imagenet'"),
-        (("list", "--nothing=1"), "Unknown command line flag"),
+        (("list", "--nothing=1"), "unknown flag 'nothing'"),
     ],
 )
 def test_mistakes_are_one_line(commanded, arguments, message):
