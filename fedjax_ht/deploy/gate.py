@@ -1,4 +1,4 @@
-"""What of a server a stranger can reach: the calls of Flower that a client needs, for known keys.
+"""The gate before a server's Flower APIs: it passes the calls that clients need, for known keys.
 
 Flower serves three APIs on one port, and node authentication guards one of them: whoever reaches
 the Control API starts runs and removes clients. The gate stands before all of them as ASGI
@@ -23,9 +23,9 @@ CALLS = frozenset(
         "push-object",
     }
 )
-"""What a client with a registered key calls."""
+"""Fleet calls of a client with a registered key."""
 UNKEYED = frozenset({"register-node", "unregister-node"})
-"""What a client without a key calls besides, where the server has no list of keys."""
+"""Further Fleet calls of a client without a key, where the server has no list of keys."""
 UPLOADS = frozenset({"push-messages", "push-object"})
 SMALL = 1 << 16
 """Bytes of a request that is no upload, at most."""

@@ -1,4 +1,4 @@
-"""What the other side of a connection says besides its arrays: parsed, typed, bounded and finite.
+"""Headers of messages, all that a side says besides arrays: parsed, typed, bounded and finite.
 
 A header is other people's JSON. It is parsed by `parsed` and looked at by `unreadable` (a client's)
 or `asked` (a server's), and nothing of it is used before.
@@ -17,7 +17,7 @@ DIGITS = 19
 LINE = 500
 """Characters of a line that the other side wrote, at most."""
 LARGEST = 1e30
-"""Of FLOPs, seconds and epsilon."""
+"""Largest FLOPs, seconds and epsilon that are believed."""
 FLOAT32 = 3.4028235e38
 MEASURES = 1000
 """Metrics of one answer, at most."""
@@ -137,7 +137,7 @@ def asked(head: dict[str, Any]) -> Asked:
 
 
 def is_count(x: Any) -> bool:
-    """Whether it is a whole number from 0 on, as an int32 holds."""
+    """Returns whether a value is a whole number of at least 0 that an int32 holds."""
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**31
 
 
@@ -154,7 +154,8 @@ def _amount(x: Any) -> bool:
 
 
 def _metrics(x: Any) -> bool:
-    """Whether it is metrics as float32 holds them. NaN is one: that of a client without samples."""
+    """Returns whether a value is metrics that float32 holds; NaN, of a client without samples, is
+    one."""
     if not isinstance(x, dict) or len(x) > MEASURES:
         return False
     return all(_number(value) and (value != value or abs(value) <= FLOAT32) for value in x.values())
@@ -165,7 +166,7 @@ def _counts(x: Any) -> bool:
 
 
 def _task(x: Any) -> bool:
-    """Whether it is as `plan.task_as_json` writes it."""
+    """Returns whether a value has the form that `plan.task_as_json` writes."""
     if not isinstance(x, dict) or set(x) != {"shape", "dtype", "num_classes", "vocabulary"}:
         return False
     shape = x["shape"]

@@ -197,7 +197,7 @@ def signing_node(state: LinkState, keyed: bool, headers: Mapping[bytes, bytes]) 
 
 
 def is_answer(name: str, node: int, body: bytes) -> bool:
-    """Whether a request is no message, or a node's own answer to one. Flower would take a message
+    """Returns whether a request is no message, or a node's own answer to one. Flower would take a message
     that says that it is the server's, and hand it to another client."""
     if name != "push-messages":
         return True
