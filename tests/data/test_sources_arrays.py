@@ -280,3 +280,8 @@ def test_tfds_not_installed(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
     assert "pip install 'fedjax_ht[tfds]'" in load_error(ImportError, "tfds:tiny", tmp_path)
+
+
+def test_a_file_that_is_not_there_is_said_to_be_looked_up_below_the_folder(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"mine\.npz: there is no such file; .* is one below data_dir; expected"):
+        load_dataset("npz:mine.npz", tmp_path)
