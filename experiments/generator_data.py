@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.inputs import described, is_image
 from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.npz import read_jpegs
@@ -32,13 +33,15 @@ def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str]
       classes: names of the classes to keep; all if empty.
 
     Raises:
-      ValueError: there is no such dataset or class, or the images of the .npz are not 32x32. FileNotFoundError: a file
-        is missing.
+      ValueError: there is no such dataset or class, a class is named twice, the set is none of images, or the images of
+        the .npz are not 32x32. FileNotFoundError: a file is missing.
     """
     pictures = _read_jpegs(Path(data)) if data.endswith(".npz") and ":" not in data else _read_dataset(data, data_dir)
     unknown = sorted(set(classes) - set(pictures.classes))
     if unknown:
         raise ValueError(f"{data} has no class {unknown[0]!r}; it has {', '.join(pictures.classes[:20])}, ...")
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes are {', '.join(classes)}; each must be named once")
     if not classes:
         return pictures
     position = {pictures.classes.index(name): i for i, name in enumerate(classes)}
@@ -49,6 +52,9 @@ def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str]
 
 def _read_dataset(name: str, data_dir: str | None) -> Pictures:
     dataset = load_dataset(name, data_dir)
+    if not is_image(dataset.input_shape):
+        sample = described(dataset.input_shape)
+        raise ValueError(f"a generator is trained on images; a sample of {name} is {sample}")
     if max(dataset.input_shape[:2]) > SIZE:
         dataset = load_dataset(name, data_dir, SIZE)
     train = dataset.official.get("train", np.arange(len(dataset.inputs)))

@@ -15,11 +15,14 @@ from absl import app, flags
 from experiments.gan import GanState, Recipe, init_gan
 from experiments.generator_data import load_pictures
 from experiments.generator_training import Log, export, read_checkpoint, train, write_checkpoint, write_samples
+from fedjax_ht.core.bounds import INT
 from fedjax_ht.generators.base import Card
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.run_folder import remember_fields
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import enable_compilation_cache
+
+WIDEST = 1024  # channels
 
 _DATA = flags.DEFINE_string("data", None, "A dataset's name, or an .npz of 32x32 JPEG files.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the dataset's files are.")
@@ -27,8 +30,10 @@ _CHANNELS = flags.DEFINE_list("channels", ["128", "96", "48", "16"], "Of the map
 _CLASSES = flags.DEFINE_list("classes", [], "Names of the classes to train on; all by default.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints, losses.csv and sample pictures are written.")
 _MINUTES = flags.DEFINE_float("minutes", 60.0, "For how long to train now.")
-_IMAGES = flags.DEFINE_integer("images", None, "Stop when so many images have been seen, all calls together.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of weights, batches and noise.")
+_IMAGES = flags.DEFINE_integer(
+    "images", None, "Stop when so many images have been seen, all calls together.", lower_bound=1
+)
+_SEED = flags.DEFINE_integer("seed", 0, "Of weights, batches and noise.", 0, INT)
 _OUT = flags.DEFINE_string("out", None, "Write the generator to this .npz, and a picture of its samples beside it.")
 _TRAINED_ON = flags.DEFINE_list("trained_on", None, "Names of the datasets it has seen; by default --data.")
 _DOMAIN = flags.DEFINE_string("domain", "", "For the card: what the images show.")
@@ -39,15 +44,21 @@ def main(_) -> None:
     try:
         if _DATA.value is None or _WORKDIR.value is None:
             raise ValueError("give --data and --workdir; for example --data=fashion_mnist --workdir=checkpoints/runs/g")
-        if len(_CHANNELS.value) != 4 or not all(c.isdigit() and int(c) for c in _CHANNELS.value):
-            raise ValueError(f"channels are {_CHANNELS.value}; they must be four positive integers")
+        sizes = [int(c) if c.isdecimal() else 0 for c in _CHANNELS.value]
+        if len(sizes) != 4 or not all(0 < n <= WIDEST for n in sizes):
+            rule = f"they must be four integers from 1 to {WIDEST}"
+            raise ValueError(f"channels are {_CHANNELS.value}; {rule}")
+        if not 0 <= _MINUTES.value < math.inf:
+            raise ValueError(f"minutes are {_MINUTES.value}; they must be 0 or more")
+        if _OUT.value:
+            check_out(Path(_OUT.value))
         workdir, seed = Path(_WORKDIR.value), _SEED.value
-        recipe = Recipe(channels=tuple(map(int, _CHANNELS.value)))
+        recipe = Recipe(channels=tuple(sizes))
         pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
         config = {"data": _DATA.value, "classes": _CLASSES.value, "seed": seed, "recipe": recipe._asdict()}
         remember_fields(json.loads(json.dumps(config)), workdir)
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
-    except (ValueError, FileNotFoundError, ImportError) as error:
+    except (ValueError, OSError, ImportError) as error:
         fail(error)
     enable_compilation_cache()
     end, images = time.monotonic() + 60 * _MINUTES.value, _IMAGES.value or math.inf
@@ -70,6 +81,17 @@ def main(_) -> None:
         names = tuple(_TRAINED_ON.value or [_DATA.value])
         card = Card(out.stem, names, _DOMAIN.value, _LICENCE.value, origin)
         print(export(out, state, recipe, pictures, card, seed))
+
+
+def check_out(path: Path) -> None:
+    """Refuses a file that could not be written when the training has ended.
+
+    Raises:
+      ValueError, OSError: it is no .npz, or has no place. One line.
+    """
+    if path.suffix != ".npz" or path.is_dir():
+        raise ValueError(f"out is {str(path)!r}; it must be a file whose name ends in .npz")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 if __name__ == "__main__":

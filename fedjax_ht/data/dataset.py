@@ -71,6 +71,9 @@ class Dataset:
                 raise ValueError(
                     f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of shape {labels.shape}"
                 )
+            if 0 in x.shape[1:]:
+                shape = list(x.shape[1:])
+                raise ValueError(f"{self.name}: a sample is {shape}, an array without any number")
             refuse_not_finite(f"{self.name}: inputs", x)
         if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
             raise ValueError(

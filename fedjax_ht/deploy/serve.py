@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjax_ht.deploy import states
 from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.noise import Entropy, fresh_words
 from fedjax_ht.deploy.plan import Plan
@@ -44,6 +45,12 @@ def serve(
       Ended: nobody takes part any more, or nothing has arrived for `give_up` rounds; no table is written.
     """
     config = plan.config
+    every, kept = min(config.checkpoint.every, config.rounds), config.checkpoint.keep
+    if every * kept >= states.MOST:
+        raise ValueError(
+            f"checkpoint.every of {every} rounds by {kept} checkpoints are {every * kept} states, and "
+            f"a client keeps fewer than {states.MOST}; set checkpoint.every lower"
+        )
     with locked(workdir, tell):
         remember_fields(plan.fields, workdir)
         name, keep = run_name(workdir), config.checkpoint.keep

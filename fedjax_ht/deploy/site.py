@@ -216,6 +216,7 @@ def _train(site: Site, message: Envelope) -> Envelope:
     ask = _read(site, message.head)
     state, downlink = _state(site, ask), unpack(site.downlink, message.arrays, "the downlink")
     try:
+        states.check_room(site.folder)
         words, epsilon = draw(site.noise)  # from here on the answer counts, whether or not it arrives
     except ValueError as error:
         site.tell(f"round {ask.after}: no answer; {error}")

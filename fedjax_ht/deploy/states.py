@@ -10,6 +10,28 @@ from fedjax_ht.core.method import PyTree
 from fedjax_ht.io import sealed
 from fedjax_ht.io.trees import load_tree, save_tree
 
+MOST = 1000
+"""States that a client keeps, of all runs together. In one run a server may go back to about
+`checkpoint.every` by `checkpoint.keep` of them."""
+
+
+def check_room(home: Path) -> None:
+    """Refuses to keep more states, so that no server fills a client's disk with made-up runs.
+
+    Args:
+      home: where the folders of a client's runs are.
+
+    Raises:
+      ValueError: there are `MOST` states in them. One line.
+    """
+    runs = [path for path in home.iterdir() if path.is_dir()] if home.exists() else []
+    count = sum(len(sealed.numbers(run)) for run in runs)
+    if count >= MOST:
+        raise ValueError(
+            f"{home} has {count} states of {len(runs)} runs, and a client keeps {MOST} at most; "
+            "delete the folders of runs that have ended"
+        )
+
 
 def save(folder: Path, number: int, state: PyTree) -> None:
     """Writes a state, whole or not at all, in place of one with that number.

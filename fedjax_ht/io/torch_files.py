@@ -131,9 +131,18 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         raise ImportError(f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'") from error
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
-    except (safetensors.SafetensorError, TypeError) as error:  # TypeError: a dtype that numpy does not have
+            return {name: _tensor(file, name) for name in file.keys()}  # noqa: SIM118, it is no dict
+    except safetensors.SafetensorError as error:
         raise ValueError(f"no safetensors file of numbers: {error}") from error
+
+
+def _tensor(file: Any, name: str) -> np.ndarray:
+    try:
+        return file.get_tensor(name)
+    except (AttributeError, TypeError) as error:  # how safetensors ends where numpy lacks a dtype
+        kind = file.get_slice(name).get_dtype()
+        words = f"{limits.short(name)} is {kind}, which numpy does not have; save it as F32 or F16"
+        raise ValueError(words) from error
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:

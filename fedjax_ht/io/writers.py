@@ -62,7 +62,7 @@ def read_history(workdir: Path | str) -> list[HistoryRow]:
     for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number < len(lines):
                 raise ValueError(f"{path}, line {number} is not readable as JSON ({error})") from None
     return rows

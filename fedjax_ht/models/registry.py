@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -204,8 +204,7 @@ def model_group(
     modules = GROUPS[name](Task(num_classes, input_shape, feature_dim, norm, output_relu, vocabulary))
     if name in SENSORS:
         require_windows(f"model group {name!r}", input_shape, max(m.base.shortest for m in modules.values()))
-    if any(architecture.startswith(("cnn", "conv")) for architecture in modules):
-        _check_size(name, input_shape)
+    _check_size(name, input_shape, modules)
     if norm != "batch" and not any(hasattr(module.base, "norm") for module in modules.values()):
         raise ValueError(f"norm is {norm!r}, but model group {name!r} normalises nothing by batch; leave it at 'batch'")
     if output_relu and name not in _DEALT_WITH_HEADS:
@@ -236,7 +235,7 @@ def sliced_network(
     if norm == "batch":
         raise ValueError("norm is 'batch', but a slice keeps no running statistics; take static_batch or another")
     _check_image(name, plain(input_shape))
-    _check_size(name, input_shape)
+    _check_size(name, input_shape, (name,))
     base = SLICED[name].clone(norm=norm, scaler=scaler)
     return lambda rate: sliced_model(base.clone(rate=float(rate)), num_classes)
 
@@ -246,6 +245,13 @@ def _check_image(name: str, shape: InputShape) -> None:
         raise ValueError(f"model group {name!r} needs images, float [H, W, 1 or 3]; a sample is {described(shape)}")
 
 
-def _check_size(name: str, input_shape: tuple[int, int, int]) -> None:
-    if min(input_shape[:2]) < 16:
-        raise ValueError(f"model group {name!r} needs images of at least 16x16 pixels, got {tuple(input_shape[:2])}")
+_SMALLEST = {"cnn": 16, "conv": 16, "googlenet": 15}
+"""Beginning of an architecture's name -> side of the smallest images that its pooling leaves any of."""
+
+
+def _check_size(name: str, input_shape: InputShape, architectures: Iterable[str]) -> None:
+    sides = [n for a in architectures for start, n in _SMALLEST.items() if a.startswith(start)]
+    smallest = max(sides, default=0)
+    if sides and min(input_shape[:2]) < smallest:
+        size, shown = f"{smallest}x{smallest}", tuple(input_shape[:2])
+        raise ValueError(f"model group {name!r} needs images of at least {size} pixels, got {shown}")

@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedjax_ht.data.dataset import Dataset, Partition
@@ -67,9 +68,13 @@ def write_plots(
 
 
 def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
-    """Writes a figure as PNG, and beside it in the formats `also`."""
+    """Writes a figure as PNG, and beside it in the formats `also`. All text is drawn as it is."""
+    # A class may be called "$5$", which is no formula: neither in the text that there is nor in the
+    # ticks that drawing adds.
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
     # Names within an SVG are random without a salt.
-    with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht"}):
+    with matplotlib.rc_context({"svg.hashsalt": "fedjax_ht", "text.parse_math": False}):
         for kind in ("png", *also):
             with atomic_open(path.with_suffix(f".{kind}"), "wb") as file:
                 figure.savefig(file, format=kind, dpi=DPI, metadata=TIMELESS.get(kind))

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ from fedjax_ht.runner.run_lock import is_primary
 VERSION = 1
 """Of a run's folder. A folder without a number is of version 0, before data and split were noted in it. Whoever adds a
 field to the base config gives it a default that leaves earlier runs as they were: `completed` relies on it."""
+
+LEVELS = 32
+"""Of objects and arrays in each other in a JSON file of a run's folder, at most."""
 
 MAP = "features.npz"  # of an entry, see `maps`
 
@@ -188,11 +192,22 @@ def read_json(path: Path) -> dict[str, Any]:
     """What a file of a run's folder holds, or a ValueError."""
     try:
         found = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON ({error}); choose another --workdir") from None
+    if _deeper(found, LEVELS):  # what walks through it calls itself
+        raise ValueError(f"{path} has values in more than {LEVELS} levels; choose another --workdir")
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no JSON object; choose another --workdir")
     return found
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    """Returns whether objects and arrays of JSON are in each other on more than `levels` levels."""
+    layer = [value]
+    for _ in range(levels + 1):
+        parts = [x.values() if isinstance(x, dict) else x for x in layer if isinstance(x, dict | list)]
+        layer = [*itertools.chain.from_iterable(parts)]
+    return bool(layer)
 
 
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

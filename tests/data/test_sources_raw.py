@@ -273,3 +273,18 @@ def test_svhn_of_other_arrays(tmp_path):
     assert "such as X" in load_error(ValueError, "svhn", tmp_path)
     savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))})
     assert "not uint8" in load_error(ValueError, "svhn", tmp_path)
+
+
+@pytest.mark.parametrize("label", [11, 17, 255, -1, -1.5, 3.9, np.nan, np.inf])
+def test_svhn_of_labels_that_are_no_digits(tmp_path, label):
+    _write_svhn(tmp_path)
+    path = tmp_path / "test_32x32.mat"
+    savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [label]])})
+    message = load_error(ValueError, "svhn", tmp_path)
+    assert message.startswith(f"{path}: y has the label {label:g}; labels are whole numbers from 1 to 10")
+
+
+def test_svhn_of_labels_from_0(tmp_path):
+    _write_svhn(tmp_path)
+    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0.0], [9.0]])})
+    assert load_dataset("svhn", tmp_path).labels.tolist() == [0, 1, 9, 0, 9]

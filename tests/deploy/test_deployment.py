@@ -6,18 +6,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from fedjax_ht.deploy import rounds
+from fedjax_ht.deploy import rounds, states
 from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.envelope import Envelope
+from fedjax_ht.deploy.messages import pack
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import hello
 from fedjax_ht.deploy.site import answer
 from fedjax_ht.simulation.history import run
-from tests.deploy.sites import assert_same_rows, simulation_of, sites_of, small_config, transport
+from tests.deploy.sites import assert_same_rows, moved, simulation_of, sites_of, small_config, transport
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +172,32 @@ def test_what_a_client_cannot_answer_is_one_line(federation):
     assert "states older than 1000000000 rounds to be deleted" in deleted
     assert "a run called '../x'" in answer(sites[1], Envelope(head | {"run": "../x"}, {})).head["error"]
     assert "the downlink lacks" in answer(sites[1], Envelope(head | {"last_round": -1}, {})).head["error"]
+
+
+@pytest.mark.parametrize("invented", ["runs", "rounds"])
+def test_a_server_cannot_fill_a_clients_disk(federation, tmp_path, monkeypatch, invented):
+    """Each message is of a run, or a round, of its own, and none lets a state go."""
+    _, _, sites = federation
+    monkeypatch.setattr(states, "MOST", 3)
+    lines = []
+    site = moved(sites[1], tmp_path, tell=lines.append)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), site.downlink)
+    replies = []
+    for i in range(5):
+        where = {"run": f"run{i}", "round": 0} if invented == "runs" else {"run": "run", "round": i}
+        head = {"kind": "train", "last_round": -1, "oldest": 0, **where}
+        replies.append(answer(site, Envelope(head, pack(zeros))).head)
+    assert [reply.get("finite") for reply in replies] == [True, True, True, None, None]
+    assert "has 3 states of" in replies[3]["error"] and replies[3]["error"] in lines[-2]
+    assert len(list(tmp_path.glob("*/*/seal.json"))) == 3
+
+
+def test_a_server_asks_no_client_for_more_states_than_it_keeps(federation, tmp_path):
+    config, _, sites = federation
+    many = config.copy_and_resolve_references()
+    many.rounds, many.checkpoint.every, many.checkpoint.keep = 5000, 500, 2
+    with pytest.raises(ValueError, match="500 rounds by 2 checkpoints are 1000 states, and a client keeps fewer than"):
+        serve(make_plan(many), tmp_path, transport(sites), print)
 
 
 def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):

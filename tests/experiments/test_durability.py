@@ -28,11 +28,12 @@ def values(found):
     return [plain(x).tobytes() for x in jax.tree.leaves(state)], history
 
 
-def test_no_flipped_bit_changes_a_result_without_a_word(tiny_config, tmp_path, monkeypatch):
-    """Any byte of any file of the two checkpoints that a FedTGP run of six rounds leaves."""
+@pytest.mark.parametrize("participation", [1.0, 0.25])
+def test_no_flipped_bit_changes_a_result_without_a_word(tiny_config, tmp_path, monkeypatch, participation):
+    """Any byte of any file of the two checkpoints that a FedTGP run of six rounds leaves: one of them can be read."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
-    config.compare, config.rounds = (), 6
+    config.compare, config.rounds, config.participation = (), 6, participation
     train_and_evaluate(config, tmp_path / "run")
     whole, simulation, rng = tmp_path / "run" / "fedtgp", simulate("fedtgp", build(config)), random.Random(0)
     newest = values(make_checkpointer(whole / "checkpoints", simulation).restore())

@@ -161,3 +161,20 @@ def test_a_picture_is_written_in_every_format_and_leaves_the_backend_alone(tmp_p
     path = save(accuracy_curves({"local": rows_of(3)}), tmp_path / "accuracy.png", VECTOR)
     heads = [path.with_suffix(f".{kind}").read_bytes()[:5] for kind in ("png", *VECTOR)]
     assert heads == [b"\x89PNG\r", b"<?xml", b"%PDF-"]
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    """Also those that matplotlib would take for a formula, whose letters it would slant."""
+    names = [r"$\frac{$", "$x^2$", "5 $ or 6 $"]
+    curves = {name: rows_of(3) for name in names}
+    figures = {
+        "bubbles": split_picture(np.ones((3, 3)), names),
+        "cells": split_picture(np.ones((51, 3)), names),
+        "images": image_grid({names[0]: np.zeros((3, 4, 4, 1))}, names),
+        "curves": accuracy_curves(curves),
+        "clients": client_accuracy({"$x$": rows_of(3)}),
+        "spread": client_spread(curves),
+    }
+    for kind, figure in figures.items():
+        drawn = save(figure, tmp_path / f"{kind}.png", VECTOR).with_suffix(".svg").read_text()
+        assert "Oblique" not in drawn and "$" in drawn, kind

@@ -145,6 +145,14 @@ def test_a_run_of_a_newer_version_is_refused(config, copied):
             call()
 
 
+@pytest.mark.parametrize("nest", ['{"a": %s}', '{"a": [%s]}', "%s"])
+@pytest.mark.parametrize("depth", [100, 900, 5_000, 100_000])
+def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
+    (tmp_path / "config.json").write_text(nest % ('{"b":[' * depth + "]}" * depth))
+    with pytest.raises(ValueError, match=r"config\.json (is not readable as JSON|has values in more than 32 levels)"):
+        read_config(tmp_path)
+
+
 @pytest.mark.parametrize("version", range(VERSION + 1))
 def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_path, monkeypatch):
     """stored/version_N.zip is a run of two rounds, made by the code of that version; a new version adds one."""

@@ -1,5 +1,6 @@
 """Checkpoints write what changed, come back bit for bit, and a broken one falls back to the one before it."""
 
+import itertools
 import shutil
 import threading
 import types
@@ -121,14 +122,22 @@ def test_every_kind_of_state_comes_back(folder):
     state.last_round[0, 0] = state.changed["wide"][0] = 7  # a restored state can go on: its host arrays are writable
 
 
-def test_a_checkpoint_writes_only_the_rows_that_changed(folder):
-    writer = make_checkpointer(folder, toy_simulation())
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (1, [[0, 1, 2], [1, 5], [7], [1, 11]]),  # since the last checkpoint
+        (2, [[0, 1, 2], [0, 1, 2, 5], [1, 5, 7], [1, 7, 11]]),  # since the one before it
+        (3, [[0, 1, 2], [0, 1, 2, 5], [1, 5, 7], [1, 7, 11]]),
+    ],
+)
+def test_a_checkpoint_writes_only_the_rows_that_changed(folder, keep, expected):
+    writer = make_checkpointer(folder, toy_simulation(), keep)
     written = []
     for state in COURSE[:5]:
         before = segments(folder)
         writer.save(state, [])
         written += [stored_rows(path) for number, path in segments(folder).items() if number not in before]
-    assert written == [[0, 1, 2], [1, 5], [7], [1, 11]]  # nothing at round 0
+    assert written == expected  # nothing at round 0
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
 
@@ -138,9 +147,26 @@ def test_the_newest_stay_with_the_segments_they_need(folder):
     for state in states[1:]:
         writer.save(state, [])
     assert checkpoints(folder) == [3, 4]
-    assert sorted(segments(folder)) == [2, 3, 4]  # 2 is there for the checkpoint of round 3 alone
+    assert sorted(segments(folder)) == [3, 4]  # each checkpoint has one of its own
     damage(folder / "4")
     assert_same(make_checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("keep", [2, 3])
+def test_checkpoints_in_a_row_share_no_segment(folder, keep, restarted):
+    writer = make_checkpointer(folder, toy_simulation(), keep)
+    for state in COURSE:
+        if restarted:
+            writer = make_checkpointer(folder, toy_simulation(), keep)
+            writer.restore()
+        writer.save(state, [])
+        held = [set(checkpoint.held_segments(folder / str(step))) for step in checkpoints(folder)]
+        assert all(older.isdisjoint(newer) for older, newer in itertools.pairwise(held))
+    assert held[-1]
+    for step in range(5, 5 - keep, -1):
+        assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[step])
+        shutil.rmtree(folder / str(step))
 
 
 @pytest.mark.parametrize("keep", [1, 3])
@@ -206,7 +232,7 @@ def test_much_is_cut_into_several_segments(folder, monkeypatch):
 
 
 def test_segments_deleted_under_a_run_are_written_again(folder):
-    writer = make_checkpointer(folder, toy_simulation())
+    writer = make_checkpointer(folder, toy_simulation(), keep=1)
     writer.save(COURSE[1], [])
     shutil.rmtree(segments(folder)[1])
     writer.save(COURSE[2], [])
@@ -235,7 +261,7 @@ def test_in_the_background_every_checkpoint_builds_on_the_one_before(folder):
     for state in COURSE[:5]:
         writer.save(state, [])
     assert_same(writer.restore()[0], COURSE[4])  # it waits, too
-    assert sorted(len(stored_rows(path)) for path in segments(folder).values()) == [1, 2, 2, 3]
+    assert sorted(len(stored_rows(path)) for path in segments(folder).values()) == [3, 3, 3, 4]
 
 
 def test_what_goes_wrong_in_the_background_is_raised(folder, monkeypatch):
@@ -291,15 +317,13 @@ def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
         at, whole, warnings = file.stat().st_size // 2, file.read_bytes(), []
         flip(file, at)
         found = make_checkpointer(folder, toy_simulation()).restore(warnings.append)
-        if found is None:
-            assert len(warnings) == 2  # of a segment that both have
-        else:
-            assert_same(found[0], COURSE[3 - len(warnings)])
-            assert found[1] == [{"round": found[0].round}]
+        assert_same(found[0], COURSE[3 - len(warnings)])
+        assert found[1] == [{"round": found[0].round}]
         named |= {file} if warnings and file.name in warnings[0] else set()
         file.write_bytes(whole)
-    newest = {file for file in files if "3" in file.relative_to(folder.parent).parts}
-    assert newest <= named and len(newest) > 10  # round 3 alone has segment 3
+    own = {str(folder / "3"), *(str(segments(folder)[s]) for s in checkpoint.held_segments(folder / "3"))}
+    newest = {file for file in files if any(str(file).startswith(f"{place}/") for place in own)}
+    assert newest <= named and len(own) == 3 and len(newest) > 10
 
 
 def test_a_segment_of_another_run_is_not_taken_for_its_own(folder, tmp_path):
@@ -316,8 +340,8 @@ def test_what_could_not_be_read_is_moved_aside_as_it_is(folder):
     writer = make_checkpointer(folder, toy_simulation())
     for state in COURSE[1:4]:
         writer.save(state, [])
+    own = [folder / "3", *(segments(folder)[s] for s in checkpoint.held_segments(folder / "3"))]
     damage(folder / "3")
-    own = [folder / "3", segments(folder)[3]]
     before = {p.relative_to(folder.parent): p.read_bytes() for f in own for p in f.rglob("*") if p.is_file()}
     writer = make_checkpointer(folder, toy_simulation())
     writer.restore(lambda line: None)
@@ -413,7 +437,7 @@ def test_a_run_resumed_at_every_checkpoint_equals_one_never_interrupted(folder, 
         whole, _ = simulation.run_round(whole)
         resumed, _ = simulation.run_round(resumed)
         if round % 2 == 0:
-            writer = make_checkpointer(folder, simulation)
+            writer = make_checkpointer(folder, simulation, keep=1)
             writer.restore()
             writer.save(resumed, [])
             resumed, _ = make_checkpointer(folder, simulation).restore()

@@ -243,6 +243,16 @@ def test_safetensors(tmp_path):
         load_state_dict(path)
 
 
+@pytest.mark.parametrize("kind", ["F8_E4M3", "F8_E5M2"])
+def test_safetensors_of_numbers_that_numpy_lacks(tmp_path, kind):
+    pytest.importorskip("safetensors")
+    header = json.dumps({"a.weight": {"dtype": kind, "shape": [4], "data_offsets": [0, 4]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(ValueError, match=rf"x\.safetensors: 'a\.weight' is {kind}, which numpy does not have; save it"):
+        load_state_dict(path)
+
+
 def stream(pickled, storages):
     """A file of torch before 1.6: a header, what was saved, the storages' names, and their numbers."""
     start = [0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}]

@@ -107,6 +107,9 @@ def test_norm_reaches_every_model_that_normalises():
     [
         (("htfe7", 10, SIZE), {}, "unknown model group 'htfe7'; the groups are cnn4, "),
         (("htfe2", 10, (15, 32, 3)), {}, r"'htfe2' needs images of at least 16x16 pixels, got \(15, 32\)"),
+        (("googlenet", 10, (14, 32, 3)), {}, r"'googlenet' needs images of at least 15x15 pixels, got \(14, 32\)"),
+        (("htfe5", 10, (6, 6, 3)), {}, r"'htfe5' needs images of at least 15x15 pixels, got \(6, 6\)"),
+        (("htfe8", 10, (15, 15, 3)), {}, r"'htfe8' needs images of at least 16x16 pixels, got \(15, 15\)"),
         (("vit_small", 10, SIZE), {"norm": "group"}, "norm is 'group', but model group 'vit_small' normalises nothing"),
         (("htfe8", 10, SIZE), {"output_relu": True}, "output_relu is for the groups res34_htc4, htfe8_htc4, not for"),
     ],
@@ -114,6 +117,12 @@ def test_norm_reaches_every_model_that_normalises():
 def test_what_cannot_be_meant_is_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
         model_group(*arguments, **options)
+
+
+def test_the_smallest_images_of_googlenet():
+    module = model_group("googlenet", 10, (15, 15, 3))["googlenet"]
+    federation = make_federation({"googlenet": module}, (15, 15, 3), 10, num_clients=1)
+    jax.eval_shape(lambda key: init_variables(federation.buckets[0], key), jax.random.key(0))
 
 
 def test_images_that_do_not_split_into_patches_are_refused():

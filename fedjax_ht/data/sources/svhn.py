@@ -23,7 +23,7 @@ def find_svhn(data_dir: Path | None) -> Iterator[Path]:
 
 
 def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Official sets train and test, 32x32x3; the publisher's label 10 is the digit 0."""
+    """Official sets train and test, 32x32x3; the publisher's label 10, or 0, is the digit 0."""
     images, labels = zip(*map(_read_split, find_svhn(data_dir)))
     train = len(labels[0])
     labels = np.concatenate(labels)
@@ -37,4 +37,8 @@ def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
             raise ValueError(f"X is {images.dtype} {images.shape} for {labels.size} labels, not uint8 [32, 32, 3, n]")
+        unknown = labels[~np.isin(labels, np.arange(11))]
+        if unknown.size:
+            rule = "labels are whole numbers from 1 to 10, and 10 is the digit 0"
+            raise ValueError(f"y has the label {unknown[0]:g}; {rule}")
         return images.transpose(3, 0, 1, 2), labels.ravel().astype(np.int64) % 10
