@@ -25,7 +25,7 @@ from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import load_run
 from fedjax_ht.runner.run_folder import read_run
 
-# --workdir, --method, --client and --trial are those of fedjax_ht.runner.evaluate.
+# --workdir, --method, --client, --trial and --trust are those of fedjax_ht.runner.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")
 _UPLOADS = flags.DEFINE_integer("uploads", 1, "Uploads that are inverted, one after another.")
 _BATCH = flags.DEFINE_integer("batch", 1, "Images of the step that is inverted, 1 to 16.")
@@ -89,9 +89,9 @@ def main(_) -> None:
         if not given.workdir or not _ATTACK.value:
             raise ValueError("give --workdir and --attack, or --csv alone; see --help")
         wanted = wanted_inversions(given.client or 0, given.trial)
-        config, experiment = read_run(Path(given.workdir))
+        config, experiment = read_run(Path(given.workdir), given.trust)
         for label in [given.method] if given.method else experiment.methods:
-            run, rows = load_run(given.workdir, label), []
+            run, rows = load_run(given.workdir, label, given.trust), []
             if "membership" in _ATTACK.value:
                 rows += memberships(run, config, given.trial, _ROUNDS.value)
             if wanted.searches:

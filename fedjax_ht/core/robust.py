@@ -48,6 +48,8 @@ Minority = Annotated[float, Within(least=0, below=0.5)]
 WEISZFELD_STEPS = 8
 EQUAL = 1e-6  # of a length: vectors that are closer are equal but for rounding
 TINY = float(jnp.finfo(jnp.float32).tiny)
+HUGE = float(jnp.finfo(jnp.float32).max)
+GIANT = 1e30  # beyond it sums of entries may overflow, and reciprocals need not be normal numbers
 
 
 def largest(vectors: Vectors) -> jax.Array:
@@ -117,7 +119,8 @@ def judged(parts: Sequence[Vectors], bound: float, positions: bool) -> list[tupl
     `positions` False leaves the middles out."""
 
     def within(far: jax.Array) -> jax.Array:
-        return jnp.minimum(1, bound / jnp.maximum(far, TINY))
+        # A giant may be infinitely far off, and with an infinite bound the quotient would be NaN.
+        return jnp.minimum(1, bound / jnp.clip(far, TINY, HUGE))
 
     far, length = in_units_of_the_round([lengths(v) for v in parts], [v.present for v in parts])
     parts = [_scaled(v, within(f)) for v, f in zip(parts, far)]
@@ -265,13 +268,23 @@ def far_off(method: Method, num_clients: int, received: dict[str, Received]) -> 
     sets = [(part, vectors_of(part)[0]) for part in comparable(received, nested=False)]
     far = jnp.zeros(num_clients)
     for kinds in zip(*(groups for _, groups in sets)):
-        found = judged([sampled(vectors) for vectors in kinds], jnp.inf, method.uplinks != "own")
+        peaks = [largest(vectors) for vectors in kinds]
+        shrunk = against_overflow(peaks)
+        samples = [_scaled(sampled(v), jnp.broadcast_to(shrunk, v.present.shape)) for v in kinds]
+        found = judged(samples, jnp.inf, method.uplinks != "own")
         present = [vectors.present for vectors in kinds]
-        peaks, _ = in_units_of_the_round([largest(vectors) for vectors in kinds], present)
+        peaks, _ = in_units_of_the_round([shrunk * peak for peak in peaks], present)
         for (part, _), (_, worst), peak in zip(sets, found, peaks):
             ids = jnp.concatenate([jnp.where(r.arrived, r.info.id, num_clients) for r in part.values()])
             far = far.at[ids].max(jnp.max(jnp.maximum(worst, peak), axis=1), mode="drop")
     return jnp.minimum(far, 1e30)
+
+
+def against_overflow(peaks: Sequence[jax.Array]) -> jax.Array:
+    """A factor for all vectors of one kind, whose largest entries are `peaks`, float32 [P, V] a part:
+    1, or 2^-40 where there is a giant. A power of two leaves ratios as they are."""
+    highest = jnp.max(jnp.stack([jnp.max(peak) for peak in peaks]))
+    return jnp.where(highest > GIANT, 2.0**-40, 1.0)
 
 
 def sampled(vectors: Vectors, numbers: int = 2**18) -> Vectors:

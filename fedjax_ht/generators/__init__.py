@@ -26,13 +26,13 @@ def open_generator(path: str | Path) -> Generator:
       ImportError: a folder of Stable Diffusion, and its packages are not installed.
       ValueError: the file is damaged or of another kind, or there is no function that returns a generator. One line.
     """
-    path = SHIPPED.get(str(path), Path(path))
-    if is_own(str(path)) and not path.exists():
-        made = call_own("generator", str(path))
+    name = str(path)  # before `Path` makes "mine:make" of "./mine:make", which names a file
+    path = SHIPPED.get(name, Path(path))
+    if is_own(name) and not path.exists():
+        made = call_own("generator", name)
         if not isinstance(made, Generator):
-            raise ValueError(
-                f"generator {str(path)!r} returns {type(made).__name__}; it must return a fedjax_ht.Generator"
-            )
+            kind = type(made).__name__
+            raise ValueError(f"generator {name!r} returns {kind}; it must return a fedjax_ht.Generator")
         return made
     if not path.exists():
         known = f"; those that come with the library are named without a folder: {', '.join(SHIPPED)}"

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -70,8 +71,13 @@ class Settled(NamedTuple):
     methods: dict[str, Method]
 
 
-def settle(config: ConfigDict) -> Settled:
+def settle(config: ConfigDict, trust: bool = True) -> Settled:
     """Checks all of a config that can be wrong without the data.
+
+    Args:
+      config: what to run.
+      trust: False refuses a config by which a user's own code is imported, before it is; see
+        `own_code`.
 
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
@@ -89,21 +95,36 @@ def settle(config: ConfigDict) -> Settled:
         if own.model.group not in GROUPS and not is_own(own.model.group):
             there = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
             raise ValueError(unknown("model group", own.model.group, GROUPS, there))
+    if not trust and (code := own_code(entries, configs)):
+        raise ValueError(
+            f"the config names {', '.join(code)}, which would be imported from {os.getcwd()} or "
+            "where it is installed, and run; if you know whose code that is, allow it by --trust, "
+            "from Python by trust=True"
+        )
     methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
     return Settled(options, entries, configs, methods)
 
 
-def build(config: ConfigDict, begun: bool = False) -> Experiment:
+def own_code(entries: Mapping[str, Entry], configs: Mapping[str, ConfigDict]) -> list[str]:
+    """Every "module:function" that entries may import, of all text in their methods' options and
+    their models. Names of the library's own are none."""
+    texts = [value for entry in entries.values() for value in entry.options.values()]
+    texts += [value for own in configs.values() for value in own.model.values()]
+    return sorted({text for text in texts if isinstance(text, str) and is_own(text)})
+
+
+def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experiment:
     """Checks a config, and makes what it describes.
 
     Args:
       config: what to run.
       begun: of a run that has begun, weights that models started from may be gone.
+      trust: as of `settle`.
 
     Raises:
       ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
     """
-    options, entries, configs, methods = settle(config)
+    options, entries, configs, methods = settle(config, trust)
     partition = config.partition
     # What can be wrong without the data is found without it.
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():

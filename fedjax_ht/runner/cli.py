@@ -19,6 +19,7 @@ from fedjax_ht.core.names import unknown, unknown_option
 
 MODULE = "config_file"  # the name that a config file's module has
 QUIET = "--verbosity=-1"  # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
+TRUST = "Import the code that the run's config.json names as module:function, and run it."
 FREE = ("method.options.", "partition.options.")  # fields that belong to a method or a split
 
 

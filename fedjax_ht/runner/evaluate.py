@@ -18,13 +18,14 @@ from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.torch_files import save_safetensors
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.build import Experiment
-from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.run_folder import read_run
 from fedjax_ht.runner.train import enable_compilation_cache, simulate
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
 # experiments.main has one of this name, too, and one process may import both.
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
+_TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 _CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
 _METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
 _TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")
@@ -42,14 +43,20 @@ class LoadedRun(NamedTuple):
     method: str
 
 
-def load_run(workdir: Path | str, method: str | None = None) -> LoadedRun:
-    """Restores a run; `method` is the label of an entry, by default of the first.
+def load_run(workdir: Path | str, method: str | None = None, trust: bool = False) -> LoadedRun:
+    """Restores a run.
+
+    Args:
+      workdir: the folder of the run.
+      method: the label of an entry, by default of the first.
+      trust: as of `run_folder.read_run`.
 
     Raises:
-      ValueError, OSError: there is no run there, or none of this method, or its data are others now. One line.
+      ValueError, OSError: there is no run there, or none of this method, its data are others now,
+        or it needs `trust`. One line.
     """
     workdir = Path(workdir)
-    _, experiment = read_run(workdir)
+    _, experiment = read_run(workdir, trust)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         there = f"it has {', '.join(experiment.methods)}"
@@ -123,7 +130,7 @@ def main(_) -> None:
     try:
         if _EXPORT.value:
             check_export(_EXPORT.value)
-        run = load_run(_WORKDIR.value, _METHOD.value)
+        run = load_run(_WORKDIR.value, _METHOD.value, _TRUST.value)
         state = client_state(run, _CLIENT.value, _TRIAL.value)
     except (ValueError, OSError, ImportError) as error:
         fail(error)

@@ -98,18 +98,22 @@ def read_config(workdir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         return completed(fields), noted
 
 
-def read_run(workdir: Path) -> tuple[ConfigDict, Experiment]:
+def read_run(workdir: Path, trust: bool = False) -> tuple[ConfigDict, Experiment]:
     """A run's config, and what it was built to.
 
+    Args:
+      workdir: the folder, which may come from anybody.
+      trust: whether a "module:function" that its config.json names may be imported, which runs it.
+
     Raises:
-      ValueError, OSError: there is no run, or its data are others now. One line.
+      ValueError, OSError: there is no run, its data are others now, or it needs `trust`. One line.
     """
     if not (workdir / "config.json").exists():
         raise FileNotFoundError(f"no run in {workdir}: config.json is missing")
     fields, noted = read_config(workdir)
     with naming(workdir / "config.json"):
         config = ConfigDict(fields)
-        experiment = build(config, begun=True)
+        experiment = build(config, begun=True, trust=trust)
     check_data(noted, fingerprints(experiment.dataset, experiment.partitions), config, workdir)
     return config, experiment
 

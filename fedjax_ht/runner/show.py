@@ -13,7 +13,7 @@ from absl import flags
 from tqdm import tqdm
 
 from fedjax_ht.io.writers import read_history
-from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.main import print_files, print_result
 from fedjax_ht.runner.page import Page, read_page, text_of
 from fedjax_ht.runner.report import repeat
@@ -24,21 +24,23 @@ from fedjax_ht.simulation.history import evaluated
 
 # `fedjax-ht run` has one of this name, too.
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
+_TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 
 
 def show(
     workdir: Path,
     warn: Callable[[str], None] = print,
     show_result: Callable[[str], None] = lambda text: None,
+    trust: bool = False,
 ) -> tuple[str, list[Path]]:
     """Returns what the run or comparison in a folder shows, of the entries that have rows; and the
     files written, none where the folder is read-only. `show_result` is given the text before
-    anything is drawn.
+    anything is drawn; `trust` is that of `run_folder.read_run`.
 
     Raises:
       ValueError, OSError: there is no run or no row, its data are others now, or a process trains there. One line.
     """
-    config, experiment = read_run(workdir)
+    config, experiment = read_run(workdir, trust)
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
         entries, histories = [experiment.entries[label] for label in page.labels], {}
@@ -60,7 +62,7 @@ def main(_) -> None:
     if _WORKDIR.value is None:
         fail(ValueError("no --workdir; for example --workdir=checkpoints/runs/quickstart-seed0"))
     try:
-        _, written = show(Path(_WORKDIR.value), warn=tqdm.write, show_result=print_result)
+        _, written = show(Path(_WORKDIR.value), tqdm.write, print_result, _TRUST.value)
     except (ValueError, OSError, ImportError) as error:
         fail(error)
     print_files(written)

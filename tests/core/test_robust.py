@@ -185,6 +185,28 @@ def test_far_off_names_a_vector_that_points_elsewhere():
         assert np.flatnonzero(far > 10).tolist() == found
 
 
+@pytest.mark.parametrize("giant", [1e38, -3e38, [1e38, -3e38]], ids=str)
+def test_far_off_names_giants_whose_squares_and_differences_overflow(giant):
+    values = RNG.normal(0, 0.1, (8, 6, 40)).astype(np.float32)
+    values[5] = np.resize(np.float32(giant), 40)
+    mask = np.ones((8, 6), bool)
+    mask[2, 3:], values[2, 3:] = False, np.nan
+    rows = Masked(jnp.asarray(values), jnp.asarray(mask))
+    for uplink in (jnp.asarray(values[:, 0]), rows):
+        far = far_off(stub("alike"), 8, {"a": received(uplink, [True] * 8)})
+        assert far[5] > 1e20 and (jnp.delete(far, 5) < 10).all()
+
+
+def test_far_off_is_the_same_in_other_units():
+    x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
+    x[5] *= -1
+    usual, large = (
+        far_off(stub("alike"), 8, {"a": received(jnp.asarray(values), [True] * 8)})
+        for values in (x, x * np.float32(2.0**126))
+    )
+    np.testing.assert_allclose(large, usual, rtol=1e-5)
+
+
 def test_far_off_sees_the_largest_entry_of_a_long_upload():
     """Which is none of those by which lengths are told."""
     x = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)

@@ -14,7 +14,7 @@ from absl import flags
 
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.runner import cli, evaluate, main, train
+from fedjax_ht.runner import cli, evaluate, main, show, train
 from fedjax_ht.runner.run_folder import remember_config
 from tests.experiments.conftest import ROOT
 
@@ -213,6 +213,58 @@ def test_a_config_json_that_is_cut_off_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"rounds": 1')
     with pytest.raises(ValueError, match=r"config\.json is not readable as JSON"):
         evaluate.load_run(tmp_path)
+
+
+SPY = "open('marker', 'w').close()\n\n\ndef make(*task):\n    return {}\n"
+SPY_MODEL = {"group": "spy_of_a_run:make"}
+FEDKTL = ENTRY | {"method": "fedktl", "options": {"generator": "spy_of_a_run:make"}}
+NAMING_CODE = {
+    "model": {"model": json.loads(base_config().model.to_json_best_effort()) | SPY_MODEL},
+    "model of an entry": {"entries": [ENTRY | {"method": "local", "model": SPY_MODEL}]},
+    "option": {"entries": [FEDKTL]},
+    "entry as it is written": {"entries": ["fedktl:generator=spy_of_a_run:make"]},
+    "given": {"entries": ["fedktl"], "given": ["fedktl:generator=spy_of_a_run:make"]},
+}
+
+
+@pytest.fixture
+def marker(tmp_path, monkeypatch):
+    """What a module in the current folder writes when it is imported."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "spy_of_a_run.py").write_text(SPY)
+    monkeypatch.chdir(tmp_path / "here")
+    yield tmp_path / "here" / "marker"
+    sys.modules.pop("spy_of_a_run", None)
+
+
+@pytest.mark.parametrize("place", NAMING_CODE)
+def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, marker, place):
+    folder = folder_with(tmp_path, **NAMING_CODE[place])
+    for call in (evaluate.load_run, show.show):
+        with pytest.raises(ValueError, match=r"names spy_of_a_run:make, .* by --trust,") as error:
+            call(folder)
+        assert "\n" not in str(error.value) and str(marker.parent) in str(error.value)
+    assert not marker.exists()
+    with pytest.raises(ValueError, match="'spy_of_a_run:make' returns"):
+        evaluate.load_run(folder, trust=True)
+    assert marker.exists()
+
+
+def test_a_file_of_a_config_json_is_no_module(tmp_path, marker):
+    options = {"generator": "./spy_of_a_run:make"}
+    with pytest.raises(FileNotFoundError, match="no generator at spy_of_a_run:make"):
+        evaluate.load_run(folder_with(tmp_path, entries=[FEDKTL | {"options": options}]))
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("words", ["report", "evaluate --client=0"])
+def test_the_commands_ask_for_trust(tmp_path, run_script, words):
+    words, folder = words.split(), folder_with(tmp_path, **NAMING_CODE["model"])
+    done = run_script(*words, f"--workdir={folder}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "the config names spy_of_a_run:make, which would be imported from " in done.stderr
+    trusted = run_script(*words, f"--workdir={folder}", "--trust")
+    assert trusted.returncode == 2 and "there is no module spy_of_a_run" in trusted.stderr
 
 
 def test_a_run_does_not_go_on_in_a_folder_with_a_broken_config_json(tmp_path):
