@@ -36,6 +36,7 @@ def get_config(argument=None):
     config.dataset.image_size = 16
     config.model.group = "mlp2"
     config.attack.seed = 1
+    config.refuse_outliers = 0.0  # what is compared is the methods and the defences alone
     config.trials = 3
     config.rounds = config.evaluate.every = 20
     own = {"attack": attacked_by, "share": with_share, "robust": defended_by}

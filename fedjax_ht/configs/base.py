@@ -149,6 +149,7 @@ class Fields(NamedTuple):
     shared_init: bool = False
     uplink: tuple[Any, ...] = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
     downlink: tuple[Any, ...] = ()
+    refuse_outliers: NonNegative = 1000.0  # times the round's median upload at most; 0: no bound
     robust: tuple[Any, ...] = ()  # before the server, in order: (("norm_bound", 2.0), ("median",)), see core/robust.py
     attack: AttackFields = AttackFields()  # what some clients do, to see what that does
     devices_profile: DevicesProfileFields = DevicesProfileFields()  # time and memory of the clients, simulated

@@ -15,6 +15,9 @@ Where clients "all say" a value, any mean that a method takes of them is that va
 prototypes or of head rows is defended for itself, a model as a whole. Counts that clients state (`Metadata`) are
 believed. The middle is a geometric median; with one or two owners of a class nobody can say who is right, and the
 length alone counts.
+
+Before any of these, and by default, uploads beyond anything honest are refused, see
+`without_outliers`.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,6 +52,8 @@ WEISZFELD_STEPS = 8
 EQUAL = 1e-6  # of a length: vectors that are closer are equal but for rounding
 TINY = float(jnp.finfo(jnp.float32).tiny)
 HUGE = float(jnp.finfo(jnp.float32).max)
+FEWEST = 3  # uploads that have a median which one of them does not decide
+LEAST = 1e-3  # of a median: below it most uploads are updates at rest, and any other is large
 GIANT = 1e30  # beyond it sums of entries may overflow, and reciprocals need not be normal numbers
 
 
@@ -275,9 +280,50 @@ def far_off(method: Method, num_clients: int, received: dict[str, Received]) -> 
         present = [vectors.present for vectors in kinds]
         peaks, _ = in_units_of_the_round([shrunk * peak for peak in peaks], present)
         for (part, _), (_, worst), peak in zip(sets, found, peaks):
-            ids = jnp.concatenate([jnp.where(r.arrived, r.info.id, num_clients) for r in part.values()])
+            ids = _arrived_ids(part, num_clients)
             far = far.at[ids].max(jnp.max(jnp.maximum(worst, peak), axis=1), mode="drop")
     return jnp.minimum(far, 1e30)
+
+
+def without_outliers(
+    num_clients: int, received: dict[str, Received], times: float
+) -> tuple[dict[str, Received], jax.Array]:
+    """Refuses uploads that are beyond anything honest.
+
+    Args:
+      num_clients: of the federation.
+      received: bucket name -> uplinks.
+      times: an upload is refused if its largest entry, or the length of its longest vector, is
+        more than so many times the median of the round's uploads; 0 refuses none. Where fewer than
+        `FEWEST` uploads hold vectors of a kind, or their median is below `LEAST`, nobody is refused
+        by that kind.
+
+    Returns:
+      The uplinks, of which those refused have not arrived; and bool [num_clients], whose they are.
+    """
+    refused = jnp.zeros(num_clients, bool)
+    if not times:
+        return received, refused
+    sets = [(part, vectors_of(part)[0]) for part in comparable(received, nested=False)]
+    for kinds in zip(*(groups for _, groups in sets)):
+        sent = [vectors.present.any(1) for vectors in kinds]
+        for sizes in ([largest(v) for v in kinds], [lengths(sampled(v)) for v in kinds]):
+            # An upload as a whole: single rows, such as a rare class's prototype, differ honestly.
+            sizes = [jnp.max(size, axis=1) for size in sizes]
+            usual = of_the_round(jnp.concatenate(sizes), jnp.concatenate(sent))
+            certain = (jnp.concatenate(sent).sum() >= FEWEST) & (usual >= LEAST)
+            for (part, _), size in zip(sets, sizes):
+                outlying = certain & (size > times * usual)
+                refused = refused.at[_arrived_ids(part, num_clients)].max(outlying, mode="drop")
+    kept = {}
+    for name, r in received.items():
+        kept[name] = r._replace(arrived=r.arrived & ~refused[r.info.id])
+    return kept, refused
+
+
+def _arrived_ids(part: dict[str, Received], absent: int) -> jax.Array:
+    """The clients of the rows of buckets' vectors, int32 [P]; `absent` where nothing arrived."""
+    return jnp.concatenate([jnp.where(r.arrived, r.info.id, absent) for r in part.values()])
 
 
 def against_overflow(peaks: Sequence[jax.Array]) -> jax.Array:

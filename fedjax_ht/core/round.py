@@ -16,7 +16,7 @@ from fedjax_ht.core.federation import Bucket, Federation, put_weights
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Metrics, PyTree, Received, Split
-from fedjax_ht.core.robust import far_off
+from fedjax_ht.core.robust import far_off, without_outliers
 
 
 class Participant(NamedTuple):
@@ -92,11 +92,13 @@ class ServerResult(NamedTuple):
       metrics: the method's.
       finite: bool, False where what the method made was not finite: the server stays as it was.
       far: float32 [num_clients], see `robust.far_off`.
+      refused: bool [num_clients], see `robust.without_outliers`.
     """
 
     metrics: Metrics
     finite: jax.Array
     far: jax.Array
+    refused: jax.Array
 
 
 class Channel(NamedTuple):
@@ -234,15 +236,17 @@ def server_step(method: Method, federation: Federation) -> Callable:
     return run
 
 
-def server_round(method: Method, federation: Federation) -> Callable:
-    """`server_step` with a state that stays finite: (...) -> (server, ServerResult)."""
+def server_round(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
+    """`server_step` with a state that stays finite: (...) -> (server, ServerResult). Outliers do
+    not arrive, see `robust.without_outliers`."""
     step = server_step(method, federation)
 
     def run(server, received: dict[str, Received], *others):
-        new, metrics = step(server, received, *others)
+        accepted, refused = without_outliers(federation.num_clients, received, refuse_outliers)
+        new, metrics = step(server, accepted, *others)
         finite = all_finite(new)
         far = far_off(method, federation.num_clients, received)
-        return select(finite, new, server), ServerResult(metrics, finite, far)
+        return select(finite, new, server), ServerResult(metrics, finite, far, refused)
 
     return run
 

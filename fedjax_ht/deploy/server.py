@@ -130,6 +130,7 @@ def make_server(
     groups = summed_clients(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         warn(f"clients without training samples are not asked to train, by --secure_sums: {', '.join(map(str, idle))}")
+    outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
         plan,
         federation,
@@ -139,7 +140,7 @@ def make_server(
         forms,
         groups,
         {b.name: _sender(plan, federation, b) for b in federation.buckets},
-        per_trial.serve(method, federation),
+        per_trial.serve(method, federation, outlier_bound),
         per_trial.first_server(method, federation),
         per_trial.charge_all(method, federation, plan.channel),
         collect(client_mesh(1), method.frozen),

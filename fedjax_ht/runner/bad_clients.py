@@ -44,6 +44,9 @@ class Notes:
         if clients := self._new(label, row, "upload", factors):
             outliers = ", ".join(f"client {i} ({factors[i]:.3g}x what is usual)" for i in clients)
             lines.append(f"outlying uploads: {outliers}")
+        if clients := self._new(label, row, "refused", row.get("refused", ())):
+            ids = ", ".join(map(str, clients))
+            lines.append(f"outlying uploads refused, by refuse_outliers: {ids}")
         return lines
 
     def _new(self, label: str, row: Row, kind: str, ids: Iterable[int]) -> list[int]:

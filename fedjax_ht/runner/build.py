@@ -348,6 +348,7 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         client_store=config.client_store,
         uplink=named("transform", "uplink", config.uplink, TRANSFORMS),
         downlink=named("transform", "downlink", config.downlink, TRANSFORMS),
+        refuse_outliers=config.refuse_outliers,
         robust=named("defence", "robust", config.robust, DEFENCES),
         attack=attack(config.attack),
         profile=make_profile(config.devices_profile, config.partition.num_clients),

@@ -215,6 +215,13 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
                 f"{label}: in {rounds_in(far)} rounds uploads were far off the others', of clients "
                 f"{', '.join(map(str, clients))}; first in round {far[0][0]}: {far_words(far[0][1])} what is usual"
             )
+        refused = [(row["round"], row["refused"]) for row in history if row.get("refused")]
+        if refused:
+            clients = sorted({client for _, ids in refused for client in ids})
+            lines.append(
+                f"{label}: in {rounds_in(refused)} rounds outlying uploads were refused, "
+                f"of clients {', '.join(map(str, clients))}"
+            )
         late = [(row["round"], row["late"]) for row in history if row.get("late")]
         if late:
             clients = sorted({client for _, found in late for client in found})

@@ -14,6 +14,7 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import server_copy
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Received, Split
+from fedjax_ht.core.robust import without_outliers
 from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_step, view
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
@@ -105,6 +106,8 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
             earlier = arrivals(program, state.waiting, bucket.name)
             own = jax.tree.map(lambda x, r=roster: x[r.rows(trial, r.members)], earlier)
             received[bucket.name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), received[bucket.name], own)
+    # In the round itself they did not arrive, either.
+    received, _ = without_outliers(program.federation.num_clients, received, options.outlier_bound)
     serve = server_step(method, program.federation)
     serve = serve if method.host_server else jax.jit(serve)
     data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None

@@ -70,6 +70,8 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
             row |= dict.fromkeys(names, float(np.nanmean(values)))
     row |= {"participants": len(report.participants), "arrived": report.arrived, "not_finite": list(report.not_finite)}
     row |= {"server_finite": report.server_finite, "far_off": [list(one) for one in report.far_off]}
+    if report.refused:
+        row["refused"] = list(report.refused)
     if report.absent is not None:
         row["absent"] = report.absent
     if report.seconds is not None:

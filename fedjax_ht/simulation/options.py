@@ -7,7 +7,7 @@ import numpy as np
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.attacks import Attack
-from fedjax_ht.core.bounds import Count, Part, Rest, Seed, check_fields
+from fedjax_ht.core.bounds import Count, NonNegative, Part, Rest, Seed, check_fields
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.privacy import Privacy
@@ -34,6 +34,9 @@ class SimulationOptions:
       devices: how many to shard the clients over; None takes all that there are.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
+      refuse_outliers: how many times the round's median the largest entry and the length of an
+        upload may be; one beyond does not reach the server, see `robust.without_outliers`. 0
+        refuses none; nor is any refused beside `privacy`.
       robust: defences before the server, in order, see `core.robust`.
       attack: what some clients do instead of what the method says, or None; they are left out of all accuracies of a
         round, and `attackers` says who they are.
@@ -58,6 +61,7 @@ class SimulationOptions:
     client_store: Literal["device", "host"] = "device"
     uplink: tuple[wire.Transform, ...] = ()
     downlink: tuple[wire.Transform, ...] = ()
+    refuse_outliers: NonNegative = 1000.0
     robust: tuple[Defence, ...] = ()
     attack: Attack | None = None
     profile: Profile | None = None
@@ -73,6 +77,11 @@ class SimulationOptions:
             for field in ("available", "deadline"):
                 if getattr(self.profile, field):
                     raise ValueError(f"profile.{field} is given: epsilon is known only where all clients can take part")
+
+    @property
+    def outlier_bound(self) -> float:
+        """`refuse_outliers`; 0 beside `privacy`, which clips uploads and may hide single ones."""
+        return self.refuse_outliers if self.privacy is None else 0.0
 
     def participants(self, num_clients: int) -> int:
         """Clients in a round that has so many: the nearest integer to the share, halves rounded up, at least one."""

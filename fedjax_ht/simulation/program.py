@@ -146,7 +146,7 @@ def bind(
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
         per_trial.first_server(method, federation),
-        per_trial.serve(method, federation),
+        per_trial.serve(method, federation, options.outlier_bound),
         per_trial.charge_all(method, federation, channel),
         per_trial.over_trials(global_scores),
         (),

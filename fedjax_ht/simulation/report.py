@@ -35,6 +35,8 @@ class RoundReport(NamedTuple):
       arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending; None where what is
         late is lost.
       epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds among it.
+      refused: ids of clients whose upload the server left out, ascending, see
+        `robust.without_outliers`; they count as arrived.
     """
 
     participants: np.ndarray
@@ -53,6 +55,7 @@ class RoundReport(NamedTuple):
     late: tuple[int, ...] = ()
     arrived_late: tuple[int, ...] | None = None
     epsilon: float | None = None
+    refused: tuple[int, ...] = ()
 
 
 class Evaluation(NamedTuple):
@@ -112,6 +115,7 @@ def round_report(
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
         far_off=tuple((int(i), float(server.far[i])) for i in np.flatnonzero(server.far >= FAR_OFF)),
+        refused=tuple(int(i) for i in np.flatnonzero(server.refused)),
     )
 
 

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.method import ClientInfo, Received
-from fedjax_ht.core.robust import DEFENCES, Defence, defended, far_off, lengths, middle
+from fedjax_ht.core.robust import (
+    DEFENCES,
+    HUGE,
+    Defence,
+    defended,
+    far_off,
+    lengths,
+    middle,
+    without_outliers,
+)
 from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedproto import fedproto
@@ -218,6 +227,74 @@ def test_far_off_sees_the_largest_entry_of_a_long_upload():
 def test_equal_uploads_are_not_far_off():
     same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50)).at[0].multiply(1 + 2e-7)
     assert (far_off(stub("alike"), 6, {"a": received(same, [True] * 6)}) < 2).all()
+
+
+def plain(x) -> dict[str, Received]:
+    """Uploads of a model each, [n, d]."""
+    return {"a": received(jnp.asarray(x, jnp.float32), [True] * len(x))}
+
+
+def refused(given: dict[str, Received], times: float = 1000.0, num_clients: int = 8) -> list[int]:
+    """Ids of the clients refused, none of which has arrived."""
+    kept, outliers = without_outliers(num_clients, given, times)
+    for name, r in given.items():
+        np.testing.assert_array_equal(kept[name].arrived, r.arrived & ~outliers[r.info.id])
+        assert kept[name].uplink is r.uplink and kept[name].info is r.info
+    return np.flatnonzero(outliers).tolist()
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (3, 2)])
+@pytest.mark.parametrize("giant", [2e3, -1e30, 3e38])
+def test_an_outlier_is_refused_wherever_its_giant_is(widths, giant):
+    given = buckets(widths)
+    assert refused(given) == []
+    uplink = given["b"].uplink
+    model, rows = uplink["model"], uplink["rows"]
+    places = (
+        uplink | {"model": model | {"w": model["w"].at[1, 1, 1].set(giant)}},
+        uplink | {"rows": Masked(rows.values.at[1, 2].set(giant), rows.mask.at[1, 2].set(True))},
+    )
+    for place in places:
+        with_giant = given | {"b": given["b"]._replace(uplink=place)}
+        assert refused(with_giant) == [4]
+        assert refused(with_giant, 0.0) == refused(with_giant, HUGE) == []
+    absent = given["b"]._replace(uplink=place, arrived=jnp.array([True, False]))
+    assert refused(given | {"b": absent}) == []
+    unsent = Masked(rows.values.at[1, 2].set(giant), rows.mask.at[1, 2].set(False))
+    assert refused(given | {"b": given["b"]._replace(uplink=uplink | {"rows": unsent})}) == []
+
+
+def test_long_uploads_of_large_entries_are_refused_by_their_length():
+    x = np.zeros((8, 1000), np.float32)
+    x[:, 0], x[:, 1:] = 1.0, 1e-4
+    x[6, 1:] = 100.0
+    assert refused(plain(x)) == [6] and refused(plain(x), 1e5) == []
+
+
+@pytest.mark.parametrize(
+    "usual, numbers",
+    [
+        pytest.param([1.0], [1e9], id="two uploads"),
+        pytest.param([], [1e9], id="an upload"),
+        pytest.param([0.0] * 7, [1.0], id="all others unchanged"),
+        pytest.param([1e-7] * 7, [1.0], id="all others at rest"),
+        pytest.param([0.0] * 4, [1.0] * 4, id="half unchanged"),
+        pytest.param([1.0] * 5, [0.0, 1e-9, 900.0], id="within the bound"),
+    ],
+)
+def test_honest_uploads_are_never_refused(usual, numbers):
+    x = np.repeat(np.array([*usual, *numbers], np.float32)[:, None], 5, axis=1)
+    assert refused(plain(x)) == []
+
+
+def test_a_rare_class_with_large_prototypes_is_no_outlier():
+    values = np.full((8, 4, 3), 1e-2, np.float32)
+    values[:, 3] = 20.0
+    values[5, 2] = 50.0
+    mask = np.zeros((8, 4), bool)
+    mask[:, :3], mask[:3, 3] = True, True
+    uplink = Masked(jnp.asarray(values), jnp.asarray(mask))
+    assert refused({"a": received(uplink, [True] * 8)}, 1e4) == []
 
 
 def test_whose_single_uploads_are_looked_at_is_no_server_of_sums():

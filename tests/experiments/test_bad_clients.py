@@ -10,7 +10,7 @@ from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.attacks import Attack, attackers
 from fedjax_ht.runner.bad_clients import Notes, far_words, why_silent
-from fedjax_ht.runner.build import attack, build, evaluated_clients
+from fedjax_ht.runner.build import attack, build, evaluated_clients, simulation_options
 from fedjax_ht.runner.main import execute
 from fedjax_ht.runner.train import GaveUp, run_method, train_and_evaluate, with_noted_lanes
 from tests.experiments.conftest import config_of
@@ -47,6 +47,9 @@ def test_trouble_of_every_trial_is_told_once_a_client():
         "the server's step was not finite; its last state was kept",
         "outlying uploads: client 4 (21.8x what is usual), client 7 (1e+30x what is usual)",
     ]
+    assert notes.of("fd", row | {"not_finite": [], "refused": [7]}) == [
+        "outlying uploads refused, by refuse_outliers: 7"
+    ]
     assert notes.of("fd", {"trial": 0, "round": 0}) == []
 
 
@@ -71,6 +74,20 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     assert warned == ["local, trial 0, round 1: odd"]
 
 
+def test_outliers_are_refused_by_default_and_named(tiny_config, tmp_path):
+    config = config_of(tiny_config)
+    config.entries, config.rounds = ("lg_fedavg",), 2
+    config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
+    result = train_and_evaluate(config, tmp_path, warn=lambda line: None)
+    (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
+    rows = result.histories["lg_fedavg"][1:]
+    assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
+    assert f"in 2 rounds outlying uploads were refused, of clients {attacker}" in result.summary
+    assert simulation_options(base_config()).refuse_outliers == 1000.0
+    config.refuse_outliers = 50.0
+    assert simulation_options(config).refuse_outliers == 50.0
+
+
 def test_honest_clients_are_scored():
     config = base_config()
     assert attack(config.attack) is None and evaluated_clients(config) is None
@@ -91,6 +108,7 @@ def test_honest_clients_are_scored():
         ({"attack.kind": "bribe", "attack.share": 0.1}, "attack.kind is 'bribe'"),
         ({"attack.share": 1.0}, "attack.share is 1.0; it must be"),
         ({"attack.strength": float("nan")}, "attack.strength is nan; it must be"),
+        ({"refuse_outliers": -1.0}, "refuse_outliers is -1.0; it must be"),
         ({"give_up": -1}, "give_up is -1; it must be"),
     ],
 )
@@ -113,7 +131,7 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_co
     config = config_of(tiny_config)
     config.entries = ("lg_fedavg", "local")
     config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
-    config.rounds, config.give_up = 5, 2
+    config.rounds, config.give_up, config.refuse_outliers = 5, 2, 0.0
     with pytest.raises(GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d sent [\d.]+e\+\d\d times"):
         train_and_evaluate(config, tmp_path, warn=lambda line: None)
     short, whole = (

@@ -1,5 +1,6 @@
 """Servers among clients that attack, on the small federation of every method."""
 
+import dataclasses
 import functools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.attacks import Attack, attackers
+from fedjax_ht.core.privacy import Privacy
 from fedjax_ht.core.robust import DEFENCES
 from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.options import SimulationOptions
@@ -20,6 +22,7 @@ from tests.federations import (
     federation_data,
     federation_for,
     identical,
+    play,
     to_host,
 )
 from tests.method_wires import settings
@@ -27,6 +30,8 @@ from tests.method_wires import settings
 some_methods = by_name(("fedavg", "fedtgp"))
 SEED = 5  # clients 1 and 6 attack: one of each architecture
 GIANT = Attack("scaled", 0.25, 1e30, seed=SEED)
+OUTLIER = Attack("scaled", 0.125, 1e6, seed=SEED)
+HONEST = ("fedavg", "fedssa", "fedproto", "lg_fedavg", "heterofl")
 ROBUST = {"norm_bound": (3.0,), "median": (), "trimmed_mean": (0.3,), "geometric_median": (), "multi_krum": (0.3,)}
 # Of one or two owners of a class nobody knows who is right: only lengths tell.
 BOUNDED = [("norm_bound",), *(("norm_bound", name) for name in ROBUST if name != "norm_bound")]
@@ -34,10 +39,16 @@ EACH_BOUNDED = [BOUNDED[0], BOUNDED[1], *(pytest.param(one, marks=pytest.mark.sl
 
 
 @functools.cache
-def simulation(name: str, attack: Attack | None = None, robust: tuple[str, ...] = ()):
+def simulation(
+    name: str,
+    attack: Attack | None = None,
+    robust: tuple[str, ...] = (),
+    refuse_outliers: float = 0.0,
+):
     method, federation = method_factory(name)(TRAINING, **settings(name)), federation_for(name)
     defences = tuple(DEFENCES[defence](*ROBUST[defence]) for defence in robust)
     options = SimulationOptions(lanes=1, attack=attack, robust=defences)
+    options = dataclasses.replace(options, refuse_outliers=refuse_outliers)
     return make_simulation(method, federation, federation_data(federation), options)
 
 
@@ -95,6 +106,49 @@ def test_behind_a_defence_everybody_arrives(name, defences):
     states, reports = played(simulation(name, GIANT, defences))
     assert all(finite((state.servers, state.clients)) for state in states)
     assert all(report.not_finite == () and report.arrived >= NUM_CLIENTS - 1 for report in reports)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_refusing_outliers_changes_no_bit_among_honest_clients(name):
+    default = SimulationOptions().refuse_outliers
+    states, reports = played(simulation(name, refuse_outliers=default))
+    plain, _ = played(simulation(name))
+    assert default == 1000 and all(report.refused == () for report in reports)
+    for state, expected in zip(states, plain):
+        assert identical(state.servers, expected.servers)
+        assert identical(state.clients, expected.clients)
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_outlier_is_as_if_its_upload_were_lost(name):
+    sim = simulation(name, OUTLIER, refuse_outliers=1000.0)
+    (attacker,) = np.flatnonzero(attackers(OUTLIER, NUM_CLIENTS))
+    first = to_host(sim.init())
+    refused, report = play(sim, first, range(NUM_CLIENTS))
+    lost, without = play(sim, first, range(NUM_CLIENTS), dropped=[attacker])
+    assert report.refused == (attacker,) and without.refused == ()
+    assert attacker in [client for client, _ in report.far_off]
+    assert identical(refused.servers, lost.servers) and identical(refused.clients, lost.clients)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedssa"])
+def test_an_outlier_costs_the_others_nothing_by_default(name):
+    honest = ~attackers(OUTLIER, NUM_CLIENTS)
+
+    def accuracy(sim) -> float:
+        state = sim.init()
+        for _ in range(60):
+            state, _ = sim.run_round(state)
+        return float(np.nanmean(sim.evaluate(state).accuracy["test"]["head"][honest]))
+
+    defended = accuracy(simulation(name, OUTLIER, refuse_outliers=1000.0))
+    assert defended > accuracy(simulation(name)) - 0.1
+    assert defended > accuracy(simulation(name, OUTLIER)) + 0.1
+
+
+def test_beside_privacy_nobody_is_refused():
+    assert SimulationOptions().outlier_bound == 1000.0
+    assert SimulationOptions(privacy=Privacy("client")).outlier_bound == 0.0
 
 
 def test_attackers_are_not_scored():

@@ -36,7 +36,8 @@ RESULTS = [
 
 def server(far=(), finite=True, **metrics) -> ServerResult:
     """Of eight clients."""
-    return ServerResult(metrics, np.bool_(finite), np.array([dict(far).get(i, 0) for i in range(8)], np.float32))
+    far = np.array([dict(far).get(i, 0) for i in range(8)], np.float32)
+    return ServerResult(metrics, np.bool_(finite), far, far > 1000)
 
 
 HONEST = np.zeros(8, bool)
@@ -46,6 +47,7 @@ def test_round():
     result = server({5: 1e30, 6: 28.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
     report = round_report(RESULTS, result, None, 0.25, HONEST)
     assert report.far_off == ((0, 31.5), (5, pytest.approx(1e30))) and not report.server_finite
+    assert report.refused == (5,)
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
     assert report.arrived == 2 and report.not_finite == (1, 3)
     assert report.metrics == {"loss": pytest.approx((1 + 2 + 6) / 3)}
