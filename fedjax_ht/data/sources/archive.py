@@ -64,8 +64,8 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = str(text).partition("\n")[0].rstrip(":")[:_LINE] or type(error).__name__
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        if not path.exists():
-            line = "there is no such file; a path that is not absolute is one below data_dir"
+        if isinstance(error, FileNotFoundError) and error.errno:  # the system's, not a reader's own
+            line += "; a path that is not absolute is one below data_dir"
         raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
 
 
