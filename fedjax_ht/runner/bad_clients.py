@@ -1,4 +1,4 @@
-"""What is said of clients that are not finite or send outliers, and of a run in which nothing arrives any more."""
+"""Lines on clients that are not finite or send outliers, and on a run in which nothing arrives any more."""
 
 from collections.abc import Hashable, Iterable, Sequence
 

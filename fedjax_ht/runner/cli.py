@@ -68,7 +68,7 @@ def parse_words(arguments: list[str]) -> list[str]:
 
 
 def unknown_flag(name: str, argument: str) -> str:
-    """What to write instead of an `argument` whose flag there is not: of a config's field
+    """Says what to write instead of an `argument` with an unknown flag: of a config's field
     --config.FIELD."""
     takes_config = "config" in flags.FLAGS
     fields = []

@@ -34,7 +34,7 @@ class Cost(NamedTuple):
 
 
 class Aim(NamedTuple):
-    """What the costs of a comparison are counted to: arguments of `choose_target`."""
+    """The target that the costs of a comparison are counted to: arguments of `choose_target`."""
 
     score: str = "accuracy"
     target: float | None = None
@@ -178,7 +178,7 @@ def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
 
 
 def explanation(with_server: bool, several: bool) -> str:
-    """What the columns mean, `with_server` of the server's own model, and of `several` trials."""
+    """Explains the columns, `with_server` that of the server's own model, and of `several` trials."""
     accuracy = "Accuracies are those of the best round on the test sets"
     costs = (
         "Bytes are those of all clients, up and down, and FLOPs those of all clients' training, "

@@ -1,4 +1,4 @@
-"""What a run shows in its page and on the terminal: which entries, and which tables of them. The
+"""The contents of a run's page and of its printed result: which entries, and which tables of them. The
 choice is kept beside the page, so that `fedjax-ht report` shows the same."""
 
 import json
@@ -19,7 +19,7 @@ FILE = "report.json"
 
 
 class Page(NamedTuple):
-    """What report.html is of.
+    """The contents of report.html.
 
     Attributes:
       labels: of the entries, in order; the others are compared with the first.
@@ -60,7 +60,7 @@ def results(histories: Mapping[str, Sequence[Row]], aim: Aim | None) -> str:
 
 
 def text_of(histories: Mapping[str, Sequence[Row]], entries: Iterable[Entry], aim: Aim | None) -> str:
-    """What a command prints, in Markdown: the result in a sentence, warnings, tables, and the
+    """Returns what a command prints, in Markdown: the result in a sentence, warnings, tables, and the
     entries' settings."""
     parts = [headline(histories)]
     if lines := warnings(histories):
