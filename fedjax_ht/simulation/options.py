@@ -40,6 +40,7 @@ class SimulationOptions:
       robust: defences before the server, in order, see `core.robust`.
       attack: what some clients do instead of what the method says, or None; they are left out of all accuracies of a
         round, and `attackers` says who they are.
+      time_stages: also report the seconds of a round's stages; they then wait for each other.
       profile: the clients' devices, or None: everybody is there in every round.
       privacy: what is hidden by noise, or None; attackers' uploads are clipped, too.
 
@@ -64,6 +65,7 @@ class SimulationOptions:
     refuse_outliers: NonNegative = 1000.0
     robust: tuple[Defence, ...] = ()
     attack: Attack | None = None
+    time_stages: bool = False
     profile: Profile | None = None
     privacy: Privacy | None = None
 

@@ -37,6 +37,8 @@ class RoundReport(NamedTuple):
       epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds among it.
       refused: ids of clients whose upload the server left out, ascending, see
         `robust.without_outliers`; they count as arrived.
+      stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
+        `SimulationOptions.time_stages`.
     """
 
     participants: np.ndarray
@@ -56,6 +58,7 @@ class RoundReport(NamedTuple):
     arrived_late: tuple[int, ...] | None = None
     epsilon: float | None = None
     refused: tuple[int, ...] = ()
+    stages: dict[str, float] | None = None
 
 
 class Evaluation(NamedTuple):

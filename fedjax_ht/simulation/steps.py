@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ from fedjax_ht.simulation.roster import (
     schedule,
 )
 from fedjax_ht.simulation.spending import epsilons
+from fedjax_ht.simulation.stages import Seconds, stage
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.waiting import Waiting, after_round, nobody_waits, with_arrivals
 
@@ -171,7 +173,8 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     chosen = [choose_participants(o, n, state.round, own) for o, own in zip(program.options, busy)]
     there = [o.there(n, state.round) for o in program.options]
     now = _now(program, state)
-    trained = _timed(program, _train(program, state, now, chosen))
+    seconds, start = ({} if program.options[0].time_stages else None), time.perf_counter()
+    trained = _timed(program, _train(program, state, now, chosen, seconds))
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
@@ -185,7 +188,8 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     if program.method.sees_data:
         splits, samples = {"train": server.pooled["train"]}, server_copy(program.samples)
     own = (state.servers, server.seeds, server.settings, collect(mesh, rows), splits)
-    new, result = server.serve(own, (received, number, server.frozen, samples))
+    shared = (received, number, server.frozen, samples)
+    new, result = stage(seconds, "serve", lambda: server.serve(own, shared))
 
     last_round = state.last_round.copy()
     for reached, (ids, _), anybody in zip(last_round, chosen, there):
@@ -198,19 +202,27 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
         waiting = after_round(program, waiting, own_received, {name: part.times for name, part in trained.items()})
     state = SimulationState(state.round + 1, new, stored, last_round, changed, waiting)
     spent = epsilons(program, state.round)
-    return state, [report._replace(epsilon=epsilon) for report, epsilon in zip(reports, spent)]
+    if seconds is not None:
+        seconds["host"] = time.perf_counter() - start - sum(seconds.values())
+    return state, [report._replace(epsilon=epsilon, stages=seconds) for report, epsilon in zip(reports, spent)]
 
 
 def _train(
-    program: Program, state: SimulationState, now: Now, chosen: Sequence[tuple[np.ndarray, np.ndarray]]
+    program: Program,
+    state: SimulationState,
+    now: Now,
+    chosen: Sequence[tuple[np.ndarray, np.ndarray]],
+    seconds: Seconds | None,
 ) -> dict[str, Trained]:
     """The participants of every bucket train; `chosen` are each trial's ids and which of them are dropped."""
     plans = {name: _plan(program, name, state, now, chosen) for name in program.clients}
     schedules = {name: plan.schedule for name, plan in plans.items()}
     data = {name: clients.data for name, clients in program.clients.items()}
-    done = program.train({name: plan.states for name, plan in plans.items()}, schedules, now.servers, data, now.round)
+    states = {name: plan.states for name, plan in plans.items()}
+    done = stage(seconds, "train", lambda: program.train(states, schedules, now.servers, data, now.round))
     trained = {name: states for name, (states, _) in done.items()}
-    scores = _score(program, trained, {name: plan.scoring for name, plan in plans.items()}, now, program.after_training)
+    scoring = {name: plan.scoring for name, plan in plans.items()}
+    scores = stage(seconds, "score", lambda: _score(program, trained, scoring, now, program.after_training))
     return {name: _trained(program, name, state, plan, *done[name], scores[name]) for name, plan in plans.items()}
 
 

@@ -1,0 +1,102 @@
+"""A protocol by this library: called with the arguments of `side`."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+import optax
+from protocols import CLASSES, Protocol, rows_of
+from side import arguments, first_weights, play
+
+import fedjax_ht as fl
+from fedjax_ht.core.method import PyTree
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.models.layers import Conv, Linear
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.ops import max_pool
+
+
+class Features(nn.Module):
+    """The protocol's model up to its last hidden layer."""
+
+    protocol: Protocol
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for i, (channels, kernel, pooled) in enumerate(self.protocol.convs):
+            x = Conv(channels, kernel, name=f"conv{i}")(x)
+            x = nn.relu(max_pool(x, 2, 2) if pooled else x)
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.protocol.widths):
+            x = nn.relu(Linear(width, name=f"fc{i}")(x))
+        return x
+
+
+def layers(params: PyTree, protocol: Protocol) -> list[PyTree]:
+    """The layers' parameters in order."""
+    names = [f"conv{i}" for i in range(len(protocol.convs))] + [f"fc{i}" for i in range(len(protocol.widths))]
+    return [params["base"][name] for name in names] + [params["head"]]
+
+
+def from_torch(weight: np.ndarray, like: np.ndarray, channels: int) -> np.ndarray:
+    """A layer's weight in our layout; `channels` of the map that is flattened before it, or 1."""
+    if weight.ndim == 4:
+        return weight.transpose(2, 3, 1, 0)
+    rows = weight.T.reshape(channels, -1, len(weight))  # [C, H * W, out]
+    return rows.transpose(1, 0, 2).reshape(like.shape)
+
+
+def to_torch(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """The inverse of `from_torch`."""
+    if kernel.ndim == 4:
+        return kernel.transpose(3, 2, 0, 1)
+    rows = kernel.reshape(-1, channels, kernel.shape[1])
+    return rows.transpose(1, 0, 2).reshape(-1, kernel.shape[1]).T
+
+
+def flattened(protocol: Protocol) -> list[int]:
+    """Of each layer, the channels of the map that is flattened before it, else 1."""
+    dense = [protocol.convs[-1][0]] + [1] * len(protocol.widths)
+    return [1] * len(protocol.convs) + dense
+
+
+def main() -> None:
+    """See `side`."""
+    protocol, problem, rounds, answer = arguments()
+    images, labels = problem["images"], problem["labels"].astype(np.int32)
+    dataset = Dataset("images", images, labels, tuple(map(str, range(CLASSES))), preprocess=fl.Pixels(0.0, 1.0))
+    nobody = np.zeros(0, np.int64)
+    users = [rows_of(protocol, user, len(labels)) for user in range(protocol.users)]
+    federation = fl.make_federation(
+        {"cnn": SplitModel(Features(protocol), Linear(CLASSES))}, dataset.input_shape, CLASSES, protocol.users
+    )
+    training = fl.LocalTraining(
+        optax.sgd(protocol.learning_rate), epochs=protocol.epochs, batch_size=protocol.batch_size, shuffle=False
+    )
+    data = make_federation_data(dataset, [ClientIndices(own, nobody, nobody) for own in users], federation)
+    options = fl.SimulationOptions(participation=protocol.cohort / protocol.users)
+    simulation = fl.make_simulation(fl.fedavg(training), federation, data, options)
+    state = simulation.init()
+    given = first_weights(problem)
+    server = jax.tree.map(np.asarray, state.server)
+    for layer, channels, weight, bias in zip(layers(server, protocol), flattened(protocol), given[::2], given[1::2]):
+        layer["kernel"], layer["bias"] = from_torch(weight, layer["kernel"], channels), bias
+    state = state._replace(servers=jax.tree.map(lambda x: jax.device_put(x[None]), server))
+
+    def one_round(number: int) -> None:
+        nonlocal state
+        state, report = simulation.run_round(state)
+        jax.block_until_ready(state.servers)
+        assert np.array_equal(report.participants, problem["cohorts"][number])
+
+    def weights() -> list[np.ndarray]:
+        found = []
+        for layer, channels in zip(layers(state.server, protocol), flattened(protocol)):
+            found += [to_torch(np.asarray(layer["kernel"]), channels), np.asarray(layer["bias"])]
+        return found
+
+    play(one_round, weights, rounds, answer, f"jax {jax.__version__}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What every side trains: the protocols, and files with a protocol's samples and first weights. NumPy alone."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+CLASSES = 10
+
+
+class Protocol(NamedTuple):
+    """FedAvg on images of 32x32x3 with plain SGD, in stored order so that all sides end with the same weights.
+
+    Attributes:
+      users, samples: how many there are, and training images of each.
+      cohort: users of a round.
+      epochs, batch_size, learning_rate: local training.
+      convs: (channels, kernel size, whether a pooling by 2 follows) of each convolution, without padding, each
+        followed by a ReLU.
+      widths: of the hidden linear layers, each followed by a ReLU.
+    """
+
+    users: int
+    samples: int
+    cohort: int
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    convs: tuple[tuple[int, int, bool], ...]
+    widths: tuple[int, ...]
+
+
+PROTOCOLS = {
+    # pfl-research's CIFAR-10 benchmark (arXiv 2404.06430), without its dropout.
+    "pfl": Protocol(1000, 50, 50, 1, 10, 0.1, ((32, 3, False), (64, 3, True)), (128,)),
+    # BlazeFL's (arXiv 2604.03606): the clients' training share of 500 images; the CNN of PyTorch's tutorial.
+    "blazefl": Protocol(100, 400, 100, 5, 50, 0.1, ((6, 5, True), (16, 5, True)), (120, 84)),
+}
+
+
+def write_problem(path: str, protocol: Protocol, cohorts: np.ndarray) -> None:
+    """Writes random images and labels, who takes part, and first weights in torch's layout.
+
+    The file has images uint8 [N, 32, 32, 3], labels int64 [N], user i's being those from i times `samples` on, modulo
+    N; cohorts int64 [rounds, cohort], and `weight_<k>`, `bias_<k>` of layer k.
+    """
+    rng = np.random.default_rng(0)
+    count = min(protocol.users * protocol.samples, 50_000)
+    arrays = {
+        "cohorts": cohorts,
+        "images": rng.integers(0, 256, (count, 32, 32, 3), np.uint8),
+        "labels": rng.integers(0, CLASSES, count),
+    }
+    for k, shape in enumerate(weight_shapes(protocol)):
+        bound = 1 / np.sqrt(np.prod(shape[1:]))
+        arrays[f"weight_{k}"] = rng.uniform(-bound, bound, shape).astype(np.float32)
+        arrays[f"bias_{k}"] = rng.uniform(-bound, bound, shape[0]).astype(np.float32)
+    np.savez(path, **arrays)
+
+
+def weight_shapes(protocol: Protocol) -> list[tuple[int, ...]]:
+    """Of the layers' weights as torch has them: [out, in, k, k], and [out, in] behind a flattening [C, H, W]."""
+    shapes, channels, size = [], 3, 32
+    for out, kernel, pooled in protocol.convs:
+        shapes.append((out, channels, kernel, kernel))
+        channels, size = out, (size - kernel + 1) // (2 if pooled else 1)
+    width = channels * size * size
+    for out in (*protocol.widths, CLASSES):
+        shapes.append((out, width))
+        width = out
+    return shapes
+
+
+def rows_of(protocol: Protocol, user: int, count: int) -> np.ndarray:
+    """The places of a user's samples among `count`."""
+    return (user * protocol.samples + np.arange(protocol.samples)) % count

@@ -1,0 +1,84 @@
+"""What the scripts of all sides share: arguments, processor's seconds of a round, the answer. NumPy alone.
+
+Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are compared, and ROUNDS more,
+each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS], `peak` (bytes, of all its processes),
+`versions`, and `after_<k>`, the weights after round 1 as `write_problem` lays them out.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from protocols import PROTOCOLS, Protocol
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def arguments() -> tuple[Protocol, dict[str, np.ndarray], int, str]:
+    """The protocol, the problem's arrays, rounds to time, and where the answer goes."""
+    name, problem, rounds, answer = sys.argv[1:]
+    return PROTOCOLS[name], dict(np.load(problem)), int(rounds), answer
+
+
+def first_weights(problem: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """weight_0, bias_0, weight_1 and so on."""
+    layers = sum(name.startswith("weight_") for name in problem)
+    return [problem[f"{kind}_{k}"] for k in range(layers) for kind in ("weight", "bias")]
+
+
+def play(
+    one_round: Callable[[int], None],
+    weights: Callable[[], Sequence[np.ndarray]],
+    rounds: int,
+    answer: str,
+    versions: str,
+) -> None:
+    """Plays and times `one_round(number)`, and writes the answer; `weights()` are the server's, of all layers."""
+    one_round(0)
+    after = [np.array(x) for x in weights()]
+    seconds, wall = [], []
+    for number in range(1, rounds + 1):
+        before, start = processor_seconds(), time.perf_counter()
+        one_round(number)
+        seconds.append(processor_seconds() - before)
+        wall.append(time.perf_counter() - start)
+    kinds = {f"after_{k}": x for k, x in enumerate(after)}
+    np.savez(answer, seconds=seconds, wall=wall, peak=peak_memory(), versions=versions, **kinds)
+
+
+def processor_seconds() -> float:
+    """User and system seconds of this process and of all below it, of those that have ended, too."""
+    total = 0
+    for pid in family():
+        fields = _read(pid, "stat").rpartition(")")[2].split()
+        total += sum(map(int, fields[11:15])) if fields else 0  # its own, and of its children that have ended
+    return total / _TICK
+
+
+def peak_memory() -> int:
+    """Bytes: the largest that each process has been, added up; what is shared counts in each."""
+    lines = (line for pid in family() for line in _read(pid, "status").splitlines())
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def family() -> list[int]:
+    """This process and all that descend from it."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        fields = _read(int(folder.name), "stat").rpartition(")")[2].split()
+        if fields:
+            parents[int(folder.name)] = int(fields[1])
+    found = [os.getpid()]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:  # it has ended meanwhile
+        return ""
