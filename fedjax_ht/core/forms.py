@@ -1,14 +1,16 @@
-"""The forms of a method's messages, told from its trace: nothing is run, and no form need cross a wire."""
+"""The forms of a method's messages, and whether its clients keep anything, told from its trace: nothing is run, and no
+form need cross a wire."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.influence import Sources, influences
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, client_step, send
+from fedjax_ht.core.round import Channel, client_step, receive, send
 from fedjax_ht.core.uploads import is_payload, leaves_of
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
@@ -38,11 +40,31 @@ def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel:
         client = method.init_client(bucket, Context(key, round, None))
         return client_step(method, bucket, channel)(client, downlink, data, key, round, info).uplink
 
+    downlink = downlink_form(method, federation, bucket, channel, extra)
+    return jax.eval_shape(step, _data_form(bucket), downlink, _key(), _NUMBER, _info(extra))
+
+
+def client_form(method: Method, bucket: Bucket) -> PyTree:
+    """A client's state, likewise."""
+    return jax.eval_shape(lambda key: method.init_client(bucket, Context(key, jnp.int32(0), None)), _key())
+
+
+def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel, extra: PyTree = ()) -> bool:
+    """Whether anything of a client's state outlives the next downlink; arguments as of `downlink_form`."""
+
+    def received(client, downlink, data, key, round, info):
+        return receive(method, bucket, client, downlink, data, key, round, info)
+
+    client, downlink = client_form(method, bucket), downlink_form(method, federation, bucket, channel, extra)
+    _, sources = influences(received, client, downlink, _data_form(bucket), _key(), _NUMBER, _info(extra))
+    return any(0 in source for source in jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources)))
+
+
+def _data_form(bucket: Bucket) -> Data:
+    """A client's view of no samples."""
     none = Split(np.zeros(1, np.int32), np.int32(0))
     splits = dict.fromkeys(("train", "val", "test"), none)
-    data = Data(zeros(bucket.input_shape), np.zeros(1, np.int32), usual_rule(bucket.input_shape), splits)
-    downlink = downlink_form(method, federation, bucket, channel, extra)
-    return jax.eval_shape(step, data, downlink, _key(), _NUMBER, _info(extra))
+    return Data(zeros(bucket.input_shape), np.zeros(1, np.int32), usual_rule(bucket.input_shape), splits)
 
 
 def sends_payload(form: PyTree) -> bool:

@@ -97,7 +97,7 @@ class Data(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A bucket's uplinks at the server, stacked over its participants.
+    """A bucket's uplinks at the server, stacked over its participants by ascending client id, padding last.
 
     Attributes:
       uplink: the method's uplink with a leading client axis [P].

@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.bounds import Positive, Within, checked
+from fedjax_ht.core.executor import each
 from fedjax_ht.core.method import Method, Received
 from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
 
@@ -265,34 +266,67 @@ def defended(method: Method, defences: Sequence[Defence]) -> Method:
     return method._replace(check=check, server_update=server_update, vary=vary, server_reads="uploads")
 
 
-def far_off(method: Method, num_clients: int, received: dict[str, Received]) -> jax.Array:
+class Summary(NamedTuple):
+    """What is looked at of the vectors of one kind, to tell which uploads are outliers.
+
+    Attributes:
+      peaks: float32 [P, V], the largest entry held by magnitude; 0 where nothing is.
+      sample: their `sampled` entries.
+    """
+
+    peaks: jax.Array
+    sample: Vectors
+
+
+def summaries(received: dict[str, Received]) -> list[tuple[dict[str, Received], list[Summary]]]:
+    """Summarises a round's uploads in one read of them, one client after another on CPU: each part
+    that `comparable` makes, and the summaries of its kinds of vectors."""
+    found = []
+    for part in comparable(received, nested=False):
+        clients = sum(len(r.arrived) for r in part.values())
+
+        def one(client: Received, clients=clients) -> list[Summary]:
+            alone = jax.tree.map(lambda x: x[None], client)
+            groups, _ = vectors_of({"": alone})
+            kinds = [Summary(largest(v), sampled(v, clients)) for v in groups]
+            return jax.tree.map(lambda x: x[0], kinds)
+
+        kinds = [each(one, r._replace(info=())) for r in part.values()]
+        found.append((part, jax.tree.map(lambda *xs: jnp.concatenate(xs), *kinds)))
+    return found
+
+
+def far_off(method: Method, num_clients: int, summarised: list[tuple[dict[str, Received], list[Summary]]]) -> jax.Array:
     """How far each client's upload is from the round's, float32 [num_clients]: its worst vector's length in the round's
     lengths, distance from the middle in the round's distances, or largest entry in the round's largest entries,
     whichever is most; 0 of who did not arrive. Lengths and distances of long vectors are those of a sample of entries.
     """
-    sets = [(part, vectors_of(part)[0]) for part in comparable(received, nested=False)]
     far = jnp.zeros(num_clients)
-    for kinds in zip(*(groups for _, groups in sets)):
-        peaks = [largest(vectors) for vectors in kinds]
+    for kinds in zip(*(own for _, own in summarised)):
+        peaks = [kind.peaks for kind in kinds]
         shrunk = against_overflow(peaks)
-        samples = [_scaled(sampled(v), jnp.broadcast_to(shrunk, v.present.shape)) for v in kinds]
+        samples = [_scaled(k.sample, jnp.broadcast_to(shrunk, k.peaks.shape)) for k in kinds]
         found = judged(samples, jnp.inf, method.uplinks != "own")
-        present = [vectors.present for vectors in kinds]
+        present = [sample.present for sample in samples]
         peaks, _ = in_units_of_the_round([shrunk * peak for peak in peaks], present)
-        for (part, _), (_, worst), peak in zip(sets, found, peaks):
+        for (part, _), (_, worst), peak in zip(summarised, found, peaks):
             ids = _arrived_ids(part, num_clients)
             far = far.at[ids].max(jnp.max(jnp.maximum(worst, peak), axis=1), mode="drop")
     return jnp.minimum(far, 1e30)
 
 
 def without_outliers(
-    num_clients: int, received: dict[str, Received], times: float
+    num_clients: int,
+    received: dict[str, Received],
+    summarised: list[tuple[dict[str, Received], list[Summary]]],
+    times: float,
 ) -> tuple[dict[str, Received], jax.Array]:
     """Refuses uploads that are beyond anything honest.
 
     Args:
       num_clients: of the federation.
       received: bucket name -> uplinks.
+      summarised: their `summaries`.
       times: an upload is refused if its largest entry, or the length of its longest vector, is
         more than so many times the median of the round's uploads; 0 refuses none. Where fewer than
         `FEWEST` uploads hold vectors of a kind, or their median is below `LEAST`, nobody is refused
@@ -304,15 +338,14 @@ def without_outliers(
     refused = jnp.zeros(num_clients, bool)
     if not times:
         return received, refused
-    sets = [(part, vectors_of(part)[0]) for part in comparable(received, nested=False)]
-    for kinds in zip(*(groups for _, groups in sets)):
-        sent = [vectors.present.any(1) for vectors in kinds]
-        for sizes in ([largest(v) for v in kinds], [lengths(sampled(v)) for v in kinds]):
+    for kinds in zip(*(own for _, own in summarised)):
+        sent = [kind.sample.present.any(1) for kind in kinds]
+        for sizes in ([kind.peaks for kind in kinds], [lengths(kind.sample) for kind in kinds]):
             # An upload as a whole: single rows, such as a rare class's prototype, differ honestly.
             sizes = [jnp.max(size, axis=1) for size in sizes]
             usual = of_the_round(jnp.concatenate(sizes), jnp.concatenate(sent))
             certain = (jnp.concatenate(sent).sum() >= FEWEST) & (usual >= LEAST)
-            for (part, _), size in zip(sets, sizes):
+            for (part, _), size in zip(summarised, sizes):
                 outlying = certain & (size > times * usual)
                 refused = refused.at[_arrived_ids(part, num_clients)].max(outlying, mode="drop")
     kept = {}
@@ -333,9 +366,9 @@ def against_overflow(peaks: Sequence[jax.Array]) -> jax.Array:
     return jnp.where(highest > GIANT, 2.0**-40, 1.0)
 
 
-def sampled(vectors: Vectors, numbers: int = 2**18) -> Vectors:
-    """Every k-th entry of each piece as one piece, so that about `numbers` are left of all clients together."""
-    clients, rows = vectors.present.shape
+def sampled(vectors: Vectors, clients: int, numbers: int = 2**18) -> Vectors:
+    """Every k-th entry of each piece as one piece, so that about `numbers` are left of all `clients` together."""
+    rows = vectors.present.shape[1]
     step = -(-clients * rows * sum(x.shape[-1] for x in vectors.values) // numbers)
     values = [x[..., ::step] for x in vectors.values]
     held = [jnp.broadcast_to(h, x.shape)[..., ::step] for h, x in zip(vectors.held, vectors.values)]

@@ -16,7 +16,7 @@ from fedjax_ht.core.federation import Bucket, Federation, put_weights
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Metrics, PyTree, Received, Split
-from fedjax_ht.core.robust import far_off, without_outliers
+from fedjax_ht.core.robust import far_off, summaries, without_outliers
 
 
 class Participant(NamedTuple):
@@ -173,8 +173,11 @@ def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
     return run
 
 
-def client_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
-    """(client, participant, servers, data, round) -> (client, ClientResult), for one client."""
+def client_round(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
+) -> Callable:
+    """(client, participant, servers, data, round) -> (client, ClientResult), for one client. Where clients keep nothing
+    between rounds (`keeps`, see `forms.keeps_state`), the state that comes in may be anything of its form."""
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
         own = view(data, participant)
@@ -183,7 +186,9 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, channel
         downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
         step = client_step(mine, bucket, channel)
         trained, uplink, finite, metrics = step(client, downlink, own, root, round, participant.info)
-        # A client whose result is not finite keeps its old state and does not arrive.
+        # A client whose result is not finite keeps its old state, or what came down, and does not arrive.
+        if not keeps:
+            client = receive(mine, bucket, client, downlink, own, root, round, participant.info)
         client = select(participant.valid & finite, trained, client)
         arrived = participant.valid & finite & ~participant.dropped
         cost = lambda message: jax.tree.map(jnp.int32, wire.wire_elements(message))  # noqa: E731
@@ -210,9 +215,26 @@ def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
     return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 
-def bucket_round(method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int) -> Callable:
-    """(states, schedule of Participant, servers, data, round) -> (states, ClientResult [P]), on one device."""
-    one = client_round(method, federation, bucket, channel)
+def received_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
+    """(participant, servers, data, round) -> the state of a client that keeps nothing between rounds, as the newest
+    downlink leaves it; compiled."""
+
+    def run(participant: Participant, servers: TrialServers, data: Data, round):
+        server, root, settings = servers.of(participant.trial)
+        mine, info = method.at(settings), participant.info
+        client = mine.init_client(bucket, Context(root, round, None))  # whatever it is, it is overwritten
+        downlink = send(mine, federation, bucket, channel, server, root, round, info)
+        return receive(mine, bucket, client, downlink, view(data, participant), root, round, info)
+
+    return jax.jit(run)
+
+
+def bucket_round(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int, keeps: bool = True
+) -> Callable:
+    """(states, schedule of Participant, servers, data, round) -> (states, ClientResult [P]), on one device; `keeps` is
+    that of `client_round`."""
+    one = client_round(method, federation, bucket, channel, keeps)
 
     def run(states, schedule: Schedule, servers: TrialServers, data: Data, round):
         return run_clients(
@@ -242,10 +264,11 @@ def server_round(method: Method, federation: Federation, refuse_outliers: float 
     step = server_step(method, federation)
 
     def run(server, received: dict[str, Received], *others):
-        accepted, refused = without_outliers(federation.num_clients, received, refuse_outliers)
+        summarised = summaries(received)
+        accepted, refused = without_outliers(federation.num_clients, received, summarised, refuse_outliers)
         new, metrics = step(server, accepted, *others)
         finite = all_finite(new)
-        far = far_off(method, federation.num_clients, received)
+        far = far_off(method, federation.num_clients, summarised)
         return select(finite, new, server), ServerResult(metrics, finite, far, refused)
 
     return run
@@ -254,7 +277,8 @@ def server_round(method: Method, federation: Federation, refuse_outliers: float 
 def gather_received(received: dict[str, Received]) -> Received:
     """All buckets' uplinks as one, ordered by client id with the absent last; for uplinks of bucket-free shapes.
 
-    Order and padding then cannot leak into what the server computes.
+    Order and padding then cannot leak into what the server computes. A sum over one bucket needs no such copy: its rows
+    ascend by client id, and who is absent weighs nothing.
     """
     joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
     rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)

@@ -13,7 +13,7 @@ from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
-from fedjax_ht.core.round import gather_received, select
+from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples, weighted_mean
 from fedjax_ht.methods.supervised import head_scores, init_model, train_model
@@ -50,7 +50,7 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
-        received = gather_received(received)
+        (received,) = received.values()
         weights = client_weights(received, received.uplink.num_samples)
         new = weighted_mean(received.uplink.params, weights)
         return select(weights.any(), new, server), {}  # clients without samples alone say nothing

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 from fedjax_ht.core.federation import Federation, init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received
-from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
@@ -147,9 +146,7 @@ def partial_training(
 
     def server_update(federation, server, received, ctx):
         widest_first = sorted(federation.buckets, key=lambda bucket: -bucket.width)
-        slices = [
-            arrived_slices(federation, b.width, gather_received({b.name: received[b.name]}), ctx) for b in widest_first
-        ]
+        slices = [arrived_slices(federation, b.width, received[b.name], ctx) for b in widest_first]
         widths = federation.global_model.module.base.channels(per_layer).widths
         return scatter_mean(server, axes_of(federation, server), widths, slices), {}
 

@@ -14,11 +14,11 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import server_copy
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Received, Split
-from fedjax_ht.core.robust import without_outliers
+from fedjax_ht.core.robust import summaries, without_outliers
 from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_step, view
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
-from fedjax_ht.simulation.steps import SimulationState, clients_info
+from fedjax_ht.simulation.steps import SimulationState, clients_info, read_clients
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.waiting import arrivals
 
@@ -91,7 +91,7 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
         for i, row in enumerate(played):
             info = jax.tree.map(lambda x, i=i: x[i], own)
             data = view(program.clients[bucket.name].data, Participant(row, trial, info, np.True_, np.False_))
-            client = program.store.read(state.clients[bucket.name], roster, np.array([row]))
+            client = read_clients(program, state, bucket.name, np.array([row]))
             play = functools.partial(_client, stages, jax.tree.map(lambda x: x[0], client), data, info)
             if len(rows):
                 downlink, uplink = play(functools.partial(_checked, trial, bucket.name, int(members[i])))
@@ -107,7 +107,8 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
             own = jax.tree.map(lambda x, r=roster: x[r.rows(trial, r.members)], earlier)
             received[bucket.name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), received[bucket.name], own)
     # In the round itself they did not arrive, either.
-    received, _ = without_outliers(program.federation.num_clients, received, options.outlier_bound)
+    summarised = summaries(received)
+    received, _ = without_outliers(program.federation.num_clients, received, summarised, options.outlier_bound)
     serve = server_step(method, program.federation)
     serve = serve if method.host_server else jax.jit(serve)
     data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None

@@ -16,12 +16,13 @@ from fedjax_ht.core.contract import guarded
 from fedjax_ht.core.disclosure import Exposure, exposure
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.forms import client_form, keeps_state
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.privacy import private
 from fedjax_ht.core.robust import defended
-from fedjax_ht.core.round import Channel, bucket_round, first_states
+from fedjax_ht.core.round import Channel, bucket_round, first_states, received_state
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops, sample_flops
 from fedjax_ht.metrics.privacy import accounting
@@ -29,7 +30,7 @@ from fedjax_ht.simulation import trials as per_trial
 from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, deal, make_roster
-from fedjax_ht.simulation.store import STORES, ClientStore
+from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 
 
 class Clients(NamedTuple):
@@ -39,11 +40,17 @@ class Clients(NamedTuple):
       roster: who lives where.
       data: theirs, on all devices.
       first_states: see `round.first_states`.
+      keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks for.
+      store: where their states at rest live.
+      received: see `round.received_state`; of those that keep nothing.
     """
 
     roster: Roster
     data: Data
     first_states: Callable
+    keeps: bool
+    store: ClientStore
+    received: Callable
 
 
 class ServerSteps(NamedTuple):
@@ -76,7 +83,6 @@ class Program(NamedTuple):
       options: of each trial, alike but for the seed; see `of_trials`.
       channel: what transforms the messages on the wire.
       mesh: the devices.
-      store: where states of clients at rest live.
       own_seeds: of each trial, uint32 [trials], NumPy.
       settings: what varies of the method, NumPy with a leading axis [trials]; () where nothing does.
       samples: the data without its splits, on all devices.
@@ -97,7 +103,6 @@ class Program(NamedTuple):
     options: tuple[SimulationOptions, ...]
     channel: Channel
     mesh: Mesh
-    store: ClientStore
     own_seeds: np.ndarray
     settings: PyTree
     samples: Data
@@ -155,6 +160,12 @@ def bind(
     )
     rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
     bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
+    one = jax.tree.map(lambda x: x[0], extra)
+    # "trained" evaluation asks for what training left, whatever comes down.
+    keeps = {
+        b.name: options.evaluate == "trained" or keeps_state(method, federation, b, channel, one)
+        for b in federation.buckets
+    }
     wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in wanted if data.counts[s].any())
     asked = lambda received, which: Asked(np.bool_(received), {s: np.bool_(s in which) for s in splits})  # noqa: E731
@@ -163,10 +174,13 @@ def bind(
             rosters[b.name],
             samples._replace(splits=spread(mesh, data.buckets[b.name].splits)),
             first_states(method, b, mesh),
+            keeps[b.name],
+            STORES[options.client_store](mesh) if keeps[b.name] else no_store(mesh, client_form(method, b)),
+            received_state(method, federation, b, channel),
         )
         for b in federation.buckets
     }
-    train = {name: bucket_round(*arguments) for name, arguments in bound.items()}
+    train = {name: bucket_round(*arguments, keeps[name]) for name, arguments in bound.items()}
     score = {name: bucket_evaluation(*arguments, size) for name, arguments in bound.items()}
     program = Program(
         method=method,
@@ -176,7 +190,6 @@ def bind(
         options=(options,),
         channel=channel,
         mesh=mesh,
-        store=STORES[options.client_store](mesh),
         own_seeds=np.zeros(0, np.uint32),
         settings=(),
         samples=samples,

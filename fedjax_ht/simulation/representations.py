@@ -14,7 +14,7 @@ from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.method import Data, Split
 from fedjax_ht.core.round import Participant, TrialServers, view
 from fedjax_ht.simulation.program import Program, evaluation_batch
-from fedjax_ht.simulation.steps import SimulationState, clients_info
+from fedjax_ht.simulation.steps import SimulationState, clients_info, read_clients
 from fedjax_ht.simulation.trials import of_trial
 
 
@@ -39,7 +39,7 @@ def client_features(
         roster = program.clients[bucket.name].roster
         members = [i for i in roster.members.tolist() if i in ids]
         rows = roster.rows(0, np.array(members, np.int64))
-        states = program.store.read(state.clients[bucket.name], roster, rows) if members else ()
+        states = read_clients(program, state, bucket.name, rows) if members else ()
         for at, (client, row) in enumerate(zip(members, rows)):
             info = jax.tree.map(lambda x, i=client: x[i], infos)
             who = Participant(np.int32(row), np.int32(0), info, np.True_, np.False_)

@@ -40,6 +40,12 @@ class Roster(NamedTuple):
     capacity: int
     lanes: int
 
+    @property
+    def in_order(self) -> bool:
+        """Whether a layout of participants is what a server gets, row by row: of one trial on one device, one after
+        another."""
+        return self.devices == self.lanes == 1 and len(self.steps) == len(self.members)
+
     def rows(self, trial: int, ids: np.ndarray) -> np.ndarray:
         """Rows of those of `ids` that are members."""
         return trial * len(self.members) + np.flatnonzero(np.isin(self.members, ids))
@@ -94,7 +100,7 @@ def make_roster(
 
 
 def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:
-    """Rows by device, longest first, each device's line padded to `size`: int64 [devices * size]."""
+    """Rows in the order of `by_device`, each device's line padded to `size`: int64 [devices * size]."""
     flat = np.full((roster.devices, size), PADDING)
     for line, mine in zip(flat, by_device(roster, rows)):
         line[: len(mine)] = mine
@@ -112,9 +118,9 @@ def blocks(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
 
 
 def by_device(roster: Roster, rows: np.ndarray) -> list[np.ndarray]:
-    """The rows of each device, longest first."""
-    lines = (rows[roster.device[rows] == d] for d in range(roster.devices))
-    return [line[longest_first(roster.steps[line])] for line in lines]
+    """The rows of each device: longest first where several run side by side, else as they are."""
+    lines = [rows[roster.device[rows] == d] for d in range(roster.devices)]
+    return [line[longest_first(roster.steps[line])] for line in lines] if roster.lanes > 1 else lines
 
 
 def schedule(roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientInfo, lost: np.ndarray) -> Schedule:
@@ -149,8 +155,9 @@ def rows_of_trial(roster: Roster, flat: np.ndarray, trial: int, tree: PyTree) ->
 
 
 def positions(flat: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
-    """Where rows stand in a layout, padded: int32 [size]."""
+    """Where rows stand in a layout, by ascending row, padded: int32 [size]."""
     found = np.flatnonzero(np.isin(flat, rows))
+    found = found[np.argsort(flat[found])]
     return np.pad(found, (0, size - len(found)), constant_values=PADDING).astype(np.int32)
 
 

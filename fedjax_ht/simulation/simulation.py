@@ -14,7 +14,7 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.representations import client_features
-from fedjax_ht.simulation.steps import SimulationState, evaluate, first_state, run_round
+from fedjax_ht.simulation.steps import SimulationState, evaluate, first_state, read_clients, run_round
 
 
 class Simulation(NamedTuple):
@@ -25,7 +25,8 @@ class Simulation(NamedTuple):
       run_round: (SimulationState) -> (SimulationState, RoundReport). The old state's buffers are
         donated: see `copy_state`.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
-      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy.
+      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that keep nothing between
+        rounds, as the next downlink leaves them.
       write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
       trials: of `make_trials`, how many run together: reports and evaluations are lists, one per trial; else None.
       client_flops: () -> float64 [num_clients], of `make_trials` [trials, num_clients], FLOPs of each client in a round
@@ -99,24 +100,20 @@ def make_trials(
 
 
 def _simulation(program: Program) -> Simulation:
-    store, clients = program.store, program.clients
-
-    def read_clients(state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
-        return store.read(state.clients[name], clients[name].roster, rows)
-
     def write_clients(state: SimulationState, name: str, rows: np.ndarray, states: PyTree) -> SimulationState:
-        stored = store.write(state.clients[name], clients[name].roster, rows, states)
+        own = program.clients[name]
+        stored = own.store.write(state.clients[name], own.roster, rows, states)
         return state._replace(clients=state.clients | {name: stored})
 
     return Simulation(
         functools.partial(first_state, program),
         functools.partial(run_round, program),
         functools.partial(evaluate, program),
-        read_clients,
+        functools.partial(read_clients, program),
         write_clients,
         len(program.options),
         program.flops,
-        {name: own.roster.lanes for name, own in clients.items()},
+        {name: own.roster.lanes for name, own in program.clients.items()},
         functools.partial(find_fault, program),
         lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
         functools.partial(client_features, program),

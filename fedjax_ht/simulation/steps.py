@@ -14,7 +14,7 @@ from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights, weights_of
 from fedjax_ht.core.mesh import collect, fetch, scatter, server_copy, share, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
-from fedjax_ht.core.round import ClientResult, TrialServers
+from fedjax_ht.core.round import ClientResult, Participant, TrialServers
 from fedjax_ht.simulation.clock import Times, simulated, times_of
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Clients, Program
@@ -42,9 +42,10 @@ class SimulationState(NamedTuple):
       round: rounds done.
       servers: the method's server states, stacked over trials.
       clients: bucket name -> stored states. On one device they are stacked over the bucket's rows: its clients by
-        ascending id, trial after trial.
+        ascending id, trial after trial. Of clients that keep nothing between rounds they mean nothing.
       last_round: int32 [trials, num_clients], the last round in which the server reached each; -1 for never.
-      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never.
+      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never. Without the
+        buckets whose clients keep nothing between rounds.
       waiting: uploads that arrive in a later round; None where late ones are lost.
     """
 
@@ -117,7 +118,7 @@ class Trained(NamedTuple):
 
     Attributes:
       stored: its states at rest.
-      changed: see `SimulationState`.
+      changed: see `SimulationState`; None where its clients keep nothing.
       received: what the server gets, on its device.
       rows: int32 [trials, m], each trial's rows in that.
       flat: the layout of who took part.
@@ -129,7 +130,7 @@ class Trained(NamedTuple):
     """
 
     stored: PyTree
-    changed: np.ndarray
+    changed: np.ndarray | None
     received: Received
     rows: np.ndarray
     flat: np.ndarray
@@ -155,10 +156,11 @@ def first_state(program: Program) -> SimulationState:
         return clients.first_states(rows, given[name])
 
     stored = {
-        name: program.store.init(clients.roster, functools.partial(first_states, name, clients))
+        name: clients.store.init(clients.roster, functools.partial(first_states, name, clients))
         for name, clients in program.clients.items()
     }
-    changed = {name: np.zeros(len(clients.roster.steps), np.int32) for name, clients in program.clients.items()}
+    keeping = {name: clients.roster for name, clients in program.clients.items() if clients.keeps}
+    changed = {name: np.zeros(len(roster.steps), np.int32) for name, roster in keeping.items()}
     last_round = np.full(program.train_counts.shape, -1, np.int32)
     weights = collect(program.mesh, all_weights(program.federation))
     servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), weights))
@@ -180,10 +182,12 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     if program.method.recipients == "all":
         infos = collect(mesh, now.info)
         everyone = server.charge_all((state.servers, server.seeds, server.settings, infos), number)
-    rows = {name: part.rows for name, part in trained.items()}
     received = own_received = {name: part.received for name, part in trained.items()}
-    if state.waiting is not None:
-        received, rows = with_arrivals(program, state.waiting, received, rows)
+    if state.waiting is None:
+        rows = {name: part.rows for name, part in trained.items() if not program.clients[name].roster.in_order}
+    else:
+        parts = {name: (part.received, part.rows, part.flat) for name, part in trained.items()}
+        received, rows = with_arrivals(program, state.waiting, parts)
     splits, samples = {}, ()
     if program.method.sees_data:
         splits, samples = {"train": server.pooled["train"]}, server_copy(program.samples)
@@ -195,7 +199,7 @@ def run_round(program: Program, state: SimulationState) -> tuple[SimulationState
     for reached, (ids, _), anybody in zip(last_round, chosen, there):
         reached[ids if everyone is None else anybody] = state.round
     stored = {name: part.stored for name, part in trained.items()}
-    changed = {name: part.changed for name, part in trained.items()}
+    changed = {name: part.changed for name, part in trained.items() if part.changed is not None}
     reports = _reports(program, trained, (result, everyone), there, state.waiting)
     waiting = state.waiting
     if waiting is not None:
@@ -229,19 +233,19 @@ def _train(
 def _plan(
     program: Program, name: str, state: SimulationState, now: Now, chosen: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> Plan:
-    roster = program.clients[name].roster
+    roster, store = program.clients[name].roster, program.clients[name].store
     mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
     lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
     flat = lay_out(roster, np.concatenate(mine), roster.capacity)
-    scored = lay_out(roster, np.concatenate(mine), program.store.block(roster))
-    states = program.store.load(state.clients[name], roster, flat)
+    scored = lay_out(roster, np.concatenate(mine), store.block(roster))
+    states = store.load(state.clients[name], roster, flat)
     training, scoring = (_schedule(program, name, layout, now, lost) for layout in (flat, scored))
     return Plan(mine, flat, states, training, scored, scoring)
 
 
 def _schedule(program: Program, name: str, flat: np.ndarray, now: Now, lost: np.ndarray) -> Schedule:
-    roster = program.clients[name].roster
-    return scatter(program.mesh, schedule(roster, flat, program.store.slots(roster, flat), now.info, lost))
+    roster, store = program.clients[name].roster, program.clients[name].store
+    return scatter(program.mesh, schedule(roster, flat, store.slots(roster, flat), now.info, lost))
 
 
 def _score(
@@ -260,10 +264,12 @@ def _trained(
     result: ClientResult,
     scores: dict[str, Scores],
 ) -> Trained:
-    roster = program.clients[name].roster
-    stored = program.store.save(state.clients[name], states, roster, plan.flat)
-    changed = state.changed[name].copy()
-    changed[np.concatenate(plan.rows)] = state.round + 1
+    roster, store = program.clients[name].roster, program.clients[name].store
+    stored = store.save(state.clients[name], states, roster, plan.flat)
+    changed = None
+    if program.clients[name].keeps:
+        changed = state.changed[name].copy()
+        changed[np.concatenate(plan.rows)] = state.round + 1
     received = collect(program.mesh, Received(result.uplink, plan.schedule.own.info, result.arrived))
     size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
     rows = np.stack([positions(plan.flat, mine, size) for mine in plan.rows])
@@ -304,7 +310,7 @@ def _reports(
         mine, times = [], []
         for name, part in trained.items():
             roster, (result, scores) = program.clients[name].roster, results[name]
-            # Rows stand in both layouts in one order: by device, longest first.
+            # Rows stand in both layouts in one order, that of `roster.by_device`.
             ids, result = rows_of_trial(roster, part.flat, t, result)
             mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
             times.append((ids, rows_of_trial(roster, part.flat, t, part.times)[1]))
@@ -346,14 +352,31 @@ def _scored(
     rosters = {name: clients.roster for name, clients in program.clients.items()}
     for name, roster in rosters.items():
         rows = np.concatenate([roster.rows(t, ids) for t in range(len(program.options))])
-        layouts[name] = blocks(roster, rows, program.store.block(roster))
+        layouts[name] = blocks(roster, rows, program.clients[name].store.block(roster))
     for flats in itertools.zip_longest(*layouts.values()):
         now_scored = {name: flat for name, flat in zip(layouts, flats) if flat is not None}
-        states = {n: program.store.load(state.clients[n], rosters[n], flat) for n, flat in now_scored.items()}
+        states = {}
+        for n, flat in now_scored.items():
+            states[n] = program.clients[n].store.load(state.clients[n], rosters[n], flat)
         schedules = {n: _schedule(program, n, flat, now, nobody) for n, flat in now_scored.items()}
         found = _score(program, states, schedules, now, program.in_evaluation)
         scored += [(rosters[n], flat, found[n]) for n, flat in now_scored.items()]
     return scored
+
+
+def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
+    """Some of a bucket's states as NumPy; of clients that keep nothing, as the newest downlink leaves them."""
+    clients = program.clients[name]
+    if clients.keeps:
+        return clients.store.read(state.clients[name], clients.roster, rows)
+    now, held = _now(program, state), []
+    for row in rows:
+        trial, client = map(int, clients.roster.client(np.int64(row)))
+        info = jax.tree.map(lambda x, t=trial, c=client: x[t, c], now.info)
+        who = Participant(np.int32(row), np.int32(trial), info, np.True_, np.False_)
+        servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+        held.append(fetch(clients.received(who, servers, program.data.buckets[name], np.int32(state.round))))
+    return jax.tree.map(lambda *xs: np.stack(xs), *held)
 
 
 def clients_info(program: Program, state: SimulationState) -> ClientInfo:

@@ -53,14 +53,15 @@ def serve(method: Method, federation: Federation, refuse_outliers: float = 0.0) 
     """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Method.frozen, samples)) -> (server,
     ServerResult).
 
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding. `splits` and `samples`, a
+    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a bucket that is missing
+    there is received as it is. `splits` and `samples`, a
     `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
     `refuse_outliers` is that of `round.server_round`.
     """
 
     def one(own, shared):
         (server, seed, settings, rows, splits), (received, round, frozen, samples) = own, shared
-        mine = {name: pick(r, rows[name]) for name, r in received.items()}
+        mine = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
         data = samples._replace(splits=splits) if splits else None
         step = server_round(method.at(settings), federation, refuse_outliers)
         return step(server, mine, jax.random.key(seed), round, frozen, data)

@@ -18,6 +18,7 @@ from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.clock import OnItsWay, Times
 from fedjax_ht.simulation.program import Program
+from fedjax_ht.simulation.roster import PADDING
 
 
 class Waiting(NamedTuple):
@@ -54,16 +55,20 @@ def nobody_waits(program: Program, infos: ClientInfo) -> Waiting | None:
 
 
 def with_arrivals(
-    program: Program, waiting: Waiting, received: dict[str, Received], rows: dict[str, np.ndarray]
+    program: Program, waiting: Waiting, parts: dict[str, tuple[Received, np.ndarray, np.ndarray]]
 ) -> tuple[dict[str, Received], dict[str, np.ndarray]]:
-    """What the server gets in a round, and each trial's rows in it, int32 [trials, m]: the participants' uploads, and
-    behind them those of earlier rounds that arrive in it."""
+    """What the server gets in a round, and each trial's rows in it, int32 [trials, m], by client id: the participants'
+    uploads, and those of earlier rounds that arrive in it. `parts` are the participants': what is received by their
+    layout, each trial's rows in that, and the layout."""
     all_received, all_rows = {}, {}
-    for name, own in received.items():
-        earlier = arrivals(program, waiting, name)
-        behind = len(own.arrived) + np.arange(len(earlier.arrived), dtype=np.int32).reshape(len(rows[name]), -1)
+    for name, (own, rows, flat) in parts.items():
+        roster, earlier = program.clients[name].roster, arrivals(program, waiting, name)
+        behind = np.arange(len(earlier.arrived), dtype=np.int32).reshape(len(rows), -1)
+        ids = np.where(rows == PADDING, program.federation.num_clients, roster.client(flat[rows])[1])
+        order = np.argsort(np.concatenate([ids, roster.client(behind)[1]], axis=1), axis=1, kind="stable")
         all_received[name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), own, earlier)
-        all_rows[name] = np.concatenate([rows[name], behind], axis=1)
+        both = np.concatenate([rows, len(own.arrived) + behind], axis=1)
+        all_rows[name] = np.take_along_axis(both, order, axis=1)
     return all_received, all_rows
 
 

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from fedjax_ht.core.robust import (
     far_off,
     lengths,
     middle,
+    summaries,
     without_outliers,
 )
 from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
@@ -164,7 +167,7 @@ def test_a_vector_that_is_left_out_has_not_arrived():
 
 def test_who_is_far_off_is_named_wherever_the_giant_is():
     given = buckets((30, 30))
-    usual = far_off(stub("alike"), 6, given)
+    usual = how_far("alike", 6, given)
     assert usual.shape == (6,) and usual[1] == usual[5] == 0 and (usual < 10).all()
     model = given["b"].uplink["model"]
     places = {
@@ -172,25 +175,20 @@ def test_who_is_far_off_is_named_wherever_the_giant_is():
         "row": lambda u: u | {"rows": Masked(u["rows"].values * jnp.array([1.0, 1e30])[:, None, None], u["rows"].mask)},
     }
     for change in places.values():
-        far = far_off(stub("alike"), 6, given | {"b": given["b"]._replace(uplink=change(given["b"].uplink))})
+        far = how_far("alike", 6, given | {"b": given["b"]._replace(uplink=change(given["b"].uplink))})
         assert far[4] > 1e20 and (jnp.delete(far, 4) < 10).all()
 
 
-def stub(uplinks: str):
-    """Of a method only what is asked here."""
-
-    class Stub:
-        pass
-
-    Stub.uplinks = uplinks
-    return Stub
+def how_far(uplinks: str, num_clients: int, given: dict[str, Received]) -> jax.Array:
+    """`far_off` of uploads of a method with such `uplinks`."""
+    return far_off(SimpleNamespace(uplinks=uplinks), num_clients, summaries(given))
 
 
 def test_far_off_names_a_vector_that_points_elsewhere():
     x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
     x[5] *= -1
     for uplinks, found in (("alike", [5]), ("own", [])):
-        far = far_off(stub(uplinks), 8, {"a": received(jnp.asarray(x), [True] * 8)})
+        far = how_far(uplinks, 8, {"a": received(jnp.asarray(x), [True] * 8)})
         assert np.flatnonzero(far > 10).tolist() == found
 
 
@@ -202,7 +200,7 @@ def test_far_off_names_giants_whose_squares_and_differences_overflow(giant):
     mask[2, 3:], values[2, 3:] = False, np.nan
     rows = Masked(jnp.asarray(values), jnp.asarray(mask))
     for uplink in (jnp.asarray(values[:, 0]), rows):
-        far = far_off(stub("alike"), 8, {"a": received(uplink, [True] * 8)})
+        far = how_far("alike", 8, {"a": received(uplink, [True] * 8)})
         assert far[5] > 1e20 and (jnp.delete(far, 5) < 10).all()
 
 
@@ -210,7 +208,7 @@ def test_far_off_is_the_same_in_other_units():
     x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
     x[5] *= -1
     usual, large = (
-        far_off(stub("alike"), 8, {"a": received(jnp.asarray(values), [True] * 8)})
+        how_far("alike", 8, {"a": received(jnp.asarray(values), [True] * 8)})
         for values in (x, x * np.float32(2.0**126))
     )
     np.testing.assert_allclose(large, usual, rtol=1e-5)
@@ -220,13 +218,13 @@ def test_far_off_sees_the_largest_entry_of_a_long_upload():
     """Which is none of those by which lengths are told."""
     x = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)
     x[3, 1] = 1e6
-    far = far_off(stub("alike"), 8, {"a": received(jnp.asarray(x), [True] * 8)})
+    far = how_far("alike", 8, {"a": received(jnp.asarray(x), [True] * 8)})
     assert np.flatnonzero(far > 10).tolist() == [3]
 
 
 def test_equal_uploads_are_not_far_off():
     same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50)).at[0].multiply(1 + 2e-7)
-    assert (far_off(stub("alike"), 6, {"a": received(same, [True] * 6)}) < 2).all()
+    assert (how_far("alike", 6, {"a": received(same, [True] * 6)}) < 2).all()
 
 
 def plain(x) -> dict[str, Received]:
@@ -236,7 +234,7 @@ def plain(x) -> dict[str, Received]:
 
 def refused(given: dict[str, Received], times: float = 1000.0, num_clients: int = 8) -> list[int]:
     """Ids of the clients refused, none of which has arrived."""
-    kept, outliers = without_outliers(num_clients, given, times)
+    kept, outliers = without_outliers(num_clients, given, summaries(given), times)
     for name, r in given.items():
         np.testing.assert_array_equal(kept[name].arrived, r.arrived & ~outliers[r.info.id])
         assert kept[name].uplink is r.uplink and kept[name].info is r.info

@@ -41,12 +41,13 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
         for report in reports if trials else [reports]:
             metrics.append([*report.metrics.values(), *report.server_metrics.values(), report.arrived])
             bytes_sent.append([*report.uplink, *report.downlink, report.absent, report.seconds, *report.late])
-    for bucket in federation.buckets:  # every state survives the way out and back
-        rows = np.arange(len(state.changed[bucket.name]))[::-1]
-        state = simulation.write_clients(state, bucket.name, rows, simulation.read_clients(state, bucket.name, rows))
+    for name, changed in state.changed.items():  # every state survives the way out and back
+        rows = np.arange(len(changed))[::-1]
+        state = simulation.write_clients(state, name, rows, simulation.read_clients(state, name, rows))
     scores = simulation.evaluate(state)
     total = lambda tree: sum(float(np.ravel(x) @ np.sin(np.arange(x.size))) for x in jax.tree.leaves(tree))  # noqa: E731
-    states = [simulation.read_clients(state, b.name, np.arange(len(state.changed[b.name]))) for b in federation.buckets]
+    rows = {b.name: np.arange(len(federation.members(b)) * (trials or 1)) for b in federation.buckets}
+    states = [simulation.read_clients(state, name, own) for name, own in rows.items()]
     return {
         "metrics": metrics,
         "bytes": bytes_sent,

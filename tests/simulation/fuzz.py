@@ -113,8 +113,7 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
     scores = simulation.evaluate(state)
     for score in scores if case.trials else [scores]:
         floats.append([score.accuracy["test"][rule] for rule in method.rules])
-    rows = lambda bucket: np.arange(len(state.changed[bucket.name]))  # noqa: E731
-    states = {b.name: simulation.read_clients(state, b.name, rows(b)) for b in federation.buckets}
+    states = {name: simulation.read_clients(state, name, np.arange(len(x))) for name, x in state.changed.items()}
     return {"exact": exact, "floats": jax.device_get((floats, states, state.servers))}
 
 

@@ -1,0 +1,97 @@
+"""Clients that keep nothing between rounds."""
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_ht.core import wire
+from fedjax_ht.core.forms import keeps_state
+from fedjax_ht.core.round import Channel
+from fedjax_ht.io.checkpoint import make_checkpointer, segments_of
+from fedjax_ht.methods import METHODS
+from fedjax_ht.simulation import program
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
+from tests.federations import TRAINING, federation_data, federation_for, uniform_federation
+
+CHANNEL = Channel(wire.chain(()), wire.chain(()))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_who_keeps_nothing(name):
+    """Those whose downlink is the whole model."""
+    federation = federation_for(name)
+    method = METHODS[name](TRAINING)
+    kept = {keeps_state(method, federation, bucket, CHANNEL) for bucket in federation.buckets}
+    assert kept == {name not in ("fedavg", "heterofl", "feddropout", "fedrolex")}
+
+
+def played(monkeypatch, keeps: bool, **options) -> tuple:
+    """State, reports and evaluation after three rounds, of which the second has a client that diverges."""
+    federation = uniform_federation()
+    data = federation_data(federation)
+    if keeps:
+        monkeypatch.setattr(program, "keeps_state", lambda *_: True)
+    simulation = make_simulation(METHODS["fedavg"](TRAINING), federation, data, SimulationOptions(seed=1, **options))
+    state, reports = simulation.init(), []
+    for _ in range(3):
+        state, report = simulation.run_round(state)
+        reports.append(report)
+    monkeypatch.undo()
+    return simulation, state, reports, simulation.evaluate(state)
+
+
+@pytest.mark.parametrize("options", [{"participation": 0.5}, {"lanes": 2, "drop_rate": 0.3}], ids=["half", "lanes"])
+def test_no_bit_is_another_one_than_with_a_store(monkeypatch, options):
+    (_, kept, *others), (_, state, *found) = (played(monkeypatch, keeps, **options) for keeps in (True, False))
+    assert set(kept.changed) == {"narrow"} and not state.changed
+    jax.tree.map(np.testing.assert_array_equal, (state.servers, *found), (kept.servers, *others))
+
+
+def test_a_round_has_room_for_its_participants_alone(monkeypatch):
+    simulation, state, *_ = played(monkeypatch, False, participation=0.5)
+    participants = SimulationOptions(participation=0.5).participants(uniform_federation().num_clients)
+    assert {len(x) for x in jax.tree.leaves(state.clients)} == {participants}
+    held = simulation.read_clients(state, "narrow", np.array([1, 4]))
+    for own, server in zip(jax.tree.leaves(held["params"]), jax.tree.leaves(state.server)):
+        np.testing.assert_array_equal(own, np.stack([server] * 2))
+    with pytest.raises(ValueError, match="keep nothing"):
+        simulation.write_clients(state, "narrow", np.array([1]), held)
+
+
+def test_trained_evaluation_needs_what_training_left(monkeypatch):
+    _, state, *_ = played(monkeypatch, False, evaluate="trained")
+    assert set(state.changed) == {"narrow"}
+
+
+def test_a_checkpoint_has_no_client(monkeypatch, tmp_path):
+    simulation, state, *_ = played(monkeypatch, False, participation=0.5)
+    checkpointer = make_checkpointer(tmp_path / "checkpoints", simulation)
+    checkpointer.save(state, [])
+    assert not list(segments_of(tmp_path / "checkpoints").iterdir())
+    restored, _ = checkpointer.restore()
+    after, again = (simulation.run_round(s)[0].servers for s in (restored, state))
+    jax.tree.map(np.testing.assert_array_equal, after, again)
+
+
+def test_a_result_that_is_not_finite_falls_back_on_what_came_down(monkeypatch):
+    federation = uniform_federation()
+    data = federation_data(federation)
+
+    def breaks(bucket, client, downlink, data, ctx):
+        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
+        broken = jax.tree.map(lambda x: jax.numpy.where(ctx.info.id == 2, jax.numpy.nan, x), client)
+        return broken, uplink, metrics
+
+    method = METHODS["fedavg"](TRAINING)
+    found = []
+    for keeps in (True, False):
+        if keeps:
+            monkeypatch.setattr(program, "keeps_state", lambda *_: True)
+        simulation = make_simulation(method._replace(client_update=breaks), federation, data, SimulationOptions(seed=1))
+        monkeypatch.undo()
+        state, report = simulation.run_round(simulation.init())
+        assert report.not_finite == (2,)
+        found.append((state.servers, np.delete(report.accuracy["head"], 2)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert np.isfinite(report.accuracy["head"]).any()
