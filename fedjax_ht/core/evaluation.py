@@ -11,7 +11,7 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation, features, logits
 from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.method import Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, Participant, TrialServers, receive, send, view
+from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, receive, send, view
 from fedjax_ht.core.statistics import collect_statistics
 
 
@@ -80,34 +80,55 @@ def score_splits(
     return {name: score(predict, own, split, batch_size) for name, split in splits.items()}
 
 
-def as_scored(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
+def as_scored(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
+) -> Callable:
     """(client, Participant, servers, the client's own data, round, received) -> (the method with the trial's settings,
-    the client's state as an evaluation scores it, downlink); `received` as of `Asked`, the others as of a round."""
+    the client's state as an evaluation scores it, downlink); `received` as of `Asked`, the others as of a round. Of
+    clients that keep nothing (`keeps`, see `forms.keeps_state`) it is what comes down."""
 
     def prepare(client, participant: Participant, servers: TrialServers, own: Data, round, received):
         server, root, settings = servers.of(participant.trial)
-        mine = method.at(settings)
-        downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
-        client = as_asked(mine, bucket, client, downlink, own, root, round, participant.info, received)
+        mine, info = method.at(settings), participant.info
+        downlink = send(mine, federation, bucket, channel, server, root, round, info)
+        if keeps:
+            client = as_asked(mine, bucket, client, downlink, own, root, round, info, received)
+        else:
+            client = receive(mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info)
         return mine, client, downlink
 
     return prepare
 
 
-def bucket_evaluation(
-    method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int, batch_size: int
+def client_evaluation(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel, batch_size: int, keeps: bool = True
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, (round, Asked)) -> {split: Scores [P]}, on one device.
+    """(client, Participant, servers, data, round, Asked) -> {split: Scores}, for one client. A set that is not asked
+    for counts as empty."""
+    prepare = as_scored(method, federation, bucket, channel, keeps)
 
-    The states stay. A set that is not asked for counts as empty. Arguments as `bucket_round`, and samples a call.
-    """
-
-    prepare = as_scored(method, federation, bucket, channel)
-
-    def one(client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked):
+    def run(client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked):
         own = view(data, participant)
         mine, client, downlink = prepare(client, participant, servers, own, round, asked.received)
         return score_splits(mine, bucket, client, downlink, own, asked.splits, batch_size)
+
+    return run
+
+
+def bucket_evaluation(
+    method: Method,
+    federation: Federation,
+    bucket: Bucket,
+    channel: Channel,
+    lanes: int,
+    batch_size: int,
+    keeps: bool = True,
+) -> Callable:
+    """(states, schedule of Participant, servers, data, (round, Asked)) -> {split: Scores [P]}, on one device.
+
+    The states stay; of clients that keep nothing they are (). Arguments as `bucket_round`, and samples a call.
+    """
+    one = client_evaluation(method, federation, bucket, channel, batch_size, keeps)
 
     def run(states, schedule: Schedule, servers: TrialServers, data: Data, when: tuple[jax.Array, Asked]):
         # The states are read, not carried through the loop: evaluation changes none and must not copy them.

@@ -10,7 +10,7 @@ from fedjax_ht.core.influence import Sources, influences
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, client_step, receive, send
+from fedjax_ht.core.round import Channel, any_state, client_step, receive, send
 from fedjax_ht.core.uploads import is_payload, leaves_of
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
@@ -44,18 +44,14 @@ def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel:
     return jax.eval_shape(step, _data_form(bucket), downlink, _key(), _NUMBER, _info(extra))
 
 
-def client_form(method: Method, bucket: Bucket) -> PyTree:
-    """A client's state, likewise."""
-    return jax.eval_shape(lambda key: method.init_client(bucket, Context(key, jnp.int32(0), None)), _key())
-
-
 def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel, extra: PyTree = ()) -> bool:
     """Whether anything of a client's state outlives the next downlink; arguments as of `downlink_form`."""
 
     def received(client, downlink, data, key, round, info):
         return receive(method, bucket, client, downlink, data, key, round, info)
 
-    client, downlink = client_form(method, bucket), downlink_form(method, federation, bucket, channel, extra)
+    client = jax.eval_shape(lambda key: any_state(method, bucket, key), _key())
+    downlink = downlink_form(method, federation, bucket, channel, extra)
     _, sources = influences(received, client, downlink, _data_form(bucket), _key(), _NUMBER, _info(extra))
     return any(0 in source for source in jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources)))
 

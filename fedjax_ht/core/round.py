@@ -177,24 +177,28 @@ def client_round(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
     """(client, participant, servers, data, round) -> (client, ClientResult), for one client. Where clients keep nothing
-    between rounds (`keeps`, see `forms.keeps_state`), the state that comes in may be anything of its form."""
+    between rounds (`keeps`, see `forms.keeps_state`), the client that comes in is ()."""
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
-        own = view(data, participant)
+        own, info = view(data, participant), participant.info
         server, root, settings = servers.of(participant.trial)
         mine = method.at(settings)
-        downlink = send(mine, federation, bucket, channel, server, root, round, participant.info)
-        step = client_step(mine, bucket, channel)
-        trained, uplink, finite, metrics = step(client, downlink, own, root, round, participant.info)
-        # A client whose result is not finite keeps its old state, or what came down, and does not arrive.
+        downlink = send(mine, federation, bucket, channel, server, root, round, info)
         if not keeps:
-            client = receive(mine, bucket, client, downlink, own, root, round, participant.info)
+            client = receive(mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info)
+        trained, uplink, finite, metrics = client_step(mine, bucket, channel)(client, downlink, own, root, round, info)
+        # A client whose result is not finite keeps its old state, or what came down, and does not arrive.
         client = select(participant.valid & finite, trained, client)
         arrived = participant.valid & finite & ~participant.dropped
         cost = lambda message: jax.tree.map(jnp.int32, wire.wire_elements(message))  # noqa: E731
         return client, ClientResult(uplink, arrived, finite | ~participant.valid, metrics, cost(uplink), cost(downlink))
 
     return run
+
+
+def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
+    """A state of the form of the bucket's clients', for one that a downlink overwrites."""
+    return method.init_client(bucket, Context(key, jnp.int32(0), None))
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
@@ -222,24 +226,36 @@ def received_state(method: Method, federation: Federation, bucket: Bucket, chann
     def run(participant: Participant, servers: TrialServers, data: Data, round):
         server, root, settings = servers.of(participant.trial)
         mine, info = method.at(settings), participant.info
-        client = mine.init_client(bucket, Context(root, round, None))  # whatever it is, it is overwritten
         downlink = send(mine, federation, bucket, channel, server, root, round, info)
+        client = any_state(mine, bucket, root)
         return receive(mine, bucket, client, downlink, view(data, participant), root, round, info)
 
     return jax.jit(run)
 
 
 def bucket_round(
-    method: Method, federation: Federation, bucket: Bucket, channel: Channel, lanes: int, keeps: bool = True
+    method: Method,
+    federation: Federation,
+    bucket: Bucket,
+    channel: Channel,
+    lanes: int,
+    score: Callable | None = None,
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, round) -> (states, ClientResult [P]), on one device; `keeps` is
-    that of `client_round`."""
-    one = client_round(method, federation, bucket, channel, keeps)
+    """(states, schedule of Participant, servers, data, round) -> (states, (ClientResult, scores) [P]), on one device.
+
+    `score` is for clients that keep nothing between rounds, whose states are (): (client, participant, servers, data,
+    round) -> scores of what training left. Without it scores are ().
+    """
+    one = client_round(method, federation, bucket, channel, keeps=score is None)
 
     def run(states, schedule: Schedule, servers: TrialServers, data: Data, round):
-        return run_clients(
-            lambda client, participant: one(client, participant, servers, data, round), states, schedule, lanes
-        )
+        def train(client, participant: Participant):
+            client, result = one(client, participant, servers, data, round)
+            if score is None:
+                return client, (result, ())
+            return (), (result, score(client, participant, servers, data, round))
+
+        return run_clients(train, states, schedule, lanes)
 
     return run
 

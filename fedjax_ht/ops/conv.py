@@ -11,6 +11,8 @@ Kernel entries that would only ever meet padding are left out of the product, wh
 """
 
 import functools
+import itertools
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -21,6 +23,8 @@ from fedjax_ht.ops.products import product
 
 Lowering = Literal["patches", "native"]
 
+LARGE = 8 << 20  # bytes of a batch's patches up to which they are made for all images at once
+CACHED = 2 << 20  # bytes of patches that a core's own cache serves; twice the second level of a Zen 4
 AT_ONCE = 9  # kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
 
 
@@ -70,7 +74,23 @@ def conv2d(
             feature_group_count=groups,
         )
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows.padding, 0), (*columns.padding, 0), (0, 0, 0)))
-    return _depthwise(x, kernel, stride) if groups > 1 else _patches(x, kernel, stride)
+    if groups > 1:
+        return _depthwise(x, kernel, stride)
+    out = ((x.shape[1] - kernel.shape[0]) // stride + 1) * ((x.shape[2] - kernel.shape[1]) // stride + 1)
+    few = images_at_once(len(x), 4 * out * math.prod(kernel.shape[:3]))
+    if few == len(x) or jax.default_backend() != "cpu":
+        return _patches(x, kernel, stride)
+    blocks = x.reshape(-1, few, *x.shape[1:])
+    found = lax.map(lambda block: _patches_anew(block, kernel, stride), blocks)
+    return found.reshape(len(x), *found.shape[2:])
+
+
+def images_at_once(batch: int, size: int) -> int:
+    """How many of a batch's images to convolve at a time, whose patches have `size` bytes each: all of them where they
+    are small, else a divisor of the batch whose patches stay in the cache."""
+    if batch * size <= LARGE:
+        return batch
+    return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * size <= CACHED))
 
 
 def _axis(length: int, size: int, stride: int, padding: int) -> Axis:
@@ -90,6 +110,33 @@ def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     batch, out_height, out_width = columns.shape[:3]
     rows = columns.reshape(-1, height * width * channels)
     return product(rows, kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _patches_anew(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """`_patches` whose gradient makes the patches again instead of keeping them, and none of the upstream's."""
+    return _patches(x, kernel, stride)
+
+
+def _anew_forward(x: jax.Array, kernel: jax.Array, stride: int):
+    return _patches(x, kernel, stride), (x, kernel)
+
+
+def _anew_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
+    x, kernel = saved
+    (by_kernel,) = jax.vjp(lambda k: _patches(x, k, stride), kernel)[1](upstream)
+    rows, total = upstream.reshape(-1, upstream.shape[-1]), jnp.zeros_like(x)
+    for i, j in itertools.product(*map(range, kernel.shape[:2])):
+        tap = product(rows, kernel[i, j].T).reshape(*upstream.shape[:-1], -1)
+        edges = [
+            (first, x.shape[axis] - first - (upstream.shape[axis] - 1) * stride - 1, stride - 1)
+            for axis, first in ((1, i), (2, j))
+        ]
+        total += lax.pad(tap, jnp.zeros((), tap.dtype), ((0, 0, 0), *edges, (0, 0, 0)))
+    return total, by_kernel
+
+
+_patches_anew.defvjp(_anew_forward, _anew_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -14,9 +14,9 @@ from fedjax_ht.core.attacks import attacked, attackers
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.contract import guarded
 from fedjax_ht.core.disclosure import Exposure, exposure
-from fedjax_ht.core.evaluation import Asked, bucket_evaluation, global_evaluation
+from fedjax_ht.core.evaluation import Asked, bucket_evaluation, client_evaluation, global_evaluation
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.forms import client_form, keeps_state
+from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
@@ -175,13 +175,19 @@ def bind(
             samples._replace(splits=spread(mesh, data.buckets[b.name].splits)),
             first_states(method, b, mesh),
             keeps[b.name],
-            STORES[options.client_store](mesh) if keeps[b.name] else no_store(mesh, client_form(method, b)),
+            STORES[options.client_store](mesh) if keeps[b.name] else no_store(mesh),
             received_state(method, federation, b, channel),
         )
         for b in federation.buckets
     }
-    train = {name: bucket_round(*arguments, keeps[name]) for name, arguments in bound.items()}
-    score = {name: bucket_evaluation(*arguments, size) for name, arguments in bound.items()}
+    train, score = {}, {}
+    for name, own in bound.items():
+        scored = None
+        if not keeps[name]:
+            one = client_evaluation(*own[:4], size)
+            scored = lambda *args, one=one: one(*args, asked(False, ("test",)))  # noqa: E731
+        train[name] = bucket_round(*own, scored)
+        score[name] = bucket_evaluation(*own, size, keeps[name])
     program = Program(
         method=method,
         federation=federation,

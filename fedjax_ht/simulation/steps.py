@@ -224,10 +224,14 @@ def _train(
     data = {name: clients.data for name, clients in program.clients.items()}
     states = {name: plan.states for name, plan in plans.items()}
     done = stage(seconds, "train", lambda: program.train(states, schedules, now.servers, data, now.round))
-    trained = {name: states for name, (states, _) in done.items()}
-    scoring = {name: plan.scoring for name, plan in plans.items()}
-    scores = stage(seconds, "score", lambda: _score(program, trained, scoring, now, program.after_training))
-    return {name: _trained(program, name, state, plan, *done[name], scores[name]) for name, plan in plans.items()}
+    kept = {name: states for name, (states, _) in done.items() if program.clients[name].keeps}
+    scoring = {name: plans[name].scoring for name in kept}
+    scores = {name: found for name, (_, (_, found)) in done.items()}  # of clients that keep nothing they are made there
+    scores |= stage(seconds, "score", lambda: _score(program, kept, scoring, now, program.after_training))
+    return {
+        name: _trained(program, name, state, plan, done[name][0], done[name][1][0], scores[name])
+        for name, plan in plans.items()
+    }
 
 
 def _plan(
@@ -237,7 +241,7 @@ def _plan(
     mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
     lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
     flat = lay_out(roster, np.concatenate(mine), roster.capacity)
-    scored = lay_out(roster, np.concatenate(mine), store.block(roster))
+    scored = lay_out(roster, np.concatenate(mine), store.block(roster)) if program.clients[name].keeps else flat
     states = store.load(state.clients[name], roster, flat)
     training, scoring = (_schedule(program, name, layout, now, lost) for layout in (flat, scored))
     return Plan(mine, flat, states, training, scored, scoring)

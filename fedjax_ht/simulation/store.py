@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
@@ -76,26 +75,17 @@ def device_store(mesh: Mesh) -> ClientStore:
     )
 
 
-def no_store(mesh: Mesh, form: PyTree) -> ClientStore:
-    """For clients that keep nothing: room on the devices for a round's participants, whose states are of this form and
-    mean nothing."""
-    sharding = NamedSharding(mesh, SHARDED)
-
-    def init(roster, make):
-        rows = mesh.size * roster.capacity
-        return jax.tree.map(lambda x: jnp.zeros((rows, *x.shape), x.dtype, device=sharding), form)
-
-    def slots(roster, flat):
-        return np.tile(np.minimum(np.arange(len(flat) // mesh.size), roster.capacity - 1), mesh.size)
+def no_store(mesh: Mesh) -> ClientStore:
+    """For clients that keep nothing: their states are ()."""
 
     def nothing(*_):
         raise ValueError("clients of this method keep nothing between rounds")
 
     return ClientStore(
-        init=init,
-        load=lambda stored, roster, flat: stored,
-        slots=slots,
-        save=lambda stored, states, roster, flat: states,
+        init=lambda roster, make: (),
+        load=lambda stored, roster, flat: (),
+        slots=lambda roster, flat: np.zeros(len(flat), np.int64),
+        save=lambda stored, states, roster, flat: (),
         read=nothing,
         write=nothing,
         block=lambda roster: -(-roster.shard // roster.lanes) * roster.lanes,
