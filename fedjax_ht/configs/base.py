@@ -114,6 +114,7 @@ class EvaluateFields(NamedTuple):
     global_statistics: Literal["batch", "training"] = "batch"  # of static_batch norms of a model on the server
     train: bool = False  # also on training samples: train_accuracy
     sample: Whole = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
+    participants: Count = 1  # rounds between those whose participants are scored as training left them
 
 
 class CheckpointFields(NamedTuple):
@@ -160,6 +161,7 @@ class Fields(NamedTuple):
     devices: Whole = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8
     precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"  # of matrix products and convolutions
     client_store: Literal["device", "host"] = "device"
+    profile: bool = False  # also measure the seconds of a round's stages, which then wait for each other
     checkpoint: CheckpointFields = CheckpointFields()
     report: ReportFields = ReportFields()
 

@@ -73,7 +73,7 @@ def platform_of(mesh: Mesh) -> str:
 
 
 def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
-    """Compiles a function of (states, schedule, servers, data, round): every device runs its own clients.
+    """Compiles a function of (states, schedule, servers, data, when): every device runs its own clients.
 
     States, schedule and data may be dicts by bucket. What it returns is sharded over the clients.
     """
@@ -93,22 +93,22 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
 
 
 def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> Callable:
-    """Compiles functions of (states, schedule, servers, data, round), one a bucket, to one of ({bucket: states},
-    {bucket: schedule}, servers, {bucket: data}, round) that returns {bucket: result}, of the buckets that it is given.
+    """Compiles functions of (states, schedule, servers, data, when), one a bucket, to one of ({bucket: states},
+    {bucket: schedule}, servers, {bucket: data}, when) that returns {bucket: result}, of the buckets that it is given.
 
     On GPUs that is one program: buckets do not depend on each other, so that they are parallel branches of its graph.
     On CPU it is one program a bucket: there is nothing to win (docs/architecture.md), and less to compile anew.
     """
     if platform_of(mesh) == "gpu":
 
-        def together(states, schedules, servers, data, round):
-            return {name: runs[name](own, schedules[name], servers, data[name], round) for name, own in states.items()}
+        def together(states, schedules, servers, data, when):
+            return {name: runs[name](own, schedules[name], servers, data[name], when) for name, own in states.items()}
 
         return on_mesh(together, mesh, donate)
     programs, called = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}, set()
 
-    def one_by_one(states, schedules, servers, data, round):
-        given = {name: (own, schedules[name], servers, data[name], round) for name, own in states.items()}
+    def one_by_one(states, schedules, servers, data, when):
+        given = {name: (own, schedules[name], servers, data[name], when) for name, own in states.items()}
         compile_ahead([(programs[name], args) for name, args in given.items() if name not in called])
         called.update(given)
         return {name: programs[name](*args) for name, args in given.items()}

@@ -80,9 +80,7 @@ def score_splits(
     return {name: score(predict, own, split, batch_size) for name, split in splits.items()}
 
 
-def as_scored(
-    method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
-) -> Callable:
+def as_scored(method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True) -> Callable:
     """(client, Participant, servers, the client's own data, round, received) -> (the method with the trial's settings,
     the client's state as an evaluation scores it, downlink); `received` as of `Asked`, the others as of a round. Of
     clients that keep nothing (`keeps`, see `forms.keeps_state`) it is what comes down."""

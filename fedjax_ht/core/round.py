@@ -241,19 +241,20 @@ def bucket_round(
     lanes: int,
     score: Callable | None = None,
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, round) -> (states, (ClientResult, scores) [P]), on one device.
+    """(states, schedule of Participant, servers, data, (round, what to score)) -> (states, (ClientResult, scores) [P]),
+    on one device.
 
     `score` is for clients that keep nothing between rounds, whose states are (): (client, participant, servers, data,
-    round) -> scores of what training left. Without it scores are ().
+    round, what to score) -> scores of what training left. Without it scores are ().
     """
     one = client_round(method, federation, bucket, channel, keeps=score is None)
 
-    def run(states, schedule: Schedule, servers: TrialServers, data: Data, round):
+    def run(states, schedule: Schedule, servers: TrialServers, data: Data, when):
         def train(client, participant: Participant):
-            client, result = one(client, participant, servers, data, round)
+            client, result = one(client, participant, servers, data, when[0])
             if score is None:
                 return client, (result, ())
-            return (), (result, score(client, participant, servers, data, round))
+            return (), (result, score(client, participant, servers, data, *when))
 
         return run_clients(train, states, schedule, lanes)
 

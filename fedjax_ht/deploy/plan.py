@@ -72,6 +72,8 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
         ("attack.kind", config.attack.kind, "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
         ("dataset.shift", config.dataset.shift, ""),
+        ("evaluate.participants", config.evaluate.participants, 1),
+        ("profile", config.profile, False),
         ("devices_profile", config.devices_profile.to_dict(), DevicesProfileFields()._asdict()),
     ):
         if value != right:

@@ -58,7 +58,7 @@ def as_simulation(server: Server) -> Simulation:
 
     return Simulation(
         init=lambda: first_state(server),
-        run_round=lambda state: run_round(server, state),
+        run_round=lambda state, score=True: run_round(server, state),
         evaluate=lambda state, only=None: evaluate(server, state, only),
         read_clients=elsewhere,
         write_clients=elsewhere,

@@ -346,6 +346,7 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         lanes=config.lanes or "auto",
         devices=config.devices or None,
         client_store=config.client_store,
+        time_stages=config.profile,
         uplink=named("transform", "uplink", config.uplink, TRANSFORMS),
         downlink=named("transform", "downlink", config.downlink, TRANSFORMS),
         refuse_outliers=config.refuse_outliers,

@@ -41,6 +41,7 @@ FREE_FIELDS = (
     "dataset.data_dir",
     "devices",
     "client_store",
+    "profile",
     "give_up",
     "report.maps",
 )

@@ -10,6 +10,7 @@ from fedjax_ht.simulation.history import Row, best, best_by, by_trial, evaluated
 COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
 COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
 GLOBAL = "global_accuracy_head"  # of a model that the server has
+STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
 PARTICIPANTS = "accuracy_participants"
 NOTE = """\
 "participants": the mean over one round's participants, freshly trained, in the round where it is highest. FedSSA and
@@ -24,7 +25,7 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     that is best on validation; then the participants' accuracy in the round where it is highest, see NOTE; where a
     server has a model, one more gives that model's on all test samples, in its own best round. Uplink, downlink and
     FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all clients together; seconds are the
-    median round, of all trials together. Where devices are simulated, their seconds until the best round follow.
+    median round, of all trials together, by stage where they were measured. Where devices are simulated, their seconds until the best round follow.
     """
     found = {name: [best(t) for t in by_trial(history) if evaluated(t)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)
@@ -33,6 +34,8 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     columns = [*COLUMNS[:2], *(["by validation %"] if with_val else [])]
     columns += ["participants %"] if any(drawn.values()) else []
     columns += [*(["server's model %"] if any(servers.values()) else []), *COLUMNS[2:]]
+    stages = [name for name in STAGES if any(f"seconds_{name}" in row for rows in histories.values() for row in rows)]
+    columns += [f"{name} s" for name in stages]
     columns += ["simulated s to best"] if (timed := has_clock(histories)) else []
     lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for name, trials in found.items():
@@ -55,11 +58,17 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
             human_bytes(mean("uplink")),
             human_bytes(mean("downlink")),
             human_flops(np.mean(flops)) if flops else "-",
-            f"{np.median([r['seconds_round'] for r in rounds]):.2f}" if rounds else "-",
+            *(median(rounds, f"seconds_{name}") for name in ("round", *stages)),
             *([f"{np.mean([top.get('simulated_clock', 0.0) for top in tops]):.4g}"] if timed else []),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join([*lines, *(["", NOTE] if any(drawn.values()) else [])])
+
+
+def median(rows: Sequence[Row], key: str) -> str:
+    """Of those that have the key; "-" without any."""
+    values = [row[key] for row in rows if key in row]
+    return f"{np.median(values):.2f}" if values else "-"
 
 
 def sent(histories: Mapping[str, Sequence[Row]]) -> str:

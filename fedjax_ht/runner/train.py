@@ -269,6 +269,7 @@ def run_method(
         progress_fn=show,
         after_round=after_round,
         only=evaluated_clients(config),
+        score_every=config.evaluate.participants,
         **ends,
     )
     if state.round != saved:

@@ -80,6 +80,7 @@ def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarra
         row["arrived_late"] = list(report.arrived_late)
     if report.epsilon is not None and np.isfinite(report.epsilon):
         row["epsilon"] = report.epsilon
+    row |= {f"seconds_{name}": seconds for name, seconds in (report.stages or {}).items()}
     row["flops"] = float(client_flops[report.participants].sum())
     row["wasted_lane_steps"] = report.wasted_lane_steps
     for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
@@ -158,6 +159,7 @@ def run(
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
     only: np.ndarray | None = None,
     give_up: int | None = None,
+    score_every: int = 1,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs up to `rounds` rounds, from the start or from where `state` and `history` stand.
 
@@ -175,6 +177,7 @@ def run(
         round works on the state's arrays in place: keep `copy_state(state)`, never the state itself.
       only: ids of the clients to evaluate, or None for all.
       give_up: rounds in a row without a single upload, in every trial, after which to stop, or None.
+      score_every: rounds between those whose participants are scored as training left them; the last round's are.
 
     Returns:
       The last state, and the history, plain rows, see `Row`.
@@ -190,7 +193,9 @@ def run(
         raise TypeError(f"rounds is {type(rounds).__name__}; it must be a whole number: run(simulation, rounds)")
     state = None if state is None else copy_state(state)
     watched = _Watch(progress_fn, simulation.trials)
-    return run_rounds(simulation, rounds, state, history, eval_every, patience, watched, after_round, only, give_up)
+    return run_rounds(
+        simulation, rounds, state, history, eval_every, patience, watched, after_round, only, give_up, score_every
+    )
 
 
 class _Watch:
@@ -230,6 +235,7 @@ def run_rounds(
     after_round: Callable[[SimulationState, list[Row]], bool] | None = None,
     only: np.ndarray | None = None,
     give_up: int | None = None,
+    score_every: int = 1,
 ) -> tuple[SimulationState, list[Row]]:
     """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone
     afterwards: for callers that hold states once and tell of their rows in their own way."""
@@ -261,7 +267,8 @@ def run_rounds(
         add([rows], {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
     while state.round < rounds and not all(is_over(trial, patience, give_up) for trial in by_trial(history)):
         start = time.perf_counter()
-        state, reports = simulation.run_round(state)
+        number = state.round + 1
+        state, reports = simulation.run_round(state, number % score_every == 0 or number == rounds)
         trained = time.perf_counter()
         parts = [[round_row(report, simulation.rules, own) for report, own in zip(listed(reports), flops)]]
         if state.round % eval_every == 0 or state.round == rounds:

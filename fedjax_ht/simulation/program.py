@@ -90,6 +90,7 @@ class Program(NamedTuple):
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
       score: `evaluation.bucket_evaluation` likewise.
       after_training: what to score of a round's participants, before anything comes down.
+      nothing: nothing of them.
       in_evaluation: what to score of clients in an evaluation.
       server: the server.
       flops: see `client_flops`; counted once.
@@ -110,6 +111,7 @@ class Program(NamedTuple):
     train: Callable
     score: Callable
     after_training: Asked
+    nothing: Asked
     in_evaluation: Asked
     server: ServerSteps
     flops: Callable[[], np.ndarray]
@@ -182,11 +184,7 @@ def bind(
     }
     train, score = {}, {}
     for name, own in bound.items():
-        scored = None
-        if not keeps[name]:
-            one = client_evaluation(*own[:4], size)
-            scored = lambda *args, one=one: one(*args, asked(False, ("test",)))  # noqa: E731
-        train[name] = bucket_round(*own, scored)
+        train[name] = bucket_round(*own, None if keeps[name] else client_evaluation(*own[:4], size))
         score[name] = bucket_evaluation(*own, size, keeps[name])
     program = Program(
         method=method,
@@ -203,6 +201,7 @@ def bind(
         train=buckets_on_mesh(train, mesh, donate=True),
         score=buckets_on_mesh(score, mesh, donate=False),
         after_training=spread(mesh, asked(False, ("test",))),
+        nothing=spread(mesh, asked(False, ())),
         in_evaluation=spread(mesh, asked(options.evaluate == "received", splits)),
         server=server,
         flops=functools.cache(functools.partial(client_flops, method, federation, data, extra)),

@@ -22,8 +22,8 @@ class Simulation(NamedTuple):
 
     Attributes:
       init: () -> SimulationState.
-      run_round: (SimulationState) -> (SimulationState, RoundReport). The old state's buffers are
-        donated: see `copy_state`.
+      run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). The old state's buffers are
+        donated: see `copy_state`. `score` also scores the participants as training left them.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
       read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that keep nothing between
         rounds, as the next downlink leaves them.
@@ -42,7 +42,7 @@ class Simulation(NamedTuple):
     """
 
     init: Callable[[], SimulationState]
-    run_round: Callable[[SimulationState], tuple[SimulationState, RoundReport | list[RoundReport]]]
+    run_round: Callable[..., tuple[SimulationState, RoundReport | list[RoundReport]]]
     evaluate: Callable[..., Evaluation | list[Evaluation]]
     read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
     write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
@@ -124,8 +124,8 @@ def _simulation(program: Program) -> Simulation:
 def _alone(simulation: Simulation) -> Simulation:
     """What the only trial reports, instead of lists of one."""
 
-    def run_round(state: SimulationState) -> tuple[SimulationState, RoundReport]:
-        state, (report,) = simulation.run_round(state)
+    def run_round(state: SimulationState, score: bool = True) -> tuple[SimulationState, RoundReport]:
+        state, (report,) = simulation.run_round(state, score)
         return state, report
 
     def evaluate(state: SimulationState, only: np.ndarray | None = None) -> Evaluation:

@@ -168,15 +168,18 @@ def first_state(program: Program) -> SimulationState:
     return state._replace(waiting=nobody_waits(program, clients_info(program, state)))
 
 
-def run_round(program: Program, state: SimulationState) -> tuple[SimulationState, list[RoundReport]]:
-    """One round of all trials, and a report of each; the old state's buffers are donated."""
+def run_round(
+    program: Program, state: SimulationState, score: bool = True
+) -> tuple[SimulationState, list[RoundReport]]:
+    """One round of all trials, and a report of each; the old state's buffers are donated. Without `score` nobody scores
+    the participants as training left them."""
     mesh, server, n = program.mesh, program.server, program.federation.num_clients
     busy = [None] * len(program.options) if state.waiting is None else state.waiting.uploads.busy
     chosen = [choose_participants(o, n, state.round, own) for o, own in zip(program.options, busy)]
     there = [o.there(n, state.round) for o in program.options]
     now = _now(program, state)
     seconds, start = ({} if program.options[0].time_stages else None), time.perf_counter()
-    trained = _timed(program, _train(program, state, now, chosen, seconds))
+    trained = _timed(program, _train(program, state, now, chosen, score, seconds))
 
     everyone, number = None, collect(mesh, np.int32(state.round))
     if program.method.recipients == "all":
@@ -216,6 +219,7 @@ def _train(
     state: SimulationState,
     now: Now,
     chosen: Sequence[tuple[np.ndarray, np.ndarray]],
+    score: bool,
     seconds: Seconds | None,
 ) -> dict[str, Trained]:
     """The participants of every bucket train; `chosen` are each trial's ids and which of them are dropped."""
@@ -223,11 +227,12 @@ def _train(
     schedules = {name: plan.schedule for name, plan in plans.items()}
     data = {name: clients.data for name, clients in program.clients.items()}
     states = {name: plan.states for name, plan in plans.items()}
-    done = stage(seconds, "train", lambda: program.train(states, schedules, now.servers, data, now.round))
+    asked = program.after_training if score else program.nothing
+    done = stage(seconds, "train", lambda: program.train(states, schedules, now.servers, data, (now.round, asked)))
     kept = {name: states for name, (states, _) in done.items() if program.clients[name].keeps}
     scoring = {name: plans[name].scoring for name in kept}
     scores = {name: found for name, (_, (_, found)) in done.items()}  # of clients that keep nothing they are made there
-    scores |= stage(seconds, "score", lambda: _score(program, kept, scoring, now, program.after_training))
+    scores |= stage(seconds, "score", lambda: _score(program, kept, scoring, now, asked))
     return {
         name: _trained(program, name, state, plan, done[name][0], done[name][1][0], scores[name])
         for name, plan in plans.items()

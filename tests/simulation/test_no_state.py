@@ -48,10 +48,9 @@ def test_no_bit_is_another_one_than_with_a_store(monkeypatch, options):
     jax.tree.map(np.testing.assert_array_equal, (state.servers, *found), (kept.servers, *others))
 
 
-def test_a_round_has_room_for_its_participants_alone(monkeypatch):
+def test_there_are_no_states_and_who_asks_gets_the_server_s_model(monkeypatch):
     simulation, state, *_ = played(monkeypatch, False, participation=0.5)
-    participants = SimulationOptions(participation=0.5).participants(uniform_federation().num_clients)
-    assert {len(x) for x in jax.tree.leaves(state.clients)} == {participants}
+    assert state.clients == {"narrow": ()}
     held = simulation.read_clients(state, "narrow", np.array([1, 4]))
     for own, server in zip(jax.tree.leaves(held["params"]), jax.tree.leaves(state.server)):
         np.testing.assert_array_equal(own, np.stack([server] * 2))
