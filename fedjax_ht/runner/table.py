@@ -25,7 +25,8 @@ def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
     that is best on validation; then the participants' accuracy in the round where it is highest, see NOTE; where a
     server has a model, one more gives that model's on all test samples, in its own best round. Uplink, downlink and
     FLOPs (of the clients, see `fedjax_ht.metrics.flops`) are means per round over all clients together; seconds are the
-    median round, of all trials together, by stage where they were measured. Where devices are simulated, their seconds until the best round follow.
+    median round, of all trials together, by stage where they were measured. Where devices are simulated, their seconds
+    until the best round follow.
     """
     found = {name: [best(t) for t in by_trial(history) if evaluated(t)] for name, history in histories.items()}
     with_val = any(b.on_val is not None for trials in found.values() for b in trials)

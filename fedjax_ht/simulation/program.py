@@ -149,7 +149,7 @@ def bind(
     mesh = client_mesh(options.devices)
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
     samples = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
-    size = evaluation_batch(federation, options)
+    size = evaluation_batch(federation, options, data)
     global_scores = global_evaluation(method, federation, options.global_statistics, size)
     server = ServerSteps(
         per_trial.first_server(method, federation),
@@ -243,9 +243,14 @@ def client_flops(method: Method, federation: Federation, data: FederationData, e
     return flops
 
 
-def evaluation_batch(federation: Federation, options: SimulationOptions) -> int:
-    """Samples of a forward pass that scores."""
-    return options.eval_batch_size or (forward_batch() if federation.global_model is None else 64)
+def evaluation_batch(federation: Federation, options: SimulationOptions, data: FederationData | None = None) -> int:
+    """Samples of a forward pass that scores: of this data no more than a client has, but where norms go by them."""
+    if options.eval_batch_size or federation.global_model is not None:
+        return options.eval_batch_size or 64
+    if data is None:
+        return forward_batch()
+    most = max(int(data.counts[split].max()) for split in ("test", "val"))
+    return max(1, min(forward_batch(), most))
 
 
 def _rosters(

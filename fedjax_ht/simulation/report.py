@@ -22,8 +22,8 @@ class RoundReport(NamedTuple):
       arrived: how many uplinks the server got, those of earlier rounds among them.
       not_finite: ids of clients whose result was not finite; they kept their old state and were left out.
       accuracy: rule -> float64 [m], of the participants as their training left them, before anything came down, on
-        their own test sets; NaN without samples, of attackers, and where nobody is scored. Empty where nobody of the federation
-        has any.
+        their own test sets; NaN without samples, of attackers, and where nobody is scored. Empty where nobody of
+        the federation has any.
       metrics: means over the participants whose result was finite; none in a round without participants.
       server_metrics: as the method's server reports them.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.

@@ -358,9 +358,10 @@ def _scored(
 ) -> list[tuple[Roster, np.ndarray, dict[str, Scores]]]:
     """The clients of `ids`, as many at a time as a device has room for: rosters, layouts, and scores by them."""
     layouts, scored, nobody = {}, [], np.zeros(0, np.int64)
+    found = [_with_samples(program, trial, ids) for trial in range(len(program.options))]
     rosters = {name: clients.roster for name, clients in program.clients.items()}
     for name, roster in rosters.items():
-        rows = np.concatenate([roster.rows(t, ids) for t in range(len(program.options))])
+        rows = np.concatenate([roster.rows(t, own) for t, own in enumerate(found)])
         layouts[name] = blocks(roster, rows, program.clients[name].store.block(roster))
     for flats in itertools.zip_longest(*layouts.values()):
         now_scored = {name: flat for name, flat in zip(layouts, flats) if flat is not None}
@@ -371,6 +372,12 @@ def _scored(
         found = _score(program, states, schedules, now, program.in_evaluation)
         scored += [(rosters[n], flat, found[n]) for n, flat in now_scored.items()]
     return scored
+
+
+def _with_samples(program: Program, trial: int, ids: np.ndarray) -> np.ndarray:
+    """Those of `ids` who have any sample to be scored on; all of them where nobody has."""
+    counts = sum(program.data.counts[split][trial, ids] for split in program.in_evaluation.splits)
+    return ids[counts > 0] if np.any(counts) else ids
 
 
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:

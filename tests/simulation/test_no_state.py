@@ -9,8 +9,9 @@ from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.round import Channel
 from fedjax_ht.io.checkpoint import make_checkpointer, segments_of
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation import program
+from fedjax_ht.simulation import program, steps
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.roster import blocks
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import TRAINING, federation_data, federation_for, uniform_federation
 
@@ -94,3 +95,15 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down(monkeypatch):
         found.append((state.servers, np.delete(report.accuracy["head"], 2)))
     jax.tree.map(np.testing.assert_array_equal, *found)
     assert np.isfinite(report.accuracy["head"]).any()
+
+
+def test_who_has_no_sample_is_not_scored(monkeypatch):
+    """And nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like 1,000."""
+    simulation, state, _, evaluation = played(monkeypatch, False)
+    counts = federation_data(uniform_federation()).counts["test"]
+    assert 0 < np.sum(counts > 0) < len(counts)
+    scored = []
+    monkeypatch.setattr(steps, "blocks", lambda roster, rows, size: scored.append(rows) or blocks(roster, rows, size))
+    simulation.evaluate(state)
+    np.testing.assert_array_equal(np.concatenate(scored), np.flatnonzero(counts > 0))
+    np.testing.assert_array_equal(np.isnan(evaluation.accuracy["test"]["head"]), counts == 0)
