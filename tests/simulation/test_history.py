@@ -36,7 +36,7 @@ def scripted(*accuracies, trials=None, silent_in=()):
         score = lambda script: np.where(count["test"] > 0, script[state.round], np.nan)  # noqa: E731
         return listed([Evaluation({"test": {"head": score(script)}}, count, {}) for script in accuracies])
 
-    def run_round(state):
+    def run_round(state, score=True):
         cost = WireCost(1, 4, 0, 0)
         arrived = int(state.round + 1 not in silent_in)
         accuracy = {"head": np.array([0.7])}
@@ -142,7 +142,7 @@ def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
 def spoiled(simulation, not_finite, server_finite=None):
     """The simulation, with clients (or the server) whose results are not finite in some rounds: round -> clients."""
 
-    def run_round(state):
+    def run_round(state, score=True):
         state, report = simulation.run_round(state)
         clients = not_finite.get(state.round, ())
         return state, report._replace(not_finite=clients, server_finite=state.round != server_finite)
