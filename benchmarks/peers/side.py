@@ -1,7 +1,7 @@
 """What the scripts of all sides share: arguments, processor's seconds of a round, the answer. NumPy alone.
 
-Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are compared, and ROUNDS more,
-each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS], `peak` (bytes, of all its processes),
+Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are compared, and ROUNDS
+more, each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS], `peak` (bytes, of all its processes),
 `versions`, and `after_<k>`, the weights after round 1 as `write_problem` lays them out.
 """
 

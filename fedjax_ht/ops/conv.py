@@ -11,7 +11,6 @@ Kernel entries that would only ever meet padding are left out of the product, wh
 """
 
 import functools
-import itertools
 import math
 from typing import Literal, NamedTuple
 
@@ -23,7 +22,7 @@ from fedjax_ht.ops.products import product
 
 Lowering = Literal["patches", "native"]
 
-LARGE = 8 << 20  # bytes of a batch's patches up to which they are made for all images at once
+LARGE = 6 << 20  # bytes of a batch's patches up to which they are made for all images at once
 CACHED = 2 << 20  # bytes of patches that a core's own cache serves; twice the second level of a Zen 4
 AT_ONCE = 9  # kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
 
@@ -80,8 +79,9 @@ def conv2d(
     few = images_at_once(len(x), 4 * out * math.prod(kernel.shape[:3]))
     if few == len(x) or jax.default_backend() != "cpu":
         return _patches(x, kernel, stride)
-    blocks = x.reshape(-1, few, *x.shape[1:])
-    found = lax.map(lambda block: _patches_anew(block, kernel, stride), blocks)
+    # The gradient makes a block's patches again: from memory they would come more slowly.
+    convolve = jax.checkpoint(lambda block: _patches(block, kernel, stride), prevent_cse=False)
+    found = lax.map(convolve, x.reshape(-1, few, *x.shape[1:]))
     return found.reshape(len(x), *found.shape[2:])
 
 
@@ -110,33 +110,6 @@ def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     batch, out_height, out_width = columns.shape[:3]
     rows = columns.reshape(-1, height * width * channels)
     return product(rows, kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _patches_anew(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """`_patches` whose gradient makes the patches again instead of keeping them, and none of the upstream's."""
-    return _patches(x, kernel, stride)
-
-
-def _anew_forward(x: jax.Array, kernel: jax.Array, stride: int):
-    return _patches(x, kernel, stride), (x, kernel)
-
-
-def _anew_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
-    x, kernel = saved
-    (by_kernel,) = jax.vjp(lambda k: _patches(x, k, stride), kernel)[1](upstream)
-    rows, total = upstream.reshape(-1, upstream.shape[-1]), jnp.zeros_like(x)
-    for i, j in itertools.product(*map(range, kernel.shape[:2])):
-        tap = product(rows, kernel[i, j].T).reshape(*upstream.shape[:-1], -1)
-        edges = [
-            (first, x.shape[axis] - first - (upstream.shape[axis] - 1) * stride - 1, stride - 1)
-            for axis, first in ((1, i), (2, j))
-        ]
-        total += lax.pad(tap, jnp.zeros((), tap.dtype), ((0, 0, 0), *edges, (0, 0, 0)))
-    return total, by_kernel
-
-
-_patches_anew.defvjp(_anew_forward, _anew_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.ops import conv2d
+from fedjax_ht.ops import conv, conv2d
 from tests.reference import conv as ref
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
@@ -159,3 +159,22 @@ def test_bad_arguments_are_named(arguments, message):
 def test_half_precision_stays_half():
     x, kernel = jnp.ones((1, 3, 3, 2), jnp.bfloat16), jnp.ones((2, 2, 2, 1), jnp.bfloat16)
     assert {conv2d(x, kernel, lowering=how).dtype for how in ("patches", "native")} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("case", ["valid", "strided, padded", "first taps never meet data"])
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_few_images_at_a_time_are_the_whole_batch(monkeypatch, case, at_once):
+    case = CASES[case]
+    arguments = [a[0] for a in drawn(case, batch=6)]
+    monkeypatch.setattr(conv, "images_at_once", lambda batch, size: at_once)
+    few = jax.jit(pulled_back(convolution(case)))
+    assert "scan" in str(jax.make_jaxpr(few)(*arguments))
+    assert_close(few(*arguments), wanted(case, *arguments))
+
+
+def test_only_large_patches_are_made_for_a_few_images_at_a_time():
+    mega = 1 << 20
+    assert conv.images_at_once(10, conv.LARGE // 10) == 10
+    assert conv.images_at_once(10, mega) == 2  # of 10 MiB, two of 1 MiB stay in the cache
+    assert conv.images_at_once(16, mega // 2) == 4
+    assert conv.images_at_once(7, mega) == 1 and conv.images_at_once(50, 9 * mega) == 1

@@ -1,0 +1,122 @@
+"""What a client's training step costs on plain convolutional networks that papers and simulators of federated learning
+use and the zoo lacks: a plain PyTorch loop, and the real round of `local`.
+
+    python -m benchmarks.convnets --cores=1 --out=benchmarks/results/convnets.md
+
+Each measurement has a process of its own, PyTorch's before and after ours; without torch its columns are empty.
+"""
+
+import json
+from typing import NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from absl import app, flags
+
+from benchmarks import beside_torch
+from benchmarks.beside_torch import BATCH, CLIENTS, CORES, HOW, STEPS
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.models.layers import Conv, Linear
+from fedjax_ht.models.split import SplitModel
+from fedjax_ht.ops import max_pool
+from fedjax_ht.runner.cli import parse_flags
+
+
+class Network(NamedTuple):
+    """A network.
+
+    Attributes:
+      image: (H, W, C) of its input.
+      classes: of its head.
+      convs: (channels, kernel size, padding, whether a pooling by 2 follows), each with a ReLU.
+      widths: of the hidden linear layers, each with a ReLU.
+    """
+
+    image: tuple[int, int, int]
+    classes: int
+    convs: tuple[tuple[int, int, int, bool], ...]
+    widths: tuple[int, ...]
+
+
+_VGG = ((64, True), (128, True), (256, False), (256, True), (512, False), (512, True), (512, False), (512, True))
+NETWORKS = {
+    "pfl, CIFAR-10": Network((32, 32, 3), 10, ((32, 3, 0, False), (64, 3, 0, True)), (128,)),
+    "pfl and FedJAX, EMNIST": Network((28, 28, 1), 62, ((32, 3, 0, False), (64, 3, 0, True)), (128,)),
+    "FedAvg's, EMNIST": Network((28, 28, 1), 62, ((32, 5, 2, True), (64, 5, 2, True)), (512,)),
+    "LeNet-5, MNIST": Network((28, 28, 1), 10, ((6, 5, 2, True), (16, 5, 0, True)), (120, 84)),
+    "BlazeFL, CIFAR-10": Network((32, 32, 3), 10, ((6, 5, 0, True), (16, 5, 0, True)), (120, 84)),
+    "VGG-11, CIFAR-10": Network((32, 32, 3), 10, tuple((c, 3, 1, pooled) for c, pooled in _VGG), ()),
+    "4-layer CNN, 64x64x3": Network((64, 64, 3), 200, ((32, 5, 0, True), (64, 5, 0, True)), (512,)),
+}
+
+_NETWORKS = flags.DEFINE_list("networks", [str(i) for i in range(len(NETWORKS))], "What to measure, by position.")
+
+
+class Features(nn.Module):
+    """A network up to its head."""
+
+    network: Network
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        for i, (channels, size, padding, pooled) in enumerate(self.network.convs):
+            x = Conv(channels, size, padding=padding, name=f"conv{i}")(x)
+            x = nn.relu(max_pool(x, 2, 2) if pooled else x)
+        x = x.reshape(x.shape[0], -1)
+        for i, width in enumerate(self.network.widths):
+            x = nn.relu(Linear(width, name=f"fc{i}")(x))
+        return x
+
+
+def torch_network(network: Network):
+    """The same in plain PyTorch, for images [B, C, H, W]."""
+    from torch import nn
+
+    (size, _, channels), layers = network.image, []
+    for out, kernel, padding, pooled in network.convs:
+        layers += [nn.Conv2d(channels, out, kernel, padding=padding), nn.ReLU()] + [nn.MaxPool2d(2)] * pooled
+        channels, size = out, (size + 2 * padding - kernel + 1) // (2 if pooled else 1)
+    layers.append(nn.Flatten())
+    before = channels * size * size
+    for width in network.widths:
+        layers += [nn.Linear(before, width), nn.ReLU()]
+        before = width
+    return nn.Sequential(*layers, nn.Linear(before, network.classes))
+
+
+def samples(network: Network, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images uint8 [count, H, W, C] and labels."""
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (count, *network.image), np.uint8), rng.integers(0, network.classes, count)
+
+
+def measure_here(network: Network, cores: int) -> dict:
+    """What a child process measures, on so many cores."""
+    beside_torch.pinned(cores)
+    if HOW.value == "ours":
+        images, labels = samples(network, CLIENTS * STEPS.value * BATCH)
+        dataset = Dataset("random images", images, labels, tuple(map(str, range(network.classes))))
+        return beside_torch.ours(SplitModel(Features(network), Linear(network.classes)), dataset)
+    images, labels = samples(network, STEPS.value * BATCH)
+    images = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32) / 127.5 - 1
+    return beside_torch.theirs(lambda: torch_network(network), images, labels, cores)
+
+
+def main(_) -> None:
+    jax.config.update("jax_default_matmul_precision", "float32")
+    names = list(NETWORKS)
+    cases = [(names[int(i)], i, c) for i in _NETWORKS.value for c in CORES.value]
+    if HOW.value:
+        print(json.dumps(measure_here(NETWORKS[cases[0][0]], int(cases[0][2]))))
+        return
+    rows, version = [], ""
+    for name, i, cores in cases:
+        cells, version = beside_torch.row("benchmarks.convnets", [f"--networks={i}"], cores)
+        rows.append([name, *cells])
+        print(*rows[-1], sep=" | ", flush=True)
+    beside_torch.publish_rows("images", ("network", *beside_torch.HEAD), rows, version, "")
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
