@@ -29,7 +29,7 @@ from jax import lax
 
 from fedjax_ht.core.bounds import Positive, Within, checked
 from fedjax_ht.core.method import Method, Received
-from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
+from fedjax_ht.core.uploads import Vectors, comparable, vectors_of, with_deviations
 
 
 class Defence(NamedTuple):
@@ -269,8 +269,10 @@ def far_off(method: Method, num_clients: int, received: dict[str, Received]) -> 
     """How far each client's upload is from the round's, float32 [num_clients]: its worst vector's length in the round's
     lengths, distance from the middle in the round's distances, or largest entry in the round's largest entries,
     whichever is most; 0 of who did not arrive. Lengths and distances of long vectors are those of a sample of entries.
+    Running variances count by their square roots.
     """
-    sets = [(part, vectors_of(part)[0]) for part in comparable(received, nested=False)]
+    parts = comparable(with_deviations(received), nested=False)
+    sets = [(part, vectors_of(part)[0]) for part in parts]
     far = jnp.zeros(num_clients)
     for kinds in zip(*(groups for _, groups in sets)):
         peaks = [largest(vectors) for vectors in kinds]
@@ -296,7 +298,7 @@ def without_outliers(
       times: an upload is refused if its largest entry, or the length of its longest vector, is
         more than so many times the median of the round's uploads; 0 refuses none. Where fewer than
         `FEWEST` uploads hold vectors of a kind, or their median is below `LEAST`, nobody is refused
-        by that kind.
+        by that kind. Running variances count by their square roots.
 
     Returns:
       The uplinks, of which those refused have not arrived; and bool [num_clients], whose they are.
@@ -304,7 +306,8 @@ def without_outliers(
     refused = jnp.zeros(num_clients, bool)
     if not times:
         return received, refused
-    sets = [(part, vectors_of(part)[0]) for part in comparable(received, nested=False)]
+    parts = comparable(with_deviations(received), nested=False)
+    sets = [(part, vectors_of(part)[0]) for part in parts]
     for kinds in zip(*(groups for _, groups in sets)):
         sent = [vectors.present.any(1) for vectors in kinds]
         for sizes in ([largest(v) for v in kinds], [lengths(sampled(v)) for v in kinds]):
