@@ -30,7 +30,7 @@ from jax import lax
 from fedjax_ht.core.bounds import Positive, Within, checked
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.method import Method, Received
-from fedjax_ht.core.uploads import Vectors, comparable, vectors_of
+from fedjax_ht.core.uploads import Vectors, comparable, vectors_of, with_deviations
 
 
 class Defence(NamedTuple):
@@ -280,9 +280,10 @@ class Summary(NamedTuple):
 
 def summaries(received: dict[str, Received]) -> list[tuple[dict[str, Received], list[Summary]]]:
     """Summarises a round's uploads in one read of them, one client after another on CPU: each part
-    that `comparable` makes, and the summaries of its kinds of vectors."""
+    that `comparable` makes, and the summaries of its kinds of vectors. Running variances count by their square
+    roots."""
     found = []
-    for part in comparable(received, nested=False):
+    for part in comparable(with_deviations(received), nested=False):
         clients = sum(len(r.arrived) for r in part.values())
 
         def one(client: Received, clients=clients) -> list[Summary]:
@@ -300,6 +301,7 @@ def far_off(method: Method, num_clients: int, summarised: list[tuple[dict[str, R
     """How far each client's upload is from the round's, float32 [num_clients]: its worst vector's length in the round's
     lengths, distance from the middle in the round's distances, or largest entry in the round's largest entries,
     whichever is most; 0 of who did not arrive. Lengths and distances of long vectors are those of a sample of entries.
+    Running variances count by their square roots.
     """
     far = jnp.zeros(num_clients)
     for kinds in zip(*(own for _, own in summarised)):
@@ -330,7 +332,7 @@ def without_outliers(
       times: an upload is refused if its largest entry, or the length of its longest vector, is
         more than so many times the median of the round's uploads; 0 refuses none. Where fewer than
         `FEWEST` uploads hold vectors of a kind, or their median is below `LEAST`, nobody is refused
-        by that kind.
+        by that kind. Running variances count by their square roots.
 
     Returns:
       The uplinks, of which those refused have not arrived; and bool [num_clients], whose they are.

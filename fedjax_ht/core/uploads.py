@@ -106,6 +106,25 @@ def leaves_of(uplink: Any) -> list:
     return jax.tree.leaves(uplink, is_leaf=is_leaf)
 
 
+def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
+    """Takes square roots of the running variances in uplinks ("var" below "stats"), to compare uploads by.
+
+    A client whose inputs are s times another's has s times its running means and deviations, but s^2 times
+    its variances.
+    """
+
+    def deviation(path: tuple, leaf: Any) -> Any:
+        names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+        if is_leaf(leaf) or "stats" not in names or names[-1] != "var":
+            return leaf
+        return jnp.sqrt(jnp.abs(leaf))  # a client may send any number
+
+    return {
+        name: r._replace(uplink=jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=is_leaf))
+        for name, r in received.items()
+    }
+
+
 def values_of(leaf: Any) -> jax.Array:
     """The array of a leaf, sent or not."""
     return leaf.values if isinstance(leaf, Masked) else leaf

@@ -262,6 +262,15 @@ def test_an_outlier_is_refused_wherever_its_giant_is(widths, giant):
     assert refused(given | {"b": given["b"]._replace(uplink=uplink | {"rows": unsent})}) == []
 
 
+@pytest.mark.parametrize(("variance", "outliers"), [(1e5, []), (1e7, [2]), (-1e30, [2]), (3e38, [2])])
+def test_running_variances_count_by_their_square_roots(variance, outliers):
+    """Of inputs 300 times as large as the others' they are 10^5 times as large."""
+    names = [{"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": variance}]
+    clients = [{"params": {"scale": 1.0}, "stats": {"base": {"norm": own}}} for own in names]
+    uplink = jax.tree.map(lambda *xs: jnp.array(xs)[:, None] * jnp.ones(4), *clients)
+    assert refused({"a": received(uplink, [True] * 3)}) == outliers
+
+
 def test_long_uploads_of_large_entries_are_refused_by_their_length():
     x = np.zeros((8, 1000), np.float32)
     x[:, 0], x[:, 1:] = 1.0, 1e-4

@@ -373,13 +373,13 @@ def read(folder: Path, kind: str, argument: str) -> None:
 
 def attacked(make: Callable[[Path], tuple], folder: Path) -> dict:
     """Reads in a child that has so much memory and time: {"end", "line", "seconds", "busy", "mib"}; the latter two are
-    the child's time on a processor and its most memory."""
+    the child's time on a processor and its most memory above what it starts with, which holds all these files."""
     folder.mkdir(parents=True)
     how, result = make(folder), folder / "result.json"
     start, child = time.monotonic(), os.fork()
     if not child:
         try:
-            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            pages, resident = map(int, Path("/proc/self/statm").read_text().split()[:2])
             resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + BYTES,) * 2)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_CPU, (SECONDS,) * 2)
@@ -391,14 +391,17 @@ def attacked(make: Callable[[Path], tuple], folder: Path) -> dict:
                 end, line = "refused", str(error)
             except BaseException as error:
                 end, line = type(error).__name__, str(error)[:1000]
-            result.write_text(json.dumps({"end": end, "line": line}))
+            kib = resident * resource.getpagesize() >> 10
+            result.write_text(json.dumps({"end": end, "line": line, "kib": kib}))
         finally:
             os._exit(0)
     _, status, used = os.wait4(child, 0)
-    said = json.loads(result.read_text()) if result.exists() else {"end": f"signal {status & 127}", "line": ""}
+    killed = {"end": f"signal {status & 127}", "line": "", "kib": 0}
+    said = json.loads(result.read_text()) if result.exists() else killed
     busy = used.ru_utime + used.ru_stime
     times = {"seconds": round(time.monotonic() - start, 2), "busy": round(busy, 2)}
-    return said | times | {"mib": used.ru_maxrss >> 10}
+    mib = (used.ru_maxrss - said.pop("kib")) >> 10
+    return said | times | {"mib": mib}
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from fedjax_ht.deploy.site import answer, make_site
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.train import simulate
+from tests.federations import ONE_ARCHITECTURE, SLICES
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
 FIXED = (0xDEADBEEF, 0xCAFEF00D, 0x8BADF00D, 0xFEEDFACE)
@@ -29,7 +30,9 @@ def small_config(method: str = "fedproto", rounds: int = 2):
     config.rounds = rounds
     config.checkpoint.every = 1
     config.model.group = "mlp2"
-    if method == "fedrolex":
+    if method in ONE_ARCHITECTURE:
+        config.model.group = "tests.deploy.sites:perceptron"
+    if method in SLICES:
         config.model.update({"group": "conv4_quarter", "rates": "1,1/2", "norm": "static_batch"})
     config.dataset.seen_before = method == "fedktl"
     return config

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.disclosure import client_round
+from fedjax_ht.core.disclosure import COUNT, SAMPLES, STATE, client_round
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.core.uploads import is_leaf, leaves_of
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.rounds import _taking_part
 from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
@@ -182,3 +182,55 @@ def test_what_a_config_shows_is_refused_before_anybody_is_asked(method, change, 
     make_plan(config)
     with pytest.raises(ValueError, match=words):
         make_plan(config, secure_sums=True)
+
+
+NO_ROWS = [  # methods whose sums tell no client's classes
+    ("lg_fedavg", UNIFORM),
+    ("fedavg", UNIFORM),
+    ("fedral", UNIFORM),
+    ("fml", {}),
+    ("fedapen", {}),
+    ("fedssa", {"owners": "summed", "clock": "round", "semantic": False}),
+]
+ROWS = [("fedproto", {}), ("fd", {}), ("fedssa", {"owners": "summed", "clock": "round"})]
+
+
+def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
+    """What a server sees of clients that send rows by class: the rows' sums [C, K] and how many sent each [C]."""
+    total = np.sum([as_vector(uplink) for uplink in uplinks], 0)
+    (leaf,) = (leaf for leaf in leaves_of(uplinks[0]) if isinstance(leaf, Masked))
+    assert total.size == leaf.values.size + leaf.mask.size
+    rows, counts = np.split(total, [leaf.values.size])
+    return rows.reshape(leaf.values.shape), counts
+
+
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
+    """As docs/deploy.md says: a row of one client alone is that client's, and the counts of two rounds between which
+    one client is lost differ by that one's classes."""
+    federation, rng = federation_for(name), np.random.default_rng(0)
+    method = method_factory(name)(TRAINING, **settings(name) | options)
+    (_, _, form), (_, _, sources) = client_round(method, federation, federation.buckets[0])
+    (mask,) = (leaf.mask for leaf in leaves_of(sources) if isinstance(leaf, Masked))
+    assert SAMPLES in mask
+    uplinks = [random_uplink(form, rng) for _ in range(4)]
+    masked = [leaf for uplink in uplinks for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
+    for i, leaf in enumerate(masked):
+        leaf.mask[0] = i == 3
+    rows, counts = sum_by_row(uplinks)
+    assert counts[0] == 1
+    np.testing.assert_array_equal(rows[0], masked[3].values[0])
+    _, later = sum_by_row(uplinks[:3])
+    np.testing.assert_array_equal(counts - later, masked[3].mask)
+
+
+@pytest.mark.parametrize(("name", "options"), NO_ROWS)
+def test_sums_without_rows_by_class_tell_no_classes(name, options):
+    """Nothing of what is sent hangs on samples but plain arrays and values: no mask, no count."""
+    federation = federation_for(name)
+    method = method_factory(name)(TRAINING, **settings(name) | options)
+    for bucket in federation.buckets:
+        (_, _, form), (_, _, sources) = client_round(method, federation, bucket)
+        assert not any(isinstance(leaf, Metadata) for leaf in leaves_of(form))
+        for leaf in leaves_of(sources):
+            assert not isinstance(leaf, Masked) or not {STATE, SAMPLES, COUNT} & leaf.mask
