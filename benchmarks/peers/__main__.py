@@ -20,6 +20,9 @@ _PROTOCOLS = flags.DEFINE_list("protocols", list(PROTOCOLS), "What to play.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Warm rounds that are timed.")
 _CORES = flags.DEFINE_integer("cores", 1, "Of the processor, for every side.")
 
+# What engines do besides: they report to their makers, and draw a bar for the clients.
+QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TQDM_DISABLE": "1"}
+
 
 def sides() -> dict[str, list[str]]:
     """How each is called, ours before and after the others."""
@@ -33,7 +36,9 @@ def play(command: Sequence[str], name: str, problem: Path, folder: Path) -> dict
     """One side's answer."""
     answer = folder / "answer.npz"
     arguments = [name, str(problem), str(_ROUNDS.value), str(answer)]
-    environment = os.environ | {"PYTHONPATH": os.getcwd()} if command[0] == sys.executable else os.environ
+    environment = os.environ | QUIET
+    if command[0] == sys.executable:
+        environment["PYTHONPATH"] = os.getcwd()
     cores = sorted(os.sched_getaffinity(0))[: _CORES.value]
     done = subprocess.run(
         ["taskset", "-c", ",".join(map(str, cores)), *command, *arguments],

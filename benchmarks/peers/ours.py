@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-from protocols import CLASSES, Protocol, rows_of
+from protocols import CLASSES, Protocol, flattened, from_torch, rows_of, to_torch
 from side import arguments, first_weights, play
 
 import fedjax_ht as fl
@@ -38,28 +38,6 @@ def layers(params: PyTree, protocol: Protocol) -> list[PyTree]:
     return [params["base"][name] for name in names] + [params["head"]]
 
 
-def from_torch(weight: np.ndarray, like: np.ndarray, channels: int) -> np.ndarray:
-    """A layer's weight in our layout; `channels` of the map that is flattened before it, or 1."""
-    if weight.ndim == 4:
-        return weight.transpose(2, 3, 1, 0)
-    rows = weight.T.reshape(channels, -1, len(weight))  # [C, H * W, out]
-    return rows.transpose(1, 0, 2).reshape(like.shape)
-
-
-def to_torch(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """The inverse of `from_torch`."""
-    if kernel.ndim == 4:
-        return kernel.transpose(3, 2, 0, 1)
-    rows = kernel.reshape(-1, channels, kernel.shape[1])
-    return rows.transpose(1, 0, 2).reshape(-1, kernel.shape[1]).T
-
-
-def flattened(protocol: Protocol) -> list[int]:
-    """Of each layer, the channels of the map that is flattened before it, else 1."""
-    dense = [protocol.convs[-1][0]] + [1] * len(protocol.widths)
-    return [1] * len(protocol.convs) + dense
-
-
 def main() -> None:
     """See `side`."""
     protocol, problem, rounds, answer = arguments()
@@ -80,7 +58,7 @@ def main() -> None:
     given = first_weights(problem)
     server = jax.tree.map(np.asarray, state.server)
     for layer, channels, weight, bias in zip(layers(server, protocol), flattened(protocol), given[::2], given[1::2]):
-        layer["kernel"], layer["bias"] = from_torch(weight, layer["kernel"], channels), bias
+        layer["kernel"], layer["bias"] = from_torch(weight, channels), bias
     state = state._replace(servers=jax.tree.map(lambda x: jax.device_put(x[None]), server))
 
     def one_round(number: int) -> None:

@@ -33,6 +33,8 @@ PROTOCOLS = {
     # pfl-research's CIFAR-10 benchmark (arXiv 2404.06430), without its dropout.
     "pfl": Protocol(1000, 50, 50, 1, 10, 0.1, ((32, 3, False), (64, 3, True)), (128,)),
     # BlazeFL's (arXiv 2604.03606): the clients' training share of 500 images; the CNN of PyTorch's tutorial.
+    # Its 40 steps magnify rounding: the same PyTorch loop ends 3.6e-5 apart after round 1 if pixels are multiplied by
+    # 1/255 instead of divided by 255.
     "blazefl": Protocol(100, 400, 100, 5, 50, 0.1, ((6, 5, True), (16, 5, True)), (120, 84)),
 }
 
@@ -73,3 +75,33 @@ def weight_shapes(protocol: Protocol) -> list[tuple[int, ...]]:
 def rows_of(protocol: Protocol, user: int, count: int) -> np.ndarray:
     """The places of a user's samples among `count`."""
     return (user * protocol.samples + np.arange(protocol.samples)) % count
+
+
+def flattened(protocol: Protocol) -> list[int]:
+    """Returns for each layer the channels of the map that is flattened before it, or 1 if none is."""
+    dense = [protocol.convs[-1][0]] + [1] * len(protocol.widths)
+    return [1] * len(protocol.convs) + dense
+
+
+def from_torch(weight: np.ndarray, channels: int) -> np.ndarray:
+    """Converts a layer's weight to JAX's layout.
+
+    Args:
+      weight: [out, in, k, k], or [out, C * H * W].
+      channels: C of the map that is flattened before the layer, or 1.
+
+    Returns:
+      [k, k, in, out], or [H * W * C, out].
+    """
+    if weight.ndim == 4:
+        return weight.transpose(2, 3, 1, 0)
+    rows = weight.T.reshape(channels, -1, len(weight))  # [C, H * W, out]
+    return rows.transpose(1, 0, 2).reshape(-1, len(weight))
+
+
+def to_torch(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """Converts a layer's weight to torch's layout: the inverse of `from_torch`."""
+    if kernel.ndim == 4:
+        return kernel.transpose(3, 2, 0, 1)
+    rows = kernel.reshape(-1, channels, kernel.shape[1])  # [H * W, C, out]
+    return rows.transpose(1, 0, 2).reshape(-1, kernel.shape[1]).T

@@ -29,6 +29,32 @@ def first_weights(problem: dict[str, np.ndarray]) -> list[np.ndarray]:
     return [problem[f"{kind}_{k}"] for k in range(layers) for kind in ("weight", "bias")]
 
 
+class Marks:
+    """Marks the ends of rounds, for an engine that plays all rounds by itself.
+
+    It is called at the end of each round, the first one included, with a function that returns the server's weights, of
+    all layers. A call's own time counts in no round.
+    """
+
+    def __init__(self) -> None:
+        self._starts, self._ends, self._after, self._peak = [], [], [], 0
+
+    def __call__(self, weights: Callable[[], Sequence[np.ndarray]]) -> None:
+        self._ends.append((processor_seconds(), time.perf_counter()))
+        if not self._after:
+            self._after = [np.array(x) for x in weights()]
+        self._peak = peak_memory()  # at each round, as an engine may end its processes before it returns
+        self._starts.append((processor_seconds(), time.perf_counter()))
+
+    def write(self, rounds: int, answer: str, versions: str) -> None:
+        """Writes the answer. Raises ValueError if the engine has not ended `rounds` + 1 rounds."""
+        if len(self._ends) != rounds + 1:
+            raise ValueError(f"{rounds + 1} rounds were to be played, {len(self._ends)} have ended.")
+        seconds, wall = np.transpose(np.subtract(self._ends[1:], self._starts[:-1]))
+        kinds = {f"after_{k}": x for k, x in enumerate(self._after)}
+        np.savez(answer, seconds=seconds, wall=wall, peak=self._peak, versions=versions, **kinds)
+
+
 def play(
     one_round: Callable[[int], None],
     weights: Callable[[], Sequence[np.ndarray]],
@@ -37,16 +63,11 @@ def play(
     versions: str,
 ) -> None:
     """Plays and times `one_round(number)`, and writes the answer; `weights()` are the server's, of all layers."""
-    one_round(0)
-    after = [np.array(x) for x in weights()]
-    seconds, wall = [], []
-    for number in range(1, rounds + 1):
-        before, start = processor_seconds(), time.perf_counter()
+    marks = Marks()
+    for number in range(rounds + 1):
         one_round(number)
-        seconds.append(processor_seconds() - before)
-        wall.append(time.perf_counter() - start)
-    kinds = {f"after_{k}": x for k, x in enumerate(after)}
-    np.savez(answer, seconds=seconds, wall=wall, peak=peak_memory(), versions=versions, **kinds)
+        marks(weights)
+    marks.write(rounds, answer, versions)
 
 
 def processor_seconds() -> float:

@@ -19,10 +19,20 @@ def network(protocol: Protocol, weights: list[np.ndarray]) -> nn.Sequential:
         layers += [nn.Linear(width, out), nn.ReLU()]
         width = out
     model = nn.Sequential(*layers, nn.Linear(width, CLASSES))
+    set_weights(model, weights)
+    return model
+
+
+def set_weights(model: nn.Module, weights: list[np.ndarray]) -> None:
+    """Sets the weights of all layers, as `side` orders them, in place."""
     with torch.no_grad():
         for own, given in zip(model.parameters(), weights, strict=True):
             own.copy_(torch.from_numpy(given))
-    return model
+
+
+def weights_of(model: nn.Module) -> list[np.ndarray]:
+    """Returns the weights of all layers, which share the model's memory."""
+    return [p.detach().numpy() for p in model.parameters()]
 
 
 def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +72,7 @@ def main() -> None:
             for old, new in zip(server.parameters(), total):
                 old.copy_(new)
 
-    play(one_round, lambda: [p.detach().numpy() for p in server.parameters()], rounds, answer, torch.__version__)
+    play(one_round, lambda: weights_of(server), rounds, answer, f"torch {torch.__version__}")
 
 
 if __name__ == "__main__":

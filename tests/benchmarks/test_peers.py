@@ -1,0 +1,97 @@
+"""The protocols that are played beside peers: layouts, shapes, marks, and a round of ours against NumPy."""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+import benchmarks
+from fedjax_ht.models.layers import Linear
+from fedjax_ht.models.split import SplitModel
+from tests.reference.fedavg_cnn import fedavg_round
+
+TINY = {
+    "users": 3, "samples": 4, "cohort": 2, "epochs": 2, "batch_size": 2, "learning_rate": 0.1,
+    "convs": ((2, 5, True), (3, 3, False)), "widths": (4,),
+}  # fmt: skip
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """The folder's modules, imported as its scripts do: it is no package to the peers' Pythons."""
+    names = ("protocols", "side", "ours")
+    monkeypatch.syspath_prepend(str(Path(benchmarks.__file__).parent / "peers"))
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    for name in names:
+        sys.modules.pop(name)
+
+
+def test_layouts_are_each_others_inverse(scripts):
+    rng = np.random.default_rng(0)
+    for shape, channels in (((4, 3, 5, 5), 1), ((7, 3 * 2 * 2), 3), ((7, 6), 1)):
+        weight = rng.normal(size=shape)
+        kernel = scripts.protocols.from_torch(weight, channels)
+        np.testing.assert_array_equal(scripts.protocols.to_torch(kernel, channels), weight)
+
+
+def test_a_map_is_flattened_in_either_layout(scripts):
+    rng = np.random.default_rng(0)
+    x, weight = rng.normal(size=(5, 2, 4, 3)), rng.normal(size=(7, 2 * 4 * 3))  # x is [B, H, W, C]
+    ours = x.reshape(5, -1) @ scripts.protocols.from_torch(weight, 3)
+    np.testing.assert_allclose(ours, x.transpose(0, 3, 1, 2).reshape(5, -1) @ weight.T)
+
+
+@pytest.mark.parametrize("name, numbers", [("pfl", 1_626_442), ("blazefl", 62_006)])
+def test_shapes_are_those_of_the_model(scripts, name, numbers):
+    protocol = scripts.protocols.PROTOCOLS[name]
+    model = SplitModel(scripts.ours.Features(protocol), Linear(scripts.protocols.CLASSES))
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))["params"]
+    shapes = scripts.protocols.weight_shapes(protocol)
+    channels = scripts.protocols.flattened(protocol)
+    for layer, shape, count in zip(scripts.ours.layers(params, protocol), shapes, channels, strict=True):
+        assert scripts.protocols.from_torch(np.zeros(shape), count).shape == layer["kernel"].shape
+        assert layer["bias"].shape == shape[:1]
+    assert sum(np.prod(shape) + shape[0] for shape in shapes) == numbers
+
+
+def test_a_mark_takes_no_time_of_a_round(scripts, monkeypatch, tmp_path):
+    now = iter([10, 17, 20, 25, 26, 90])  # ends and starts in turn
+    monkeypatch.setattr(scripts.side, "processor_seconds", lambda: next(now))
+    marks = scripts.side.Marks()
+    for number in range(3):
+        marks(lambda number=number: [np.full(2, number)])
+    marks.write(2, str(tmp_path / "answer.npz"), "versions")
+    answer = np.load(tmp_path / "answer.npz")
+    np.testing.assert_array_equal(answer["seconds"], [3, 1])
+    np.testing.assert_array_equal(answer["after_0"], [0, 0])
+    with pytest.raises(ValueError, match=r"2 rounds were to be played, 3 have ended\."):
+        marks.write(1, str(tmp_path / "answer.npz"), "versions")
+
+
+def test_a_round_of_ours_is_numpys(scripts, monkeypatch, tmp_path):
+    protocol = scripts.protocols.Protocol(**TINY)
+    options = scripts.ours.fl.SimulationOptions(participation=protocol.cohort / protocol.users)
+    choose = importlib.import_module("fedjax_ht.simulation.options").choose_participants
+    cohorts = np.stack([choose(options, protocol.users, r)[0] for r in range(2)])
+    problem, answer = str(tmp_path / "problem.npz"), str(tmp_path / "answer.npz")
+    scripts.protocols.write_problem(problem, protocol, cohorts)
+    monkeypatch.setitem(scripts.protocols.PROTOCOLS, "tiny", protocol)
+    monkeypatch.setattr(sys, "argv", ["ours.py", "tiny", problem, "1", answer])
+    scripts.ours.main()
+
+    given = dict(np.load(problem))
+    clients = []
+    for user in cohorts[0]:
+        rows = scripts.protocols.rows_of(protocol, user, len(given["labels"]))
+        clients.append((given["images"][rows] / 255, given["labels"][rows]))
+    first = scripts.side.first_weights(given)
+    pooled = [pools for _, _, pools in protocol.convs]
+    expected = fedavg_round(first, clients, pooled, protocol.epochs, protocol.batch_size, protocol.learning_rate)
+    found = np.load(answer)
+    for k, weights in enumerate(expected):
+        np.testing.assert_allclose(found[f"after_{k}"], weights, rtol=0, atol=2e-6)
+        assert np.max(np.abs(weights - first[k])) > 1e-3  # it has moved
