@@ -16,7 +16,7 @@ from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
 _ENVIRONMENTS = flags.DEFINE_string("environments", None, "A folder with a virtual environment for each peer.")
 _PEERS = flags.DEFINE_list("peers", ["torch", "pfl", "flower", "blazefl", "fedjax"], "Beside whom.")
-_PROTOCOLS = flags.DEFINE_list("protocols", list(PROTOCOLS), "What to play.")
+_PROTOCOLS = flags.DEFINE_list("protocols", ["pfl", "blazefl"], f"What to play, of {', '.join(PROTOCOLS)}.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Warm rounds that are timed.")
 _CORES = flags.DEFINE_integer("cores", 1, "Of the processor, for every side.")
 

@@ -29,9 +29,12 @@ class Protocol(NamedTuple):
     widths: tuple[int, ...]
 
 
+_PFL = Protocol(1000, 50, 50, 1, 10, 0.1, ((32, 3, False), (64, 3, True)), (128,))
 PROTOCOLS = {
-    # pfl-research's CIFAR-10 benchmark (arXiv 2404.06430), without its dropout.
-    "pfl": Protocol(1000, 50, 50, 1, 10, 0.1, ((32, 3, False), (64, 3, True)), (128,)),
+    # pfl-research's CIFAR-10 benchmark (arXiv 2404.06430), without its dropout; and with more users of the same images.
+    "pfl": _PFL,
+    "pfl-10000": _PFL._replace(users=10_000),
+    "pfl-100000": _PFL._replace(users=100_000),
     # BlazeFL's (arXiv 2604.03606): the clients' training share of 500 images; the CNN of PyTorch's tutorial.
     # Its 40 steps magnify rounding: the same PyTorch loop ends 3.6e-5 apart after round 1 if pixels are multiplied by
     # 1/255 instead of divided by 255.
