@@ -183,9 +183,10 @@ def bind(
         for b in federation.buckets
     }
     train, score = {}, {}
-    for name, own in bound.items():
-        train[name] = bucket_round(*own, None if keeps[name] else client_evaluation(*own[:4], size))
-        score[name] = bucket_evaluation(*own, size, keeps[name])
+    for name, arguments in bound.items():
+        scored = None if keeps[name] else client_evaluation(*arguments[:4], size)
+        train[name] = bucket_round(*arguments, scored)
+        score[name] = bucket_evaluation(*arguments, size, keeps[name])
     program = Program(
         method=method,
         federation=federation,

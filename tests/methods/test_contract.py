@@ -57,6 +57,9 @@ def breakable(method: Method) -> Method:
     return method._replace(client_update=client_update)
 
 
+KEEP_NOTHING = ("fedavg", "heterofl", "feddropout", "fedrolex")
+
+
 def method_of(name: str) -> Method:
     return method_factory(name)(TRAINING, **settings(name))
 
@@ -66,7 +69,9 @@ def simulation(name: str, reverse: bool = False, padding: int = 0, build: int = 
     """A method's simulation; `build` tells apart two that are alike."""
     federation = federation_for(name, reverse)
     method = breakable(method_of(name))
-    settings = SimulationOptions(**{**vars(OPTIONS), **options})
+    # "trained" evaluation keeps the states of clients that keep nothing otherwise (tests/simulation/test_no_state.py).
+    kept = {"evaluate": "trained"} if name in KEEP_NOTHING else {}
+    settings = SimulationOptions(**{**vars(OPTIONS), **kept, **options})
     return make_simulation(method, federation, federation_data(federation, padding), settings)
 
 

@@ -150,7 +150,8 @@ def test_order_and_padding_change_nothing(name):
 
     orders = {"rate0.5": [2, 1, 0, 0], "rate0.25": [1, 0, 1]}
     others = {bucket: shuffled(received[bucket], order) for bucket, order in orders.items()}
-    chex.assert_trees_all_equal(serve(method, fed, server, others), serve(method, fed, server, received))
+    found = serve(method, fed, server, others), serve(method, fed, server, received)
+    chex.assert_trees_all_close(*found, rtol=1e-6)  # a simulation's rows come by client id: no bit is another one there
 
 
 @pytest.mark.slow

@@ -99,9 +99,10 @@ def test_rows_and_clients_belong_together():
     np.testing.assert_array_equal(client, [1, 6, 4])
 
 
-def test_layout_is_longest_first_on_each_device():
-    np.testing.assert_array_equal(lay_out(roster(), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 5, 0, 2])
-    parts = blocks(roster(), np.arange(6), 2)
+def test_layout_is_longest_first_where_several_run_side_by_side():
+    np.testing.assert_array_equal(lay_out(roster(), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 0, 2, 5])
+    np.testing.assert_array_equal(lay_out(roster(lanes=2), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 5, 0, 2])
+    parts = blocks(roster(lanes=2), np.arange(6), 2)
     np.testing.assert_array_equal(parts, [[1, 3, 5, 0], [4, PADDING, 2, PADDING]])
 
 
@@ -128,7 +129,7 @@ def test_results_go_back_to_their_trials():
     ids, values = rows_of_trial(roster(), flat, 0, {"x": np.array([10, 99, 50, 0])})
     np.testing.assert_array_equal(ids, [4, 1])
     np.testing.assert_array_equal(values["x"], [10, 0])
-    np.testing.assert_array_equal(positions(flat, np.array([0, 1]), 3), [0, 3, PADDING])
+    np.testing.assert_array_equal(positions(flat, np.array([0, 1]), 3), [3, 0, PADDING])
 
 
 def test_idle_lane_steps():
