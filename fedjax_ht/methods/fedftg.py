@@ -9,8 +9,8 @@ Every teacher is followed by itself, not their ensemble, and all samples count. 
 * variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means over the C classes, so
   C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through the teachers alone; squared distances (see
   `variants`). FedFTG's own code leads L_md through the student, with L1 distances of logits.
-* In variant="paper" both networks descend and ascend on one KL(q_i || p), through both. FedFTG's text was not at hand
-  for the order of its two sides: tran_order and distil_order.
+* In variant="paper" the generator ascends and the student descends on the same KL(q_i || p), differentiated through
+  both. FedFTG's text was not at hand for the order of the two sides: tran_order and distil_order.
 * The divergences are not scaled by T^2; temperature_squared=True does.
 """
 

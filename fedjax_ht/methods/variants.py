@@ -8,7 +8,7 @@ Settled here, for "paper":
 * KL(a, b) is read as KL(a || b). The released code has the reverse in both equations, as PyTorch's `kl_div(a, b)` has.
 * Eq. 3 multiplies each sample's KL by epsilon, 0 or 1, so that L_tran is a mean over the batch.
 * s = G(h) enters both sides of L_tran, and nothing in the text holds one of them.
-* L_div is of norms, but of norms divided by sqrt(n): as printed it is 0 in float32, and so is its slope.
+* L_div is of norms, but of norms divided by sqrt(n): as printed it is 0 in float32, or next to it, and so is its slope.
 * Labels count as often as they were trained on in this round, and Eq. 1's p_i are the clients' numbers of samples.
 """
 
