@@ -73,7 +73,8 @@ def transferability(
     """
     chosen = mask & selected(teacher, student, labels, selection)
     student = student if student_path else lax.stop_gradient(student)
-    value = -kl_divergence(*ordered(teacher / temperature, student / temperature, order), chosen)
+    first, second = ordered(teacher, student, order)
+    value = -kl_divergence(first / temperature, second / temperature, chosen)
     return value if normaliser == "selected" else value * chosen.sum() / jnp.maximum(mask.sum(), 1)
 
 

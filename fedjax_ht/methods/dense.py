@@ -71,7 +71,7 @@ def dense(
         if adversarial == "own":
             apart = disagreement(u, batch.student, mask)
         else:
-            apart = adversarial_loss(batch, recipe, selection, normaliser)
+            apart = recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
         value = cross_entropy(u, batch.labels, mask) + b_adv * apart
         return value + b_bn * batch_norm_loss(batch) if b_bn else value
 

@@ -49,10 +49,12 @@ def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
     return recipe.kl_scale * kl_divergence(*ordered(teacher, student, recipe.distil_order), batch.everyone)
 
 
-def adversarial_loss(batch: Synthetic, recipe: Distillation, selection: Selection, normaliser: Normaliser) -> jax.Array:
-    """Computes L_tran (Eq. 3), at the recipe's temperature, in its order and by its paths."""
-    value = transferability(
-        batch.opinions.ensemble,
+def adversarial_loss(
+    u: jax.Array, batch: Synthetic, recipe: Distillation, selection: Selection, normaliser: Normaliser
+) -> jax.Array:
+    """Computes L_tran (Eq. 3) as the recipe has it, but for its scale; u are the ensemble's logits."""
+    return transferability(
+        u,
         batch.student,
         batch.labels,
         batch.everyone,
@@ -62,7 +64,6 @@ def adversarial_loss(batch: Synthetic, recipe: Distillation, selection: Selectio
         recipe.student_path,
         normaliser,
     )
-    return recipe.kl_scale * value
 
 
 @distilling(alpha=0.5)
@@ -90,7 +91,7 @@ def dfrd(
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
         value = cross_entropy(u, batch.labels, mask)
-        value += b_tran * adversarial_loss(batch, recipe, selection, normaliser)
+        value += b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
         value += b_div * image_diversity(made.images, made.merged, mask, diversity)
         return value + b_ey * embedding_excess(made.embedding, mask, gamma) if recipe.merge in EMBEDDED else value
 
