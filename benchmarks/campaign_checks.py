@@ -51,15 +51,14 @@ def differences(rows: list[dict], recorded: list[dict]) -> tuple[dict[str, float
 
 def contract_rows(entry: str, lanes: int) -> list[dict]:
     """The three rounds that tests/methods/test_contract.py records, made here."""
-    from tests.federations import TRAINING, federation_data, federation_for
+    from tests.federations import federation_data, federation_for
     from tests.methods import test_contract as contract
 
     name, released = entry.removesuffix(" released"), entry.endswith(" released")
     try:
         if not released:
             return contract.numbers(*contract.history(name, lanes=lanes))
-        training, federation = dataclasses.replace(TRAINING, shuffle=False), federation_for(name)
-        method = METHODS[name](training, **contract.settings(name) | contract.RELEASED[name])
+        method, federation = contract.released_form(name), federation_for(name)
         options = dataclasses.replace(contract.OPTIONS, lanes=lanes)
         data = federation_data(federation)
         return contract.numbers(*contract.played(make_simulation(method, federation, data, options), 3))

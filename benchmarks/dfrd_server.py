@@ -8,7 +8,6 @@ the gradients that the step takes of it.
 """
 
 import dataclasses
-import inspect
 import itertools
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from benchmarks.report import machine, number, publish, table
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
+from fedjax_ht.methods.composition import losses_of
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.distillation import Distillation, Learner, init_generator, make_generator
 from fedjax_ht.methods.distillation_loop import distil
@@ -38,7 +38,7 @@ from fedjax_ht.runner.cli import parse_flags
 CLASSES, CLIENTS, SHAPE, LOOP = 10, 10, (32, 32, 3), 4
 _ITERATIONS = flags.DEFINE_integer("iterations", 10, "A that is timed; seconds are given for 10.", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each, of which the fastest counts.", lower_bound=1)
-RECIPE = Distillation(alpha=0.5)
+RECIPE, _ = losses_of(dfrd, "released")
 
 
 class Convolution(NamedTuple):
@@ -138,7 +138,7 @@ def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tu
     """A round's distillation by this recipe from a team, and what it is of."""
     model = jax.jit(lambda key: init_variables(federation.global_model, key)["params"])(jax.random.key(2))
     generator = jax.jit(lambda key: init_generator(make_generator(federation, recipe), key))(jax.random.key(3))
-    losses = inspect.unwrap(dfrd)(recipe)
+    _, losses = losses_of(dfrd, "released", **vars(recipe))
 
     def step(teachers, learner, average, round, key):
         return distil(recipe, losses, federation, federation.buckets, teachers, learner, average, round, key)

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from ml_collections import ConfigDict, config_dict
 
 from fedjax_ht.core.attacks import Kind
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, numbers
+from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, kind_of
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.core.privacy import Delta, Unit
 from fedjax_ht.core.wire import Late
@@ -202,12 +202,11 @@ def partition_config(kind: str, num_clients: int = 20, **options) -> ConfigDict:
 
 
 def all_options(owner: str, parameters: Iterable[inspect.Parameter], given: dict) -> ConfigDict:
-    """Each parameter's given value or default; None as a number that may be set."""
+    """Each parameter's given value or default; None as a placeholder that may be set."""
     options = ConfigDict()
     for parameter in parameters:
         value = given.pop(parameter.name, parameter.default)
-        number = next((kind for kind, _ in numbers(parameter.annotation)), float)
-        options[parameter.name] = config_dict.placeholder(number) if value is None else value
+        options[parameter.name] = config_dict.placeholder(kind_of(parameter.annotation)) if value is None else value
     if given:
         raise ValueError(unknown_option(owner, next(iter(given)), list(options)))
     return options

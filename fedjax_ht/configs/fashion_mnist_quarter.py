@@ -3,13 +3,15 @@ CNN with a quarter of its channels, 16-32-64-128, which a CPU can distil.
 
     fedjax-ht run --config=fashion_mnist_quarter
     fedjax-ht run --config=fashion_mnist_quarter:method=fedavg+dfrd
+    fedjax-ht compare --config=fashion_mnist_quarter \
+        --methods=fedavg,fedavg+dfrd,fedavg+dfrd:variant=released,fedavg+dense,fedavg+fedftg
 
 DFRD's own homogeneous rows are of the whole width (`model.group=conv4`). Everything else as in fashion_mnist_sliced.py,
 next to this file. Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
 from fedjax_ht.configs import fashion_mnist_sliced
-from fedjax_ht.configs.base import apply_argument, method_config
+from fedjax_ht.configs.base import method_config
 
 
 def get_config(argument=None):
@@ -17,4 +19,4 @@ def get_config(argument=None):
     config.method = method_config("fedavg")
     config.model.group = "conv4_quarter"
     config.model.rates = "1"
-    return apply_argument(config, argument, rounds=1)
+    return fashion_mnist_sliced.with_argument(config, argument)

@@ -10,17 +10,25 @@ DFRD (NeurIPS 2023): Dirichlet(omega = 0.1), rho = 10, so that nobody holds more
 every round, 20 steps of batch 64, SGD 0.01. DFRD's G.acc is the column global_accuracy_head, its L.acc is
 accuracy_train_weighted: the clients' own models as training left them, weighed by their training samples.
 Distillation is DFRD's, DENSE's or FedFTG's: ten times two steps of a generator and five of the model, in every round.
-By themselves, :method=dfrd, they are data-free. fashion_mnist_quarter.py, next to this file, has whole models of a
+By themselves, :method=dfrd, they are data-free. DENSE's generator is given the label here (merge="mul", as in one of
+the two released configs of DFRD's comparison): without it, labels that are drawn anew in every step ask for images of
+which the ensemble is unsure. The other one is --config.method.options.merge=none, or fedrolex+dense:merge=none among
+--methods. fashion_mnist_quarter.py, next to this file, has whole models of a
 quarter of the width, for a CPU.
 
 On one core of an AMD EPYC a round took 5 s, with distillation 45 to 86 s, scoring the whole model on the 10,000 test
 images 25 s, which is why every fifth round is evaluated here and not each. Results and what they say:
 experiments/results/dfrd.md.
 
+`sweep` and `compare --fair` choose by held-out training samples, --config.partition.options.val_share=0.2, and by the
+clients' own accuracy on them, which the server's model has no part in where methods are data-free.
+
 Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.methods.bases import BASES
+from fedjax_ht.methods.registry import DISTILLING
 
 
 def get_config(argument=None):
@@ -38,4 +46,24 @@ def get_config(argument=None):
     config.evaluate.every = 5
     config.evaluate.mode = "trained"
     config.evaluate.batch_size = 250  # divides the test sets, as the norms' statistics are the batch's
-    return apply_argument(config, argument, rounds=1)
+    return with_argument(config, argument)
+
+
+def with_argument(config, argument, **shared):
+    """Applies a config's argument, and what the setting fixes of distilling methods, wherever they are named.
+
+    Args:
+      config: what a config of DFRD's setting describes.
+      argument: as of `apply_argument`.
+      **shared: options of all three methods. DENSE has merge="mul" beside them.
+    """
+    config = apply_argument(config, argument, rounds=1)
+    bases = ["", *(f"{base}+" for base in BASES if base != "none")]
+    fixed = {f"{base}{top}": dict(shared) for base in bases for top in DISTILLING}
+    for base in bases:
+        fixed[f"{base}dense"]["merge"] = "mul"
+    entries = {name: [f"{key}={value}" for key, value in options.items()] for name, options in fixed.items()}
+    config.given = tuple(":".join([name, *settings]) for name, settings in entries.items() if settings)
+    if config.method.name in fixed:
+        config.method.options.update(fixed[config.method.name])
+    return config

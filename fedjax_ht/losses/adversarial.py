@@ -8,7 +8,7 @@ import optax
 from jax import lax
 
 from fedjax_ht.losses.classification import masked_mean
-from fedjax_ht.losses.distillation import kl_divergence
+from fedjax_ht.losses.distillation import KLOrder, kl_divergence, ordered
 from fedjax_ht.ops import safe_norm
 
 Selection = Literal["diamond", "triangle", "nabla", "xor"]
@@ -18,6 +18,14 @@ diamond: the teacher the label, the student another class (DFRD).
 triangle: all (FedFTG).
 nabla: two classes (DENSE, as DFRD prints it).
 xor: just one of them the label (DENSE, as released with DFRD).
+"""
+
+Normaliser = Literal["batch", "selected"]
+"""Over what the mean of a loss of selected samples is taken.
+
+batch: all samples, so that the loss grows with the share that is selected (DFRD's Eq. 3, where each sample's term is
+  multiplied by 0 or 1).
+selected: the selected samples alone (as released).
 """
 
 
@@ -40,9 +48,14 @@ def transferability(
     mask: jax.Array,
     selection: Selection = "diamond",
     temperature: float = 1.0,
+    order: KLOrder = "teacher_student",
+    student_path: bool = True,
+    normaliser: Normaliser = "batch",
 ) -> jax.Array:
-    """Minus the mean over the selected samples of KL(student || teacher), softmax at a temperature; 0 where there is
-    none (DFRD's L_tran, its Eq. 3). The student is given: only the teacher is differentiated.
+    """Computes minus the mean KL of teacher and student over selected samples (DFRD's L_tran, its Eq. 3).
+
+    The defaults are the paper's form; the released code's is order="student_teacher", student_path=False,
+    normaliser="selected".
 
     Args:
       teacher, student: logits, float [B, C].
@@ -50,9 +63,19 @@ def transferability(
       mask: bool [B].
       selection: see `Selection`.
       temperature: divides the logits; the loss is not scaled by its square.
+      order: of the two sides.
+      student_path: differentiate through the student, too; else it is a constant, and a generator is led by the
+        teacher alone.
+      normaliser: see `Normaliser`.
+
+    Returns:
+      Scalar, at most 0; 0 where no sample is selected.
     """
     chosen = mask & selected(teacher, student, labels, selection)
-    return -kl_divergence(lax.stop_gradient(student) / temperature, teacher / temperature, chosen)
+    student = student if student_path else lax.stop_gradient(student)
+    first, second = ordered(teacher, student, order)
+    value = -kl_divergence(first / temperature, second / temperature, chosen)
+    return value if normaliser == "selected" else value * chosen.sum() / jnp.maximum(mask.sum(), 1)
 
 
 def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax.Array:
@@ -60,8 +83,7 @@ def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax
 
     Logits float [B, C] twice, both differentiated, mask bool [B] -> scalar.
     """
-    differ = mask & (jnp.argmax(teacher, -1) != jnp.argmax(student, -1))
-    return -kl_divergence(teacher, student, differ) * differ.sum() / jnp.maximum(mask.sum(), 1)
+    return transferability(teacher, student, jnp.argmax(teacher, -1), mask, selection="nabla")
 
 
 def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:

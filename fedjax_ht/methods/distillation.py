@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Share, Whole, Within, check_fields
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.losses.distillation import KLOrder
 from fedjax_ht.methods.ensemble import Opinions, Teachers
 from fedjax_ht.methods.image_source import Images
 from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge
@@ -34,11 +35,13 @@ none: nothing; teachers weigh alike, and classes are drawn alike.
 """
 
 StudentBatch = Literal["step", "iteration"]
+Reduction = Literal["mean_classes", "sum_classes"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """How the server trains.
+    """How the server trains. None, of five of these, is the variant's value, which the methods' factories fill in (see
+    `methods.variants`).
 
     Attributes:
       iterations: A, of generator and student in turn, in every round.
@@ -48,7 +51,10 @@ class Distillation:
       merge: of noise and label, see `models.conditional`.
       temperature: T_kd, of every KL that a method takes at a temperature.
       temperature_squared: multiply these KL by T_kd^2, which keeps the size of their gradients whatever T_kd is; as
-        released they are not.
+        released they are not. At 10 the student's gradient is then some fifty times smaller than at 1.
+      tran_order, student_path: of the generator's KL, which side comes first, and whether it is differentiated through
+        the student, too (see `losses.transferability`).
+      distil_order: of the student's KL, which side comes first.
       generator_lr: of Adam(0.5, 0.999).
       student_lr, weight_decay: of SGD.
       reset_opt: Adam starts anew in each of the A iterations, as released; else once a round.
@@ -68,15 +74,18 @@ class Distillation:
     batch_size: Annotated[int, Within(2)] = 64
     noise_dim: Count = 100
     merge: Merge = "mul"
-    temperature: Positive = 10.0
+    temperature: Positive | None = None
     temperature_squared: bool = False
+    tran_order: KLOrder | None = None
+    student_path: bool | None = None
+    distil_order: KLOrder | None = None
     generator_lr: Annotated[Positive, SearchRange(2e-5, 2e-3)] = 2e-4
     student_lr: Annotated[NonNegative, SearchRange(0.001, 0.1)] = 0.01
     weight_decay: NonNegative = 1e-4
     reset_opt: bool = True
     alpha: NonNegative = 0.0
     decay: Share = 0.5
-    counts: Counts = "seen_so_far"
+    counts: Counts | None = None
     student_batch: StudentBatch = "step"
     images: Images = "generator"
     feedback: bool = True

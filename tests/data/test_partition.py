@@ -251,6 +251,17 @@ def test_dfrd_tests_evenly_and_shuffles_the_training_order():
     assert np.any(np.diff(dataset.labels[mixed.train]) < 0)  # classes are drawn in ascending order
 
 
+def test_dfrd_holds_out_a_share_of_each_client_s_training_samples():
+    """Nothing else moves: who holds what, and the test sets, are those of the split without."""
+    dataset = make_dataset([300, 330, 360], test_share=1 / 3)
+    plain, held_out = (make_partition("dfrd", dataset, 4, alpha=0.3, val_share=share) for share in (0.0, 0.2))
+    for before, client in zip(plain, held_out):
+        assert sorted([*client.train, *client.val]) == sorted(before.train)
+        assert len(client.train) == int(0.8 * len(before.train) + 1e-9) and len(client.val)
+        np.testing.assert_array_equal(client.test, before.test)
+    assert not sizes(plain, "val").any()
+
+
 @pytest.mark.parametrize(
     "num_clients, num_classes, wanted, owners", [(10, 10, 2, 2), (50, 10, 2, 10), (10, 100, 10, 1)]
 )

@@ -18,7 +18,12 @@ from tests.data.toy_dataset import make_dataset
             "'practical' has no option 'beta'; it has alpha, min_samples, max_tries, sets, train_",
         ),
         ("given", {"alpha": 1}, "'given' has no option 'alpha'; it has none"),
-        ("dfrd", {"val_share": 0.1}, "has no option 'val_share'; it has alpha, min_samples, max_tries$"),
+        (
+            "dfrd",
+            {"train_share": 0.1},
+            "has no option 'train_share'; .* It has alpha, min_samples, max_tries, val_share$",
+        ),
+        ("dfrd", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and below 1"),
         ("practical", {"alpha": 0}, "alpha is 0; it must be a number above 0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
         ("dirichlet", {"alpha": "0.1"}, "alpha is '0.1'; it must be a number"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import DISTILLING
+from fedjax_ht.methods.variants import FORMS, Form
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "methods.md").read_text()
 
@@ -40,6 +41,15 @@ def test_the_presets_of_the_distilling_methods_are_those_of_the_code():
             parameters = inspect.signature(METHODS[name]).parameters
             for option, value in re.findall(r"`(\w+)=([^`]+)`", cell):
                 assert parameters[option].default == ast.literal_eval(value), (name, option)
+
+
+def test_the_table_of_variants_is_the_one_of_the_code():
+    section = PAGE.split("| option | of | paper | released |\n|---|---|---|---|\n")[1].split("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines()]
+    assert [name.strip("`") for name, *_ in rows] == list(Form._fields)
+    for name, _, *cells in rows:
+        values = [ast.literal_eval(re.match(r"`([^`]+)`", cell)[1]) for cell in cells]
+        assert values == [getattr(FORMS[variant], name.strip("`")) for variant in ("paper", "released")]
 
 
 def test_dense_says_the_preset_that_it_has():

@@ -5,8 +5,10 @@ import pytest
 
 from fedjax_ht.configs import cifar10_sliced, fashion_mnist_distil, fashion_mnist_quarter, fashion_mnist_sliced
 from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.data.partition import check_partition
 from fedjax_ht.runner.build import build
 from fedjax_ht.runner.compare import comparison
+from fedjax_ht.runner.entries import entries_of
 from fedjax_ht.runner.train import train_and_evaluate
 
 TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4, "noise_dim": 4}
@@ -51,9 +53,31 @@ def test_the_configs_take_a_composed_name(file):
 
 def test_only_the_config_that_says_so_squares_the_temperature():
     options = fashion_mnist_distil.get_config("method=fedrolex+dense").method.options
-    assert (options.temperature_squared, options.merge) == (True, "none")
+    assert (options.temperature_squared, options.temperature, options.variant) == (True, 4.0, "released")
     assert not fashion_mnist_sliced.get_config("method=fedrolex+dense").method.options.temperature_squared
     assert "temperature" not in fashion_mnist_distil.get_config().method.options
+
+
+@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced])
+def test_dense_is_given_the_label_wherever_it_is_compared(file):
+    """As the config's method, and as an entry; another merge can be asked for."""
+    assert file.get_config("method=dense").method.options.merge == "mul"
+    config = file.get_config()
+    config.compare = ("dense", "fedavg+dense", "fedrolex+dense:merge=none", "fedrolex+dfrd")
+    _, *entries = entries_of(config)
+    assert [entry.options["merge"] for entry in entries] == ["mul", "mul", "none", "mul"]
+    distil = file is fashion_mnist_distil
+    assert {entry.options["temperature"] for entry in entries} == ({4.0} if distil else {None})
+
+
+def test_cifar10_says_that_its_network_is_a_guess():
+    assert "are guesses" in cifar10_sliced.__doc__ and "which one the paper has for CIFAR-10" in cifar10_sliced.__doc__
+
+
+def test_a_search_takes_dfrd_s_split_with_a_validation_share():
+    config = fashion_mnist_quarter.get_config("method=fedavg+dfrd")
+    config.partition.options.val_share = 0.2
+    check_partition("dfrd", 10, 10, **config.partition.options)
 
 
 @pytest.mark.slow

@@ -33,6 +33,7 @@ WEIGHTS = RNG.dirichlet(np.ones(N), B).T.astype(np.float32)
 IMAGES = RNG.normal(size=(B, 3, 2, 2)).astype(np.float32) * 0.7
 NOISE = RNG.normal(size=(B, 5)).astype(np.float32)
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+RELEASED = {"order": "student_teacher", "student_path": False, "normaliser": "selected"}
 MASK = np.arange(B + PAD) < B
 
 
@@ -64,10 +65,37 @@ def test_transferability_equals_the_reference(selection):
     assert np.flatnonzero(selected(TEACHER, STUDENT, LABELS, selection)).tolist() == want
     assert {"diamond": 0 < len(want) < B, "triangle": len(want) == B}.get(selection, 4 in want or selection == "xor")
     args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
-    got = compiled(transferability, selection=selection, temperature=3.0)(*args)
+    got = compiled(transferability, selection=selection, temperature=3.0, **RELEASED)(*args)
     agrees(got, lambda t: reference.transferability(t, np.float64(STUDENT), LABELS, selection, 3.0), TEACHER)
-    by_student = jax.grad(lambda s: transferability(TEACHER, s, LABELS, MASK[:B], selection, 3.0))(STUDENT)
+    loss = functools.partial(transferability, selection=selection, temperature=3.0, **RELEASED)
+    by_student = jax.grad(lambda s: loss(TEACHER, s, LABELS, MASK[:B]))(STUDENT)
     assert (by_student == 0).all()
+
+
+@pytest.mark.parametrize("selection", ["diamond", "nabla"])
+def test_transferability_as_printed(selection):
+    """Eq. 3, the default: KL(ensemble || global), a mean over the batch, by the teacher and by the student."""
+    args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
+    got = compiled(transferability, selection=selection)(*args)
+    agrees(got, lambda t: reference.l_tran(t, np.float64(STUDENT), LABELS, selection), TEACHER)
+    swapped = jax.value_and_grad(lambda s, t, y, mask: transferability(t, s, y, mask, selection))
+    agrees(
+        jax.jit(swapped)(args[1], args[0], *args[2:]),
+        lambda s: reference.l_tran(np.float64(TEACHER), s, LABELS, selection),
+        STUDENT,
+    )
+
+
+@pytest.mark.parametrize("order", ["teacher_student", "student_teacher"])
+@pytest.mark.parametrize("normaliser", ["batch", "selected"])
+def test_each_choice_of_transferability_alone(order, normaliser):
+    """By the student, which is led through in both orders, at a temperature."""
+    loss = functools.partial(transferability, temperature=3.0, order=order, normaliser=normaliser)
+    got = jax.value_and_grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK))(padded(STUDENT))
+    slow = lambda s: reference.transferability(np.float64(TEACHER), s, LABELS, "diamond", 3.0, order, normaliser)  # noqa: E731
+    agrees(got, slow, STUDENT)
+    still = jax.grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK, student_path=False))(padded(STUDENT))
+    assert (still == 0).all()
 
 
 def test_an_empty_set_of_samples_costs_nothing():
@@ -99,6 +127,13 @@ def test_diversity_equals_the_reference(form):
     agrees(compiled(image_diversity, form=form)(*args, MASK), slow, IMAGES)
     by_noise = jax.value_and_grad(lambda h, s: image_diversity(s, h, MASK, form))(*args[::-1])
     agrees(by_noise, lambda h: reference.diversity(np.float64(IMAGES), h, form), NOISE)
+
+
+def test_printed_norms_are_those_of_norms_that_are_not_shrunk():
+    """Eq. 4 of small images, scaled so that sqrt(n) is taken back."""
+    scaled = IMAGES * np.sqrt(IMAGES[0].size, dtype=np.float32), NOISE * np.sqrt(NOISE[0].size, dtype=np.float32)
+    got = compiled(image_diversity, form="norms")(*scaled, MASK[:B])[0]
+    np.testing.assert_allclose(got, reference.l_div(np.float64(IMAGES), np.float64(NOISE)), rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", ["squares", "norms"])

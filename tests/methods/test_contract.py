@@ -21,6 +21,7 @@ from fedjax_ht.methods.checking import check_method, replaced
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
 from tests.federations import (
+    COMPOSED,
     NUM_CLIENTS,
     ONE_ARCHITECTURE,
     TEST_COUNTS,
@@ -132,6 +133,13 @@ RELEASED = {
     "fedkd": {"variant": "released"},
     "fedgen": {"variant": "released"},
 }
+DISTILLED = ("dense", "fedftg", "dfrd", *COMPOSED)  # with samples in an order that is drawn
+
+
+def released_form(name: str) -> Method:
+    if name in DISTILLED:
+        return method_factory(name)(TRAINING, **settings(name), variant="released")
+    return METHODS[name](dataclasses.replace(TRAINING, shuffle=False), **settings(name) | RELEASED[name])
 
 
 def numbers(states: list[SimulationState], reports: list) -> list[dict[str, float]]:
@@ -167,10 +175,9 @@ def test_recorded_numbers(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RELEASED)
+@pytest.mark.parametrize("name", [*RELEASED, *DISTILLED])
 def test_recorded_numbers_of_released_forms(name):
-    training = dataclasses.replace(TRAINING, shuffle=False)
-    method, federation = METHODS[name](training, **settings(name) | RELEASED[name]), federation_for(name)
+    method, federation = released_form(name), federation_for(name)
     sim = make_simulation(method, federation, federation_data(federation), OPTIONS)
     check_recorded(f"{name} released", numbers(*played(sim, 3)))
 

@@ -1,7 +1,6 @@
 """DFRD, DENSE and FedFTG at the server: their losses, their loop, their generator's moving average."""
 
 import functools
-import inspect
 
 import chex
 import jax
@@ -12,6 +11,8 @@ import pytest
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.method import Context, Received
 from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods import METHODS
+from fedjax_ht.methods.composition import losses_of
 from fedjax_ht.methods.dense import batch_norm_loss, dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.distillation import Distillation, Synthetic, draw, make_generator, moving_average
@@ -218,7 +219,7 @@ OTHERS = (("plain", "dfrd", 0), ("plain", "dense", 1), ("plain", "fedftg", 1), (
 def test_a_round_at_the_server_equals_the_steps_by_hand(kind, case, round):
     """In round 0 the moving average does not teach; later it is that of the round before."""
     factory, options, *_, alpha = CASES[case]
-    method = factory(TRAINING, **SMALL, **options)
+    method = factory(TRAINING, variant="released", **SMALL, **options)
     server = first_server(kind, method)
     new, metrics = serve(kind, method, server, round)
     generator, model, generator_loss, student_loss = by_hand(kind, case, server, round)
@@ -245,7 +246,7 @@ def test_the_student_may_see_one_batch_in_all_steps_of_an_iteration():
     still = SMALL | {"student_lr": 0.0, "iterations": 1, "generator_steps": 1, "batch_size": 4}
 
     def loss(**options):
-        method = dfrd(TRAINING, **still | {"alpha": 0.7} | options)
+        method = dfrd(TRAINING, variant="released", **still | {"alpha": 0.7} | options)
         return float(serve("plain", method, first_server("plain", method))[1]["student_loss"])
 
     alone = loss(student_steps=1)
@@ -266,11 +267,11 @@ def test_the_square_of_the_temperature_scales_every_kl(name, squared):
     made = Generated(jnp.float32(rng.normal(size=(8, 4, 4, 1))), jnp.float32(rng.normal(size=(8, 6))), jnp.ones((8, 6)))
     opinions = Opinions(jnp.float32(each), jnp.float32(tau), {})
     batch = Synthetic(made.merged, jnp.asarray(labels), made, opinions, jnp.float32(own), None)
-    factory = inspect.unwrap({"dfrd": dfrd, "dense": dense, "fedftg": fedftg}[name])
-    recipe = Distillation(temperature=4.0, temperature_squared=squared)
+    at_four = {"variant": "released", "temperature": 4.0, "temperature_squared": squared}
+    losses = lambda **options: losses_of(METHODS[name], **at_four, **options)[1]  # noqa: E731
     want = reference.student_loss(name, each, tau, own, 4.0, squared)
-    np.testing.assert_allclose(factory(recipe).student(batch), want, rtol=1e-5)
-    whole, rest = (factory(recipe, **{WEIGHT_OF_KL[name]: w}).generator(batch) for w in (1.0, 0.0))
+    np.testing.assert_allclose(losses().student(batch), want, rtol=1e-5)
+    whole, rest = (losses(**{WEIGHT_OF_KL[name]: w}).generator(batch) for w in (1.0, 0.0))
     want = reference.adversarial_loss(name, each, tau, own, labels, 4.0, squared)
     assert abs(want) > 0.05
     np.testing.assert_allclose(whole - rest, want, rtol=1e-4)

@@ -64,7 +64,7 @@ def test_without_iterations_it_is_the_base(name):
     base = name.partition("+")[0]
     federation = whole_federation() if base == "fedavg" else sliced_federation()
     plain = states(METHODS[base](TRAINING), federation)
-    tuned = states(method_factory(name)(TRAINING, **TINY | {"iterations": 0}), federation)
+    tuned = states(method_factory(name)(TRAINING, **TINY | {"iterations": 0}, variant="released"), federation)
     for a, b in zip(plain, tuned):
         assert identical(a.server, b.server.model)
         for name, clients in a.clients.items():
@@ -81,7 +81,8 @@ def test_the_distilled_model_feeds_back():
     ctx = Context(jax.random.key(0), jnp.int32(1), tiny.infos([0], 10))
     sent = {}
     for feedback in (True, False):
-        method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, student_lr=0.5, feedback=feedback)
+        weighting = {"weighting": "uniform"}  # as the base by itself
+        method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, **weighting, student_lr=0.5, feedback=feedback)
         (state,) = states(method, federation, 1)
         assert not identical(state.server.model, plain[0].server)
         whole = federation.buckets[0]
@@ -157,7 +158,7 @@ def test_two_factories_are_composed_by_name(base):
     with pytest.raises(ValueError, match="weighting is 'age'"):
         factory(TRAINING, weighting="age")
     options = method_config(f"{base}+fedftg", b_md=2.0).options
-    assert options.b_md == 2.0 and options.kl_reduce == "mean_classes" and "base" not in options
+    assert options.b_md == 2.0 and options.merge == "cat" and "base" not in options
 
 
 def test_names_that_are_no_composition():

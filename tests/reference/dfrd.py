@@ -31,10 +31,26 @@ def selected(teacher: np.ndarray, student: np.ndarray, labels, selection: str) -
     return chosen
 
 
-def transferability(teacher, student, labels, selection: str, temperature: float) -> float:
-    """-1/|M| sum over M of KL(student || teacher); 0 without M."""
-    chosen = selected(teacher, student, labels, selection)
-    return -sum(kl(student[b] / temperature, teacher[b] / temperature) for b in chosen) / max(len(chosen), 1)
+def l_tran(teacher, student, labels, selection: str = "diamond") -> float:
+    """Eq. 3, as printed: the mean over the batch of -epsilon KL(ensemble, global), epsilon 1 for the samples of the
+    selection and 0 for others. Without temperature; both networks see the images."""
+    total = 0.0
+    for b in range(len(labels)):
+        epsilon = 1.0 if b in selected(teacher, student, labels, selection) else 0.0
+        total += -epsilon * kl(teacher[b], student[b])
+    return total / len(labels)
+
+
+def transferability(
+    teacher, student, labels, selection: str, temperature: float, order="student_teacher", normaliser="selected"
+) -> float:
+    """Minus the mean over the selected samples, or their sum by the batch, of a KL in one order; 0 without any. By
+    default the released code's."""
+    total, chosen = 0.0, selected(teacher, student, labels, selection)
+    for b in chosen:
+        of_teacher, of_student = teacher[b] / temperature, student[b] / temperature
+        total += kl(of_teacher, of_student) if order == "teacher_student" else kl(of_student, of_teacher)
+    return -total / (len(labels) if normaliser == "batch" else max(len(chosen), 1))
 
 
 def disagreement(teacher, student) -> float:
@@ -52,6 +68,34 @@ def diversity(images: np.ndarray, noise: np.ndarray, form: str) -> float:
     n = len(images)
     pairs = [(j, k) for j in range(n) for k in range(n)]
     return float(np.exp(-np.mean([distance(images[j], images[k]) * distance(noise[j], noise[k]) for j, k in pairs])))
+
+
+def l_div(images: np.ndarray, merged: np.ndarray) -> float:
+    """Eq. 4, as printed: exp(-sum over pairs of |s_j - s_k| |h_j - h_k| / B^2), norms of whole images and vectors."""
+    n, total = len(images), 0.0
+    for j in range(n):
+        for k in range(n):
+            total += np.sqrt(np.sum((images[j] - images[k]) ** 2)) * np.sqrt(np.sum((merged[j] - merged[k]) ** 2))
+    return float(np.exp(-total / n**2))
+
+
+def generator_loss(each, tau, own, labels, images, merged) -> float:
+    """Eq. 5 with both weights 1 over Eqs. 2 to 4, but for the norms of L_div, which are divided by sqrt(n)."""
+    u = np.einsum("nb,nbc->bc", tau, each)
+    fidelity = float(np.mean([-log_softmax(u[b])[labels[b]] for b in range(len(labels))]))
+    shrunk = images / np.sqrt(images[0].size), merged / np.sqrt(merged[0].size)
+    return fidelity + l_tran(u, own, labels) + l_div(*shrunk)
+
+
+def global_loss(each, tau, own) -> float:
+    """Eq. 7 on the generator's images, as printed: KL(global, ensemble), a mean over the batch."""
+    u = np.einsum("nb,nbc->bc", tau, each)
+    return float(np.mean([kl(own[b], u[b]) for b in range(len(own))]))
+
+
+def aggregate(params: list[np.ndarray], samples: list[int]) -> np.ndarray:
+    """Eq. 1 for one entry that these clients hold: the mean by p_i, in proportion to the size of their data."""
+    return sum(n * p for n, p in zip(samples, params)) / sum(samples)
 
 
 def embedding_excess(embedding: np.ndarray, bound: float) -> float:

@@ -6,9 +6,9 @@ Sources: Hsu et al., "Measuring the effects of non-identical data distribution" 
 
 import numpy as np
 
-from fedjax_ht.core.bounds import Count, Positive
+from fedjax_ht.core.bounds import Count, Positive, Rest
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.data.partition.splits import Plan, by_class, official_sets
+from fedjax_ht.data.partition.splits import Plan, by_class, official_sets, split_client
 
 
 def pfllib_least(num_samples: int, num_clients: int) -> int:
@@ -68,11 +68,14 @@ def dfrd(
     alpha: Positive = 0.1,
     min_samples: Count = 10,
     max_tries: Count = 100,
+    val_share: Rest = 0.0,
 ) -> Partition:
     """DFRD's split: the official training set by gated Dirichlet shares, the official test set dealt evenly.
 
     A client tests on floor(n_c / num_clients) random test samples of every class c, whatever it trains on; the
-    remainder of a class is unused. `alpha` is the paper's omega.
+    remainder of a class is unused. `alpha` is the paper's omega. The paper has no validation; with `val_share` each
+    client holds this fraction of its training samples out, at random. Who holds what, and the test sets, are the same
+    whatever it is.
 
     Raises:
       ValueError: no official sets, or no draw gave every client the minimum.
@@ -90,7 +93,10 @@ def dfrd(
     plan = [train[rng.permutation(x)] for x in plan]
     even = [_even_rows(rng.permutation(x), num_clients) for x in by_class(dataset.labels[test], dataset.num_classes)]
     tests = test[np.concatenate(even, axis=1)]
-    return tuple(ClientIndices(x, x[:0], y) for x, y in zip(plan, tests))
+    if not val_share:  # the order of training samples is the one of the draw above
+        return tuple(ClientIndices(x, x[:0], y) for x, y in zip(plan, tests))
+    held = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified=False) for x in plan]
+    return tuple(client._replace(test=x) for client, x in zip(held, tests))
 
 
 def _even_rows(indices, num_rows):
