@@ -59,7 +59,9 @@ def main() -> None:
     server = jax.tree.map(np.asarray, state.server)
     for layer, channels, weight, bias in zip(layers(server, protocol), flattened(protocol), given[::2], given[1::2]):
         layer["kernel"], layer["bias"] = from_torch(weight, channels), bias
-    state = state._replace(servers=jax.tree.map(lambda x: jax.device_put(x[None]), server))
+    # Placed as the weights that they replace: another placement would compile the next round once more.
+    servers = jax.tree.map(lambda old, new: jax.device_put(new[None], old.sharding), state.servers, server)
+    state = state._replace(servers=servers)
 
     def one_round(number: int) -> None:
         nonlocal state

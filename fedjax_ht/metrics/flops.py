@@ -13,6 +13,7 @@ only the run knows counts once.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from fedjax_ht.core.federation import Bucket, Federation, features, init_variabl
 from fedjax_ht.core.influence import called_programs
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree
+from fedjax_ht.ops.conv import MULTIPLIED
 
 Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
 Flops = Any  # float, or float64 [n]
@@ -174,7 +176,13 @@ def _scan_constants(params: dict[str, Any]) -> int:
 def _matrix_product(equation: JaxprEqn) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+    flops = 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
+    # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs (`ops.conv`).
+    # Gradients keep the scope of what they are of.
+    scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
+    for multiplied, factors in scopes:
+        flops = flops * int(multiplied) / int(factors)
+    return flops
 
 
 def _convolution(equation: JaxprEqn) -> float:

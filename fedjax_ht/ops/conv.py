@@ -6,6 +6,10 @@ a batched one, which may lie in a CUDA graph; a ResNet-18 of native convolutions
 cuDNN's outside the graph (benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a
 grouped convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
 
+On a CPU a kernel of few channels in and out makes several neighbouring outputs at once (`columns_at_once`). Their
+patches overlap, so that fewer numbers are copied, and the product is wider, at the price of multiplying by some zeros:
+the network of PyTorch's tutorial, whose convolutions have 6 and 16 features, trains a third faster.
+
 Kernel entries that would only ever meet padding are left out of the product, which changes nothing but the work: a
 3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that counts, not nine.
 """
@@ -24,6 +28,7 @@ Lowering = Literal["patches", "native"]
 
 LARGE = 6 << 20  # bytes of a batch's patches up to which they are made for all images at once
 CACHED = 2 << 20  # bytes of patches that a core's own cache serves; twice the second level of a Zen 4
+MULTIPLIED = "multiplied_{}_of_{}"  # scope that tells metrics.flops how many of a product's factors are not zeros
 AT_ONCE = 9  # kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
 
 
@@ -75,14 +80,55 @@ def conv2d(
     x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows.padding, 0), (*columns.padding, 0), (0, 0, 0)))
     if groups > 1:
         return _depthwise(x, kernel, stride)
-    out = ((x.shape[1] - kernel.shape[0]) // stride + 1) * ((x.shape[2] - kernel.shape[1]) // stride + 1)
-    few = images_at_once(len(x), 4 * out * math.prod(kernel.shape[:3]))
-    if few == len(x) or jax.default_backend() != "cpu":
-        return _patches(x, kernel, stride)
-    # The gradient makes a block's patches again: from memory they would come more slowly.
-    convolve = jax.checkpoint(lambda block: _patches(block, kernel, stride), prevent_cse=False)
-    found = lax.map(convolve, x.reshape(-1, few, *x.shape[1:]))
-    return found.reshape(len(x), *found.shape[2:])
+    if jax.default_backend() != "cpu":
+        return _patches(x, kernel, (stride, stride))
+    return _convolve_on_cpu(x, kernel, stride)
+
+
+def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """Convolves without padding, by products whose patches stay in the processor's cache."""
+    batch, height, width, _ = x.shape
+    out_height, out_width = (height - kernel.shape[0]) // stride + 1, (width - kernel.shape[1]) // stride + 1
+    columns = columns_at_once(out_width, kernel.shape[2], kernel.shape[3])
+    widened = _widen(kernel, columns, stride)
+    strides = (stride, stride * columns)
+    convolve = functools.partial(_patches, kernel=widened, strides=strides)
+    size = 4 * out_height * (out_width // columns) * math.prod(widened.shape[:3])
+    images = images_at_once(batch, size)
+    with jax.named_scope(MULTIPLIED.format(kernel.shape[1], widened.shape[1])):
+        if images == batch:
+            out = convolve(x)
+        else:
+            # The gradient makes a block's patches again: from memory they would come more slowly.
+            again = jax.checkpoint(convolve, prevent_cse=False)
+            out = lax.map(again, x.reshape(-1, images, *x.shape[1:]))
+    # `columns` outputs that lie side by side are the product's columns, in this order: nothing moves.
+    return out.reshape(batch, out_height, out_width, kernel.shape[3])
+
+
+def columns_at_once(out_width: int, channels: int, features: int) -> int:
+    """Returns how many neighbouring outputs of a row to compute as one, which must divide the row.
+
+    Measured on a Zen 4 at batches of 10 and 50 (benchmarks/results/conv_columns_cpu.md): it pays for the few channels
+    of first layers, and costs more than it saves where products are large anyway.
+    """
+    if features > 32 or channels * features > 256:
+        return 1
+    most = 4 if features <= 8 else 2
+    return math.gcd(out_width, most)
+
+
+def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
+    """Lays copies of a kernel side by side, each a stride further to the right.
+
+    Returns:
+      [h, w + (columns - 1) stride, C, columns * O], zero where a copy does not reach.
+    """
+    if columns == 1:
+        return kernel
+    room = (columns - 1) * stride
+    copies = [jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0))) for i in range(columns)]
+    return jnp.concatenate(copies, axis=-1)
 
 
 def images_at_once(batch: int, size: int) -> int:
@@ -100,15 +146,16 @@ def _axis(length: int, size: int, stride: int, padding: int) -> Axis:
     return Axis(slice(first_tap, past_tap), (padding - first_tap, last + past_tap - length))
 
 
-def _patches(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """An unpadded convolution as one matrix product."""
+def _patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.Array:
+    """Convolves without padding as one matrix product; `strides` of rows and columns."""
     height, width, channels, features = kernel.shape
     if height * width <= AT_ONCE:
-        columns = jnp.stack([tap for _, _, tap in _taps(x, height, width, stride)], axis=3)  # [B, H', W', h * w, C]
+        patches = jnp.stack([tap for _, _, tap in _taps(x, height, width, strides)], axis=3)  # [B, H', W', h * w, C]
     else:
-        columns = _windows(_windows(x, width, stride, axis=2), height, stride, axis=1)  # [B, H', W', h, w, C]
-    batch, out_height, out_width = columns.shape[:3]
-    rows = columns.reshape(-1, height * width * channels)
+        by_column = _windows(x, width, strides[1], axis=2)
+        patches = _windows(by_column, height, strides[0], axis=1)  # [B, H', W', h, w, C]
+    batch, out_height, out_width = patches.shape[:3]
+    rows = patches.reshape(-1, height * width * channels)
     return product(rows, kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
 
 
@@ -119,7 +166,7 @@ def _depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
     """
     height, width = kernel.shape[:2]
-    return sum(tap * kernel[i, j, 0] for i, j, tap in _taps(x, height, width, stride))
+    return sum(tap * kernel[i, j, 0] for i, j, tap in _taps(x, height, width, (stride, stride)))
 
 
 def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
@@ -129,7 +176,7 @@ def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
 def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
     x, kernel = saved
     height, width = kernel.shape[:2]
-    sums = jnp.stack([tap * upstream for _, _, tap in _taps(x, height, width, stride)]).sum((1, 2, 3))
+    sums = jnp.stack([tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]).sum((1, 2, 3))
     # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned around.
     reach = [
         (size - 1, x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride, stride - 1)
@@ -142,10 +189,10 @@ def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstrea
 _depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
-def _taps(x: jax.Array, height: int, width: int, stride: int) -> list[tuple[int, int, jax.Array]]:
-    """(i, j, what kernel entry [i, j] sees) of a kernel of this size."""
-    rows = [_shifted(x, i, height, stride, axis=1) for i in range(height)]
-    return [(i, j, _shifted(row, j, width, stride, axis=2)) for i, row in enumerate(rows) for j in range(width)]
+def _taps(x: jax.Array, height: int, width: int, strides: tuple[int, int]) -> list[tuple[int, int, jax.Array]]:
+    """Lists (i, j, what kernel entry [i, j] sees) of a kernel of this size."""
+    rows = [_shifted(x, i, height, strides[0], axis=1) for i in range(height)]
+    return [(i, j, _shifted(row, j, width, strides[1], axis=2)) for i, row in enumerate(rows) for j in range(width)]
 
 
 def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:

@@ -14,6 +14,7 @@ from fedjax_ht.core.method import ClientInfo, Context, Data, Split
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import bucket_flops, program_flops
 from fedjax_ht.models import model_group
+from fedjax_ht.ops import conv
 from fedjax_ht.ops.conv import conv2d
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
 from tests.federations import FEATURE_DIM, NUM_CLASSES, SHAPE, TRAINING, federation_data, mixed_federation
@@ -90,6 +91,21 @@ def test_a_convolution_and_its_gradients_as_xla_counts_them(stride, padding, gro
     step = jax.grad(loss, argnums=(0, 1))
     xla = jax.jit(step).lower(x, kernel).cost_analysis()["flops"]
     assert program_flops(jax.make_jaxpr(step)(x, kernel)) == pytest.approx(xla, rel=0.03)
+
+
+@pytest.mark.parametrize("stride, columns", [(1, 5), (2, 2)])
+def test_a_convolution_costs_the_same_in_whichever_form_it_runs(monkeypatch, stride, columns):
+    def traced():
+        step = jax.grad(lambda x, kernel: (conv2d(x, kernel, stride) ** 2).sum(), argnums=(0, 1))
+        return jax.make_jaxpr(step)(jnp.ones((2, 12, 18, 3)), jnp.ones((5, 4, 3, 2)))
+
+    monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: 1)
+    plain = traced()
+    monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: columns)
+    widened = traced()
+    out_pixels = 8 * 15 if stride == 1 else 4 * 8
+    assert program_flops(plain) == 3 * 2 * (2 * out_pixels * 2 * 5 * 4 * 3)  # forward, and each of two gradients
+    assert program_flops(widened) == program_flops(plain) and str(widened) != str(plain)
 
 
 @pytest.mark.parametrize("name, group", [("local", "mlp2"), ("local", "cnn5"), ("fedproto", "cnn5"), ("fml", "mlp2")])

@@ -178,3 +178,19 @@ def test_only_large_patches_are_made_for_a_few_images_at_a_time():
     assert conv.images_at_once(10, mega) == 2  # of 10 MiB, two of 1 MiB stay in the cache
     assert conv.images_at_once(16, mega // 2) == 4
     assert conv.images_at_once(7, mega) == 1 and conv.images_at_once(50, 9 * mega) == 1
+
+
+@pytest.mark.parametrize("case, columns", [("valid", 1), ("valid", 2), ("padded", 5), ("strided, padded", 3)])
+def test_several_outputs_of_a_row_at_once_are_those_alone(monkeypatch, case, columns):
+    case = CASES[case]
+    arguments = [a[0] for a in drawn(case)]
+    out_width = arguments[2].shape[2]
+    monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: columns)
+    assert out_width % columns == 0
+    assert_close(jax.jit(pulled_back(convolution(case)))(*arguments), wanted(case, *arguments))
+
+
+def test_only_kernels_of_few_channels_make_several_outputs_at_once():
+    assert conv.columns_at_once(28, 3, 6) == 4 and conv.columns_at_once(10, 6, 16) == 2
+    assert conv.columns_at_once(30, 3, 6) == 2 and conv.columns_at_once(27, 3, 6) == 1
+    assert conv.columns_at_once(28, 3, 64) == conv.columns_at_once(28, 16, 32) == 1
