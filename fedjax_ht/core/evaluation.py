@@ -98,6 +98,17 @@ def as_scored(method: Method, federation: Federation, bucket: Bucket, channel: C
     return prepare
 
 
+def received_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
+    """Returns (participant, servers, data, round) -> the state of a client that keeps nothing between rounds, as the
+    newest downlink leaves it; compiled."""
+    prepare = as_scored(method, federation, bucket, channel, keeps=False)
+
+    def run(participant: Participant, servers: TrialServers, data: Data, round):
+        return prepare((), participant, servers, view(data, participant), round, True)[1]
+
+    return jax.jit(run)
+
+
 def client_evaluation(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, batch_size: int, keeps: bool = True
 ) -> Callable:

@@ -37,13 +37,11 @@ class ClientInfo(NamedTuple):
       id: int32 scalar, the client's id in the whole federation.
       num_samples: int32 scalar, its number of training samples.
       last_round: int32 scalar, the last round in which the server reached it; -1 if it never did.
-      extra: per-client settings of a method (a width plan, a number of blocks), or ().
     """
 
     id: jax.Array
     num_samples: jax.Array
     last_round: jax.Array
-    extra: PyTree = ()
 
 
 class Context(NamedTuple):
@@ -138,7 +136,6 @@ class Method(NamedTuple):
         samples; or None.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the method cannot run.
       host_server: True if server_update calls host code; it is then not jitted.
-      recipients: who is sent, and counted for, a downlink.
       frozen: arrays that server_update reads and nothing changes, such as a pre-trained model's weights. They are an
         argument of the compiled server step, not a constant in it, and are in no checkpoint.
       sees_data: True for a control whose server_update reads the clients' training samples, `Context.data`: no real
@@ -176,7 +173,6 @@ class Method(NamedTuple):
     global_params: Callable | None = None
     check: Callable = always_fits
     host_server: bool = False
-    recipients: Literal["participants", "all"] = "participants"
     frozen: PyTree = ()
     sees_data: bool = False
     pretrained_on: tuple[str, ...] = ()

@@ -219,20 +219,6 @@ def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
     return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 
-def received_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> Callable:
-    """(participant, servers, data, round) -> the state of a client that keeps nothing between rounds, as the newest
-    downlink leaves it; compiled."""
-
-    def run(participant: Participant, servers: TrialServers, data: Data, round):
-        server, root, settings = servers.of(participant.trial)
-        mine, info = method.at(settings), participant.info
-        downlink = send(mine, federation, bucket, channel, server, root, round, info)
-        client = any_state(mine, bucket, root)
-        return receive(mine, bucket, client, downlink, view(data, participant), root, round, info)
-
-    return jax.jit(run)
-
-
 def bucket_round(
     method: Method,
     federation: Federation,
@@ -300,22 +286,3 @@ def gather_received(received: dict[str, Received]) -> Received:
     joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
     rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)
     return jax.tree.map(lambda x: x[jnp.argsort(rank, stable=True)], joined)
-
-
-def downlink_costs(method: Method, federation: Federation, channel: Channel) -> Callable:
-    """(server, ClientInfo [num_clients], root, round) -> WireCost [num_clients] of a downlink to everyone, bucket
-    after bucket."""
-
-    def run(server, infos: ClientInfo, root, round):
-        parts = []
-        for bucket in federation.buckets:
-
-            def one(info, bucket=bucket):
-                message = send(method, federation, bucket, channel, server, root, round, info)
-                return jax.tree.map(jnp.int32, wire.wire_elements(message))
-
-            members = jnp.asarray(federation.members(bucket))
-            parts.append(lax.map(one, jax.tree.map(lambda x, m=members: x[m], infos)))
-        return jax.tree.map(lambda *xs: jnp.concatenate(xs), *parts)
-
-    return run

@@ -95,17 +95,11 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     words, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
     own = (state.servers, _seeds(server), jax.tree.map(lambda x: jnp.asarray(x)[None], words), rows, {})
     round_ = jnp.int32(number)
-    everyone = None
-    if server.plan.method.recipients == "all":
-        infos = jax.tree.map(lambda x: x[None], _info(server, state, np.arange(num_clients)))
-        everyone = server.charge((state.servers, _seeds(server), (), infos), round_)
-        order = np.concatenate([server.federation.members(b) for b in server.federation.buckets])
-        everyone = jax.tree.map(lambda x: x[:, reachable[order]], everyone)
     servers, result = server.serve(own, (received, round_, server.frozen, ()))
-    result, everyone = fetch((of_trial(result, 0), everyone if everyone is None else of_trial(everyone, 0)))
+    result = fetch(of_trial(result, 0))
     last_round = state.last_round.copy()
-    last_round[0, sorted(answered) if everyone is None else reachable] = number
-    report = round_report([_results(answered)], result, everyone, 0.0, np.zeros(num_clients, bool))
+    last_round[0, sorted(answered)] = number
+    report = round_report([_results(answered)], result, 0.0, np.zeros(num_clients, bool))
     lost = num_clients - int(reachable.sum()) + len(asked) - len(answered)
     if server.plan.unit != "upload":  # there clients do not tell
         longest = max((one.head["seconds"] for one in answered.values()), default=0.0)

@@ -56,7 +56,7 @@ class Server(NamedTuple):
       forms: bucket name -> the form of its uplinks.
       groups: name -> clients whose uplinks are summed together; None where uplinks come one by one.
       send: bucket name -> compiled (server, round, info) -> downlink.
-      serve, first, charge: as of `simulation.trials`.
+      serve, first: as of `simulation.trials`.
       frozen: `Method.frozen`, on its device.
       noise: what it adds itself; None where it adds none.
       ledger: the file of what is told of privacy, see `noise`.
@@ -76,7 +76,6 @@ class Server(NamedTuple):
     send: dict[str, Callable]
     serve: Callable
     first: Callable
-    charge: Callable
     frozen: PyTree
     noise: Noise | None
     ledger: Path
@@ -142,7 +141,6 @@ def make_server(
         {b.name: _sender(plan, federation, b) for b in federation.buckets},
         per_trial.serve(method, federation, outlier_bound),
         per_trial.first_server(method, federation),
-        per_trial.charge_all(method, federation, plan.channel),
         collect(client_mesh(1), method.frozen),
         noise_of_sums(plan.options.privacy, any(map(sends_payload, forms.values())), folder / LEDGER, entropy)
         if plan.unit == "client"

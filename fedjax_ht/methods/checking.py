@@ -43,7 +43,7 @@ class Pool(NamedTuple):
     spoiled: Data
 
 
-def check_method(method: Method, federation: Federation | None = None, extra: PyTree = ()) -> None:
+def check_method(method: Method, federation: Federation | None = None) -> None:
     """Plays two rounds of a tiny federation and refuses a method that breaks the contract.
 
     The first client fills no batch, the second a batch and a half, and the third has no samples. It
@@ -60,7 +60,6 @@ def check_method(method: Method, federation: Federation | None = None, extra: Py
       method: such as a factory's result.
       federation: what the method runs on, with inputs of any kind; None takes two small perceptrons
         with three clients each.
-      extra: per-client settings, as of `make_simulation`.
 
     Raises:
       ValueError: the method breaks the contract, or does not run on such a federation. One line.
@@ -71,7 +70,7 @@ def check_method(method: Method, federation: Federation | None = None, extra: Py
     method = guarded(method)
     federation = small_federation() if federation is None else federation
     method.check(federation)
-    players, pool = _cast(method, federation, extra)
+    players, pool = _cast(method, federation)
     root = jax.random.key(0)
     plays = {b.name: _client_round(method, federation, b) for b in federation.buckets}
     starts = {b.name: _first_state(method, b) for b in federation.buckets}
@@ -130,7 +129,7 @@ def replaced(tree: PyTree, where: jax.Array, values: Mapping[str, Any]) -> PyTre
     return jax.tree.map(one, tree)
 
 
-def _cast(method: Method, federation: Federation, extra: PyTree) -> tuple[list[Player], Pool]:
+def _cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
     """Chooses the first clients of every bucket and draws their samples, which no two clients share."""
     batch = method.training.batch_size
     counts = (max(1, batch // 2), batch + (batch + 1) // 2, 0)
@@ -138,8 +137,7 @@ def _cast(method: Method, federation: Federation, extra: PyTree) -> tuple[list[P
     shape, total = federation.buckets[0].input_shape, sum(count for _, _, count in places)
     width, start, players = max(counts) + batch, 0, []
     for bucket, i, count in places:
-        settings = jax.tree.map(lambda x, i=i: x[i], extra)
-        info = ClientInfo(np.int32(i), np.int32(count), np.int32(-1), settings)
+        info = ClientInfo(np.int32(i), np.int32(count), np.int32(-1))
         indices = np.arange(start, start + count, dtype=np.int32)
         split = filled(Split(indices, np.int32(count)), width - count, np.full(width, total))
         players.append(Player(bucket, info, split))

@@ -93,8 +93,7 @@ def fedral(
     Args:
       training: local training.
       blocks: m_k, a divisor of r for all clients, or one for each: client i takes entry i mod their number. 1
-        sparsifies nothing (ablation B of Table 7). Where a federation is run with `ClientInfo.extra`, int32 per
-        client, that holds.
+        sparsifies nothing (ablation B of Table 7).
       byte_budget: decides the blocks instead: the fewest whose entries fit, for all clients or for each.
       angle_lr: eta_A, of plain SGD; None trains A by the optimiser of `training`, 0 freezes it.
       init_scale: s, of the first A, whose entries are uniform within s / sqrt(r). With m blocks the mean square of R A
@@ -118,8 +117,7 @@ def fedral(
 
     def own_mask(bucket: Bucket, info: ClientInfo) -> jax.Array:
         numbers = dealt(bucket.feature_dim)
-        own = info.extra if jax.tree.leaves(info.extra) else jnp.array(numbers)[info.id % len(numbers)]
-        return block_mask(bucket.feature_dim, own)
+        return block_mask(bucket.feature_dim, jnp.array(numbers)[info.id % len(numbers)])
 
     def check(federation: Federation) -> None:
         width = federation.feature_dim

@@ -25,7 +25,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
 from fedjax_ht.core.influence import called_programs
 from fedjax_ht.core.inputs import abstract, on_device
-from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree
+from fedjax_ht.core.method import ClientInfo, Context, Data, Method
 from fedjax_ht.ops.conv import MULTIPLIED
 
 Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
@@ -57,41 +57,40 @@ INTEGER_ARITHMETIC = {
 }
 
 
-def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: Data, extra: PyTree = ()) -> np.ndarray:
+def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: Data) -> np.ndarray:
     """FLOPs of `receive` and `client_update`, float64 [n], of each of a bucket's clients in a round it takes part in.
 
     Args:
       method, federation, bucket: whose program.
       data: the bucket's, with splits stacked over its n clients (or n rows of several trials).
-      extra: `ClientInfo.extra` with a leading client axis.
     """
     counts = {name: np.asarray(split.count) for name, split in data.splits.items()}
     key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
     own = lambda x: on_device(x.shape[1:], x.dtype)  # noqa: E731
     whole = lambda x: on_device(x.shape, x.dtype)  # noqa: E731
 
-    def context(key, number, num_samples, settings) -> Context:
-        return Context(key, number, ClientInfo(number, num_samples, number, settings), shared_key=key)
+    def context(key, number, num_samples) -> Context:
+        return Context(key, number, ClientInfo(number, num_samples, number), shared_key=key)
 
-    def sent(server_key, key, number, settings):
+    def sent(server_key, key, number):
         server = method.init_server(federation, server_key)
-        return method.broadcast(federation, bucket, server, context(key, number, number, settings))
+        return method.broadcast(federation, bucket, server, context(key, number, number))
 
     def start(key, number):
         return method.init_client(bucket, Context(key, number, None))
 
-    def work(counts, client, downlink, data, key, number, settings):
+    def work(counts, client, downlink, data, key, number):
         splits = {name: split._replace(count=counts[name]) for name, split in data.splits.items()}
         data = data._replace(splits=splits)
-        ctx = context(key, number, counts["train"], settings)
+        ctx = context(key, number, counts["train"])
         client = method.receive(bucket, client, downlink, data, ctx)
         return method.client_update(bucket, client, downlink, data, ctx)
 
-    settings, numbers = jax.tree.map(own, (extra, counts))
-    downlink = jax.eval_shape(sent, key, key, number, settings)
+    numbers = jax.tree.map(own, counts)
+    downlink = jax.eval_shape(sent, key, key, number)
     one = jax.tree.map(whole, data._replace(splits={}))._replace(splits=jax.tree.map(own, data.splits))
     client = jax.eval_shape(start, key, number)
-    program = jax.make_jaxpr(work)(numbers, client, downlink, one, key, number, settings)
+    program = jax.make_jaxpr(work)(numbers, client, downlink, one, key, number)
     return np.zeros(len(counts["train"])) + program_flops(program, jax.tree.leaves(counts))
 
 

@@ -14,7 +14,7 @@ from fedjax_ht.core.attacks import attacked, attackers
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.contract import guarded
 from fedjax_ht.core.disclosure import Exposure, exposure
-from fedjax_ht.core.evaluation import Asked, bucket_evaluation, client_evaluation, global_evaluation
+from fedjax_ht.core.evaluation import Asked, bucket_evaluation, client_evaluation, global_evaluation, received_state
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
@@ -22,7 +22,7 @@ from fedjax_ht.core.mesh import client_mesh, collect, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.privacy import private
 from fedjax_ht.core.robust import defended
-from fedjax_ht.core.round import Channel, bucket_round, first_states, received_state
+from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops, sample_flops
 from fedjax_ht.metrics.privacy import accounting
@@ -42,7 +42,7 @@ class Clients(NamedTuple):
       first_states: see `round.first_states`.
       keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks for.
       store: where their states at rest live.
-      received: see `round.received_state`; of those that keep nothing.
+      received: see `evaluation.received_state`; None of those that keep something.
     """
 
     roster: Roster
@@ -50,14 +50,14 @@ class Clients(NamedTuple):
     first_states: Callable
     keeps: bool
     store: ClientStore
-    received: Callable
+    received: Callable | None
 
 
 class ServerSteps(NamedTuple):
     """The servers of all trials; the functions are those of `trials`.
 
     Attributes:
-      first, serve, charge_all, score_global: its state, its step, a downlink to everyone, its own model's accuracy.
+      first, serve, score_global: its state, its step, its own model's accuracy.
       seeds: uint32 [trials].
       settings: as `Program.settings`.
       frozen: `Method.frozen`.
@@ -66,7 +66,6 @@ class ServerSteps(NamedTuple):
 
     first: Callable
     serve: Callable
-    charge_all: Callable
     score_global: Callable
     seeds: jax.Array
     settings: PyTree
@@ -79,7 +78,6 @@ class Program(NamedTuple):
 
     Attributes:
       method, federation, data: what is bound; the method with the attack, the privacy and the defences of the options.
-      extra: per-client settings of the method.
       options: of each trial, alike but for the seed; see `of_trials`.
       channel: what transforms the messages on the wire.
       mesh: the devices.
@@ -100,7 +98,6 @@ class Program(NamedTuple):
     method: Method
     federation: Federation
     data: FederationData
-    extra: PyTree
     options: tuple[SimulationOptions, ...]
     channel: Channel
     mesh: Mesh
@@ -134,7 +131,6 @@ def bind(
     federation: Federation,
     data: FederationData,
     options: SimulationOptions,
-    extra: PyTree,
     seeds: Sequence[int],
     settings: PyTree,
 ) -> Program:
@@ -154,7 +150,6 @@ def bind(
     server = ServerSteps(
         per_trial.first_server(method, federation),
         per_trial.serve(method, federation, options.outlier_bound),
-        per_trial.charge_all(method, federation, channel),
         per_trial.over_trials(global_scores),
         (),
         (),
@@ -162,11 +157,9 @@ def bind(
     )
     rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
     bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
-    one = jax.tree.map(lambda x: x[0], extra)
     # "trained" evaluation asks for what training left, whatever comes down.
     keeps = {
-        b.name: options.evaluate == "trained" or keeps_state(method, federation, b, channel, one)
-        for b in federation.buckets
+        b.name: options.evaluate == "trained" or keeps_state(method, federation, b, channel) for b in federation.buckets
     }
     wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in wanted if data.counts[s].any())
@@ -178,7 +171,7 @@ def bind(
             first_states(method, b, mesh),
             keeps[b.name],
             STORES[options.client_store](mesh) if keeps[b.name] else no_store(mesh),
-            received_state(method, federation, b, channel),
+            None if keeps[b.name] else received_state(method, federation, b, channel),
         )
         for b in federation.buckets
     }
@@ -191,7 +184,6 @@ def bind(
         method=method,
         federation=federation,
         data=data,
-        extra=extra,
         options=(options,),
         channel=channel,
         mesh=mesh,
@@ -205,7 +197,7 @@ def bind(
         nothing=spread(mesh, asked(False, ())),
         in_evaluation=spread(mesh, asked(options.evaluate == "received", splits)),
         server=server,
-        flops=functools.cache(functools.partial(client_flops, method, federation, data, extra)),
+        flops=functools.cache(functools.partial(client_flops, method, federation, data)),
         exposure=options.privacy and exposure(own, federation),
     )
     return of_trials(program, seeds, settings)
@@ -234,12 +226,12 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
     )
 
 
-def client_flops(method: Method, federation: Federation, data: FederationData, extra: PyTree) -> np.ndarray:
+def client_flops(method: Method, federation: Federation, data: FederationData) -> np.ndarray:
     """FLOPs of each client in a round that it takes part in, float64 [trials, num_clients] (see `metrics.flops`); it
     traces every architecture."""
     flops = np.zeros(data.counts["train"].shape)
     for bucket in federation.buckets:
-        per_row = bucket_flops(method, federation, bucket, data.buckets[bucket.name], extra)
+        per_row = bucket_flops(method, federation, bucket, data.buckets[bucket.name])
         flops[:, federation.members(bucket)] = per_row.reshape(len(flops), -1)
     return flops
 

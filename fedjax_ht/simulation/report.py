@@ -79,7 +79,6 @@ class Evaluation(NamedTuple):
 def round_report(
     results: list[tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]],
     server: ServerResult,
-    downlink_of_all: WireCost | None,
     wasted_lane_steps: float,
     attackers: np.ndarray,
     earlier: WireCost | None = None,
@@ -89,8 +88,6 @@ def round_report(
     Args:
       results: per bucket, the participants' ids, their results and their scores {"test": Scores} as NumPy, all [m].
       server: its result, as NumPy.
-      downlink_of_all: arrays with an entry for each who gets one, where a downlink goes to everyone; None counts the
-        participants'.
       wasted_lane_steps: see `RoundReport`.
       attackers: bool [num_clients].
       earlier: arrays with an entry for each uplink of an earlier round that the server got in this one.
@@ -115,7 +112,7 @@ def round_report(
         metrics={name: mean(values) for name, values in joined.metrics.items()} if len(ids) else {},
         server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(uplink),
-        downlink=_total(downlink_of_all or joined.downlink_cost),
+        downlink=_total(joined.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
         far_off=tuple((int(i), float(server.far[i])) for i in np.flatnonzero(server.far >= FAR_OFF)),

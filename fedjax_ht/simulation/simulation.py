@@ -60,7 +60,6 @@ def make_simulation(
     federation: Federation,
     data: FederationData,
     options: SimulationOptions | None = None,
-    extra: PyTree = (),
 ) -> Simulation:
     """Binds a method to a federation and its data.
 
@@ -69,12 +68,11 @@ def make_simulation(
       federation: the buckets.
       data: the clients' data.
       options: how the federation runs.
-      extra: per-client settings of the method (`ClientInfo.extra`), arrays with a leading axis [num_clients].
 
     Raises:
       ValueError: the method cannot run on this federation.
     """
-    return _alone(make_trials(method, federation, [data], options, extra))
+    return _alone(make_trials(method, federation, [data], options))
 
 
 def make_trials(
@@ -82,7 +80,6 @@ def make_trials(
     federation: Federation,
     data: Sequence[FederationData],
     options: SimulationOptions | None = None,
-    extra: PyTree = (),
     seeds: Sequence[int] | None = None,
     settings: PyTree = (),
 ) -> Simulation:
@@ -96,7 +93,7 @@ def make_trials(
     """
     options = options or SimulationOptions()
     seeds = range(options.seed, options.seed + len(data)) if seeds is None else seeds
-    return _simulation(bind(method, federation, join_trials(data), options, extra, seeds, settings))
+    return _simulation(bind(method, federation, join_trials(data), options, seeds, settings))
 
 
 def _simulation(program: Program) -> Simulation:

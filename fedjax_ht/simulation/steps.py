@@ -181,10 +181,7 @@ def run_round(
     seconds, start = ({} if program.options[0].time_stages else None), time.perf_counter()
     trained = _timed(program, _train(program, state, now, chosen, score, seconds))
 
-    everyone, number = None, collect(mesh, np.int32(state.round))
-    if program.method.recipients == "all":
-        infos = collect(mesh, now.info)
-        everyone = server.charge_all((state.servers, server.seeds, server.settings, infos), number)
+    number = collect(mesh, np.int32(state.round))
     received = own_received = {name: part.received for name, part in trained.items()}
     if state.waiting is None:
         rows = {name: part.rows for name, part in trained.items() if not program.clients[name].roster.in_order}
@@ -199,11 +196,11 @@ def run_round(
     new, result = stage(seconds, "serve", lambda: server.serve(own, shared))
 
     last_round = state.last_round.copy()
-    for reached, (ids, _), anybody in zip(last_round, chosen, there):
-        reached[ids if everyone is None else anybody] = state.round
+    for reached, (ids, _) in zip(last_round, chosen):
+        reached[ids] = state.round
     stored = {name: part.stored for name, part in trained.items()}
     changed = {name: part.changed for name, part in trained.items() if part.changed is not None}
-    reports = _reports(program, trained, (result, everyone), there, state.waiting)
+    reports = _reports(program, trained, result, there, state.waiting)
     waiting = state.waiting
     if waiting is not None:
         waiting = after_round(program, waiting, own_received, {name: part.times for name, part in trained.items()})
@@ -306,14 +303,13 @@ def _reports(
     there: Sequence[np.ndarray],
     waiting: Waiting | None,
 ) -> list[RoundReport]:
-    """One a trial; `of_server` are its server's result, and what a downlink to everyone costs or None; `there` is who
-    can be reached; `waiting` stood before the round."""
+    """Makes one report a trial; `of_server` are the servers' results, `there` tells who can be reached, and `waiting`
+    stood before the round."""
     # The one transfer of a round, but for that of `_timed`.
     results = {name: (part.result, part.scores) for name, part in trained.items()}
     results, of_server = fetch((results, of_server))
     profile = program.options[0].profile
     idle, spent = sum(part.idle for part in trained.values())
-    order = np.concatenate([program.federation.members(b) for b in program.federation.buckets])  # of `everyone`
     reports = []
     for t in range(len(program.options)):
         mine, times = [], []
@@ -324,11 +320,9 @@ def _reports(
             mine.append((ids, (result, rows_of_trial(roster, part.scored, t, scores)[1])))
             times.append((ids, rows_of_trial(roster, part.flat, t, part.times)[1]))
         wasted = float(idle / spent) if spent else 0.0
-        result, everyone = of_trial(of_server, t)
-        everyone = jax.tree.map(lambda x, t=t: x[there[t][order]], everyone)
         earlier = None if waiting is None else of_trial(waiting.uploads, t)
         cost = None if earlier is None else earlier.arriving_cost(profile)
-        report = round_report(mine, result, everyone, wasted, program.attackers, cost)
+        report = round_report(mine, of_trial(of_server, t), wasted, program.attackers, cost)
         if profile is not None:
             timed = simulated(profile, times, earlier) if profile.rates() else {}
             report = report._replace(absent=int(np.sum(~there[t])), **timed)
@@ -399,8 +393,7 @@ def clients_info(program: Program, state: SimulationState) -> ClientInfo:
     """Of every client, NumPy with leading axes [trials, num_clients]."""
     count, n = program.train_counts.shape
     ids = np.tile(np.arange(n, dtype=np.int32), (count, 1))
-    extra = jax.tree.map(lambda x: np.broadcast_to(x, (count, *np.shape(x))), program.extra)
-    return ClientInfo(ids, program.train_counts.astype(np.int32), state.last_round.astype(np.int32), extra)
+    return ClientInfo(ids, program.train_counts.astype(np.int32), state.last_round.astype(np.int32))
 
 
 def _now(program: Program, state: SimulationState) -> Now:

@@ -13,8 +13,8 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import ClientInfo, Method, PyTree, Received
-from fedjax_ht.core.round import Channel, downlink_costs, server_round
+from fedjax_ht.core.method import Method, PyTree, Received
+from fedjax_ht.core.round import server_round
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:
@@ -73,15 +73,3 @@ def pick(received: Received, rows: jax.Array) -> Received:
     """Some rows; a negative one has not arrived."""
     mine = jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], received)
     return mine._replace(arrived=mine.arrived & (rows >= 0))
-
-
-def charge_all(method: Method, federation: Federation, channel: Channel) -> Callable:
-    """((server, seeds, settings, ClientInfo [num_clients]), round) -> WireCost [num_clients] of a downlink to
-    everyone."""
-
-    def one(own: tuple[PyTree, jax.Array, PyTree, ClientInfo], round):
-        server, seed, settings, infos = own
-        costs = downlink_costs(method.at(settings), federation, channel)
-        return costs(server, infos, jax.random.key(seed), round)
-
-    return over_trials(one)

@@ -46,7 +46,7 @@ def nobody_waits(program: Program, infos: ClientInfo) -> Waiting | None:
         return None
     one, sent = jax.tree.map(lambda x: x[0, 0], infos), {}
     for bucket in program.federation.buckets:
-        uplink = uplink_form(program.method, program.federation, bucket, program.channel, one.extra)
+        uplink = uplink_form(program.method, program.federation, bucket, program.channel)
         rows = len(program.clients[bucket.name].roster.steps)
         zeros = lambda x, rows=rows: np.zeros((rows, *x.shape), x.dtype)  # noqa: E731
         sent[bucket.name] = collect(program.mesh, jax.tree.map(zeros, (uplink, one)))

@@ -126,14 +126,6 @@ def test_blocks_are_on_the_diagonal():
     assert block_mask(500, 100).sum() == 2500
 
 
-def test_settings_of_a_client_decide_its_blocks():
-    method = fedral(TRAINING, blocks=2)
-    data, ctx = tiny.client_data(LABELS), tiny.context(0)
-    ctx = ctx._replace(info=ctx.info._replace(extra=jnp.int32(6)))
-    _, uplink, _ = method.client_update(BUCKET, method.init_client(BUCKET, ctx), everywhere(), data, ctx)
-    np.testing.assert_array_equal(uplink.angle.mask, np.eye(R, dtype=bool))
-
-
 def test_a_frozen_matrix_of_zeros_is_local_training():
     method, alone = fedral(TRAINING, init_scale=0.0, angle_lr=0.0), local(TRAINING)
     data, ctx = tiny.client_data(LABELS), tiny.context(0)

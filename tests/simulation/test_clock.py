@@ -19,7 +19,7 @@ from fedjax_ht.simulation.program import Program, bind
 from fedjax_ht.simulation.simulation import Simulation, _alone, _simulation, make_simulation
 from tests.federations import NUM_CLIENTS, TRAINING, chosen, federation_data, identical, to_host
 from tests.reference.devices import Device, Work, play
-from tests.simulation.test_simulation import EXTRA, FEDERATION, probe
+from tests.simulation.test_simulation import FEDERATION, probe
 
 RNG = np.random.default_rng(0)
 FLOPS, UP, DOWN = (RNG.uniform(1, 4, NUM_CLIENTS) for _ in range(3))
@@ -36,7 +36,7 @@ def program(method: str = "", seeds: tuple[int, ...] = (1,)) -> Program:
     """Of the probe or of a real method, bound once: what a profile says is asked on the host."""
     made = METHODS[method](TRAINING) if method else probe()
     data = join_trials([federation_data(FEDERATION)] * len(seeds))
-    return bind(made, FEDERATION, data, OPTIONS, () if method else EXTRA, seeds, ())
+    return bind(made, FEDERATION, data, OPTIONS, seeds, ())
 
 
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
@@ -155,7 +155,7 @@ def test_a_fault_of_an_upload_that_comes_too_late_is_none():
 
     method = probe()._replace(server_update=server_update)
     up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
-    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, EXTRA, [1], ())
+    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, [1], ())
     for deadline, stage in ((0.0, "server_update"), (2.0, None)):
         sim = with_profile(bound, Profile(up=up, deadline=deadline))
         with chosen([0, 4]):
@@ -218,4 +218,4 @@ def test_a_wrong_profile_is_one_line(fields, message):
 def test_a_profile_of_other_clients_is_refused_before_anything_is_compiled():
     options = SimulationOptions(profile=Profile(up=np.ones(3)), devices=1)
     with pytest.raises(ValueError, match=r"^profile.up has 3 numbers; there are 8 clients$"):
-        make_simulation(probe(), FEDERATION, federation_data(FEDERATION), options, EXTRA)
+        make_simulation(probe(), FEDERATION, federation_data(FEDERATION), options)

@@ -58,24 +58,15 @@ def test_round():
     assert all(isinstance(x, int) for x in (*report.uplink, *report.downlink, report.arrived, *report.not_finite))
 
 
-def test_downlink_to_everyone_replaces_the_participants():
-    everyone = WireCost(*(np.full(8, k, np.int32) for k in (1, 4, 0, 0)))
-    report = round_report(RESULTS, server(), everyone, 0.0, HONEST)
-    assert report.server_finite and report.far_off == ()
-    assert report.downlink == WireCost(8, 32, 0, 0) and report.uplink == WireCost(40, 160, 80, 320)
-
-
 def test_sums_beyond_32_bits():
     heavy = result([True] * 3, [True] * 3, [0.0] * 3, [2**27] * 3, [2**27] * 3)
-    report = round_report([(np.arange(3), (heavy, {}))], server(), None, 0.0, HONEST)
+    report = round_report([(np.arange(3), (heavy, {}))], server(), 0.0, HONEST)
     assert report.accuracy == {}
     assert report.uplink.metadata_bytes == report.downlink.metadata_bytes == 3 * 2**30
 
 
 def test_nobody_is_finite():
-    report = round_report(
-        [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), None, 0.0, HONEST
-    )
+    report = round_report([(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0, HONEST)
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 
@@ -101,5 +92,5 @@ def test_evaluation_of_the_server():
 
 
 def test_attackers_are_in_no_accuracy():
-    report = round_report(RESULTS, server(), None, 0.0, np.isin(np.arange(8), [6, 1]))
+    report = round_report(RESULTS, server(), 0.0, np.isin(np.arange(8), [6, 1]))
     np.testing.assert_array_equal(report.accuracy["head"], [0.5, np.nan, 1.0, np.nan, np.nan])

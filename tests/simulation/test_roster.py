@@ -107,9 +107,7 @@ def test_layout_is_longest_first_where_several_run_side_by_side():
 
 
 def test_schedule_tells_each_row_its_own():
-    info = ClientInfo(
-        *(np.arange(14).reshape(2, 7) + k for k in (0, 100, 200)), {"blocks": np.arange(14).reshape(2, 7)}
-    )
+    info = ClientInfo(*(np.arange(14).reshape(2, 7) + k for k in (0, 100, 200)))
     flat = np.array([1, PADDING, 5, 0])
     plan = schedule(roster(), flat, np.array([7, 8, 9, 5]), info, lost=np.array([5]))
     np.testing.assert_array_equal(plan.slots, [7, np.iinfo(np.int32).max, 9, 5])
@@ -121,7 +119,6 @@ def test_schedule_tells_each_row_its_own():
     np.testing.assert_array_equal(plan.own.trial[real], [0, 1, 0])
     np.testing.assert_array_equal(plan.own.info.id[real], [4, 13, 1])
     np.testing.assert_array_equal(plan.own.info.num_samples[real], [104, 113, 101])
-    np.testing.assert_array_equal(plan.own.info.extra["blocks"][real], [4, 13, 1])
 
 
 def test_results_go_back_to_their_trials():

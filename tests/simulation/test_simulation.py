@@ -38,11 +38,10 @@ from tests.federations import (
 )
 
 FEDERATION = mixed_federation()
-EXTRA = np.arange(NUM_CLIENTS, dtype=np.float32) * 10
 
 
 class Server(NamedTuple):
-    """What the clients told, by id: weights [n, 2], facts [n, 5], and how often each was heard [n]; the level counts
+    """What the clients told, by id: weights [n, 2], facts [n, 4], and how often each was heard [n]; the level counts
     rounds from 1."""
 
     level: jax.Array
@@ -53,7 +52,7 @@ class Server(NamedTuple):
 
 class Uplink(NamedTuple):
     weights: jax.Array
-    facts: Metadata  # float32 [5]: id, samples, last round, extra, and a draw from the key
+    facts: Metadata  # float32 [4]: id, samples, last round, and a draw from the key
 
 
 class Downlink(NamedTuple):
@@ -80,7 +79,7 @@ def probe() -> Method:
     def client_update(bucket, client, downlink, data, ctx: Context):
         info = ctx.info
         weight = client["weight"] + downlink.level
-        facts = [info.id, info.num_samples, info.last_round, info.extra, jax.random.uniform(ctx.key)]
+        facts = [info.id, info.num_samples, info.last_round, jax.random.uniform(ctx.key)]
         uplink = Uplink(weight, Metadata(jnp.stack([jnp.float32(fact) for fact in facts])))
         return {"weight": weight, "cap": client["cap"] + 2}, uplink, {"id": jnp.float32(info.id)}
 
@@ -99,7 +98,7 @@ def probe() -> Method:
     return Method(
         name="probe",
         training=TRAINING,
-        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
+        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(4), zeros()),
         init_client=lambda bucket, ctx: {"weight": jax.random.uniform(ctx.key, (2,)), "cap": jnp.float32(0)},
         broadcast=broadcast,
         client_update=client_update,
@@ -114,7 +113,7 @@ def probe() -> Method:
 def simulation(changes: tuple = (), padding: int = 0, **options) -> Simulation:
     """The probe, with `changes` as pairs of a Method's field and its value."""
     method, data = probe()._replace(**dict(changes)), federation_data(FEDERATION, padding)
-    return make_simulation(method, FEDERATION, data, SimulationOptions(**options), extra=EXTRA)
+    return make_simulation(method, FEDERATION, data, SimulationOptions(**options))
 
 
 def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
@@ -128,9 +127,9 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     assert report.metrics["id"] == pytest.approx(np.mean([0, 1, 2, 5, 6]))
     np.testing.assert_array_equal(report.participants, [0, 1, 2, 5, 6])
     before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}  # the last round in which each was reached, when it was heard
-    told = [[i, TRAIN_COUNTS[i].sum(), before[i], EXTRA[i]] if i in before else [0] * 4 for i in range(NUM_CLIENTS)]
-    np.testing.assert_array_equal(state.server.facts[:, :4], told)
-    draws = [first[0, 4], *(state.server.facts[i, 4] for i in before)]  # client 0's, and then each one's last
+    told = [[i, TRAIN_COUNTS[i].sum(), before[i]] if i in before else [0] * 3 for i in range(NUM_CLIENTS)]
+    np.testing.assert_array_equal(state.server.facts[:, :3], told)
+    draws = [first[0, 3], *(state.server.facts[i, 3] for i in before)]  # client 0's, and then each one's last
     assert len(set(draws)) == len(draws)
     np.testing.assert_array_equal(state.server.heard, [2, 1, 1, 0, 1, 1, 1, 0])
     weights = [client["weight"] for client in each_client(FEDERATION, state)]
@@ -172,16 +171,15 @@ def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
     }
 
 
-@pytest.mark.parametrize("recipients", ["participants", "all"])
-def test_who_pays_for_the_downlink(recipients):
-    sim = simulation((("recipients", recipients),))
+def test_participants_pay_for_the_downlink():
+    sim = simulation()
     start = to_host(sim.init())
     state, report = play(sim, start, [1, 4, 6], dropped=[4])
-    paid = [1, 4, 6] if recipients == "participants" else range(NUM_CLIENTS)
+    paid = [1, 4, 6]
     entries = sum(i + 1 for i in paid)  # of the Masked leaf, each with its index, beside the level
     assert tuple(report.downlink) == (entries + len(paid), 4 * (entries + len(paid)), entries, 4 * entries)
-    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
-    np.testing.assert_array_equal(np.flatnonzero(state.last_round[0] == 0), list(paid))
+    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 4, 2 * 16)
+    np.testing.assert_array_equal(np.flatnonzero(state.last_round[0] == 0), paid)
     assert changed(FEDERATION, start, state) == {1, 4, 6}
 
 
@@ -224,7 +222,7 @@ def test_validation_samples_are_scored_where_there_are_any():
         for name, bucket in data.buckets.items()
     }
     data = data._replace(buckets=buckets, counts=data.counts | {"val": data.counts["train"]})
-    sim = make_simulation(probe(), FEDERATION, data, extra=EXTRA)
+    sim = make_simulation(probe(), FEDERATION, data)
     scored = sim.evaluate(sim.init())
     expected = [capped_accuracy(1, own.train) if len(own.train) else np.nan for own in samples()[1]]
     np.testing.assert_allclose(scored.accuracy["val"]["cap"], expected)

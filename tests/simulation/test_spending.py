@@ -35,7 +35,7 @@ SAMPLES = TRAIN_COUNTS.sum(1)
 def program(name: str, privacy: Privacy | None, **options):
     federation = federation_for(name)
     data = join_trials([federation_data(federation)])
-    return bind(METHODS[name](TRAINING), federation, data, SimulationOptions(privacy=privacy, **options), (), [0], ())
+    return bind(METHODS[name](TRAINING), federation, data, SimulationOptions(privacy=privacy, **options), [0], ())
 
 
 @pytest.mark.parametrize("rounds", [0, 3, BLOCK, 2 * BLOCK + 5])

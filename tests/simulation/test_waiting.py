@@ -41,7 +41,7 @@ from tests.simulation.test_clock import (
     untimed,
     with_profile,
 )
-from tests.simulation.test_simulation import EXTRA, FEDERATION, probe
+from tests.simulation.test_simulation import FEDERATION, probe
 
 SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)  # client 4 takes 28 seconds for an upload, the others one
 
@@ -144,7 +144,7 @@ def test_a_fault_of_an_upload_shows_when_it_arrives():
         return new._replace(level=jnp.where(new.heard[4] > 0, jnp.nan, new.level)), metrics
 
     method = probe()._replace(server_update=server_update)
-    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, EXTRA, [1], ())
+    bound = bind(method, FEDERATION, join_trials([federation_data(FEDERATION)]), OPTIONS, [1], ())
     sim = with_profile(bound, waiting(20.0, up=SLOW, down=None))
     state = sim.init()
     with chosen([0, 4]):
