@@ -10,12 +10,13 @@ import jax.numpy as jnp
 
 from fedjax_ht.ops import conv2d, product
 
-Initialisation = Literal["torch", "torch_zero_bias", "flax", "kaiming", "trunc_normal"]
+Initialisation = Literal["torch", "torch_zero_bias", "flax", "glorot", "kaiming", "trunc_normal"]
 """Of kernels and biases.
 
 torch: both uniform within +-1/sqrt(fan_in), torch's default.
 torch_zero_bias: the same kernels, zero biases.
 flax: lecun normal kernels, zero biases, flax's default.
+glorot: kernels uniform within +-sqrt(6 / (fan_in + fan_out)), zero biases: Keras' default, pfl-research's models.
 kaiming: normal with std sqrt(2 / fan_out), zero biases: torchvision's ResNet and MobileNetV2.
 trunc_normal: normal with std 0.01 within [-2, 2], zero biases: torchvision's GoogLeNet.
 """
@@ -40,6 +41,7 @@ def _initialisers(initialisation: Initialisation, fan_in: int, fan_out: int) -> 
     kernels = {
         "torch_zero_bias": torch,
         "flax": nn.initializers.lecun_normal(),
+        "glorot": nn.initializers.glorot_uniform(),
         "kaiming": _flat(nn.initializers.normal((2 / fan_out) ** 0.5)),
         # The cut at 200 standard deviations never cuts.
         "trunc_normal": _flat(nn.initializers.normal(0.01)),
