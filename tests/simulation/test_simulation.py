@@ -41,7 +41,7 @@ FEDERATION = mixed_federation()
 
 
 class Server(NamedTuple):
-    """What the clients told, by id: weights [n, 2], facts [n, 4], and how often each was heard [n]; the level counts
+    """What the clients told, by id: weights [n, 2], facts [n, 5], and how often each was heard [n]; the level counts
     rounds from 1."""
 
     level: jax.Array
@@ -52,7 +52,7 @@ class Server(NamedTuple):
 
 class Uplink(NamedTuple):
     weights: jax.Array
-    facts: Metadata  # float32 [4]: id, samples, last round, and a draw from the key
+    facts: Metadata  # float32 [5]: id, samples, last round, this round, and a draw from the key
 
 
 class Downlink(NamedTuple):
@@ -79,7 +79,7 @@ def probe() -> Method:
     def client_update(bucket, client, downlink, data, ctx: Context):
         info = ctx.info
         weight = client["weight"] + downlink.level
-        facts = [info.id, info.num_samples, info.last_round, jax.random.uniform(ctx.key)]
+        facts = [info.id, info.num_samples, info.last_round, ctx.round, jax.random.uniform(ctx.key)]
         uplink = Uplink(weight, Metadata(jnp.stack([jnp.float32(fact) for fact in facts])))
         return {"weight": weight, "cap": client["cap"] + 2}, uplink, {"id": jnp.float32(info.id)}
 
@@ -98,7 +98,7 @@ def probe() -> Method:
     return Method(
         name="probe",
         training=TRAINING,
-        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(4), zeros()),
+        init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
         init_client=lambda bucket, ctx: {"weight": jax.random.uniform(ctx.key, (2,)), "cap": jnp.float32(0)},
         broadcast=broadcast,
         client_update=client_update,
@@ -126,10 +126,11 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     assert state.round == 2 and report.server_metrics == {"heard": 5.0}
     assert report.metrics["id"] == pytest.approx(np.mean([0, 1, 2, 5, 6]))
     np.testing.assert_array_equal(report.participants, [0, 1, 2, 5, 6])
+    heard = {0: 1, 1: 1, 2: 1, 4: 0, 5: 1, 6: 1}  # in which round
     before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}  # the last round in which each was reached, when it was heard
-    told = [[i, TRAIN_COUNTS[i].sum(), before[i]] if i in before else [0] * 3 for i in range(NUM_CLIENTS)]
-    np.testing.assert_array_equal(state.server.facts[:, :3], told)
-    draws = [first[0, 3], *(state.server.facts[i, 3] for i in before)]  # client 0's, and then each one's last
+    told = [[i, TRAIN_COUNTS[i].sum(), before[i], heard[i]] if i in before else [0] * 4 for i in range(NUM_CLIENTS)]
+    np.testing.assert_array_equal(state.server.facts[:, :4], told)
+    draws = [first[0, 4], *(state.server.facts[i, 4] for i in before)]  # client 0's, and then each one's last
     assert len(set(draws)) == len(draws)
     np.testing.assert_array_equal(state.server.heard, [2, 1, 1, 0, 1, 1, 1, 0])
     weights = [client["weight"] for client in each_client(FEDERATION, state)]
@@ -178,7 +179,7 @@ def test_participants_pay_for_the_downlink():
     paid = [1, 4, 6]
     entries = sum(i + 1 for i in paid)  # of the Masked leaf, each with its index, beside the level
     assert tuple(report.downlink) == (entries + len(paid), 4 * (entries + len(paid)), entries, 4 * entries)
-    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 4, 2 * 16)
+    assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
     np.testing.assert_array_equal(np.flatnonzero(state.last_round[0] == 0), paid)
     assert changed(FEDERATION, start, state) == {1, 4, 6}
 
