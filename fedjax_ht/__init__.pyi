@@ -36,19 +36,26 @@ from .core.federation import (
 from .core.federation import (
     Federation as Federation,
 )
+from .core.federation import features as features
+from .core.federation import head_scores as head_scores
+from .core.federation import logits as logits
 from .core.federation import (
     make_federation as make_federation,
 )
 from .core.federation import (
     make_sliced_federation as make_sliced_federation,
 )
+from .core.federation import own_features as own_features
 from .core.inputs import (
     AsStored as AsStored,
 )
 from .core.inputs import (
     Pixels as Pixels,
 )
+from .core.local_training import Batch as Batch
 from .core.local_training import LocalTraining as LocalTraining
+from .core.local_training import Loss as Loss
+from .core.local_training import train as train
 from .core.method import (
     ClientInfo as ClientInfo,
 )
@@ -61,9 +68,14 @@ from .core.method import (
 from .core.method import (
     Method as Method,
 )
+from .core.method import Pretrained as Pretrained
 from .core.method import (
     Received as Received,
 )
+from .core.method import View as View
+from .core.method import Wire as Wire
+from .core.round import gather_received as gather_received
+from .core.round import select as select
 from .core.wire import (
     Masked as Masked,
 )
@@ -199,6 +211,9 @@ from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
+from .methods.prototypes import class_sums as class_sums
+from .methods.prototypes import mean_by_class as mean_by_class
+from .methods.supervised import train_model as train_model
 from .models import (
     GROUPS as GROUPS,
 )

@@ -12,6 +12,7 @@ kind, where x is its upload, r what it would have uploaded without any training 
 Counts (`Metadata`), and which rows are sent, stay as they are.
 """
 
+import functools
 from typing import Literal, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ import numpy as np
 
 from fedjax_ht.core.bounds import NonNegative, Seed, Share, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, around
 from fedjax_ht.core.round import without_samples
 from fedjax_ht.core.wire import Masked, Metadata
 
@@ -54,8 +55,10 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
     if attack is None:
         return method
     check_fields(attack, "attack.")
-    bad = attackers(attack, num_clients)
+    return around(method, functools.partial(_attacked, attack, attackers(attack, num_clients)))
 
+
+def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
     def flipped(bucket, data, ctx):
         """The data with wrong labels, of an attacker."""
         if attack.kind != "label_flip":
@@ -76,8 +79,7 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
         attacks = jnp.asarray(bad)[ctx.info.id]
         return new, jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, uplink), metrics
 
-    vary = method.vary and (lambda settings: attacked(method.vary(settings), attack, num_clients))
-    return method._replace(receive=receive, client_update=client_update, vary=vary)
+    return method._replace(receive=receive, client_update=client_update)
 
 
 def _said(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:

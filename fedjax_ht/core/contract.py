@@ -10,7 +10,7 @@ from typing import Any
 import chex
 import jax
 
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, around
 
 TRACED = ("init_server", "init_client", "broadcast", "receive", "client_update", "server_update", "predict")
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
@@ -22,6 +22,10 @@ def guarded(method: Method) -> Method:
     What a function raises itself gets a note that names the function, see `BaseException.add_note`:
     the traceback alone would name the function of this library that happened to trace it first.
     """
+    return around(method, _guarded)
+
+
+def _guarded(method: Method) -> Method:
     calls = {name: _noted(method, name) for name in TRACED}
 
     def receive(bucket, client, downlink, data, ctx):
@@ -48,8 +52,7 @@ def guarded(method: Method) -> Method:
 
     checks = (receive, client_update, server_update, predict)
     checked = calls | {check.__name__: check for check in checks}
-    vary = method.vary and (lambda settings: guarded(method.vary(settings)))
-    return method._replace(**checked, vary=vary)
+    return method._replace(**checked)
 
 
 def _noted(method: Method, name: str) -> Callable:

@@ -1,6 +1,6 @@
 """What a method's messages tell of a client's data besides the numbers that noise hides, from its traced program.
 
-Nothing is run, and no method is asked, but for `Method.server_reads`. Refused, in one line each, is what tells more.
+Nothing is run, and no method is asked, but for `Wire.server_reads`. Refused, in one line each, is what tells more.
 """
 
 from collections.abc import Iterable
@@ -68,7 +68,7 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
             )
         if sums and WHO in counts:
             raise ValueError(f"{unit}, but clients of {name} send counts of their own; a sum has to weigh alike")
-    if sums and method.server_reads != "sums":
+    if sums and method.wire.server_reads != "sums":
         raise ValueError(f"{unit}, but the server of {name} reads more than sums of uploads; take 'upload'")
 
 

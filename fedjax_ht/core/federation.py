@@ -301,6 +301,11 @@ def logits(bucket: Bucket, params: PyTree, representations: jax.Array) -> jax.Ar
     return bucket.module.apply({"params": params}, representations, method="classify")
 
 
+def head_scores(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Logits in evaluation mode, float [B, num_classes], of a client as of `own_features`."""
+    return logits(bucket, client["params"], own_features(bucket, client, x, mask))
+
+
 def count_parameters(bucket: Bucket) -> dict[str, int]:
     """Parameters of the base and of the head."""
     variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))

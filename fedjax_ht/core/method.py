@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_ht.core.federation import PyTree, own_features
+from fedjax_ht.core.federation import Bucket, Federation, PyTree, head_scores, init_variables, own_features
 
 if TYPE_CHECKING:
     from fedjax_ht.core.local_training import LocalTraining
@@ -51,7 +51,7 @@ class Context(NamedTuple):
       key: already folded from (seed, round, client id).
       round: int32 scalar, from 0.
       info: of the client; None on the server.
-      frozen: `Method.frozen`, for server_update; () elsewhere.
+      pretrained: `Pretrained.variables`, for server_update; () elsewhere.
       shared_key: folded from (seed, round) alone, the same for the server and all clients: what broadcast drew for a
         client, server_update draws again from this key and the client's id. None for init_client.
       data: of `Method.sees_data`, for server_update: all clients' training samples as the split "train"; else None.
@@ -60,7 +60,7 @@ class Context(NamedTuple):
     key: jax.Array
     round: jax.Array
     info: ClientInfo | None
-    frozen: PyTree = ()
+    pretrained: PyTree = ()
     shared_key: jax.Array | None = None
     data: "Data | None" = None
 
@@ -108,13 +108,84 @@ class Received(NamedTuple):
     arrived: jax.Array
 
 
-def nothing_to_receive(bucket, client, downlink, data, ctx):
+def init_model(bucket: Bucket, ctx: Context) -> PyTree:
+    """The default `init_client`: a client's state is its model, {"params": {"base", "head"}, "stats"}."""
+    return init_variables(bucket, ctx.key)
+
+
+def send_server(federation: Federation, bucket: Bucket, server: PyTree, ctx: Context) -> PyTree:
+    """The default `broadcast`: the server's state goes to every client."""
+    return server
+
+
+def keep_state(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
     """The default `receive`: the downlink leaves the client's state as it is."""
     return client
 
 
-def always_fits(federation):
+def predict_by_head(
+    bucket: Bucket, client: PyTree, downlink: PyTree, x: PyTree, mask: jax.Array
+) -> dict[str, jax.Array]:
+    """The default `predict`: the logits of the model in the client's state, as the rule "head"."""
+    return {"head": head_scores(bucket, client, x, mask)}
+
+
+def always_fits(federation: Federation) -> None:
     """The default `check`: the method runs on any federation."""
+
+
+class Wire(NamedTuple):
+    """What a method's messages mean, for code that compares, sums, delays or hides them.
+
+    Attributes:
+      positions: what a position in an uplink means to `core.robust`, which compares uplinks: the same in all uplinks
+        of one shape ("alike"); in a smaller one what it means in a larger one ("nested"); or every client's own
+        ("own").
+      server_reads: "sums" where server_update is a function of sums over clients and of nothing else of single uplinks:
+        entry by entry over uplinks of one shape, of what masks say is sent, with weights that are equal where counts
+        (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`core.privacy`), and a
+        server need see no more. Else "uploads".
+      redrawn: True where server_update works out again, from the round or its shared key, what broadcast chose for each
+        client of this very round: an upload that arrives in a later one would be taken for something else.
+    """
+
+    positions: Literal["alike", "nested", "own"] = "alike"
+    server_reads: Literal["sums", "uploads"] = "uploads"
+    redrawn: bool = False
+
+
+class View(NamedTuple):
+    """What can be looked at of a method. Nothing here changes a result.
+
+    Attributes:
+      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], what a client makes of inputs before
+        it compares classes; by default the features of the model in its state. None: there is nothing to look at.
+      prototypes: (server) -> Masked float [C, K] among those features, one a class; or None.
+      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
+        i being of class i mod num_classes; or None.
+      warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is
+        wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
+    """
+
+    features: Callable | None = own_features
+    prototypes: Callable | None = None
+    pictures: Callable | None = None
+    warn: Callable[[dict[str, Any]], str | None] | None = None
+
+
+class Pretrained(NamedTuple):
+    """A part of the server that was trained before, such as a generator.
+
+    Attributes:
+      variables: arrays that server_update reads and nothing changes, `Context.pretrained`. They are an argument of the
+        compiled server step, not a constant in it, and are in no checkpoint.
+      trained_on: names of the datasets that it has seen; a run on one of them must be asked for.
+      host: True if it is host code; server_update is then not jitted.
+    """
+
+    variables: PyTree = ()
+    trained_on: tuple[str, ...] = ()
+    host: bool = False
 
 
 class Method(NamedTuple):
@@ -122,68 +193,45 @@ class Method(NamedTuple):
 
     Attributes:
       name: as in the registry and in tables.
-      training: the recipe that client_update trains by, for whoever has to know how many steps that takes.
+      training: the recipe that client_update trains by; it says how many steps that takes.
       init_server: (federation, key) -> Server.
-      init_client: (bucket, ctx) -> Client.
-      broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
       client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after `receive`.
       server_update: (federation, server, {bucket name: Received}, ctx) -> (Server, Metrics).
+      init_client: (bucket, ctx) -> Client.
+      broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
+      receive: (bucket, client, downlink, data, ctx) -> Client.
       predict: (bucket, client, downlink, x as of `Batch`, mask bool [B]) -> {rule: scores [B, num_classes]}.
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict forgets its order when
         it passes through jit.)
-      receive: (bucket, client, downlink, data, ctx) -> Client.
       global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored on everybody's test
         samples; or None.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the method cannot run.
-      host_server: True if server_update calls host code; it is then not jitted.
-      frozen: arrays that server_update reads and nothing changes, such as a pre-trained model's weights. They are an
-        argument of the compiled server step, not a constant in it, and are in no checkpoint.
       sees_data: True for a control whose server_update reads the clients' training samples, `Context.data`: no real
         server could run it.
-      pretrained_on: names of the datasets that `frozen` has seen; a run on one of them must be asked for.
-      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
-        i being of class i mod num_classes; or None.
-      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], what a client makes of them before it
-        compares classes, to be looked at; by default the features of the model in its state. None: nothing to look at.
-      prototypes: (server) -> Masked float [C, K] among those features, one a class; or None.
-      warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is
-        wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which may be traced: one
         program then serves many of them. See `varied`; None without any.
-      uplinks: what a position in an uplink means, for who compares them (`core.robust`): the same in all uplinks of one
-        shape ("alike"); and in a smaller one what it means in a larger ("nested"); or every client's own ("own").
-      server_redraws: True where server_update works out again, from the round or its shared key, what broadcast chose
-        for each client of this very round: an upload that arrives in a later one would be taken for something else.
-      server_reads: "sums" where server_update is a function of sums over clients and of nothing else of single uplinks:
-        entry by entry over uplinks of one shape, of what masks say is sent, with weights that are equal where counts
-        (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`core.privacy`), and a
-        server need see no more. Else "uploads".
+      wire: what messages mean.
+      view: what can be looked at.
+      pretrained: what the server had before the first round.
     """
 
     name: str
     training: "LocalTraining"
     init_server: Callable
-    init_client: Callable
-    broadcast: Callable
     client_update: Callable
     server_update: Callable
-    predict: Callable
-    receive: Callable = nothing_to_receive
+    init_client: Callable = init_model
+    broadcast: Callable = send_server
+    receive: Callable = keep_state
+    predict: Callable = predict_by_head
     rules: tuple[str, ...] = ("head",)
     global_params: Callable | None = None
     check: Callable = always_fits
-    host_server: bool = False
-    frozen: PyTree = ()
     sees_data: bool = False
-    pretrained_on: tuple[str, ...] = ()
-    pictures: Callable | None = None
-    features: Callable | None = own_features
-    prototypes: Callable | None = None
-    warn: Callable[[dict[str, Any]], str | None] | None = None
     vary: Callable[[PyTree], "Method"] | None = None
-    uplinks: Literal["alike", "nested", "own"] = "alike"
-    server_redraws: bool = False
-    server_reads: Literal["sums", "uploads"] = "uploads"
+    wire: Wire = Wire()
+    view: View = View()
+    pretrained: Pretrained = Pretrained()
 
     def at(self, settings: PyTree) -> "Method":
         """The method with these numbers; itself where none vary."""
@@ -199,3 +247,11 @@ def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
       settings: values to begin with; whatever is asked of the method outside compiled functions is asked of these.
     """
     return make(settings)._replace(vary=make)
+
+
+def around(method: Method, wrap: Callable[[Method], Method]) -> Method:
+    """Returns the method that `wrap` makes of this one, whatever its settings: of what it varies into, too."""
+    wrapped = wrap(method)
+    if method.vary is None:
+        return wrapped
+    return wrapped._replace(vary=lambda settings: wrap(method.vary(settings)))

@@ -27,7 +27,7 @@ from fedjax_ht.core.disclosure import check_samples, check_uploads
 from fedjax_ht.core.dp_sgd import clipped, dp_train, gaussian
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
-from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received
+from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received, around
 from fedjax_ht.core.round import all_finite, select, without_samples
 from fedjax_ht.core.uploads import comparable, is_leaf, is_payload, leaves_of, values_of
 from fedjax_ht.core.wire import Masked
@@ -68,7 +68,10 @@ def private(method: Method, privacy: Privacy | None) -> Method:
     if privacy is None:
         return method
     check_fields(privacy, "privacy.")
-    vary = method.vary and (lambda settings: private(method.vary(settings), privacy))
+    return around(method, functools.partial(_private, privacy))
+
+
+def _private(privacy: Privacy, method: Method) -> Method:
     made = _of_samples(method, privacy) if privacy.unit == "sample" else _of_clients(method, privacy)
 
     def check(federation):
@@ -78,7 +81,7 @@ def private(method: Method, privacy: Privacy | None) -> Method:
         else:
             check_uploads(method, federation, sums=privacy.unit == "client")
 
-    return made._replace(check=check, vary=vary)
+    return made._replace(check=check)
 
 
 def _of_samples(method: Method, privacy: Privacy) -> Method:

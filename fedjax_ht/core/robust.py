@@ -20,6 +20,7 @@ Before any of these, and by default, uploads beyond anything honest are refused,
 `without_outliers`.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
@@ -29,7 +30,7 @@ from jax import lax
 
 from fedjax_ht.core.bounds import Positive, Within, checked
 from fedjax_ht.core.executor import each
-from fedjax_ht.core.method import Method, Received
+from fedjax_ht.core.method import Method, Received, around
 from fedjax_ht.core.uploads import Vectors, comparable, vectors_of, with_deviations
 
 
@@ -241,13 +242,15 @@ def defended(method: Method, defences: Sequence[Defence]) -> Method:
     Its `check` raises a ValueError where a defence compares entries that mean other things in each client's uplink. A
     defence looks at single uplinks, whatever the method's server reads.
     """
-    if not defences:
-        return method
-    positions = method.uplinks != "own"
+    return around(method, functools.partial(_defended, defences)) if defences else method
+
+
+def _defended(defences: Sequence[Defence], method: Method) -> Method:
+    same_entries = method.wire.positions != "own"
 
     def check(federation):
         method.check(federation)
-        if unfit := [d.name for d in defences if d.by_entry and not positions]:
+        if unfit := [d.name for d in defences if d.by_entry and not same_entries]:
             raise ValueError(
                 f"robust is {unfit[0]}, but the same entry means another thing in each client's upload of "
                 f"{method.name}; take norm_bound"
@@ -255,15 +258,14 @@ def defended(method: Method, defences: Sequence[Defence]) -> Method:
 
     def server_update(federation, server, received: dict[str, Received], ctx):
         safe = {}
-        for part in comparable(received, method.uplinks == "nested"):
+        for part in comparable(received, method.wire.positions == "nested"):
             groups, put_back = vectors_of(part)
             for defence in defences:
-                groups = [defence.apply(vectors, positions) for vectors in groups]
+                groups = [defence.apply(vectors, same_entries) for vectors in groups]
             safe |= put_back(groups)
         return method.server_update(federation, server, {name: safe[name] for name in received}, ctx)
 
-    vary = method.vary and (lambda settings: defended(method.vary(settings), defences))
-    return method._replace(check=check, server_update=server_update, vary=vary, server_reads="uploads")
+    return method._replace(check=check, server_update=server_update, wire=method.wire._replace(server_reads="uploads"))
 
 
 class Summary(NamedTuple):
@@ -308,7 +310,7 @@ def far_off(method: Method, num_clients: int, summarised: list[tuple[dict[str, R
         peaks = [kind.peaks for kind in kinds]
         shrunk = against_overflow(peaks)
         samples = [_scaled(k.sample, jnp.broadcast_to(shrunk, k.peaks.shape)) for k in kinds]
-        found = judged(samples, jnp.inf, method.uplinks != "own")
+        found = judged(samples, jnp.inf, method.wire.positions != "own")
         present = [sample.present for sample in samples]
         peaks, _ = in_units_of_the_round([shrunk * peak for peak in peaks], present)
         for (part, _), (_, worst), peak in zip(summarised, found, peaks):

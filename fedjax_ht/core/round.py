@@ -248,12 +248,12 @@ def bucket_round(
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
-    """(server, {bucket: Received}, root, round, Method.frozen, Context.data) -> (server, metrics); nothing changes if
-    nobody arrives."""
+    """(server, {bucket: Received}, root, round, Pretrained.variables, Context.data) -> (server, metrics); nothing
+    changes if nobody arrives."""
 
-    def run(server, received: dict[str, Received], root, round, frozen=(), data=None):
+    def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)
-        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, frozen, shared, data)
+        ctx = Context(round_key(root, Purpose.SERVER, round), round, None, pretrained, shared, data)
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics

@@ -4,7 +4,7 @@ What a client sends falls into groups. All plain arrays of an uplink are one vec
 row is a vector, a class's prototype say, which is compared with other clients' rows of that class alone; where single
 entries are masked they are one vector of which a client holds a part. `Metadata` and integers are no vectors.
 
-Which positions mean the same in two uplinks is for the method to say, `Method.uplinks`.
+Which positions mean the same in two uplinks is for the method to say, `Wire.positions`.
 """
 
 import math

@@ -95,7 +95,7 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     words, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
     own = (state.servers, _seeds(server), jax.tree.map(lambda x: jnp.asarray(x)[None], words), rows, {})
     round_ = jnp.int32(number)
-    servers, result = server.serve(own, (received, round_, server.frozen, ()))
+    servers, result = server.serve(own, (received, round_, server.pretrained, ()))
     result = fetch(of_trial(result, 0))
     last_round = state.last_round.copy()
     last_round[0, sorted(answered)] = number

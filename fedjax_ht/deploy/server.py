@@ -57,7 +57,7 @@ class Server(NamedTuple):
       groups: name -> clients whose uplinks are summed together; None where uplinks come one by one.
       send: bucket name -> compiled (server, round, info) -> downlink.
       serve, first: as of `simulation.trials`.
-      frozen: `Method.frozen`, on its device.
+      pretrained: `Pretrained.variables` of the method, on its device.
       noise: what it adds itself; None where it adds none.
       ledger: the file of what is told of privacy, see `noise`.
       saved: for each checkpoint that may be gone back to, `last_round` of it, int32 [num_clients].
@@ -76,7 +76,7 @@ class Server(NamedTuple):
     send: dict[str, Callable]
     serve: Callable
     first: Callable
-    frozen: PyTree
+    pretrained: PyTree
     noise: Noise | None
     ledger: Path
     saved: deque
@@ -141,7 +141,7 @@ def make_server(
         {b.name: _sender(plan, federation, b) for b in federation.buckets},
         per_trial.serve(method, federation, outlier_bound),
         per_trial.first_server(method, federation),
-        collect(client_mesh(1), method.frozen),
+        collect(client_mesh(1), method.pretrained.variables),
         noise_of_sums(plan.options.privacy, any(map(sends_payload, forms.values())), folder / LEDGER, entropy)
         if plan.unit == "client"
         else None,

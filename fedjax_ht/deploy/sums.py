@@ -3,7 +3,7 @@
 An uplink is one vector: each plain array; of each `Masked` its values, 0 where they are not sent, and its mask, 0 or 1.
 Of k clients' sum the server makes k uplinks in which nothing is left of any single one: a plain array is the k-th part;
 of a `Masked`, where c clients have sent an entry, the first c of the k have the c-th part. A server that reads nothing
-but sums (`Method.server_reads`) makes of these what it makes of the clients' own, but for rounding.
+but sums (`Wire.server_reads`) makes of these what it makes of the clients' own, but for rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def check_reads(method: Method) -> None:
     Raises:
       ValueError: it does. One line.
     """
-    if method.server_reads != "sums":
+    if method.wire.server_reads != "sums":
         raise ValueError(f"--secure_sums: the server of {method.name} reads more than sums of uplinks")
 
 

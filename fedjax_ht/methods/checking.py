@@ -75,7 +75,7 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     plays = {b.name: _client_round(method, federation, b) for b in federation.buckets}
     starts = {b.name: _first_state(method, b) for b in federation.buckets}
     serve = server_step(method, federation)
-    if not method.host_server:
+    if not method.pretrained.host:
         serve = jax.jit(serve)
     first = lambda key: method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))  # noqa: E731
     server = jax.jit(first)(root)
@@ -238,7 +238,7 @@ def _served(method: Method, players: list[Player], uplinks: list[PyTree], pool: 
         rows[player.bucket.name].append((uplink, player.info))
 
     def served(arrived: dict[str, np.ndarray], hidden: bool) -> PyTree:
-        return serve(server, _received(rows, arrived, hidden), root, round, method.frozen, data)
+        return serve(server, _received(rows, arrived, hidden), root, round, method.pretrained.variables, data)
 
     some = {name: np.arange(len(pairs)) % 2 == 0 for name, pairs in rows.items()}
     idle = {name: np.array([info.num_samples == 0 for _, info in rows[name]]) for name in rows}

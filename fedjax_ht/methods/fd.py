@@ -22,12 +22,11 @@ import optax
 from fedjax_ht.core.bounds import NonNegative, SearchRange, checked
 from fedjax_ht.core.federation import features, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean, sample_prototype_mse
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.supervised import head_scores, init_model
 
 Regulariser = Literal["mse_logits", "soft_cross_entropy"]
 
@@ -93,10 +92,7 @@ def fd(
         name="fd",
         training=training,
         init_server=init_server,
-        init_client=init_model,
-        broadcast=lambda federation, bucket, server, ctx: server,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

@@ -25,14 +25,13 @@ import optax
 from jax import lax
 
 from fedjax_ht.core.bounds import Within, checked
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.federation import head_scores, init_variables
 from fedjax_ht.core.local_training import LocalTraining, take_batch
-from fedjax_ht.core.method import Data, Method, PyTree, Split
+from fedjax_ht.core.method import Data, Method, PyTree, Split, Wire
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
-from fedjax_ht.methods.supervised import head_scores
 
 BATCH = 64  # samples a step on the adaptability set
 EPOCHS, LEARNING_RATE = 10, 1e-3  # of w
@@ -139,11 +138,10 @@ def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20
         training=training,
         init_server=lambda federation, key: init_variables(federation.shared, key),
         init_client=lambda bucket, ctx: init_pair(bucket, ctx) | {"weight": jnp.float32(0.5)},
-        broadcast=lambda federation, bucket, server, ctx: server,
         receive=receive,
         client_update=client_update,
         server_update=server_update,
         predict=predict,
         rules=("ensemble", "head", "shared"),
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

@@ -12,11 +12,11 @@ from typing import NamedTuple
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples, weighted_mean
-from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+from fedjax_ht.methods.supervised import train_model
 
 
 class Uplink(NamedTuple):
@@ -60,12 +60,9 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         training=training,
         check=check,
         init_server=lambda federation, key: init_variables(federation.buckets[0], key)["params"],
-        init_client=init_model,
-        broadcast=lambda federation, bucket, server, ctx: server,
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         global_params=lambda server: server,
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

@@ -27,16 +27,15 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.bounds import NonNegative, Positive, SearchRange, checked
-from fedjax_ht.core.federation import Federation, features, logits, require_equal_heads
+from fedjax_ht.core.federation import Federation, features, logits, own_features, require_equal_heads
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.method import Data, Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.data.augment import colour_jitter, flip, random_grayscale, resized_crop
 from fedjax_ht.losses import cross_entropy, supervised_contrastive
 from fedjax_ht.methods.heads import head_uplink, init_head, mean_head, take_head
 from fedjax_ht.methods.prototypes import Variant
-from fedjax_ht.methods.supervised import init_model, own_features
 
 BASE_TEMPERATURE = 0.07  # of the released code
 VIEW = (resized_crop, flip, colour_jitter, random_grayscale)
@@ -122,11 +121,9 @@ def fedclassavg(
         training=training,
         check=check,
         init_server=init_head,
-        init_client=init_model,
-        broadcast=lambda federation, bucket, server, ctx: server,
         receive=receive,
         client_update=client_update,
         server_update=server_update,
         predict=predict,
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

@@ -34,7 +34,7 @@ from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.averaging import weighted_mean
 from fedjax_ht.methods.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.prototypes import Variant
-from fedjax_ht.methods.supervised import count_labels, head_scores, init_model
+from fedjax_ht.methods.supervised import count_labels
 from fedjax_ht.models.generator import FeatureGenerator
 
 
@@ -202,10 +202,8 @@ def fedgen(
         training=training,
         check=require_equal_heads,
         init_server=init_server,
-        init_client=init_model,
         broadcast=broadcast,
         receive=lambda bucket, client, downlink, data, ctx: take_head(client, downlink.head),
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
     )

@@ -25,7 +25,7 @@ from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods import prototypes
 from fedjax_ht.methods.heads import head_bucket, init_head, receive_head
-from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+from fedjax_ht.methods.supervised import train_model
 
 
 @checked
@@ -46,7 +46,7 @@ def fedgh(
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        return client, prototypes.prototype_uplink(prototypes.collect(bucket, client, data)), {"loss": result.loss}
+        return client, prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         bucket = head_bucket(federation)
@@ -65,10 +65,7 @@ def fedgh(
         training=training,
         check=require_equal_heads,
         init_server=init_head,
-        init_client=init_model,
-        broadcast=lambda federation, bucket, server, ctx: server,
         receive=receive_head,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
     )

@@ -37,14 +37,13 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import Count, Part, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
 from fedjax_ht.methods.low_rank import compress, decompress, send_nothing, send_whole
 from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
 from fedjax_ht.methods.prototypes import Variant
-from fedjax_ht.methods.supervised import head_scores
 from fedjax_ht.models.layers import uniform_fan_in
 
 LEAST_LOSS = 1e-6
@@ -168,6 +167,5 @@ def fedkd(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        uplinks="own",  # components of a decomposition have no order of their own
+        wire=Wire(positions="own"),  # components of a decomposition have no order of their own
     )

@@ -54,7 +54,7 @@ from fedjax_ht.core.local_training import (
     sum_by_class,
     train,
 )
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, Pretrained, PyTree, View
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.wire import Masked
@@ -322,11 +322,11 @@ def fedktl(
         return server.available & (source in FIXED)
 
     def server_update(federation, server, received, ctx):
-        new, metrics = latents(server, received, ctx.key, ctx.frozen)
+        new, metrics = latents(server, received, ctx.key, ctx.pretrained)
         if source == "noise":
             images = noise_images(ctx.key, server.images.shape)
         else:
-            images = synthesise(generator, ctx.frozen, new.centroids, server.images.shape[1:], antialias)
+            images = synthesise(generator, ctx.pretrained, new.centroids, server.images.shape[1:], antialias)
         changed = new.available & ~kept(server)
         return new._replace(images=jnp.where(changed[:, None, None, None], images, server.images)), metrics
 
@@ -348,11 +348,11 @@ def fedktl(
         client_update=client_update,
         server_update=server_update,
         predict=predict,
-        features=compared,
         rules=(classifier,),
-        host_server=generator.host,
-        frozen=generator.variables,
-        pretrained_on=generator.card.trained_on,
-        pictures=lambda federation, server: {"sent to the clients": server.images},
-        warn=warn,
+        view=View(
+            features=compared,
+            pictures=lambda federation, server: {"sent to the clients": server.images},
+            warn=warn,
+        ),
+        pretrained=Pretrained(generator.variables, generator.card.trained_on, generator.host),
     )

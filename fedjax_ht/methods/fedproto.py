@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.bounds import NonNegative, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods import prototypes
@@ -63,7 +63,7 @@ def fedproto(
     def client_update(bucket, client, downlink, data, ctx):
         pull = prototypes.regulariser(downlink, strength, variant)
         client, result = train_model(training, bucket, client, data, ctx, pull, gather_features=in_flight)
-        sums = result.class_sums if in_flight else prototypes.collect(bucket, client, data)
+        sums = result.class_sums if in_flight else prototypes.class_sums(bucket, client, data)
         return client, prototypes.prototype_uplink(sums, by_samples), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
@@ -86,6 +86,6 @@ def fedproto(
         server_update=server_update,
         predict=prototypes.scores,
         rules=prototypes.RULES,
-        prototypes=published,
-        server_reads="sums",
+        view=View(prototypes=published),
+        wire=Wire(server_reads="sums"),
     )

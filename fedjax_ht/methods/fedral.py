@@ -32,15 +32,14 @@ import numpy as np
 import optax
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Within, checked
-from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits
+from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits, own_features
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
-from fedjax_ht.core.method import ClientInfo, Method, PyTree
+from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples
-from fedjax_ht.methods.supervised import own_features
 from fedjax_ht.models.layers import uniform_fan_in
 
 ENTRY_BYTES = 4  # float32
@@ -162,12 +161,11 @@ def fedral(
         check=check,
         init_server=init_server,
         init_client=init_client,
-        broadcast=lambda federation, bucket, server, ctx: server,
         client_update=client_update,
         server_update=server_update,
         predict=predict,
         rules=rules,
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )
 
 

@@ -39,12 +39,12 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, PyTree
+from fedjax_ht.core.method import Data, Method, PyTree, View, Wire, init_model
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.heads import init_head, take_head
 from fedjax_ht.methods.prototypes import mean_by_class
-from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
+from fedjax_ht.methods.supervised import own_classes, train_model
 
 Decay = Literal["cosine", "linear", "step"]
 Clock = Literal["client", "round"]
@@ -125,7 +125,7 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
 
 
 def long_rows(metrics: dict[str, float]) -> str | None:
-    """A `Method.warn`: rows that have grown beyond what training does."""
+    """A `View.warn`: rows that have grown beyond what training does."""
     if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
         return None
     return "rows of the header have grown beyond all measure, mu compounds; lower mu or stable_rounds"
@@ -215,8 +215,9 @@ def fedssa(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        warn=long_rows,
-        uplinks="own" if hide_classes else "alike",  # a row of zeros is no row
-        server_reads="sums" if owners == "summed" else "uploads",
+        wire=Wire(
+            positions="own" if hide_classes else "alike",  # a row of zeros is no row
+            server_reads="sums" if owners == "summed" else "uploads",
+        ),
+        view=View(warn=long_rows),
     )

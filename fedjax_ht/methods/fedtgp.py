@@ -22,7 +22,7 @@ import optax
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.method import Method, PyTree, View
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.wire import Masked
@@ -102,7 +102,7 @@ def fedtgp(
         client, result = train_model(
             training, bucket, client, data, ctx, prototypes.regulariser(downlink, strength, variant)
         )
-        return client, prototypes.prototype_uplink(prototypes.collect(bucket, client, data)), {"loss": result.loss}
+        return client, prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)), {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         values, present = prototypes.uploaded(gather_received(received))  # [P, C, K], [P, C]
@@ -131,5 +131,5 @@ def fedtgp(
         server_update=server_update,
         predict=prototypes.scores,
         rules=prototypes.RULES,
-        prototypes=published,
+        view=View(prototypes=published),
     )

@@ -207,9 +207,11 @@ def fine_tuning(
         client_update=client_update,
         server_update=server_update,
         predict=lambda bucket, client, downlink, x, mask: below.predict(bucket, client.model, downlink, x, mask),
-        features=lambda bucket, client, x, mask: below.features(bucket, client.model, x, mask),
         global_params=lambda server: server.model,
-        pictures=functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None,
         sees_data=recipe.images == "real",
-        server_reads="uploads",  # every teacher is asked by itself
+        wire=below.wire._replace(server_reads="uploads"),  # every teacher is asked by itself
+        view=below.view._replace(
+            features=lambda bucket, client, x, mask: below.view.features(bucket, client.model, x, mask),
+            pictures=functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None,
+        ),
     )

@@ -20,12 +20,11 @@ from typing import Annotated
 from fedjax_ht.core.bounds import SearchRange, Share, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
 from fedjax_ht.methods.prototypes import Variant
-from fedjax_ht.methods.supervised import head_scores
 
 
 @checked
@@ -67,10 +66,8 @@ def fml(
         training=training,
         init_server=lambda federation, key: init_variables(federation.shared, key)["params"],
         init_client=init_pair,
-        broadcast=lambda federation, bucket, server, ctx: server,
         receive=lambda bucket, client, downlink, data, ctx: take_shared(client, params=downlink),
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

@@ -13,11 +13,11 @@ Settled here:
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.federation import require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
+from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.methods.averaging import Weighting
 from fedjax_ht.methods.heads import head_uplink, init_head, mean_head, receive_head
-from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+from fedjax_ht.methods.supervised import train_model
 
 
 @checked
@@ -41,11 +41,8 @@ def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Meth
         training=training,
         check=require_equal_heads,
         init_server=init_head,
-        init_client=init_model,
-        broadcast=lambda federation, bucket, server, ctx: server,
         receive=receive_head,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

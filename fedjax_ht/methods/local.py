@@ -2,8 +2,8 @@
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Method
-from fedjax_ht.methods.supervised import head_scores, init_model, train_model
+from fedjax_ht.core.method import Method, Wire
+from fedjax_ht.methods.supervised import train_model
 
 
 @checked
@@ -18,10 +18,8 @@ def local(training: LocalTraining) -> Method:
         name="local",
         training=training,
         init_server=lambda federation, key: (),
-        init_client=init_model,
         broadcast=lambda federation, bucket, server, ctx: (),
         client_update=client_update,
         server_update=lambda federation, server, received, ctx: (server, {}),
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
-        server_reads="sums",
+        wire=Wire(server_reads="sums"),
     )

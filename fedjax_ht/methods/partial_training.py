@@ -24,11 +24,11 @@ import jax.numpy as jnp
 
 from fedjax_ht.core.federation import Federation, init_variables
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Context, Method, PyTree, Received
+from fedjax_ht.core.method import Context, Method, PyTree, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.methods.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
-from fedjax_ht.methods.supervised import head_scores, init_model, own_classes, train_model
+from fedjax_ht.methods.supervised import own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
 
 
@@ -155,14 +155,14 @@ def partial_training(
         training=training,
         check=check,
         init_server=lambda federation, key: init_variables(federation.global_model, key)["params"],
-        init_client=init_model,
         broadcast=broadcast,
         receive=lambda bucket, client, downlink, data, ctx: client | {"params": downlink},
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: {"head": head_scores(bucket, client, x, mask)},
         global_params=lambda server: server,
-        uplinks="own" if mode == "random" else "nested",
-        server_redraws=mode != "static",  # its round, or its key, says which channels a client has trained
-        server_reads="uploads" if mode == "random" else "sums",  # each client's channels are its own
+        wire=Wire(
+            positions="own" if mode == "random" else "nested",
+            server_reads="uploads" if mode == "random" else "sums",  # each client's channels are its own
+            redrawn=mode != "static",  # its round, or its key, says which channels a client has trained
+        ),
     )

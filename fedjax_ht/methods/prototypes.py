@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, logits
+from fedjax_ht.core.federation import Bucket, logits, own_features
 from fedjax_ht.core.local_training import Batch, ClassSums, class_means, sum_by_class
-from fedjax_ht.core.method import Context, Data, PyTree, Received
+from fedjax_ht.core.method import Context, Data, PyTree, Received, init_model
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import class_prototype_distance, sample_prototype_mse
-from fedjax_ht.methods.supervised import Regulariser, init_model, own_classes, own_features
+from fedjax_ht.methods.supervised import Regulariser, own_classes
 from fedjax_ht.ops import pairwise_distance
 
 RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one first
@@ -37,7 +37,7 @@ class Uploads(NamedTuple):
     valid: jax.Array
 
 
-def collect(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
+def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
     """Per-class sums of the client's features over its training samples, in evaluation mode."""
     extract = lambda x, mask: own_features(bucket, client, x, mask)  # noqa: E731
     return sum_by_class(extract, data, bucket.num_classes)

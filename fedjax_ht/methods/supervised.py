@@ -1,21 +1,16 @@
-"""What every method that trains a client's own model shares: its state, its cross-entropy, its scores."""
+"""Local training of a client's own model by cross-entropy, which most methods share."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.federation import Bucket, features, init_variables, logits, own_features
+from fedjax_ht.core.federation import Bucket, features, logits
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingResult, train
 from fedjax_ht.core.method import Context, Data, PyTree
 from fedjax_ht.losses import cross_entropy
 
 Regulariser = Callable[[jax.Array, Batch], jax.Array]  # (features [B, K], batch) -> scalar added to the cross-entropy
-
-
-def init_model(bucket: Bucket, ctx: Context) -> PyTree:
-    """A client whose state is its model alone: {"params": {"base", "head"}, "stats"}."""
-    return init_variables(bucket, ctx.key)
 
 
 def count_labels(data: Data, num_classes: int) -> jax.Array:
@@ -63,8 +58,3 @@ def train_model(
 
     result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
     return client | {"params": result.params, "stats": result.stats}, result
-
-
-def head_scores(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Logits of the client's own model in evaluation mode, float [B, num_classes]."""
-    return logits(bucket, client["params"], own_features(bucket, client, x, mask))

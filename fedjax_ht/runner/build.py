@@ -282,7 +282,7 @@ def check_together(config: ConfigDict) -> None:
 
 def check_pretraining(method: Method, config: ConfigDict) -> None:
     """ValueError where what a method brings along was trained on the federation's own data, unless that is allowed."""
-    if config.name in method.pretrained_on and not config.seen_before:
+    if config.name in method.pretrained.trained_on and not config.seen_before:
         raise ValueError(
             f"the generator of {method.name} was trained on {config.name}, the federation's own data; choose another, "
             "or allow it by dataset.seen_before=True"

@@ -81,8 +81,8 @@ def feature_map(
         return None
     features = simulation.features(state, clients, indices)
     prototypes, labels = np.zeros((0, features[0].shape[1]), np.float32), np.zeros(0, np.int32)
-    if method.prototypes is not None:
-        values, mask = method.prototypes(of_trial(state.servers, 0))
+    if method.view.prototypes is not None:
+        values, mask = method.view.prototypes(of_trial(state.servers, 0))
         labels = np.intersect1d(np.flatnonzero(mask), dataset.labels[indices]).astype(np.int32)
         prototypes = np.asarray(values, np.float32)[labels]
     return FeatureMap(

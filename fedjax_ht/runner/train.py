@@ -246,7 +246,7 @@ def run_method(
         if progress_fn is not None and is_primary():
             progress_fn(name, row)
         method = experiment.methods[name]
-        warning = method.warn(row) if method.warn and row["round"] else None
+        warning = method.view.warn(row) if method.view.warn and row["round"] else None
         if warning and (row["trial"], warning) not in warned:
             warned.add((row["trial"], warning))
             warn(f"{place_of(name, row, config.trials)}: {warning}")
@@ -296,10 +296,10 @@ def is_finished(round: int, history: list[Row], rounds: int, patience: int | Non
 def show_server(name: str, experiment: Experiment, state: SimulationState, workdir: Path) -> None:
     """Writes what a method's server shows of its state, of the first trial, to images/<round>.png, if anything."""
     method = experiment.methods[name]
-    if method.pictures is None:
+    if method.view.pictures is None:
         return
     first = of_trial(state.servers, 0)
-    blocks = jax.tree.map(np.asarray, method.pictures(experiment.federations[name], first))
+    blocks = jax.tree.map(np.asarray, method.view.pictures(experiment.federations[name], first))
     plots.save(plots.image_grid(blocks, experiment.dataset.class_names), workdir / "images" / f"{state.round:05d}.png")
 
 

@@ -110,9 +110,9 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
     summarised = summaries(received)
     received, _ = without_outliers(program.federation.num_clients, received, summarised, options.outlier_bound)
     serve = server_step(method, program.federation)
-    serve = serve if method.host_server else jax.jit(serve)
+    serve = serve if method.pretrained.host else jax.jit(serve)
     data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None
-    _checked(trial, None, None, "server_update", serve, server, received, root, round, program.server.frozen, data)
+    _checked(trial, None, None, "server_update", serve, server, received, root, round, program.server.pretrained, data)
 
 
 def _pooled(program: Program, trial: int) -> dict[str, Split]:

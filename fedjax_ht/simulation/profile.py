@@ -64,7 +64,7 @@ class Profile:
         for name, rates in self.rates().items():
             if len(rates) != num_clients:
                 raise ValueError(f"profile.{name} has {len(rates)} numbers; there are {num_clients} clients")
-        if self.late == "arrives" and method.server_redraws:
+        if self.late == "arrives" and method.wire.redrawn:
             raise ValueError(
                 f"profile.late is 'arrives', but an upload of {method.name} means something else a round later: its "
                 "server works out what it has sent in this very one; only 'lost' is possible"

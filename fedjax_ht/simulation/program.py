@@ -60,7 +60,7 @@ class ServerSteps(NamedTuple):
       first, serve, score_global: its state, its step, its own model's accuracy.
       seeds: uint32 [trials].
       settings: as `Program.settings`.
-      frozen: `Method.frozen`.
+      pretrained: `Pretrained.variables` of the method.
       pooled: all clients' samples, see `FederationData`.
     """
 
@@ -69,7 +69,7 @@ class ServerSteps(NamedTuple):
     score_global: Callable
     seeds: jax.Array
     settings: PyTree
-    frozen: PyTree
+    pretrained: PyTree
     pooled: dict[str, Split]
 
 
@@ -153,7 +153,7 @@ def bind(
         per_trial.over_trials(global_scores),
         (),
         (),
-        *collect(mesh, (method.frozen, data.pooled)),
+        *collect(mesh, (method.pretrained.variables, data.pooled)),
     )
     rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
     bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}

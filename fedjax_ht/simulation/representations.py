@@ -21,13 +21,13 @@ from fedjax_ht.simulation.trials import of_trial
 def client_features(
     program: Program, state: SimulationState, ids: Sequence[int], indices: np.ndarray
 ) -> list[np.ndarray]:
-    """`Method.features` of the first trial's clients `ids`, in the state in which an evaluation scores them, of the
+    """`View.features` of the first trial's clients `ids`, in the state in which an evaluation scores them, of the
     samples `indices`: float32 [n, K] each. Every process of a run makes the call; the state stays.
 
     Raises:
       ValueError: the method has no features to look at.
     """
-    if program.method.features is None:
+    if program.method.view.features is None:
         raise ValueError(f"{program.method.name} has no features to look at")
     infos, found = of_trial(clients_info(program, state), 0), {}
     servers = TrialServers(state.servers, program.server.seeds, program.server.settings)

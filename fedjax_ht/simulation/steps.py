@@ -192,7 +192,7 @@ def run_round(
     if program.method.sees_data:
         splits, samples = {"train": server.pooled["train"]}, server_copy(program.samples)
     own = (state.servers, server.seeds, server.settings, collect(mesh, rows), splits)
-    shared = (received, number, server.frozen, samples)
+    shared = (received, number, server.pretrained, samples)
     new, result = stage(seconds, "serve", lambda: server.serve(own, shared))
 
     last_round = state.last_round.copy()

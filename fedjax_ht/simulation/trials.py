@@ -50,7 +50,7 @@ def first_server(method: Method, federation: Federation) -> Callable:
 
 
 def serve(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Method.frozen, samples)) -> (server,
+    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Pretrained.variables, samples)) -> (server,
     ServerResult).
 
     `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a bucket that is missing
@@ -60,13 +60,13 @@ def serve(method: Method, federation: Federation, refuse_outliers: float = 0.0) 
     """
 
     def one(own, shared):
-        (server, seed, settings, rows, splits), (received, round, frozen, samples) = own, shared
+        (server, seed, settings, rows, splits), (received, round, pretrained, samples) = own, shared
         mine = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
         data = samples._replace(splits=splits) if splits else None
         step = server_round(method.at(settings), federation, refuse_outliers)
-        return step(server, mine, jax.random.key(seed), round, frozen, data)
+        return step(server, mine, jax.random.key(seed), round, pretrained, data)
 
-    return over_trials(one, method.host_server)
+    return over_trials(one, method.pretrained.host)
 
 
 def pick(received: Received, rows: jax.Array) -> Received:

@@ -11,7 +11,7 @@ import pytest
 from fedjax_ht.core.attacks import Attack, attacked
 from fedjax_ht.core.disclosure import exposure
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import ClientInfo, Method, Received, varied
+from fedjax_ht.core.method import ClientInfo, Method, Received, Wire, varied
 from fedjax_ht.core.privacy import Privacy, noisy_sums, private
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods import METHODS, method_factory
@@ -51,7 +51,7 @@ def stub(update=lambda client, data: jnp.ones(3), masked: bool = False, sliced: 
         client_update=client_update,
         server_update=server_update,
         predict=None,
-        **{"server_reads": "sums"} | fields,
+        **{"wire": Wire(server_reads="sums")} | fields,
     )
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.method import ClientInfo, Received
+from fedjax_ht.core.method import ClientInfo, Received, Wire
 from fedjax_ht.core.robust import (
     DEFENCES,
     HUGE,
@@ -181,7 +181,7 @@ def test_who_is_far_off_is_named_wherever_the_giant_is():
 
 def how_far(uplinks: str, num_clients: int, given: dict[str, Received]) -> jax.Array:
     """`far_off` of uploads of a method with such `uplinks`."""
-    return far_off(SimpleNamespace(uplinks=uplinks), num_clients, summaries(given))
+    return far_off(SimpleNamespace(wire=Wire(uplinks)), num_clients, summaries(given))
 
 
 def test_far_off_names_a_vector_that_points_elsewhere():
@@ -306,5 +306,5 @@ def test_a_rare_class_with_large_prototypes_is_no_outlier():
 
 def test_whose_single_uploads_are_looked_at_is_no_server_of_sums():
     method = fedproto(TRAINING)
-    assert method.server_reads == "sums" and defended(method, ()).server_reads == "sums"
-    assert defended(method, (DEFENCES["median"](),)).server_reads == "uploads"
+    assert method.wire.server_reads == "sums" and defended(method, ()).wire.server_reads == "sums"
+    assert defended(method, (DEFENCES["median"](),)).wire.server_reads == "uploads"

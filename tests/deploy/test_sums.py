@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_ht.core.disclosure import COUNT, SAMPLES, STATE, client_round
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.method import ClientInfo, Context, Received
+from fedjax_ht.core.method import ClientInfo, Context, Received, Wire
 from fedjax_ht.core.uploads import is_leaf, leaves_of
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.deploy.plan import make_plan
@@ -110,7 +110,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
             ids = np.array(federation.members(bucket), np.int32)
             info = ClientInfo(ids, 1 + ids, np.zeros_like(ids))
             received[bucket.name] = Received(uplinks[bucket.name], info, ids != lost)
-        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.frozen, jax.random.key(2))
+        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2))
         return method.server_update(federation, server, received, ctx)[0]
 
     def stacked(uplinks):
@@ -147,7 +147,7 @@ def test_methods_whose_sum_is_not_enough_are_refused(name, words):
 
 
 def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone():
-    sums, one = SimpleNamespace(name="mine", server_reads="sums"), jax.ShapeDtypeStruct((3,), jnp.float32)
+    sums, one = SimpleNamespace(name="mine", wire=Wire(server_reads="sums")), jax.ShapeDtypeStruct((3,), jnp.float32)
     other, federation = jax.ShapeDtypeStruct((4,), jnp.float32), mixed_federation()
     assert summed_clients(sums, federation, {"narrow": one, "wide": one}) == {"narrow, wide": tuple(range(8))}
     apart = summed_clients(sums, federation, {"narrow": one, "wide": other})

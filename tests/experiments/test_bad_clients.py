@@ -9,6 +9,7 @@ import pytest
 from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.attacks import Attack, attackers
+from fedjax_ht.core.method import View
 from fedjax_ht.runner.bad_clients import Notes, far_words, why_silent
 from fedjax_ht.runner.build import attack, build, evaluated_clients, simulation_options
 from fedjax_ht.runner.main import execute
@@ -68,7 +69,7 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
     experiment = build(config)
     warned = []
-    method = experiment.methods["local"]._replace(warn=lambda row: "odd" if row["trial"] == 0 else None)
+    method = experiment.methods["local"]._replace(view=View(warn=lambda row: "odd" if row["trial"] == 0 else None))
     experiment.methods["local"] = method
     run_method("local", experiment, config, tmp_path, None, warned.append, lambda line: None, [], True)
     assert warned == ["local, trial 0, round 1: odd"]

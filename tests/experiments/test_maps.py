@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 
+from fedjax_ht.core.method import View
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.runner import map_plot, maps
 from fedjax_ht.runner.build import build
@@ -81,7 +82,7 @@ def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
 
     remember_map("fedtgp", experiment, simulation._replace(features=fail), state, tmp_path, True, said.append)
     assert said == ["fedtgp: no map of its features (KeyError: 'params')"] and load_map(tmp_path) is None
-    method = experiment.methods["fedtgp"]._replace(features=None)
+    method = experiment.methods["fedtgp"]._replace(view=View(features=None))
     remember_map("fedtgp", experiment._replace(methods={"fedtgp": method}), None, state, tmp_path, True, said.append)
     assert len(said) == 1
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs.base import method_config
+from fedjax_ht.core.method import View
 from fedjax_ht.runner import train
 from fedjax_ht.runner.build import build
 from tests.experiments.conftest import ROOT, command, config_of, environment, metrics
@@ -154,7 +155,7 @@ def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path)
 
     def with_warning(config, **options):
         experiment, line = build(config, **options), lambda row: "it swings" if row["round"] > 1 else None
-        return experiment._replace(methods={"local": experiment.methods["local"]._replace(warn=line)})
+        return experiment._replace(methods={"local": experiment.methods["local"]._replace(view=View(warn=line))})
 
     said = []
     monkeypatch.setattr(train, "build", with_warning)

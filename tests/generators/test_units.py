@@ -67,7 +67,7 @@ def rounds(generator, **options) -> tuple[list, dict, np.ndarray]:
     for _ in range(2):
         state, report = simulation.run_round(state)
         reports.append(report.metrics | report.server_metrics)
-    return reports, method.pictures(federation, state.server), simulation.evaluate(state).accuracy["test"]["etf"]
+    return reports, method.view.pictures(federation, state.server), simulation.evaluate(state).accuracy["test"]["etf"]
 
 
 RELEASED = pytest.param({"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}, marks=pytest.mark.slow)

@@ -8,10 +8,10 @@ import optax
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.core.federation import head_scores
 from fedjax_ht.core.local_training import Loss, train
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.averaging import weighted_mean
-from fedjax_ht.methods.supervised import head_scores
 
 TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
 FEDERATION = fl.make_federation({"mlp": fl.mlp(3, (4,))}, (2, 2, 1), 3, num_clients=3)

@@ -47,10 +47,12 @@ def server_step(method):
     start = jax.jit(lambda: method.init_server(FEDERATION, jax.random.key(1)))()
 
     def step(server, received, key, frozen):
-        return method.server_update(FEDERATION, server, received, tiny.context()._replace(key=key, frozen=frozen))
+        return method.server_update(FEDERATION, server, received, tiny.context()._replace(key=key, pretrained=frozen))
 
-    step = step if method.host_server else jax.jit(step)
-    return start, lambda server, received, seed=2: step(server, received, jax.random.key(seed), method.frozen)
+    step = step if method.pretrained.host else jax.jit(step)
+    return start, lambda server, received, seed=2: step(
+        server, received, jax.random.key(seed), method.pretrained.variables
+    )
 
 
 @functools.cache
@@ -105,7 +107,7 @@ def test_what_is_sent_stays_among_the_valid_latents():
         assert metrics["off_manifold"] == 1
         distance = np.linalg.norm(server.centroids - centre, axis=1)[[0, 2]].max() / radius
         np.testing.assert_allclose(metrics["reach"], distance, rtol=1e-4)
-        line = method_of().warn({name: float(value) for name, value in metrics.items()})
+        line = method_of().view.warn({name: float(value) for name, value in metrics.items()})
         if bounded:
             assert distance <= 1.0001 and "more than 90% of the latents" in line
         else:
@@ -185,7 +187,7 @@ def test_a_generator_on_the_host():
         return 1 / (1 + np.exp(-w @ variables["image"])).reshape(-1, SIDE, SIDE, 3)
 
     on_host = GENERATOR._replace(synthesize=synthesize, host=True)
-    assert method_of(generator=on_host).host_server and not method_of().host_server
+    assert method_of(generator=on_host).pretrained.host and not method_of().pretrained.host
     start, compiled = compiled_server()
     _, serve = server_step(method_of(generator=on_host, antialias=False))
     (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
@@ -204,15 +206,15 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
         """Whether the image matrix is one, in the program of a server's step."""
         method = method_of(generator=generator)
         ctx = tiny.context()
-        step = lambda frozen: method.server_update(FEDERATION, start, receive(UPLOADS), ctx._replace(frozen=frozen))  # noqa: E731
-        program = jax.jit(step).lower(method.frozen).as_text()
+        step = lambda frozen: method.server_update(FEDERATION, start, receive(UPLOADS), ctx._replace(pretrained=frozen))  # noqa: E731
+        program = jax.jit(step).lower(method.pretrained.variables).as_text()
         assert weights in program
         return re.search(rf"stablehlo.constant.*{weights}", program) is not None
 
     assert not as_constant(GENERATOR)
     closure = lambda _, w: GENERATOR.synthesize(GENERATOR.variables, w)  # noqa: E731
     assert as_constant(GENERATOR._replace(synthesize=closure))  # what was absent is found where it is
-    assert method_of().frozen.variables is GENERATOR.variables
+    assert method_of().pretrained.variables.variables is GENERATOR.variables
     assert all(leaf.size != LATENT_DIM * SIDE * SIDE * 3 for leaf in jax.tree.leaves(start))
 
 
@@ -229,7 +231,7 @@ def test_the_server_starts_with_nothing_to_show():
     method = method_of()
     down = method.broadcast(FEDERATION, BUCKET, start, None)
     assert int(wire_elements(down).payload_elements) == 0
-    (shown,) = method.pictures(FEDERATION, start).values()
+    (shown,) = method.view.pictures(FEDERATION, start).values()
     np.testing.assert_array_equal(shown, start.images)
 
 

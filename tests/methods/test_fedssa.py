@@ -266,9 +266,9 @@ def test_fusing_that_compounds_is_refused_or_warned_of():
         fedssa(TRAINING, owners="summed")
     fedssa(TRAINING, owners="uploaded", mu=0.0)
     method = fedssa(TRAINING, stable_rounds=50, clock="round")
-    assert method.warn({"longest_row": 2.0}) is None
+    assert method.view.warn({"longest_row": 2.0}) is None
     for length in (1e4, float("nan"), float("inf")):
-        assert "mu compounds" in method.warn({"longest_row": length})
+        assert "mu compounds" in method.view.warn({"longest_row": length})
 
 
 def lengths(method: Method, rounds: int, participation: float) -> list[float]:
@@ -302,7 +302,7 @@ def test_fusing_that_diverges_is_warned_of():
     """Stored rows by global rounds are not refused, and here all clients take part in all of them."""
     method = fedssa(STILL, stable_rounds=50, clock="round")
     grown = lengths(method, 30, participation=1.0)
-    assert grown[-1] > 1e3 and "mu compounds" in method.warn({"longest_row": grown[-1]})
+    assert grown[-1] > 1e3 and "mu compounds" in method.view.warn({"longest_row": grown[-1]})
 
 
 def test_heads_must_be_equal_and_linear():

@@ -125,7 +125,7 @@ def test_pictures_are_of_both_generators_class_by_class():
     method = dfrd(TRAINING, noise_dim=4, batch_size=2)
     server = jax.jit(lambda key: method.init_server(federation, key))(jax.random.key(0))
     brighter = jax.tree.map(lambda x: 2 * x, server.generator)
-    shown = method.pictures(federation, server._replace(average=brighter))
+    shown = method.view.pictures(federation, server._replace(average=brighter))
     assert list(shown) == ["generator", "moving average"]
     noise = jax.random.normal(jax.random.key(0), (40, 4))
     for variables, images in zip((server.generator, brighter), shown.values()):

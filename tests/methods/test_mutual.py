@@ -8,8 +8,8 @@ import pytest
 
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.federation import count_parameters, make_federation
+from fedjax_ht.core.method import init_model
 from fedjax_ht.methods.mutual import init_pair, separately
-from fedjax_ht.methods.supervised import init_model
 from fedjax_ht.models import mlp, model_group
 from fedjax_ht.runner.build import build
 from tests.methods import pairs

@@ -1,4 +1,4 @@
-"""`Method.server_reads`: what a server makes of uplinks depends on their sums alone, or does not."""
+"""`Wire.server_reads`: what a server makes of uplinks depends on their sums alone, or does not."""
 
 import functools
 
@@ -42,7 +42,7 @@ FAST = ("fedavg", "lg_fedavg", "fd")
 
 
 def test_servers_say_what_they_read():
-    reads = {name: method_factory(name)(TRAINING, **settings(name)).server_reads for name in (*METHODS, *COMPOSED)}
+    reads = {name: method_factory(name)(TRAINING, **settings(name)).wire.server_reads for name in (*METHODS, *COMPOSED)}
     assert {name for name, what in reads.items() if what == "sums"} == set(SUMS)
 
 
@@ -96,11 +96,11 @@ def moved(name: str, **options) -> tuple[float, float]:
         ]
 
     def serve(server, received):
-        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.frozen, jax.random.key(2))
+        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2))
         return method.server_update(federation, server, received, ctx)[0]
 
     server = method.init_server(federation, jax.random.key(0))
-    run = serve if method.host_server else jax.jit(serve)
+    run = serve if method.pretrained.host else jax.jit(serve)
     servers = [run(server, {name: both[i] for name, both in received.items()}) for i in (0, 1)]
     apart = [np.abs(np.asarray(a, float) - b).max(initial=0) for a, b in zip(*map(jax.tree.leaves, servers))]
     return max(apart, default=0.0), longest

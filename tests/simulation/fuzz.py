@@ -67,7 +67,7 @@ def devices(number: int, method: str) -> Profile | None:
     rng = np.random.default_rng([number, 1])
     up, down = (rng.lognormal(4, 1, NUM_CLIENTS) for _ in range(2))
     deadline, late = float(rng.choice([0.0, 3.0])), str(rng.choice(["lost", "arrives"]))
-    if not deadline or method_factory(method)(TRAINING, **settings(method)).server_redraws:
+    if not deadline or method_factory(method)(TRAINING, **settings(method)).wire.redrawn:
         late = "lost"
     there = by_chance(NUM_CLIENTS, 0.7, number)
     return None if number % 2 else Profile(there, up=up, down=down, deadline=deadline, late=late)

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.method import View
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
@@ -56,7 +57,7 @@ def test_they_are_those_that_an_evaluation_scores(mode):
         bucket, client = federation.buckets[federation.assignment[i]], each_client(federation, before)[i]
         if mode == "received":
             client = jax.tree.map(lambda x: 1.1 * x, client)
-        expected = method.features(bucket, client, jnp.asarray(x, jnp.float32), jnp.ones(3, bool))
+        expected = method.view.features(bucket, client, jnp.asarray(x, jnp.float32), jnp.ones(3, bool))
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
         assert rows.shape == (3, FEATURE_DIM) and rows.std(0).any()
 
@@ -68,15 +69,15 @@ def test_prototypes_lie_among_the_features(name):
     method = METHODS[name](TRAINING)
     sim = make_simulation(method, federation, federation_data(federation))
     state = sim.init()
-    assert not method.prototypes(state.server).mask.any()
+    assert not method.view.prototypes(state.server).mask.any()
     state, _ = sim.run_round(state)
-    shown = method.prototypes(state.server)
+    shown = method.view.prototypes(state.server)
     assert shown.values.shape == (NUM_CLASSES, FEATURE_DIM) and shown.mask[:-1].all()
 
 
 def test_a_method_without_features_says_so():
     federation = mixed_federation()
-    method = METHODS["local"](TRAINING)._replace(features=None)
+    method = METHODS["local"](TRAINING)._replace(view=View(features=None))
     sim = make_simulation(method, federation, federation_data(federation))
     with pytest.raises(ValueError, match="local has no features"):
         sim.features(sim.init(), IDS, np.arange(3))

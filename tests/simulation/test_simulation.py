@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.mesh import client_mesh
-from fedjax_ht.core.method import Context, Method
+from fedjax_ht.core.method import Context, Method, Pretrained
 from fedjax_ht.core.round import all_finite, gather_received
 from fedjax_ht.core.wire import Masked, Metadata, gaussian_noise
 from fedjax_ht.methods import METHODS
@@ -334,7 +334,7 @@ def test_server_on_the_host_gives_the_same():
         assert all(isinstance(np.asarray(r.arrived), np.ndarray) for r in received.values())  # concrete, not traced
         return probe().server_update(federation, server, received, ctx)
 
-    jitted, host = simulation(), simulation((("server_update", server_update), ("host_server", True)))
+    jitted, host = simulation(), simulation((("server_update", server_update), ("pretrained", Pretrained(host=True))))
     start = to_host(jitted.init())
     assert identical(play(jitted, start, [0, 4, 6], dropped=[6])[0], play(host, start, [0, 4, 6], dropped=[6])[0])
     for sim in (jitted, host):  # a round in which nobody arrives is none for either

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ht.core.method import Pretrained
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
@@ -80,7 +81,7 @@ def test_a_host_server_runs_each_trial():
     federation = uniform_federation()
     data = [federation_data(federation)] * 2
     compiled = METHODS["fedavg"](TRAINING)
-    on_host = compiled._replace(host_server=True)
+    on_host = compiled._replace(pretrained=Pretrained(host=True))
     states = [played(make_trials(m, federation, data, options(SEED)))[0] for m in (compiled, on_host)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), states[0].servers, states[1].servers)
 

@@ -159,7 +159,7 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
     """All others' servers leave the key alone that they share with the clients of this round."""
     method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
     options = SimulationOptions(devices=1, profile=waiting(8.0))
-    if method.server_redraws:
+    if method.wire.redrawn:
         with pytest.raises(ValueError, match=f"^profile.late is 'arrives', but an upload of {name} means something "):
             make_simulation(method, federation, federation_data(federation), options)
         return
@@ -172,7 +172,7 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
 
     key = jax.random.key(0)
     sent = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.waiting.sent)
-    _, sources = influences(serve, key, state.server, sent, key, np.int32(0), method.frozen)
+    _, sources = influences(serve, key, state.server, sent, key, np.int32(0), method.pretrained.variables)
     assert 0 not in Sources().union(*jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources)))
 
 
