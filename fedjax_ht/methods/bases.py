@@ -44,7 +44,9 @@ def alone(training: LocalTraining) -> Method:
     def init_server(federation, key):
         return init_variables(federation.global_model, key)["params"]
 
-    return local(training)._replace(name="none", init_server=init_server, client_update=client_update, uplinks="own")
+    base = local(training)
+    wire = base.wire._replace(positions="own")
+    return base._replace(name="none", init_server=init_server, client_update=client_update, wire=wire)
 
 
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
