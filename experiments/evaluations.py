@@ -14,12 +14,15 @@ from fedjax_ht.simulation.history import Row, best_by, evaluated, wire_bytes
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")
 COLUMNS += ("accuracy_own_prototype", "accuracy_global", "global_accuracy_head", "accuracy_train_weighted")
 COLUMNS += ("accuracy_participants", "best_participants", "best_participants_own_prototype", "best_participants_head")
+COLUMNS += ("best_participants_global",)
 COLUMNS += ("loss", "classes")  # the classes that somebody uploaded, of methods that tell
 COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
 SHOWN = {"accuracy": "clients", "accuracy_head": "own head", "accuracy_own_prototype": "own classes' prototypes"}
+SHOWN |= {"accuracy_global": "by the global A"}  # FedRAL's second rule
 SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
 SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
 SHOWN |= {f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes"}
+SHOWN |= {f"{PARTICIPANTS}_global": "participants by the A that they were sent"}
 SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}  # DFRD's L.acc beside its G.acc
 
 

@@ -37,7 +37,7 @@ class DatasetFields(NamedTuple):
     text_length: Whole = 0  # tokens of a text; 0: 200, or as published
     classes: tuple[str, ...] = ()  # names of the classes to keep; none: all
     subset: Whole = 0  # this many random images, the same for every seed; 0: all
-    normalisation: Normalisation = "half"  # pixels to [-1, 1]; or dataset: by the set's moments (data/moments.py)
+    normalisation: Normalisation = "half"  # pixels to [-1, 1]; others: data/moments.py
     shift: str = ""  # rotate/4 or corrupt/3: so many domains of the images, by partition.seed (data/shift.py)
     seen_before: bool = False  # True lets a method's pre-trained part have been trained on this dataset
 

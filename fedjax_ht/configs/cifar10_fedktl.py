@@ -2,6 +2,7 @@
 
     fedjax-ht run --config=cifar10_fedktl
     fedjax-ht run --config=cifar10_fedktl:method=fedproto   (or fedtgp, local)
+    ...:method=fedtgp --config.method.options.variant=released   (fedproto likewise; not recorded)
     fedjax-ht run --config=cifar10_fedktl --config.method.options.mu=0   (ablations)
 
 The small form of FedKTL's Table 1 for a machine without a GPU: the paper has all 60,000 images, eight large models and

@@ -1,18 +1,17 @@
-"""FedTGP (or :method=fedproto, local) on CIFAR-10, two classes a client, 20 clients of CNN-1..5.
+"""FedTGP and FedProto, each in both its forms, on CIFAR-10, two classes a client, 20 clients of CNN-1..5.
 
-    fedjax-ht run --config=cifar10_pathological
+    fedjax-ht compare --config=cifar10_pathological
+    fedjax-ht run --config=cifar10_pathological:method=fedtgp --config.method.options.variant=released
 
-The whole run has not been recorded yet; FedProto's first round, compilation included, took 58 s on 2 CPU cores.
-Needs CIFAR-10 (python or binary version) in `data/`. FedTGP and FedKTL, Table 1, use this split with other models.
+The second runs one method alone. The forms are explained in cifar10_practical.py, next to this file. FedTGP's and
+FedKTL's Table 1 have this split with other models. The whole run has not been recorded yet.
+
+Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
-from fedjax_ht.configs.base import apply_argument, base_config, partition_config
+from fedjax_ht.configs.base import partition_config
+from fedjax_ht.configs.cifar10_practical import setting
 
 
 def get_config(argument=None):
-    config = base_config()
-    config.dataset.name = "cifar10"
-    config.partition = partition_config("pathological", classes_per_client=2)
-    config.rounds = 100
-    config.evaluate.every = 5
-    return apply_argument(config, argument, rounds=1)
+    return setting(partition_config("pathological", classes_per_client=2), argument)

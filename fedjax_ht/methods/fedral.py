@@ -1,4 +1,4 @@
-"""FedRAL (ICCV 2025): clients share a small matrix that turns their representations towards common ones.
+"""FedRAL (Yi et al., ICCV 2025): clients share a small matrix that turns their representations towards common ones.
 
     client:  A_k <- A^{t-1}; the model and A_k descend together on the cross-entropy of head(R + R A_k), R = features(x)
              (Eq. 5 is the step of A_k)
@@ -7,7 +7,7 @@
              (Eq. 7)
     predict: head(R + R A), A being the client's own A_k (what Eq. 5 left, not sparsified) or the global A^t (Eq. 7)
 
-Settled here (there is no released code; the paper leaves these open):
+Settled here (the paper leaves these open; the code that it cites has not been at hand):
 * All r^2 entries of A_k are trained; sparsification happens once, before the upload. An entry that few clients send is
   scaled down by their share, since zeros count.
 * A starts uniform within s / sqrt(r), s = init_scale, and is sent whole once; afterwards the downlink is the union of
@@ -16,9 +16,14 @@ Settled here (there is no released code; the paper leaves these open):
   head with the weights (I + A) W, which start larger by I + A and whose gradient steps are larger by (I + A)(I + A)^T.
   On Fashion-MNIST (class shares, 10 blocks, 100 rounds, three seeds) s = 1 has 89.3 %, s = sqrt(3 r) 93.3 %, and a
   frozen A of that size (angle_lr=0), which shares nothing, 93.4 %.
-* The paper does not say which A predicts. Here the rule "own" takes the A_k that Eq. 5 left at the client's last
-  training, whenever that was; before, zero, a plain model. The rule "global" takes the newest A^t of Eq. 7. Both are
-  scored, "own" is reported; inference="global" reports the other.
+* Which A predicts: Eq. 1's objective is F_k(D_k; w_k o A), with the global A; the algorithm returns the clients'
+  models without a word on A. The rule "own" takes the A_k that Eq. 5 left at the client's last training, whenever that
+  was; before, zero, a plain model. The rule "global" takes the newest A^t that was sent. Both are scored, "own" is
+  reported (inference="global" reports the other), because w_k was trained with A_k, and because the score beside the
+  paper's table is that of a round's participants as training left them: until Eq. 7 has been computed, the newest
+  global matrix is the A^{t-1} that they started from, and w_k with it is neither Eq. 1's model nor the trained one.
+  For means over all clients "global" is Eq. 1's. In the setting of class shares it is 0.0 to 0.5 points above "own"
+  (experiments/results/class_shares.md, where both stand side by side).
 * The number of blocks is a search over divisors of r in the paper; here 2, the least that sparsifies, unless told. Its
   Table 4 has upload sizes of 25, 100 and 125 blocks at r = 500; the fourth, 1.56 KB, is below the least possible 4 r.
 """

@@ -18,6 +18,8 @@ Settled here:
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own rounds: with one
   client in ten taking part, global rounds would be over before most clients have any history (clock="round" is that).
   The authors' code has T_stable = 2 where all clients take part, and 45 for ten of 50.
+* Local training is the config's. The text has SGD at 0.01; the code SGD at 0.005 with momentum 0.9, weight decay 5e-5,
+  gradients clipped at 50, batches of 512 and 25 epochs: `recipe=released` of configs/cifar10_class_shares.py.
 * The fused row is no convex mix: Eq. 4 as it stands. Where all clients take part together, a row that learns nothing
   grows by the product of all 1 + mu_t; where they take turns, by a few times that, since newcomers go on fusing into
   rows that others have lengthened. Settings whose product passes MOST_GROWTH are refused, but for stored rows by global

@@ -8,7 +8,8 @@
 
 Settled here:
 * variant="released" is HtFLlib: delta is the largest nearest-neighbour distance, R the mean square between each sample
-  and its prototype with lambda 10 (the paper: Euclidean distance between class means, lambda 0.1).
+  and its prototype with lambda 10 (the paper: Euclidean distance between class means, lambda 0.1). The authors' script
+  for their own repository has the released form, too, so that the published numbers are of it.
 * Both variants train on mini-batches with SGD, as released; the paper names neither.
 * The prototypes uploaded are those of the model just trained. The released code uploads those of the model before
   training, which its authors' Algorithm 1 does not: not reproduced.

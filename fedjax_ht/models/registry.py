@@ -71,6 +71,10 @@ def _cnn5(task: Task) -> dict[str, nn.Module]:
     return cnn5_group(task.num_classes, task.input_shape[-1], task.feature_dim)
 
 
+def _cnn1(task: Task) -> dict[str, nn.Module]:
+    return {"cnn1": _cnn5(task)["cnn1"]}
+
+
 def _sensors(names: tuple[str, ...], task: Task) -> dict[str, nn.Module]:
     """Of names that end in the stride."""
     parts = {name: name.split("_s") for name in names}
@@ -132,6 +136,7 @@ def _text(name: str, task: Task) -> dict[str, nn.Module]:
 GROUPS: dict[str, Group] = {
     "cnn4": functools.partial(_dealt, ("cnn",)),
     "cnn5": _cnn5,
+    "fedssa_cnn1": _cnn1,
     "mlp2": _mlp2,
     **{name: functools.partial(_dealt, names) for name, names in _DEALT.items()},
     **{name: functools.partial(_dealt_linear, names) for name, names in _DEALT_LINEAR.items()},
@@ -141,8 +146,8 @@ GROUPS: dict[str, Group] = {
     **{name: functools.partial(_text, name) for name in TEXT_GROUPS},
 }
 """HtFLlib's groups htfeX (X extractors), htm10, htc4 (four heads), htfe_senX (of sensors) and htfe_txtX (of tokens);
-FedSSA's and FedRAL's CNN-1..5 and FedRAL's other groups; two perceptrons; every architecture by itself, the sliceable
-ones among them."""
+FedSSA's and FedRAL's CNN-1..5, CNN-1 alone (FedSSA's Table 1) and FedRAL's other groups; two perceptrons; every
+architecture by itself, the sliceable ones among them."""
 
 
 def example(name: str) -> tuple[InputShape, int | None]:

@@ -13,8 +13,8 @@ GLOBAL = "global_accuracy_head"  # of a model that the server has
 STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
 PARTICIPANTS = "accuracy_participants"
 NOTE = """\
-"participants": the mean over one round's participants, freshly trained, in the round where it is highest. FedSSA and
-FedRAL report this score; as a maximum over rounds and over who was drawn it is biased upwards (docs/results.md)."""
+"participants": the mean over one round's participants, freshly trained, in the round where it is highest. FedSSA's
+code reports this score; as a maximum over rounds and over who was drawn it is biased upwards (docs/results.md)."""
 
 
 def markdown(histories: Mapping[str, Sequence[Row]]) -> str:

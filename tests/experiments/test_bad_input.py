@@ -126,7 +126,10 @@ BAD = {
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
     "classes has 'hat'; the classes of fashion_mnist_10k are": {"dataset.classes": ("hat",)},
     "subset is 10001; fashion_mnist_10k has 10000 samples": {"dataset.subset": 10001},
-    "normalisation is 'imagenet'; it must be 'half' or 'dataset'": {"dataset.normalisation": "imagenet"},
+    "normalisation is 'torch'; it must be 'half', 'dataset' or 'imagenet'": {"dataset.normalisation": "torch"},
+    "normalisation is 'imagenet', which needs images of three channels; a sample of fashion_mnist_10k is (28, 28, 1)": {
+        "dataset.normalisation": "imagenet"
+    },
     "shift is 'rotate'; it must be rotate/DOMAINS, of 2 to 100, or": {"dataset.shift": "rotate"},
     "shift is 'blur/3'; it must be": {"dataset.shift": "blur/3", "dataset.name": "cifar10", "dataset.data_dir": "no"},
     "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},

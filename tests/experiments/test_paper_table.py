@@ -74,6 +74,23 @@ def test_runs_of_an_earlier_table_count_as_well(tmp_path):
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "earlier.csv").read_text()
 
 
+def test_fedrals_two_matrices_stand_side_by_side(tmp_path):
+    """Its reported rule and the global A, over all clients and, where runs have it, over the participants."""
+    more = {"accuracy_global": [0.2, 0.6], "accuracy_participants": [0.0, 0.8]}
+    write_run(tmp_path / "a", "fedral", 0, [0.1, 0.4], **more, accuracy_participants_global=[0.0, 0.7])
+    write_run(tmp_path / "b", "local", 0, [0.1, 0.5])
+    runs = find_runs(tmp_path)
+    head, _, *lines = markdown(runs, {}, "accuracy").splitlines()[2:6]
+    titles = [cell.strip() for cell in head.strip("|").split("|")]
+    rows = {line.split()[1]: [cell.strip() for cell in line.strip("|").split("|")] for line in lines}
+    assert rows["fedral"][titles.index("by the global A %")] == "60.00"
+    assert rows["fedral"][titles.index("participants by the A that they were sent %")] == "70.00"
+    assert rows["local"][titles.index("by the global A %")] == "-"
+    write_evaluations(runs, tmp_path / "x.csv")
+    rows = list(csv.DictReader((tmp_path / "x.csv").open()))
+    assert [row["best_participants_global"] for row in rows] == ["0", "0.7", "", ""]
+
+
 def cells(text, method):
     (line,) = [line for line in text.splitlines() if line.startswith(f"| {method} |")]
     return [cell.strip() for cell in line.strip("|").split("|")]

@@ -33,6 +33,15 @@ def test_published_groups_in_the_order_of_the_clients(group, names):
     assert list(model_group(group, 10, SIZE)) == names
 
 
+@pytest.mark.parametrize("size, parameters", [(SIZE, 2_621_558), ((28, 28, 1), 122_400)])
+def test_cnn1_alone_is_the_first_of_the_five(size, parameters):
+    """FedSSA's Table 1; the number of parameters is that of FedSSA's and FedRAL's tables."""
+    group = model_group("fedssa_cnn1", 10, size)
+    assert group == {"cnn1": model_group("cnn5", 10, size)["cnn1"]}
+    (bucket,) = make_federation(group, size, 10, num_clients=2).buckets
+    assert sum(count_parameters(bucket).values()) == parameters
+
+
 def test_fedrals_eleven_architectures():
     assert set(model_group("fedral11", 100, SIZE)) == {*model_group("htfe9", 100, SIZE), "cnn", "vit_b16"}
 

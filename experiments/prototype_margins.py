@@ -1,0 +1,172 @@
+r"""Margins between class prototypes, of clients and global ones, in a run (FedTGP, Zhang et al., AAAI 2024, Figure 1).
+
+    python -m experiments.prototype_margins --workdir=RUN [--method=fedtgp] [--trial=0] --csv=margins.csv \
+        [--picture=margins.png]
+
+A class's margin is the Euclidean distance from its prototype to that of the nearest other class. A client's prototypes
+are the mean features of its training samples by its trained model in evaluation mode, of the run's newest checkpoint;
+the global ones are what the server sends. All entries of the run that have global prototypes count, or the one that
+--method names. Writes a row for each client and class, and prints a table of them.
+"""
+
+import csv
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+
+from fedjax_ht.core.local_training import class_means
+from fedjax_ht.core.method import Data
+from fedjax_ht.data.client_data import stack
+from fedjax_ht.io.files import atomic_open
+from fedjax_ht.methods.prototypes import collect
+from fedjax_ht.metrics.margins import prototype_margins
+from fedjax_ht.runner import plots
+from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.evaluate import LoadedRun, client_state, load_run
+from fedjax_ht.runner.run_folder import read_run
+
+# --workdir, --method, --trial and --trust are those of fedjax_ht.runner.evaluate.
+_CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
+_PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
+
+GLOBAL = "global"
+
+
+class Row(NamedTuple):
+    """Margins of one class.
+
+    Attributes:
+      method: label of the entry.
+      trial, round: of the run.
+      client: id, or GLOBAL for the server's prototypes.
+      label: of the class.
+      nearest, mean: distances, as of `Margins`.
+    """
+
+    method: str
+    trial: int
+    round: int
+    client: str
+    label: int
+    nearest: float
+    mean: float
+
+
+def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean features by class of every client: float32 [N, C, K], and which classes it has, bool [N, C]."""
+    federation, dataset = run.experiment.federations[run.method], run.experiment.dataset
+    train = stack([client.train for client in run.experiment.partitions[trial]])
+    inputs, labels = (jax.tree.map(jnp.asarray, x) for x in (dataset.inputs, dataset.labels))
+    collectors = {bucket.name: jax.jit(functools.partial(collect, bucket)) for bucket in federation.buckets}
+    values, present = [], []
+    for client in range(federation.num_clients):
+        bucket = federation.buckets[federation.assignment[client]]
+        split = jax.tree.map(lambda x, i=client: jnp.asarray(x[i]), train)
+        data = Data(inputs, labels, dataset.preprocess, {"train": split})
+        sums = collectors[bucket.name](client_state(run, client, trial), data)
+        values.append(np.asarray(class_means(sums)))
+        present.append(np.asarray(sums.counts) > 0)
+    return np.stack(values), np.stack(present)
+
+
+def global_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
+    """What the server sends: float32 [C, K], and which classes have one, bool [C]."""
+    server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
+    sent = run.experiment.methods[run.method].prototypes(server)
+    return np.asarray(sent.values), np.asarray(sent.mask)
+
+
+def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
+    """Rows of one entry: those of its clients in order, then the server's; classes without a margin have none."""
+    clients = prototype_margins(*client_prototypes(run, trial))
+    server = prototype_margins(*global_prototypes(run, trial))
+    owners = [(str(i), nearest, mean) for i, (nearest, mean) in enumerate(zip(*clients))]
+    for owner, nearest, mean in [*owners, (GLOBAL, *server)]:
+        for label in np.flatnonzero(~np.isnan(nearest)).tolist():
+            yield Row(run.method, trial, int(run.state.round), owner, label, float(nearest[label]), float(mean[label]))
+
+
+def write(rows: Iterable[Row], path: Path) -> None:
+    """Writes the rows as a CSV."""
+    with atomic_open(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(Row._fields)
+        writer.writerows([f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A line an entry: the clients' margins, the largest of them by class, and the global prototypes' margins."""
+    heads = ["method", "round", "clients: mean", "largest of a class, mean", "global: mean", "least"]
+    heads += ["mean distance: clients", "global", "classes whose global margin is above all clients'"]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for method in dict.fromkeys(row.method for row in rows):
+        of_method = [row for row in rows if row.method == method]
+        clients = [row for row in of_method if row.client != GLOBAL]
+        server = {row.label: row for row in of_method if row.client == GLOBAL}
+        largest: dict[int, float] = {}
+        for row in clients:
+            largest[row.label] = max(row.nearest, largest.get(row.label, 0.0))
+        above = [label for label, row in server.items() if row.nearest > largest.get(label, 0.0)]
+        numbers = [
+            mean([row.nearest for row in clients]),
+            mean(list(largest.values())),
+            mean([row.nearest for row in server.values()]),
+            min((row.nearest for row in server.values()), default=np.nan),
+            mean([row.mean for row in clients]),
+            mean([row.mean for row in server.values()]),
+        ]
+        cells = [method, str(of_method[0].round), *(f"{number:.3g}" for number in numbers)]
+        lines.append("| " + " | ".join([*cells, f"{len(above)} of {len(server)}"]) + " |")
+    return "\n".join(lines)
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, NaN of nothing."""
+    return float(np.mean(values)) if values else np.nan
+
+
+def picture(rows: Sequence[Row]) -> plots.Figure:
+    """Draws margins by class for each entry: a dot a client, a triangle for the global prototype."""
+    methods = list(dict.fromkeys(row.method for row in rows))
+    figure, axes = plots.subplots(1, len(methods), squeeze=False, figsize=(4.2 * len(methods), 3.4))
+    for place, method in zip(axes[0], methods):
+        for marker, name in (("o", "clients"), ("^", GLOBAL)):
+            shown = [row for row in rows if row.method == method and (row.client == GLOBAL) == (name == GLOBAL)]
+            size = 60 if name == GLOBAL else 14
+            place.scatter([r.label for r in shown], [r.nearest for r in shown], s=size, marker=marker, label=name)
+        place.set(title=method, xlabel="class", ylabel="distance to the nearest other prototype", ylim=(0, None))
+        place.legend(frameon=False)
+    return figure
+
+
+def main(_) -> None:
+    given = flags.FLAGS
+    try:
+        if not given.workdir or not _CSV.value:
+            raise ValueError("give --workdir and --csv; see --help")
+        _, experiment = read_run(Path(given.workdir), given.trust)
+        labels = [given.method] if given.method else list(experiment.methods)
+        rows: list[Row] = []
+        for label in labels:
+            if label in experiment.methods and experiment.methods[label].prototypes is None:
+                print(f"{label} has no global prototypes")
+                continue
+            rows += rows_of(load_run(given.workdir, label, given.trust), given.trial)
+        if not rows:
+            raise ValueError(f"no entry of the run in {given.workdir} has prototypes of several classes")
+    except (ValueError, OSError, ImportError) as error:
+        fail(error)
+    write(rows, Path(_CSV.value))
+    if _PICTURE.value:
+        plots.save(picture(rows), Path(_PICTURE.value))
+    print(markdown(rows))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
