@@ -70,6 +70,7 @@ def protocol_round(
     epochs: int = 1,
     batch_size: int = 10,
     evaluate: bool = True,
+    evaluate_train: bool = True,
     clip_norm: float | None = None,
     lanes: int | str = "auto",
     client_store: str = "device",
@@ -86,8 +87,9 @@ def protocol_round(
       method: of `METHODS`; `options` are its own.
       shape, classes, clients, samples, tested, alpha: see `federated_images`.
       epochs, batch_size, clip_norm: local training.
-      evaluate: True evaluates all clients on their training and test images behind a round, as
-        PFLlib does; False scores them on their test images as training left them.
+      evaluate: True evaluates all clients behind a round, as PFLlib and HtFLlib do; False scores
+        them on their test images as training left them.
+      evaluate_train: whether an evaluation is of training images, too.
       lanes, client_store: see `SimulationOptions`.
       rounds: the first of them compiles.
       published: seconds of a round by others: who and on which device -> seconds.
@@ -98,7 +100,9 @@ def protocol_round(
     data = make_federation_data(dataset, partition, federation)
     clipping = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
     training = LocalTraining(optax.chain(*clipping, optax.sgd(0.01)), batch_size, epochs=epochs)
-    chosen = SimulationOptions(lanes=lanes, devices=1, client_store=client_store, evaluate_train=evaluate)
+    chosen = SimulationOptions(
+        lanes=lanes, devices=1, client_store=client_store, evaluate_train=evaluate and evaluate_train
+    )
     simulation = make_simulation(METHODS[method](training, **options), federation, data, chosen)
     steps = num_steps(training, data.counts["train"])
     setting = {"protocol": protocol, "group": group, "method": method, "clients": clients}

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +75,8 @@ def job(
     arguments = {  # main.py's defaults, then the federation's
         "random_join_ratio": False, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
         "time_select": False, "time_threthold": 10000, "auto_break": False, "goal": "test", "top_cnt": 100,
-        "lamda": 1.0, "noise_dim": 512, "hidden_dim": 512, "generator_learning_rate": 0.005, "server_epochs": 100,
+        "few_shot": 0, "models_folder_name": "", "lamda": 1.0, "noise_dim": 512, "hidden_dim": 512,
+        "generator_learning_rate": 0.005, "server_epochs": 100,
         "alpha": 1.0, "beta": 1.0, "mentee_learning_rate": 0.01, "T_start": 0.95, "T_end": 0.98,
         "server_learning_rate": 0.01, "margin_threthold": 100.0,
         "algorithm": pair.server, "dataset": "clients", "device": device, "num_classes": num_classes,
@@ -103,12 +105,13 @@ def run(job: dict, python: str, checkout: Path, folder: Path) -> dict:
       "round" and "evaluation", seconds of each counted round and of the evaluation in it, "accuracy", "torch".
 
     Raises:
-      RuntimeError: it failed, with what it printed.
+      RuntimeError: it failed, with its last line; all that it printed is on stderr by then.
     """
     (folder / "system").mkdir(exist_ok=True)  # it reads ../dataset
     script = Path(__file__).with_name("htfllib_rounds.py")
     command = [python, str(script), str(Path(checkout, "system").resolve()), json.dumps(job)]
     done = subprocess.run(command, cwd=folder / "system", capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(done.stderr[-4000:])
+        print(done.stderr, file=sys.stderr)
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
     return json.loads(done.stdout.splitlines()[-1])
