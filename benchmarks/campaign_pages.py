@@ -173,6 +173,7 @@ def launch_cost(group: str, ms: float) -> float | None:
     """Microseconds a kernel, by their number at the fewest lanes that were compiled for a described device."""
     known = estimates() if ESTIMATES.exists() else {}
     counts = {int(n): told["kernels a step"] for (name, n), told in known.items() if name == group}
+    counts = {n: kernels for n, kernels in counts.items() if kernels != "-"}
     if not counts:
         return None
     return 1e3 * ms / sum(map(int, re.findall(r"\d+", counts[min(counts)])))

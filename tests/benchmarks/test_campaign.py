@@ -255,3 +255,16 @@ def test_pfls_run_is_told_where_it_stopped(monkeypatch):
     stopped = protocols.pfl_run(rounds=3, users=4, cohort=2, every=1, images="random", limit=0.0)
     assert stopped["wrong"] == "1 of 3 rounds in 0 s"
     assert "2 rounds with evaluations in" in pages.run_line(found)
+
+
+def test_estimates_are_read_from_the_page():
+    known = pages.estimates()
+    assert float(known["resnet18", "3"]["launch ms"]) > 0 and known["cnn5", "3"]["kernels a step"].count("+") == 4
+    # 2.5 us a kernel is what the page's estimate goes by.
+    assert pages.launch_cost("cnn4", float(known["cnn4", "3"]["launch ms"])) == pytest.approx(2.5, rel=0.05)
+    assert pages.launch_cost("mlp2", 1.0) is None
+
+
+def test_a_group_that_was_not_compiled_has_no_cost_of_a_kernel(monkeypatch):
+    monkeypatch.setattr(pages, "estimates", lambda: {("cnn4", "3"): {"kernels a step": "-"}})
+    assert pages.launch_cost("cnn4", 1.0) is None
