@@ -12,17 +12,16 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 from absl import app, flags
 from ml_collections import ConfigDict
 
+from benchmarks import htfllib
+from benchmarks.htfllib import PAIRS
 from benchmarks.report import in_a_process, machine, number, publish, table
 from fedjax_ht.configs import quickstart
 from fedjax_ht.configs.base import method_config
@@ -32,31 +31,6 @@ from fedjax_ht.runner.train import enable_compilation_cache, train_and_evaluate
 
 WARM = 2  # rounds of ours that are not counted: the first compiles
 
-
-class Pair(NamedTuple):
-    """One method in both: ours with what of HtFLlib's defaults or scripts is a choice, and whether gradients are
-    clipped; HtFLlib's module, class and arguments."""
-
-    ours: dict
-    clipped: bool
-    module: str
-    server: str
-    arguments: dict
-
-
-RELEASED = {"variant": "released"}
-TGP = {"weight": 3.0, "tau": 3.0}
-PAIRS = {
-    "local": Pair({}, False, "serverlocal", "Local", {}),
-    "lg_fedavg": Pair({}, False, "serverlg", "LG_FedAvg", {}),
-    "fedproto": Pair(RELEASED | {"weight": 1.0}, False, "serverproto", "FedProto", {}),
-    "fd": Pair({}, False, "serverfd", "FD", {}),
-    "fedtgp": Pair(RELEASED | TGP, False, "servertgp", "FedTGP", {"lamda": 3.0, "margin_threthold": 3.0}),
-    "fedgh": Pair({}, False, "servergh", "FedGH", {"server_epochs": 1}),
-    "fedgen": Pair(RELEASED, False, "servergen", "FedGen", {}),
-    "fml": Pair(RELEASED, True, "serverfml", "FML", {"alpha": 0.5, "beta": 0.5}),
-    "fedkd": Pair(RELEASED, True, "serverkd", "FedKD", {}),
-}
 
 HEAD = (
     "method", "HtFLlib, before and after", "its evaluation", "ours", "our evaluation", "HtFLlib / ours",
@@ -107,40 +81,28 @@ def ours(name: str) -> dict:
 
 
 def write_clients(folder: Path) -> None:
-    """The quickstart's clients as HtFLlib reads them."""
+    """Writes the quickstart's clients as HtFLlib reads them."""
     experiment = build(configured("local"))
-    dataset = experiment.dataset
-    images = np.asarray(dataset.preprocess(np.asarray(dataset.inputs))).transpose(0, 3, 1, 2)
-    for part in ("train", "test"):
-        (folder / part).mkdir(parents=True)
-        for i, client in enumerate(experiment.partitions[0]):
-            own = getattr(client, part)
-            np.savez(folder / part / f"{i}.npz", data={"x": images[own], "y": np.asarray(dataset.labels)[own]})
+    htfllib.write_clients(folder, experiment.dataset, experiment.partitions[0])
 
 
 def theirs(name: str, folder: Path) -> dict:
     """As `ours`, of HtFLlib; `folder` has the clients below `dataset`."""
-    pair = PAIRS[name]
     text = "Grey({}, args.feature_dim, args.num_classes)"
-    arguments = {  # main.py's defaults, then the federation's
-        "random_join_ratio": False, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
-        "time_select": False, "time_threthold": 10000, "auto_break": False, "goal": "test", "top_cnt": 100,
-        "lamda": 1.0, "noise_dim": 512, "hidden_dim": 512, "generator_learning_rate": 0.005, "server_epochs": 100,
-        "alpha": 1.0, "beta": 1.0, "mentee_learning_rate": 0.01, "T_start": 0.95, "T_end": 0.98,
-        "server_learning_rate": 0.01, "margin_threthold": 100.0,
-        "algorithm": pair.server, "dataset": "clients", "device": "cpu", "num_classes": 10, "num_clients": 20,
-        "feature_dim": 50, "join_ratio": 1.0, "batch_size": 10, "local_epochs": 1, "local_learning_rate": 0.05,
-        "eval_gap": 1, "models": [text.format(w) for w in WIDTHS], "global_model": text.format(WIDTHS[-1]),
-    }  # fmt: skip
-    job = {"module": pair.module, "server": pair.server, "rounds": _ROUNDS.value + 1}
-    job["arguments"] = arguments | pair.arguments
-    (folder / "system").mkdir(exist_ok=True)  # it reads ../dataset
-    script = Path(__file__).with_name("htfllib_rounds.py")
-    command = [_PYTHON.value, str(script), str(Path(_HTFLLIB.value, "system").resolve()), json.dumps(job)]
-    done = subprocess.run(command, cwd=folder / "system", capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
+    job = htfllib.job(
+        name,
+        rounds=_ROUNDS.value,
+        models=[text.format(width) for width in WIDTHS],
+        global_model=text.format(WIDTHS[-1]),
+        feature_dim=50,
+        num_classes=10,
+        num_clients=20,
+        learning_rate=0.05,
+    )
+    try:
+        return htfllib.run(job, _PYTHON.value, Path(_HTFLLIB.value), folder)
+    except RuntimeError as error:
+        raise SystemExit(error) from error
 
 
 def row(name: str, folder: Path) -> tuple[list[str], str]:

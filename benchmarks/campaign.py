@@ -1,4 +1,4 @@
-"""An hour's measurements on a GPU that is at hand for minutes at a time, in slices of less than ten.
+"""Measurements on a GPU that is at hand for minutes at a time, in slices of less than ten.
 
     python -m benchmarks.campaign --list
     python -m benchmarks.campaign --slice=2 --out=FOLDER          again: goes on where it stopped
@@ -6,7 +6,9 @@
     python -m benchmarks.campaign --report=FOLDER --out=benchmarks/results/gpu_campaign.md
 
 Each slice writes FOLDER/slice_N.json, after every item. Exit code 1 says that an item failed, or a check in one. To be
-run from the repository's root. Accuracies need Fashion-MNIST in `data/`; PyTorch is measured where it is installed.
+run from the repository's root. Accuracies need Fashion-MNIST in `data/`, pfl-research's CIFAR-10; PyTorch is measured
+where it is installed, HtFLlib where a checkout of it lies in `HtFLlib/`, too. BUILD.md says which packages a campaign
+needs, and how they are carried to a machine without a network.
 """
 
 import importlib.metadata

@@ -50,21 +50,21 @@ def differences(rows: list[dict], recorded: list[dict]) -> tuple[dict[str, float
 
 
 def contract_rows(entry: str, lanes: int) -> list[dict]:
-    """The three rounds that tests/methods/test_contract.py records, made here."""
+    """The three rounds that tests/methods/recording.py makes, made here."""
     from tests.federations import federation_data, federation_for
-    from tests.methods import test_contract as contract
+    from tests.methods import recording
 
     name, released = entry.removesuffix(" released"), entry.endswith(" released")
     try:
         if not released:
-            return contract.numbers(*contract.history(name, lanes=lanes))
-        method, federation = contract.released_form(name), federation_for(name)
-        options = dataclasses.replace(contract.OPTIONS, lanes=lanes)
+            return recording.numbers(*recording.history(name, lanes=lanes))
+        method, federation = recording.released_form(name), federation_for(name)
+        options = dataclasses.replace(recording.OPTIONS, lanes=lanes)
         data = federation_data(federation)
-        return contract.numbers(*contract.played(make_simulation(method, federation, data, options), 3))
+        return recording.numbers(*recording.played(make_simulation(method, federation, data, options), 3))
     finally:  # programs of earlier methods would only take memory
-        contract.history.cache_clear()
-        contract.simulation.cache_clear()
+        recording.history.cache_clear()
+        recording.simulation.cache_clear()
         jax.clear_caches()
 
 

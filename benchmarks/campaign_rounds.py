@@ -30,10 +30,11 @@ SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
 NONE = np.array([], np.int64)
 
 
-def random_images(count: int) -> Dataset:
+def random_images(count: int, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES) -> Dataset:
+    """Images uint8 [count, *shape] with labels that say nothing of them."""
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (count, *SHAPE), np.uint8)
-    return Dataset("random images", images, rng.integers(0, CLASSES, count).astype(np.int32), tuple("0123456789"))
+    images, labels = rng.integers(0, 256, (count, *shape), np.uint8), rng.integers(0, classes, count)
+    return Dataset("random images", images, labels.astype(np.int32), tuple(map(str, range(classes))))
 
 
 def federation_of(group: str, clients: int) -> Federation:
@@ -44,20 +45,39 @@ def recipe() -> LocalTraining:
     return LocalTraining(optax.sgd(0.01), BATCH)
 
 
-def timed_rounds(simulation: Simulation, rounds: int) -> dict:
-    """Seconds to make the first states, of the first round less a later one, which is to trace and compile, and of a
-    later one, as median; the most that the device held."""
+def timed_rounds(simulation: Simulation, rounds: int, score: bool = True, evaluate: bool = False) -> dict:
+    """Times rounds, and with `evaluate` an evaluation of all clients behind each.
+
+    Args:
+      simulation: what runs.
+      rounds: at least two; the first compiles.
+      score: whether rounds score their participants.
+      evaluate: whether evaluations are timed, too.
+
+    Returns:
+      Seconds: "init" to make the first states; "compile", those of the first round and evaluation
+      beyond later ones; "round" and, with `evaluate`, "evaluation", medians of the later ones;
+      "rounds", all. "peak", the most bytes that the device held.
+    """
     start = time.perf_counter()
     state = simulation.init()
     jax.block_until_ready((state.clients, state.servers))
-    first, seconds = time.perf_counter() - start, []
+    first, seconds, evaluations = time.perf_counter() - start, [], []
     for _ in range(rounds):
         start = time.perf_counter()
-        state, _report = simulation.run_round(state)
+        state, _report = simulation.run_round(state, score)
         jax.block_until_ready((state.clients, state.servers))
         seconds.append(time.perf_counter() - start)
-    round = statistics.median(seconds[1:])
-    return {"init": first, "compile": seconds[0] - round, "round": round, "rounds": seconds, "peak": peak_memory()}
+        if evaluate:
+            start = time.perf_counter()
+            simulation.evaluate(state)  # what it returns is on the host
+            evaluations.append(time.perf_counter() - start)
+    times = {"round": statistics.median(seconds[1:])}
+    compiling = seconds[0] - times["round"]
+    if evaluate:
+        times["evaluation"] = statistics.median(evaluations[1:])
+        compiling += evaluations[0] - times["evaluation"]
+    return {"init": first, "compile": compiling, "rounds": seconds, "peak": peak_memory()} | times
 
 
 def apart(runs: dict, mesh: Mesh, donate: bool) -> Callable:

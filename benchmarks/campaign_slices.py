@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from benchmarks.campaign_peers import PEER_SLICES
 from benchmarks.slices import Item, Slice
 
 RECORDED = Path(__file__).parents[1] / "tests" / "methods" / "recorded.json"
@@ -177,4 +178,4 @@ SLICES = {
         f"{PAGES}:torch",
         environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
     ),
-}
+} | PEER_SLICES

@@ -5,19 +5,23 @@
 
 FedTGP's training, 32x32x3, batches of 10, compiled for a device that benchmarks/h100.txtpb describes; a group of
 several architectures is one program. With --methods it is theirs, of a small CNN or, where clients train slices, of
-slices of whole and half its width. Needs jax's CUDA plugin (pip install "jax[cuda12]"), and no GPU. Without a device
-there is no autotuning, so that a real one may take other kernels for its products; how many there are, in which loops
-and graphs, and how much memory they take is what this tells. The estimate of a step's time is arithmetic.
+slices of whole and half its width. Needs one of jax's CUDA plugins (pip install "jax[cuda12]" or "jax[cuda13]"; of the
+libraries that these bring, the compiler alone: nvidia-cuda-nvcc-cu12, or nvidia-cuda-nvcc and nvidia-nvvm), and no GPU.
+Without a device there is no autotuning, so that a real one may take other kernels for its products; how many there
+are, in which loops and graphs, and how much memory they take is what this tells. The estimate of a step's time is
+arithmetic.
 """
 
 import contextlib
-import functools
+import importlib.metadata
+import importlib.util
 import json
 import os
 import sysconfig
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -33,23 +37,26 @@ from benchmarks.report import in_a_process, machine, number, publish, table
 from benchmarks.thunks import loop_turns, loops, read_thunks, step_bytes, steps_of
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh
-from fedjax_ht.core.evaluation import Asked, bucket_evaluation
+from fedjax_ht.core.evaluation import Asked, bucket_evaluation, client_evaluation
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import Bucket, Federation, make_federation, make_sliced_federation
+from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.mesh import AXIS, REPLICATED, SHARDED
-from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Split
-from fedjax_ht.core.round import Channel, Participant, TrialServers, bucket_round
+from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
+from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, bucket_round
 from fedjax_ht.methods import METHODS
 from fedjax_ht.metrics.flops import sample_flops
 from fedjax_ht.models import SLICED, model_group, sliced_network
-from fedjax_ht.runner.cli import parse_flags
+from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.lanes import H100
 
 SHAPE, CLASSES, BATCH, IMAGES, SCORED = (32, 32, 3), 10, 10, 50_000, 64
 TARGET = Path(__file__).parent / "h100.txtpb"
 OF_METHODS = ("method", "group", "kernels a step", "one graph", "scoring, too", "temporary MiB", "seconds to compile")
+# Plugin -> folder of its CUDA compiler, as NVIDIA's packages have it.
+PLUGINS = {"jax_cuda12_plugin": "nvidia/cuda_nvcc", "jax_cuda13_plugin": "nvidia/cu13"}
 SMALL = ("cnn4", "conv4")  # methods run on the first of them that they fit
 GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
 
@@ -57,6 +64,11 @@ _GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of seve
 _METHODS = flags.DEFINE_list("methods", [], "Instead of groups: these methods, or all.")
 _LANES = flags.DEFINE_list("lanes", ["3"], "Clients side by side.")
 _MEASURE = flags.DEFINE_string("measure", None, "Of the child: METHOD:GROUP:LANES:WHAT:FOLDER, whose JSON is printed.")
+
+
+def cuda_plugin() -> str | None:
+    """Returns the name of the installed plugin, of two the first of `PLUGINS`, or None."""
+    return next((name for name in PLUGINS if importlib.util.find_spec(name)), None)
 
 
 def described_mesh() -> Mesh:
@@ -68,11 +80,11 @@ def described_mesh() -> Mesh:
     return Mesh(np.array(found.devices), (AXIS,))
 
 
-def arguments(method: Method, federation: Federation, bucket: Bucket, clients: int):
-    """Shapes of a bucket's (states, schedule, data)."""
+def arguments(method: Method, bucket: Bucket, clients: int, keeps: bool):
+    """Shapes of a bucket's (states, schedule, data); of clients that keep nothing the states are ()."""
     shape = jax.ShapeDtypeStruct
     key = jax.eval_shape(lambda: jax.random.key(0))
-    one = jax.eval_shape(lambda k: method.init_client(bucket, Context(k, jnp.int32(0), None)), key)
+    one = jax.eval_shape(lambda k: any_state(method, bucket, k), key) if keeps else ()
     states = jax.tree.map(lambda x: shape((clients, *x.shape), x.dtype), one)
     ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
     schedule = Schedule(ids, Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32))
@@ -104,28 +116,45 @@ def small_group(name: str) -> str:
     raise ValueError(f"method {name!r} runs on none of {', '.join(SMALL)}")
 
 
-def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
-    """Compiles a method's "training" or "scoring" of a round, with a group of models or what it fits of `SMALL`, in
-    this process."""
-    mesh, group = described_mesh(), group or small_group(name)
-    federation, method = federation_of(group, lanes), method_of(name)
+def program(
+    method: Method, federation: Federation, lanes: int, what: str
+) -> tuple[dict[str, Callable], tuple[PyTree, ...]]:
+    """A bucket's functions of the "training" or "scoring" of a round, as `simulation.program.bind` makes them.
+
+    Returns:
+      bucket name -> function of (states, schedule, servers, data, when), and the shapes of these five, the first two
+      and the data by bucket.
+    """
     channel = Channel(wire.chain(()), wire.chain(()))
-    make = {"training": bucket_round, "scoring": functools.partial(bucket_evaluation, batch_size=SCORED)}[what]
-    runs = {b.name: make(method, federation, b, channel, lanes) for b in federation.buckets}
-    each = {b.name: arguments(method, federation, b, 2 * lanes) for b in federation.buckets}
+    runs, each = {}, {}
+    for bucket in federation.buckets:
+        bound = method, federation, bucket, channel
+        keeps = keeps_state(*bound)
+        # Clients that keep nothing are scored in the program that trains them.
+        train = bucket_round(*bound, lanes, None if keeps else client_evaluation(*bound, SCORED))
+        runs[bucket.name] = train if what == "training" else bucket_evaluation(*bound, lanes, SCORED, keeps)
+        each[bucket.name] = arguments(method, bucket, 2 * lanes, keeps)
     states, schedules, data = ({name: own[i] for name, own in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
     server = jax.eval_shape(lambda k: method.init_server(federation, k), key)
     servers = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), server)
     servers = TrialServers(servers, jax.ShapeDtypeStruct((1,), jnp.uint32))
+    round, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), bool)
+    return runs, (states, schedules, servers, data, (round, Asked(flag, {"test": flag})))
+
+
+def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
+    """Compiles a method's "training" or "scoring" of a round, with a group of models or what it fits of `SMALL`, in
+    this process."""
+    mesh, group = described_mesh(), group or small_group(name)
+    federation = federation_of(group, lanes)
+    runs, (states, schedules, *rest) = program(method_of(name), federation, lanes, what)
 
     def placed(tree: PyTree, spec) -> PyTree:
         at = NamedSharding(mesh, spec)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at), tree)
 
-    round, flag = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((), bool)
-    when = round if what == "training" else (round, Asked(flag, {"test": flag}))
-    rest = (placed(x, REPLICATED) for x in (servers, data, when))
+    rest = [placed(x, REPLICATED) for x in rest]
     start = time.perf_counter()
     with mock.patch.object(jax, "default_backend", return_value="gpu"):  # what functions ask that suit the device
         step = buckets_on_mesh(runs, mesh, donate=what == "training")
@@ -157,14 +186,13 @@ def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
 
 def in_a_child(name: str, group: str, lanes: int, what: str) -> dict:
     """XLA's flags, which say where it writes what it compiled, hold for a whole process."""
-    packages = sysconfig.get_paths()["purelib"]
+    compiler = Path(sysconfig.get_paths()["purelib"], PLUGINS[cuda_plugin()])
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
             "JAX_PLATFORMS": "cpu,cuda",
-            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={packages}/nvidia/cuda_nvcc "
-            f"--xla_dump_to={folder}",
+            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={compiler} --xla_dump_to={folder}",
         }
         return in_a_process("benchmarks.gpu_aot", [f"--measure={name}:{group}:{lanes}:{what}:{folder}"])
 
@@ -201,6 +229,9 @@ def main(_) -> None:
         name, group, lanes, what, folder = _MEASURE.value.split(":")
         print(json.dumps(measure(name, group, int(lanes), what, folder)))
         return
+    plugin = cuda_plugin()
+    if plugin is None:
+        fail(ValueError("no CUDA plugin of jax; run pip install 'jax[cuda12]', or 'jax[cuda13]'"))
     names = list(METHODS) if _METHODS.value == ["all"] else _METHODS.value
     cases = [(name, "") for name in names] or [("fedtgp", group) for group in _GROUPS.value]
     rows = []
@@ -210,6 +241,7 @@ def main(_) -> None:
             print(*rows[-1].values(), flush=True)
     what = "Methods' client rounds" if names else "FedTGP's client round"
     what += f", compiled for an NVIDIA H100 that was not there; batch {BATCH}, {SHAPE}. "
+    what += f"{plugin} {importlib.metadata.version(plugin)}. "
     if not names:
         what += f"Milliseconds are estimates, a step, at {H100.launch * 1e6:.1f} us a kernel, "
         what += f"{H100.bandwidth / 1e12:.2f} TB/s and {H100.arithmetic / 1e12:.0f} TFLOP/s. "

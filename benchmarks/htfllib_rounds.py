@@ -1,10 +1,11 @@
-"""Times the rounds of one of HtFLlib's methods, its code as it is; of `benchmarks.beside_htfllib`, which starts it.
+"""Times the rounds of one of HtFLlib's methods, its code as it is; `benchmarks.htfllib` starts it.
 
     python htfllib_rounds.py SYSTEM JSON
 
 SYSTEM is the folder `system` of a checkout; JSON holds "module" and "server", the class that runs the method, "rounds",
-and "arguments", those of its main.py. It runs under any Python with what HtFLlib imports, in a folder beside `dataset`,
-and prints JSON: processor's seconds of every round but the first, and of the evaluation in it, and accuracies.
+"clock" and "arguments", those of its main.py. It runs under any Python with what HtFLlib imports, in a folder beside
+`dataset`, and prints JSON: seconds of every round but the first, and of the evaluation in it, and accuracies. The clock
+is "processor", on one thread, or "wall".
 """
 
 import contextlib
@@ -35,20 +36,30 @@ class Grey(nn.Module):
         return self.fc(self.body(x))
 
 
-def rounds(module: str, server: str, rounds: int, arguments: dict) -> dict:
+def wall_clock() -> float:
+    """Seconds, once a GPU has done what it was told."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+CLOCKS = {"processor": time.process_time, "wall": wall_clock}
+
+
+def rounds(module: str, server: str, rounds: int, clock: str, arguments: dict) -> dict:
     """Runs them, from one evaluation to the next; see the module's text. HtFLlib runs a round more than it is told."""
     models = importlib.import_module("flcore.trainmodel.models")
     models.Grey = Grey  # a model is a text that HtFLlib evaluates there
-    marks, evaluations = [], []
+    marks, evaluations, now = [], [], CLOCKS[clock]
     with tempfile.TemporaryDirectory(prefix="rounds") as folder:
         args = Namespace(**arguments, global_rounds=rounds, save_folder_name=folder)
         run = getattr(importlib.import_module(f"flcore.servers.{module}"), server)(args, 0)
         evaluate = run.evaluate
 
         def timed_evaluation():
-            marks.append(time.process_time())
+            marks.append(now())
             evaluate()
-            evaluations.append(time.process_time() - marks[-1])
+            evaluations.append(now() - marks[-1])
 
         run.evaluate, run.save_results = timed_evaluation, lambda: None
         run.train()
@@ -59,10 +70,12 @@ def rounds(module: str, server: str, rounds: int, arguments: dict) -> dict:
 def main(system: str, job: str) -> None:
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it stores whole modules, which torch from 2.6 on refuses
     sys.path.insert(0, system)
-    torch.set_num_threads(1)
+    told = json.loads(job)
+    if told["clock"] == "processor":
+        torch.set_num_threads(1)
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
-        found = rounds(**json.loads(job))
+        found = rounds(**told)
     print(json.dumps(found))
 
 

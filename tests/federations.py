@@ -13,7 +13,6 @@ import flax.linen as nn
 import jax
 import numpy as np
 import optax
-import pytest
 
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.local_training import LocalTraining
@@ -21,7 +20,6 @@ from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.method import Split
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.checking import filled
 from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
@@ -55,18 +53,7 @@ ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
 SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}  # methods for slices of one network
 
 
-ALWAYS_THOROUGH = ("fedavg", "fedtgp")
 COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+dfrd")
-
-
-def by_name(always) -> pytest.MarkDecorator:
-    """A test of every method and of some compositions; all but `always` behind the marker."""
-    mark = lambda name: name if name in always else pytest.param(name, marks=pytest.mark.slow)  # noqa: E731
-    return pytest.mark.parametrize("name", list(map(mark, (*METHODS, *COMPOSED))))
-
-
-every_method = by_name(METHODS)
-thoroughly = by_name(ALWAYS_THOROUGH)  # for checks that compile a federation several times
 
 
 @functools.cache

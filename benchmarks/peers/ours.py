@@ -1,6 +1,5 @@
 """A protocol by this library: called with the arguments of `side`."""
 
-import flax.linen as nn
 import jax
 import numpy as np
 import optax
@@ -8,28 +7,10 @@ from protocols import CLASSES, Protocol, flattened, from_torch, rows_of, to_torc
 from side import arguments, first_weights, play
 
 import fedjax_ht as fl
+from benchmarks.peers.network import split_model
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.models.layers import Conv, Linear
-from fedjax_ht.models.split import SplitModel
-from fedjax_ht.ops import max_pool
-
-
-class Features(nn.Module):
-    """The protocol's model up to its last hidden layer."""
-
-    protocol: Protocol
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for i, (channels, kernel, pooled) in enumerate(self.protocol.convs):
-            x = Conv(channels, kernel, name=f"conv{i}")(x)
-            x = nn.relu(max_pool(x, 2, 2) if pooled else x)
-        x = x.reshape(x.shape[0], -1)
-        for i, width in enumerate(self.protocol.widths):
-            x = nn.relu(Linear(width, name=f"fc{i}")(x))
-        return x
 
 
 def layers(params: PyTree, protocol: Protocol) -> list[PyTree]:
@@ -45,9 +26,7 @@ def main() -> None:
     dataset = Dataset("images", images, labels, tuple(map(str, range(CLASSES))), preprocess=fl.Pixels(0.0, 1.0))
     nobody = np.zeros(0, np.int64)
     users = [rows_of(protocol, user, len(labels)) for user in range(protocol.users)]
-    federation = fl.make_federation(
-        {"cnn": SplitModel(Features(protocol), Linear(CLASSES))}, dataset.input_shape, CLASSES, protocol.users
-    )
+    federation = fl.make_federation({"cnn": split_model(protocol)}, dataset.input_shape, CLASSES, protocol.users)
     training = fl.LocalTraining(
         optax.sgd(protocol.learning_rate), epochs=protocol.epochs, batch_size=protocol.batch_size, shuffle=False
     )

@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from fedjax_ht.runner.bad_clients import Notes, place_of
-from fedjax_ht.runner.cli import define_config, fail
+from fedjax_ht.runner.cli import fail
+from fedjax_ht.runner.config_files import define_config
 from fedjax_ht.runner.costs import Aim
 from fedjax_ht.runner.table import human_bytes
 from fedjax_ht.runner.terminal import fitted

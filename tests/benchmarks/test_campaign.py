@@ -1,6 +1,8 @@
 """Slices of measurements: what is done stays done, what fails is told, and a clock stops the rest."""
 
 import json
+import subprocess
+import sys
 import time
 
 import jax
@@ -9,7 +11,10 @@ import numpy as np
 import pytest
 
 from benchmarks import campaign_checks as checks
+from benchmarks import campaign_pages as pages
+from benchmarks import campaign_protocols as protocols
 from benchmarks import slices
+from benchmarks.campaign_peers import PEER_SLICES
 from benchmarks.campaign_slices import SLICES
 from benchmarks.slices import Item, Slice
 from fedjax_ht.configs.fashion_mnist_class_shares import get_config
@@ -125,8 +130,8 @@ def test_a_report_of_what_there_is(tmp_path):
     assert "a: **ValueError: broken**" in third and "left: b" in third and "results" not in third
 
 
-def test_no_more_than_eight_files():
-    assert len(SLICES) <= 8
+def test_slices_are_numbered_and_their_items_named():
+    assert list(SLICES) == list(range(1, len(SLICES) + 1))
     for part in SLICES.values():
         for todo in (part.items, part.rehearsal):
             assert todo and len({item.name for item in todo}) == len(todo)
@@ -160,3 +165,106 @@ def test_the_recipe_is_of_the_committed_config():
     np.testing.assert_array_equal(*steps)
     key, x = jax.random.key(0), jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
     np.testing.assert_array_equal(*(t.augment(key, x, jnp.zeros(1)) for t in (ours, theirs)))
+
+
+# What a machine with a GPU may lack of the package's dependencies, and what only tests have.
+LACKING = ("ml_collections", "matplotlib", "PIL", "pooch", "tqdm", "tensorflow_datasets", "pytest", "torch")
+BARE = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys({LACKING}))  # an import of one raises ImportError
+from benchmarks import campaign, slices
+for part in campaign.SLICES.values():
+    slices.resolve(part.page)
+    for item in (*part.items, *part.rehearsal):
+        slices.resolve(item.run)
+importlib.import_module(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("module", ["tests.methods.recording", "benchmarks.fedktl_server", "benchmarks.dfrd_server"])
+def test_a_campaign_needs_few_packages(module):
+    """The modules are those that items import when they run, two of which define the same flag."""
+    done = subprocess.run([sys.executable, "-c", BARE, module], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_clients_of_a_protocol_hold_as_many_images_as_it_says():
+    dataset, partition = protocols.federated_images([8, 8, 3], 5, clients=4, samples=12, tested=3, alpha=None)
+    assert dataset.inputs.shape == (60, 8, 8, 3) and dataset.num_classes == 5
+    assert [(len(client.train), len(client.test)) for client in partition] == [(12, 3)] * 4
+    rows = np.concatenate([np.concatenate([client.train, client.test]) for client in partition])
+    np.testing.assert_array_equal(np.sort(rows), np.arange(60))
+    dataset, partition = protocols.federated_images([8, 8, 3], 5, clients=4, samples=30, tested=10, alpha=0.1)
+    assert len(dataset.labels) == 160
+    for client in partition:
+        assert abs(len(client.train) - 3 * len(client.test)) <= 3
+    assert len({len(client.train) for client in partition}) > 1
+
+
+PUBLISHED = {  # item -> seconds of a round, or bytes, as their authors name them
+    "PFLlib, MNIST, cnn4, fedavg": [17.2],
+    "PFLlib, Tiny-ImageNet, resnet18, fedavg": [95.4],
+    "PFLlib, Tiny-ImageNet, resnet18, fd": [166.8],
+    "PFLlib, Tiny-ImageNet, resnet18, fedproto": [331.2],
+    "PFLlib, CIFAR-100, cnn4, local, states on the host": [5.08e9],
+    "BlazeFL, CIFAR-10, blazefl, fedavg": [16.2, 22.0],
+    "BlazeFL, CIFAR-10, resnet18, fedavg": [36.8, 98.0],
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_figures_stand_beside_ours(name):
+    (item,) = [item for part in PEER_SLICES.values() for item in part.items if item.name == name]
+    published, peaks = (item.arguments.get(key, {}) for key in ("published", "published_peak"))
+    assert [*published.values(), *peaks.values()] == pytest.approx(PUBLISHED[name])
+    found = {"round": 2.0, "evaluation": 0.5, "compile": 3.0, "peak": 1e9, "steps": 1200, "longest": 70}
+    found |= {"protocol": "P", "group": "g", "method": "m", "clients": 20, "lanes": {"g": 4}}
+    row = pages.protocol_cells(found | {"client_store": "device", "published": published, "published_peak": peaks})
+    assert row[3:6] == ["2.000", "0.500", "2.500"] and row[8] == "1.00"
+    if published:
+        assert [float(part.split(", ")[-1].removesuffix(" x")) for part in row[6].split(";")] == pytest.approx(
+            [seconds / 2.5 for seconds in published.values()], rel=0.01
+        )
+    else:
+        assert row[6] == "-" and row[9].endswith("5.08")
+
+
+def test_htfllibs_round_holds_its_evaluation():
+    ours = {"method": "fd", "round": 1.5, "evaluation": 0.5, "compile": 9.0, "peak": 2e9}
+    theirs = {"side": "HtFLlib", "method": "fd", "round": 30.0, "evaluation": 4.0, "version": "2.11"}
+    head, _, row = pages.beside_htfllib({"fd, HtFLlib": theirs, "fd, ours": ours}).splitlines()[2:]
+    assert len(head.split("|")) == len(row.split("|"))
+    assert [cell.strip() for cell in row.split("|")[1:7]] == ["fd", "30.00", "4.00", "1.500", "0.500", "15.0"]
+    missing = pages.beside_htfllib({"fd, HtFLlib": {"side": "HtFLlib", "method": "fd", "note": "no checkout"}})
+    assert "| fd | no checkout | - | - | - | - | - | - |" in missing
+
+
+def test_a_round_of_a_protocol_is_timed_with_its_evaluation():
+    setting = {"shape": [4, 4, 1], "classes": 3, "clients": 2, "samples": 6, "tested": 2, "rounds": 2}
+    found = protocols.protocol_round("P", "mlp2", "fedproto", **setting, variant="released", client_store="host")
+    assert json.dumps(slices.plain(found)) and found["steps"] == 2 and found["client_store"] == "host"
+    assert len(found["rounds"]) == 2 and min(found["round"], found["evaluation"]) > 0
+    assert "evaluation" not in protocols.protocol_round("P", "mlp2", "local", **setting, evaluate=False)
+
+
+def test_pfls_run_is_told_where_it_stopped(monkeypatch):
+    tiny = protocols.PROTOCOLS["pfl"]._replace(samples=10, convs=((2, 3, True),), widths=(4,))
+    monkeypatch.setitem(protocols.PROTOCOLS, "pfl", tiny)
+    found = protocols.pfl_run(rounds=2, users=4, cohort=2, every=1, images="random")
+    assert found["rounds"] == 2 and "wrong" not in found and [r for r, _ in found["curve"]] == [0, 1, 2]
+    stopped = protocols.pfl_run(rounds=3, users=4, cohort=2, every=1, images="random", limit=0.0)
+    assert stopped["wrong"] == "1 of 3 rounds in 0 s"
+    assert "2 rounds with evaluations in" in pages.run_line(found)
+
+
+def test_estimates_are_read_from_the_page():
+    known = pages.estimates()
+    assert float(known["resnet18", "3"]["launch ms"]) > 0 and known["cnn5", "3"]["kernels a step"].count("+") == 4
+    # 2.5 us a kernel is what the page's estimate goes by.
+    assert pages.launch_cost("cnn4", float(known["cnn4", "3"]["launch ms"])) == pytest.approx(2.5, rel=0.05)
+    assert pages.launch_cost("mlp2", 1.0) is None
+
+
+def test_a_group_that_was_not_compiled_has_no_cost_of_a_kernel(monkeypatch):
+    monkeypatch.setattr(pages, "estimates", lambda: {("cnn4", "3"): {"kernels a step": "-"}})
+    assert pages.launch_cost("cnn4", 1.0) is None

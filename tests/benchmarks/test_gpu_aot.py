@@ -4,9 +4,13 @@ import importlib.util
 import subprocess
 import sys
 
+import jax
 import pytest
 
+from benchmarks import gpu_aot
 from benchmarks.thunks import bytes_of, loop_turns, loops, read_thunks, step_bytes, steps_of
+from fedjax_ht.core.compiling import on_mesh
+from fedjax_ht.core.mesh import client_mesh
 
 LISTING = """\
 000: kCommandBuffer [source | sink]
@@ -134,8 +138,37 @@ def test_bytes_of_a_loop_of_known_length_are_those_of_its_slices():
     assert step_bytes(STACKED) == 9 * 4 * (2 + 1 + 2 + 4 + 4) + 4 * (36 + 36)
 
 
+@pytest.mark.parametrize("what", ["training", "scoring"])
+@pytest.mark.parametrize("name", ["local", "fedavg", "heterofl"])
+def test_what_is_compiled_is_what_a_round_runs(name, what):
+    """By shapes: of clients that keep a state, of those that keep none, and of slices."""
+    federation = gpu_aot.federation_of(gpu_aot.small_group(name), 1)
+    runs, (states, schedules, servers, data, when) = gpu_aot.program(gpu_aot.method_of(name), federation, 1, what)
+    assert runs.keys() == {bucket.name for bucket in federation.buckets}
+    for bucket, run in runs.items():
+        run = on_mesh(run, client_mesh(1), donate=False)
+        result = jax.eval_shape(run, states[bucket], schedules[bucket], servers, data[bucket], when)
+        later, scores = result if what == "training" else (states[bucket], result)
+        assert jax.tree.map(lambda x: x.shape, later) == jax.tree.map(lambda x: x.shape, states[bucket])
+        assert jax.tree.leaves(scores)
+
+
+@pytest.mark.parametrize("installed", [(), ("jax_cuda12_plugin",), ("jax_cuda13_plugin",), tuple(gpu_aot.PLUGINS)])
+def test_either_plugin_is_found(installed, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
+    assert gpu_aot.cuda_plugin() == next(iter(installed), None)
+
+
+def test_without_a_plugin_one_line_says_what_to_install():
+    if gpu_aot.cuda_plugin():
+        pytest.skip("there is one")
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_aot"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "pip install 'jax[cuda12]', or 'jax[cuda13]'" in done.stderr
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs jax's CUDA plugin")
+@pytest.mark.skipif(gpu_aot.cuda_plugin() is None, reason="needs a CUDA plugin of jax")
 def test_a_round_of_clients_is_one_graph():
     """Of five architectures, whose branches wait for nothing of each other, and of one with a scanned stage."""
     command = [sys.executable, "-m", "benchmarks.gpu_aot", "--groups=cnn4,cnn5,resnet152"]

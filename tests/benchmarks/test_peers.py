@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import benchmarks
-from fedjax_ht.models.layers import Linear
-from fedjax_ht.models.split import SplitModel
+from benchmarks.peers.network import split_model
 from tests.reference.fedavg_cnn import fedavg_round
 
 TINY = {
@@ -48,7 +47,7 @@ def test_a_map_is_flattened_in_either_layout(scripts):
 @pytest.mark.parametrize("name, numbers", [("pfl", 1_626_442), ("blazefl", 62_006)])
 def test_shapes_are_those_of_the_model(scripts, name, numbers):
     protocol = scripts.protocols.PROTOCOLS[name]
-    model = SplitModel(scripts.ours.Features(protocol), Linear(scripts.protocols.CLASSES))
+    model = split_model(protocol)
     params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))["params"]
     shapes = scripts.protocols.weight_shapes(protocol)
     channels = scripts.protocols.flattened(protocol)

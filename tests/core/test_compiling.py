@@ -69,6 +69,27 @@ def test_this_jax_has_graphs():
     )
 
 
+OPTIONS_HERE = GRAPH_OPTIONS.get(jax.__version_info__[:2], {})
+
+
+def compiled_with(options: dict[str, str]) -> jax.Array:
+    """On CPU: XLA reads the options of all its backends, and the names of what may be in graphs, there too."""
+    return jax.jit(lambda x: x + 1, compiler_options=options)(jnp.zeros(()))
+
+
+@pytest.mark.parametrize("name", OPTIONS_HERE)
+def test_this_jax_takes_each_option(name):
+    assert compiled_with({name: OPTIONS_HERE[name]}) == 1
+    with pytest.raises(Exception, match="nothing"):
+        compiled_with({name: "nothing"})
+
+
+def test_an_unknown_option_is_refused():
+    """So that the test above can fail."""
+    with pytest.raises(Exception, match="xla_gpu_no_such_option"):
+        compiled_with({"xla_gpu_no_such_option": "1"})
+
+
 def test_a_jax_without_known_options_is_warned_of_once(with_jax, caplog):
     with_jax(1, 0, 0)
     assert compiler_options("cpu") is None and not caplog.records

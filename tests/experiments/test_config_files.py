@@ -15,6 +15,7 @@ from absl import flags
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.runner import cli, evaluate, main, show, train
+from fedjax_ht.runner.config_files import check_overrides, read_config_file
 from fedjax_ht.runner.run_folder import remember_config
 from tests.experiments.conftest import ROOT
 
@@ -53,7 +54,7 @@ def test_a_config_file_that_is_wrong_is_named_with_its_line(tmp_path, monkeypatc
     file.write_text(text)
     monkeypatch.setattr(sys, "argv", ["main"])
     with pytest.raises(cli.BadConfigFile) as error:
-        cli.read_config_file(str(file))
+        read_config_file(str(file))
     assert one_line(error.value).startswith(f"{file}, {FILES[text]}")
     assert "\\n" not in one_line(error.value)
 
@@ -62,27 +63,27 @@ def test_a_config_file_and_its_argument(tmp_path, monkeypatch):
     file = tmp_path / "right.py"
     file.write_text(START + "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n")
     monkeypatch.setattr(sys, "argv", ["main", "--config.rounds=3"])
-    assert cli.read_config_file(f"{file}:method=local").method.name == "local"
-    assert cli.read_config_file(str(file)).is_locked
+    assert read_config_file(f"{file}:method=local").method.name == "local"
+    assert read_config_file(str(file)).is_locked
     with pytest.raises(cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'; the methods are"):
-        cli.read_config_file(f"{file}:method=x=y")
+        read_config_file(f"{file}:method=x=y")
     for missing in (tmp_path / "left.py", tmp_path, "/"):
         with pytest.raises(cli.BadConfigFile, match="no config file"):
-            cli.read_config_file(str(missing))
+            read_config_file(str(missing))
 
 
 def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["main"])
     monkeypatch.chdir(tmp_path)
-    assert cli.read_config_file("quickstart").rounds == cli.read_config_file("quickstart.py").rounds > 2
-    assert cli.read_config_file("quickstart:runlocal").rounds == 2
+    assert read_config_file("quickstart").rounds == read_config_file("quickstart.py").rounds > 2
+    assert read_config_file("quickstart:runlocal").rounds == 2
     with pytest.raises(cli.BadConfigFile, match=r"unknown config 'quikstart'; did you mean 'quickstart'\? `fedjax-ht"):
-        cli.read_config_file("quikstart")
+        read_config_file("quikstart")
     with pytest.raises(cli.BadConfigFile, match="the library's own is --config=quickstart"):
-        cli.read_config_file("here/quickstart.py")
+        read_config_file("here/quickstart.py")
     (tmp_path / "quickstart.py").write_text("def get_config():\n    return 1\n")
     with pytest.raises(cli.BadConfigFile, match=r"quickstart\.py, line 1: get_config returns int"):
-        cli.read_config_file("quickstart.py")  # a file that is there comes first
+        read_config_file("quickstart.py")  # a file that is there comes first
 
 
 @pytest.mark.parametrize(
@@ -98,9 +99,9 @@ def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch
 )
 def test_a_field_that_there_is_not(argument, message):
     with pytest.raises(cli.BadConfigFile) as error:
-        cli.check_overrides(base_config(), ["main", "--config=a.py", argument])
+        check_overrides(base_config(), ["main", "--config=a.py", argument])
     assert str(error.value).startswith(message)
-    cli.check_overrides(base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"])
+    check_overrides(base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_configs_own_commands_go_by_its_name_from_any_folder(monkeypatch, tmp_
         monkeypatch.setattr(sys, "argv", words)
         named = next(word for word in words if word.startswith("--config=")).removeprefix("--config=")
         assert program == "fedjax-ht" and named.partition(":")[0] == name
-        cli.read_config_file(named)
+        read_config_file(named)
 
 
 @pytest.mark.parametrize("page", ["comparisons.md", "running.md"])
@@ -160,7 +161,7 @@ def test_the_commands_of_a_page_name_shipped_configs(monkeypatch, tmp_path, page
         monkeypatch.setattr(sys, "argv", words)
         for word in words:
             if word.startswith("--config=") and "own.py" not in word:
-                cli.read_config_file(word.removeprefix("--config="))
+                read_config_file(word.removeprefix("--config="))
 
 
 def test_the_quickstarts_accuracies_are_those_of_its_csv():
@@ -324,4 +325,4 @@ def test_the_time_that_is_waited_is_the_one_documented():
 
 
 def test_the_flag_is_read_by_our_reader():
-    assert main._CONFIG is not None and flags.FLAGS["config"].parser.parse is cli.read_config_file
+    assert main._CONFIG is not None and flags.FLAGS["config"].parser.parse is read_config_file

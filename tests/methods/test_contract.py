@@ -3,11 +3,8 @@
 A new method enters by its line in METHODS, and in WIRE of tests/method_wires.py.
 """
 
-import dataclasses
-import functools
 import json
 import os
-from pathlib import Path
 
 import chex
 import jax
@@ -15,81 +12,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.method import Method
-from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.methods.checking import check_method, replaced
-from fedjax_ht.simulation.options import SimulationOptions, choose_participants
-from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
+from fedjax_ht.methods.checking import check_method
+from fedjax_ht.simulation.options import choose_participants
+from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (
-    COMPOSED,
     NUM_CLIENTS,
     ONE_ARCHITECTURE,
     TEST_COUNTS,
-    TRAINING,
     changed,
     each_client,
-    every_method,
     federation_data,
     federation_for,
     identical,
     play,
-    thoroughly,
     to_device,
     to_host,
 )
-from tests.method_wires import SAMPLES, WIRE, Sent, settings
-
-OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)  # 5 clients a round, 1 of them dropped
-BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
-
-
-def breakable(method: Method) -> Method:
-    """The method, but the results of some clients are not finite in the rounds named above."""
-
-    def client_update(bucket, client, downlink, data, ctx):
-        client, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
-        chosen = ctx.info.id == 1
-        in_uplink = chosen & (ctx.round == BAD_UPLINK)
-        in_state = chosen & (ctx.round == BAD_STATE) | (ctx.round == ALL_BAD)
-        metrics = replaced(metrics, in_uplink | in_state, {"f": jnp.nan})
-        uplink = replaced(uplink, in_uplink, {"f": jnp.nan})
-        return replaced(client, in_state, {"f": jnp.inf}), uplink, metrics
-
-    return method._replace(client_update=client_update)
-
-
-KEEP_NOTHING = ("fedavg", "heterofl", "feddropout", "fedrolex")
-
-
-def method_of(name: str) -> Method:
-    return method_factory(name)(TRAINING, **settings(name))
-
-
-@functools.cache
-def simulation(name: str, reverse: bool = False, padding: int = 0, build: int = 0, **options) -> Simulation:
-    """A method's simulation; `build` tells apart two that are alike."""
-    federation = federation_for(name, reverse)
-    method = breakable(method_of(name))
-    # "trained" evaluation keeps the states of clients that keep nothing otherwise (tests/simulation/test_no_state.py).
-    kept = {"evaluate": "trained"} if name in KEEP_NOTHING else {}
-    settings = SimulationOptions(**{**vars(OPTIONS), **kept, **options})
-    return make_simulation(method, federation, federation_data(federation, padding), settings)
-
-
-def played(sim: Simulation, rounds: int) -> tuple[list[SimulationState], list]:
-    """States from the initial one on, on the host, and the reports of the rounds between them."""
-    state = sim.init()
-    states, reports = [to_host(state)], []
-    for _ in range(rounds):
-        state, report = sim.run_round(state)
-        states.append(to_host(state))
-        reports.append(report)
-    return states, reports
-
-
-@functools.cache
-def history(name: str, rounds: int = 3, **variant) -> tuple[list[SimulationState], list]:
-    return played(simulation(name, **variant), rounds)
+from tests.marks import every_method, thoroughly
+from tests.method_wires import SAMPLES, WIRE, Sent
+from tests.methods.recording import (
+    ALL_BAD,
+    BAD_STATE,
+    BAD_UPLINK,
+    DISTILLED,
+    OPTIONS,
+    RECORDED,
+    RELEASED,
+    history,
+    method_of,
+    numbers,
+    played,
+    released_form,
+    simulation,
+)
 
 
 def finite(tree) -> bool:
@@ -120,38 +75,6 @@ def test_masked_samples_and_absent_clients_change_nothing(name):
 
 # Other vector instructions and jax 0.11 leave 1e-6 of them, but for Adam on the tiny gradients of a generator.
 RELATIVE, ABSOLUTE = {"fedgen released": 1e-2}, 1e-6
-RECORDED = Path(__file__).parent / "recorded.json"
-# The forms that follow the authors' library: samples in stored order, and released variants where there are any.
-RELEASED = {
-    "local": {},
-    "lg_fedavg": {},
-    "fedproto": {"variant": "released"},
-    "fedtgp": {"variant": "released"},
-    "fedgh": {},
-    "fd": {},
-    "fml": {"variant": "released"},
-    "fedkd": {"variant": "released"},
-    "fedgen": {"variant": "released"},
-}
-DISTILLED = ("dense", "fedftg", "dfrd", *COMPOSED)  # with samples in an order that is drawn
-
-
-def released_form(name: str) -> Method:
-    if name in DISTILLED:
-        return method_factory(name)(TRAINING, **settings(name), variant="released")
-    return METHODS[name](dataclasses.replace(TRAINING, shuffle=False), **settings(name) | RELEASED[name])
-
-
-def numbers(states: list[SimulationState], reports: list) -> list[dict[str, float]]:
-    """Of each round: every metric, participants' accuracies, the lengths of the server's and the clients' states."""
-    length = lambda tree: float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(tree))))  # noqa: E731
-    return [
-        report.metrics
-        | {f"server {k}": v for k, v in report.server_metrics.items()}
-        | {f"accuracy {rule}": float(np.nanmean(a)) for rule, a in report.accuracy.items()}
-        | {"server state": length(state.server), "clients' states": length(state.clients)}
-        for state, report in zip(states[1:], reports)
-    ]
 
 
 def check_recorded(entry: str, rows: list[dict[str, float]]) -> None:

@@ -39,6 +39,8 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
     assert top == {"fedjax_ht", "experiments"}
     assert {name for name in names if name.startswith("experiments/")} == {f"experiments/{f}.py" for f in FORWARDED}
     assert any(name.endswith("/LICENSE") for name in names) and "Requires-Python: >=3.11" in metadata
+    for cuda in ("cuda12", "cuda13"):
+        assert f"Provides-Extra: {cuda}\nRequires-Dist: jax[{cuda}]; extra == '{cuda}'\n" in metadata
 
 
 @pytest.fixture(scope="module")

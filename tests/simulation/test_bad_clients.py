@@ -18,13 +18,13 @@ from tests.federations import (
     NUM_CLIENTS,
     SLICES,
     TRAINING,
-    by_name,
     federation_data,
     federation_for,
     identical,
     play,
     to_host,
 )
+from tests.marks import by_name
 from tests.method_wires import settings
 
 some_methods = by_name(("fedavg", "fedtgp"))

@@ -13,7 +13,6 @@ from tests.federations import (
     FEATURE_DIM,
     NUM_CLASSES,
     TRAINING,
-    by_name,
     each_client,
     federation_data,
     federation_for,
@@ -22,6 +21,7 @@ from tests.federations import (
     samples,
     to_host,
 )
+from tests.marks import by_name
 from tests.method_wires import settings
 
 IDS = [4, 0, 3]  # of both architectures, in no order, one without training samples

@@ -16,9 +16,9 @@ from tests.federations import (
     federation_for,
     identical,
     mixed_federation,
-    thoroughly,
     uniform_federation,
 )
+from tests.marks import thoroughly
 from tests.method_wires import settings
 
 ROUNDS, SEED = 2, 3

@@ -6,13 +6,16 @@ import re
 from collections.abc import Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from fedjax_ht.data import limits
 from fedjax_ht.data.sources.archive import members
 from fedjax_ht.data.sources.pile import Pile, common_shape
+
+if TYPE_CHECKING:  # sets of arrays are read without Pillow: functions import it that decode or resize
+    from PIL import Image
 
 _FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")  # none that Pillow gives to another program
 _GREY_MODES = ("1", "L", "LA")
@@ -55,6 +58,8 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
     Raises:
       ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than `limits.PIXELS`.
     """
+    from PIL import Image
+
     try:
         with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
             limits.keep("it", image.width * image.height, limits.PIXELS, "pixels")
@@ -86,6 +91,8 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
     """uint8 [N, H, W, 1 or 3] to [N, size, size, C], contiguous, by the central square of each; None keeps H and W."""
     if size is None or images.shape[1:3] == (size, size):
         return np.ascontiguousarray(images)
+    from PIL import Image
+
     resized = np.empty((len(images), size, size, images.shape[-1]), np.uint8)
     for source, target in zip(images, resized):
         image = Image.fromarray(source[..., 0] if source.shape[-1] == 1 else source)
@@ -93,8 +100,10 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
     return resized
 
 
-def _central_square(image: Image.Image, size: int) -> Image.Image:
+def _central_square(image: "Image.Image", size: int) -> "Image.Image":
     """The shorter side resized to `size` (bilinear, anti-aliased) and the longer one cropped, in one step."""
+    from PIL import Image
+
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2

@@ -1,0 +1,117 @@
+"""Starts rounds of HtFLlib's own code, for benchmarks that compare them with ours."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ht.data.dataset import Dataset, Partition
+
+
+class Pair(NamedTuple):
+    """One method in both: ours with what of HtFLlib's defaults or scripts is a choice, and whether gradients are
+    clipped; HtFLlib's module, class and arguments."""
+
+    ours: dict
+    clipped: bool
+    module: str
+    server: str
+    arguments: dict
+
+
+RELEASED = {"variant": "released"}
+TGP = {"weight": 3.0, "tau": 3.0}
+PAIRS = {
+    "local": Pair({}, False, "serverlocal", "Local", {}),
+    "lg_fedavg": Pair({}, False, "serverlg", "LG_FedAvg", {}),
+    "fedproto": Pair(RELEASED | {"weight": 1.0}, False, "serverproto", "FedProto", {}),
+    "fd": Pair({}, False, "serverfd", "FD", {}),
+    "fedtgp": Pair(RELEASED | TGP, False, "servertgp", "FedTGP", {"lamda": 3.0, "margin_threthold": 3.0}),
+    "fedgh": Pair({}, False, "servergh", "FedGH", {"server_epochs": 1}),
+    "fedgen": Pair(RELEASED, False, "servergen", "FedGen", {}),
+    "fml": Pair(RELEASED, True, "serverfml", "FML", {"alpha": 0.5, "beta": 0.5}),
+    "fedkd": Pair(RELEASED, True, "serverkd", "FedKD", {}),
+}
+
+
+def write_clients(folder: Path, dataset: Dataset, partition: Partition) -> None:
+    """Writes clients as HtFLlib reads them: `train/<i>.npz` and `test/<i>.npz`, images float32 [n, C, H, W]."""
+    labels = np.asarray(dataset.labels)
+    for part in ("train", "test"):
+        (folder / part).mkdir(parents=True)
+        for i, client in enumerate(partition):
+            rows = getattr(client, part)
+            images = np.asarray(dataset.preprocess(np.asarray(dataset.inputs)[rows])).transpose(0, 3, 1, 2)
+            np.savez(folder / part / f"{i}.npz", data={"x": images, "y": labels[rows]})
+
+
+def job(
+    name: str,
+    rounds: int,
+    models: Sequence[str],
+    global_model: str,
+    feature_dim: int,
+    num_classes: int,
+    num_clients: int,
+    learning_rate: float,
+    device: str = "cpu",
+    clock: str = "processor",
+) -> dict:
+    """Returns what `htfllib_rounds.py` is told of a method.
+
+    Args:
+      name: of `PAIRS`.
+      rounds: that are counted.
+      models, global_model: texts that HtFLlib evaluates to a client's and to the shared model.
+      feature_dim, num_classes, num_clients, learning_rate: of the federation, batches of 10.
+      device: "cpu" or "cuda".
+      clock: "processor", its seconds on one thread, or "wall".
+    """
+    pair = PAIRS[name]
+    arguments = {  # main.py's defaults, then the federation's
+        "random_join_ratio": False, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
+        "time_select": False, "time_threthold": 10000, "auto_break": False, "goal": "test", "top_cnt": 100,
+        "few_shot": 0, "models_folder_name": "", "lamda": 1.0, "noise_dim": 512, "hidden_dim": 512,
+        "generator_learning_rate": 0.005, "server_epochs": 100,
+        "alpha": 1.0, "beta": 1.0, "mentee_learning_rate": 0.01, "T_start": 0.95, "T_end": 0.98,
+        "server_learning_rate": 0.01, "margin_threthold": 100.0,
+        "algorithm": pair.server, "dataset": "clients", "device": device, "num_classes": num_classes,
+        "num_clients": num_clients, "feature_dim": feature_dim, "join_ratio": 1.0, "batch_size": 10,
+        "local_epochs": 1, "local_learning_rate": learning_rate, "eval_gap": 1, "models": list(models),
+        "global_model": global_model,
+    }  # fmt: skip
+    arguments |= pair.arguments
+    # HtFLlib's first round warms up, and is not counted.
+    return {
+        "module": pair.module,
+        "server": pair.server,
+        "rounds": rounds + 1,
+        "clock": clock,
+        "arguments": arguments,
+    }
+
+
+def run(job: dict, python: str, checkout: Path, folder: Path) -> dict:
+    """Runs a job by HtFLlib's checkout under `python`.
+
+    Args:
+      folder: has the clients below `dataset/clients`.
+
+    Returns:
+      "round" and "evaluation", seconds of each counted round and of the evaluation in it, "accuracy", "torch".
+
+    Raises:
+      RuntimeError: it failed, with its last line; all that it printed is on stderr by then.
+    """
+    (folder / "system").mkdir(exist_ok=True)  # it reads ../dataset
+    script = Path(__file__).with_name("htfllib_rounds.py")
+    command = [python, str(script), str(Path(checkout, "system").resolve()), json.dumps(job)]
+    done = subprocess.run(command, cwd=folder / "system", capture_output=True, text=True)
+    if done.returncode:
+        print(done.stderr, file=sys.stderr)
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
+    return json.loads(done.stdout.splitlines()[-1])
