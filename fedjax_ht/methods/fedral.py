@@ -7,7 +7,7 @@
              (Eq. 7)
     predict: head(R + R A), A being the client's own A_k (what Eq. 5 left, not sparsified) or the global A^t (Eq. 7)
 
-Settled here (there is no released code; the paper leaves these open):
+Settled here (the repository that the paper names was not at hand; the text leaves these open):
 * All r^2 entries of A_k are trained; sparsification happens once, before the upload. An entry that few clients send is
   scaled down by their share, since zeros count.
 * A starts uniform within s / sqrt(r), s = init_scale, and is sent whole once; afterwards the downlink is the union of
@@ -16,7 +16,8 @@ Settled here (there is no released code; the paper leaves these open):
   head with the weights (I + A) W, which start larger by I + A and whose gradient steps are larger by (I + A)(I + A)^T.
   On Fashion-MNIST (class shares, 10 blocks, 100 rounds, three seeds) s = 1 has 89.3 %, s = sqrt(3 r) 93.3 %, and a
   frozen A of that size (angle_lr=0), which shares nothing, 93.4 %.
-* The paper does not say which A predicts. Here the rule "own" takes the A_k that Eq. 5 left at the client's last
+* Eq. 1 has the global A in the objective, the algorithm returns models and does not say which A
+  predicts. Here the rule "own" takes the A_k that Eq. 5 left at the client's last
   training, whenever that was; before, zero, a plain model. The rule "global" takes the newest A^t of Eq. 7. Both are
   scored, "own" is reported; inference="global" reports the other.
 * The number of blocks is a search over divisors of r in the paper; here 2, the least that sparsifies, unless told. Its
