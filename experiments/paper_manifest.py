@@ -50,14 +50,6 @@ class Table(NamedTuple):
     tried: str = UNKNOWN
 
 
-class Missing(NamedTuple):
-    """Tables of a paper that were not run."""
-
-    paper: str
-    tables: str
-    why: str
-
-
 class Picture(NamedTuple):
     """Curves of a score; `file` is below the repository's root."""
 
@@ -68,7 +60,6 @@ class Picture(NamedTuple):
 
 class Manifest(NamedTuple):
     tables: Sequence[Table]
-    missing: Sequence[Missing]
     pictures: Sequence[Picture]
 
 
@@ -89,7 +80,7 @@ def read_manifest(path: Path) -> Manifest:
     pictures = [filled(Picture, values, "pictures") for values in manifest.pictures]
     for number, picture in enumerate(pictures):
         pictures[number] = picture._replace(runs=[filled(Selection, runs, picture.file) for runs in picture.runs])
-    return Manifest(tables, [filled(Missing, values, "missing") for values in manifest.missing], pictures)
+    return Manifest(tables, pictures)
 
 
 def filled(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:

@@ -1,10 +1,11 @@
-"""docs/results.md's tables and the pictures of results, made from the committed CSVs; no runs are needed.
+"""Makes the tables of docs/results.md and docs/coverage.md, and pictures, from committed files; no runs are needed.
 
     python -m experiments.paper_tables
 
 Run it in the repository's root. experiments/results/tables.toml says which runs stand beside which published numbers,
 by which score, and how each was made; its head explains the fields. `experiments.paper_table` makes the CSVs from runs.
-Of the page only what is between the two marks changes, the rest is written by hand.
+experiments/results/coverage.toml says of every table of the papers what runs it.
+Of a page only what is between the two marks changes, the rest is written by hand.
 """
 
 import textwrap
@@ -24,6 +25,7 @@ from experiments.evaluations import (
     read_published,
     tops,
 )
+from experiments.paper_coverage import coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Part, Selection, Table, read_manifest
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.runner import plots
@@ -32,6 +34,7 @@ from fedjax_ht.runner.table import PARTICIPANTS, percent
 from fedjax_ht.simulation.history import evaluated
 
 RESULTS, PAGE = Path("experiments/results"), Path("docs/results.md")
+COVERAGE = Path("docs/coverage.md")
 BEGIN, END = "<!-- made by python -m experiments.paper_tables -->", "<!-- until here -->"
 WIDTH = 128  # of a line of the page
 SCORES = SHOWN | SHOWN_BESIDE_GLOBAL | {"accuracy": "all clients", "accuracy_weighted": "clients by test samples"}
@@ -174,35 +177,56 @@ def table_markdown(table: Table, results: Path) -> str:
 
 
 def page(text: str, manifest: Manifest, results: Path) -> str:
-    """The page with what is between its marks made anew.
+    """The page of tables with what is between its marks made anew.
 
     Raises:
       ValueError: a mark is missing, or a table's runs are.
+    """
+    before, after = around_marks(text)
+    made = [table_markdown(table, results) for table in manifest.tables]
+    return before + "\n\n".join(made) + after
+
+
+def coverage_page(text: str, results: Path) -> str:
+    """Makes the page of coverage anew between its marks.
+
+    Raises:
+      ValueError: a mark is missing, or coverage.toml has a mistake.
+    """
+    before, after = around_marks(text)
+    return before + coverage_markdown(read_coverage(results / "coverage.toml"), WIDTH) + after
+
+
+def around_marks(text: str) -> tuple[str, str]:
+    """Returns a page up to what is made and from there on, the marks included.
+
+    Raises:
+      ValueError: a mark is missing.
     """
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page needs the lines {BEGIN} and {END}, in this order")
-    made = [table_markdown(table, results) for table in manifest.tables]
-    rows = ["| paper | table | why not |", "| --- | --- | --- |"]
-    rows += ["| " + " | ".join(missing) + " |" for missing in manifest.missing]
-    made.append("### Tables that were not run\n\n" + "\n".join(rows))
-    return f"{before}{begin}\n\n" + "\n\n".join(made) + f"\n\n{end}{after}"
+    return f"{before}{begin}\n\n", f"\n\n{end}{after}"
 
 
 def main(_) -> None:
     try:
         manifest = read_manifest(RESULTS / "tables.toml")
-        text = page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS)
+        pages = {
+            PAGE: page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS),
+            COVERAGE: coverage_page(COVERAGE.read_text(encoding="utf-8"), RESULTS),
+        }
         drawn = {
             picture.file: curves([run for part in picture.runs for run in selected(part, RESULTS)], picture.score)
             for picture in manifest.pictures
         }
     except (ValueError, OSError) as error:
         fail(error)
-    with atomic_open(PAGE) as file:
-        file.write(text)
-    for path in [PAGE, *(plots.save(figure, Path(name)) for name, figure in drawn.items())]:
+    for path, text in pages.items():
+        with atomic_open(path) as file:
+            file.write(text)
+    for path in [*pages, *(plots.save(figure, Path(name)) for name, figure in drawn.items())]:
         print(path)
 
 

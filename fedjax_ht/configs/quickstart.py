@@ -8,7 +8,7 @@ Every client holds about 375 training images of a Dirichlet(1.0) share of the cl
 Best of 40 rounds, mean over clients, seeds 0, 1, 2 on one split, 2 cores of an AMD EPYC, 40 s a run
 once compiled (experiments/results/quickstart.csv): FedTGP 79.86, 81.27, 80.19 % (80.44 ± 0.60),
 local 79.06, 79.99, 78.94 % (79.33 ± 0.47). Kernels' gradients have been summed in another order
-since; the same command then gave FedTGP 80.32, 81.77, 79.93 %, local 79.12, 80.05, 78.82 %.
+since, which moves a seed by some tenths of a point.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config

@@ -132,8 +132,8 @@ def test_what_is_not_there_is_one_line(results, make, message):
     "text, message",
     [
         ("tables = [", "is no TOML file"),
-        ("tables = []\npictures = []", "x.toml: the field 'missing' is missing"),
-        ("tables = [{titel = 'a'}]\nmissing = []\npictures = []", "tables: there is no field 'titel'; there are title"),
+        ("tables = []", "x.toml: the field 'pictures' is missing"),
+        ("tables = [{titel = 'a'}]\npictures = []", "tables: there is no field 'titel'; there are title"),
     ],
 )
 def test_a_mistake_in_the_manifest_is_one_line(tmp_path, text, message):

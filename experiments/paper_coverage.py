@@ -1,0 +1,106 @@
+"""experiments/results/coverage.toml: what of the five papers was run, and what runs the rest. Its head explains the
+fields; `experiments.paper_tables` makes docs/coverage.md of it."""
+
+import textwrap
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.paper_manifest import filled
+
+STATUSES = ("paper's setting", "small form", "not run", "needs code")
+NEEDS = ("hours", "data", "generator", "GPU", "code")
+
+
+class Item(NamedTuple):
+    """A table or figure of a paper, or some of its columns; `note` is Markdown."""
+
+    item: str
+    shows: str
+    status: str
+    needs: Sequence[str] = ()
+    hours: str = ""
+    note: str = ""
+    commands: Sequence[str] = ()
+
+
+class Paper(NamedTuple):
+    """A paper's tables and figures, and the setting that they share."""
+
+    name: str
+    setting: str
+    items: Sequence[Item]
+
+
+def read_coverage(path: Path) -> list[Paper]:
+    """Reads the papers of a coverage file.
+
+    Raises:
+      ValueError: it is no TOML file, or an entry has an unknown field, status or need, or lacks a field. One line.
+    """
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from None
+    papers = []
+    for values in found.get("papers", ()):
+        paper = filled(Paper, values, "papers")
+        items = [filled(Item, item, paper.name) for item in paper.items]
+        for item in items:
+            check_item(item, paper.name)
+        papers.append(paper._replace(items=items))
+    return papers
+
+
+def check_item(item: Item, paper: str) -> None:
+    """Raises ValueError where an item's status or need is unknown, or a run that is left out has no reason."""
+    if item.status not in STATUSES:
+        raise ValueError(
+            f"{paper}, {item.item}: the status is {item.status!r}; it must be one of {', '.join(STATUSES)}"
+        )
+    for need in item.needs:
+        if need not in NEEDS:
+            raise ValueError(f"{paper}, {item.item}: {need!r} is no need; there are {', '.join(NEEDS)}")
+    if item.status == "not run" and not item.needs:
+        raise ValueError(f"{paper}, {item.item} was not run; `needs` must say why")
+
+
+def coverage_markdown(papers: Sequence[Paper], width: int) -> str:
+    """The page's counts, and a section a paper: a table of its items, and the commands that run them.
+
+    Args:
+      papers: what `read_coverage` returns.
+      width: of a line of prose.
+    """
+    return "\n\n".join([counts_markdown(papers), *(paper_markdown(paper, width) for paper in papers)])
+
+
+def counts_markdown(papers: Sequence[Paper]) -> str:
+    """A table of how many items of each paper have which status."""
+    lines = [["paper", *STATUSES, "items"], ["---"] * (len(STATUSES) + 2)]
+    for paper in papers:
+        counts = Counter(item.status for item in paper.items)
+        lines.append([paper.name, *(str(counts[status]) for status in STATUSES), str(len(paper.items))])
+    return table_markdown(lines)
+
+
+def paper_markdown(paper: Paper, width: int) -> str:
+    """A paper's section."""
+    lines = [["table or figure", "shows", "status", "what the rest needs", "core-hours", "results, notes"], ["---"] * 6]
+    commands = []
+    for item in paper.items:
+        needs, note = ", ".join(item.needs), " ".join(item.note.split())
+        lines.append([item.item, item.shows, item.status, needs, item.hours, note])
+        if item.commands:
+            commands.append(f"# {item.item}")
+            commands += [f"fedjax-ht {command}" for command in item.commands]
+    setting = textwrap.fill(" ".join(paper.setting.split()), width, break_long_words=False, break_on_hyphens=False)
+    code = "\n".join(["```sh", *commands, "```"])
+    return "\n\n".join([f"## {paper.name}", setting, table_markdown(lines), code])
+
+
+def table_markdown(lines: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as a Markdown table."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,0 +1,98 @@
+"""docs/coverage.md: it is what its file makes, and each command on it is one that the command line takes."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from experiments.paper_coverage import Item, check_item, read_coverage
+from experiments.paper_tables import coverage_page
+from fedjax_ht.runner.build import settle
+from fedjax_ht.runner.cli import read_config_file
+from fedjax_ht.runner.compare import comparison
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "coverage.md"
+RESULTS = ROOT / "experiments" / "results"
+COMMANDS = re.findall(r"^fedjax-ht (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+NOT_SHIPPED = r"imagenet64\.pkl|stylegan3-t-afhqv2-512x512\.pkl|stable-diffusion-v1-5|mine"  # generators and own code
+
+
+def config_of(command: str, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
+    """The config that `fedjax-ht run` or `compare` takes from these words, parsed as they parse it."""
+    name, *words = shlex.split(command)
+    assert name in ("run", "compare"), command
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_file("config", flag_values=values)
+    values["config"].parser.parse = read_config_file
+    if name == "compare":
+        flags.DEFINE_list("methods", None, "", flag_values=values)
+        flags.DEFINE_integer("trials", None, "", flag_values=values)
+        flags.DEFINE_float("target", None, "", flag_values=values)
+        flags.DEFINE_enum("target_score", "accuracy", ["accuracy", "accuracy_participants"], "", flag_values=values)
+    monkeypatch.setattr(sys, "argv", ["fedjax-ht", *words])  # where a config's overrides are read
+    assert values(sys.argv) == ["fedjax-ht"], command
+    if name == "run":
+        return values.config
+    return comparison(values.config, values.methods, values.trials)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_makes_a_config_without_a_mistake(command, monkeypatch):
+    config = config_of(command, monkeypatch)
+    try:
+        settled = settle(config)
+    except (FileNotFoundError, ValueError) as error:
+        assert re.search(NOT_SHIPPED, str(error)), error
+        return
+    assert settled.methods and config.rounds > 0
+
+
+def test_a_mistake_in_a_command_is_found(monkeypatch):
+    for command in (
+        "run --config=quickstart --config.method.options.tua=1",
+        "compare --config=quickstart --methods=fedtpg",
+    ):
+        with pytest.raises(Exception, match=r"tua|fedtpg"):
+            settle(config_of(command, monkeypatch))
+
+
+def test_the_page_is_what_its_file_makes():
+    text = PAGE.read_text(encoding="utf-8")
+    assert coverage_page(text, RESULTS) == text and len(COMMANDS) > 60
+
+
+def test_every_table_of_the_papers_has_a_row():
+    rows = {
+        paper.name: " ".join(item.item for item in paper.items) for paper in read_coverage(RESULTS / "coverage.toml")
+    }
+    for name, tables in {
+        "FedKTL": range(1, 18),
+        "FedTGP": range(1, 8),
+        "FedRAL": range(3, 8),
+        "DFRD": range(1, 6),
+    }.items():
+        assert [n for n in tables if not re.search(rf"Tables? {n}\b", rows[name])] == [], name
+    assert {"Table 1", "Table 2"} <= set(re.findall(r"Table \d", rows["FedSSA"]))
+
+
+def test_what_was_not_run_says_why():
+    with pytest.raises(ValueError, match="was not run; `needs` must say why"):
+        check_item(Item("Table 1", "all", "not run"), "FedTGP")
+    with pytest.raises(ValueError, match="the status is 'done'"):
+        check_item(Item("Table 1", "all", "done"), "FedTGP")
+    with pytest.raises(ValueError, match="'luck' is no need"):
+        check_item(Item("Table 1", "all", "small form", ["luck"]), "FedTGP")
+
+
+def test_links_lead_to_headings():
+    for path, anchor in re.findall(r"\]\(([^)#]+)#?([\w-]*)\)", PAGE.read_text(encoding="utf-8")):
+        target = PAGE.parent / path
+        assert target.exists(), path
+        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M) if anchor else []
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in slugs, f"{path}#{anchor}"

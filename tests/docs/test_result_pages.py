@@ -1,0 +1,106 @@
+"""Pages of results: the tables written by hand have the numbers of the committed CSVs."""
+
+import csv
+import re
+import statistics
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+RESULTS = Path(__file__).resolve().parents[2] / "experiments" / "results"
+ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name there
+    "Fashion-MNIST, Dirichlet(1.0), tuned": ("fair_dirichlet.csv", "@tuned"),
+    "Fashion-MNIST, four classes a client, tuned": ("fair_four_classes.csv", "@tuned"),
+    "UCI HAR by person, tuned": ("fair_har.csv", "@tuned"),
+    "AG News, tuned": ("fair_ag_news.csv", "@tuned"),
+    "UCI HAR by person, papers' settings": ("har_persons.csv", ""),
+}
+
+
+def rows_of(page: str) -> list[list[str]]:
+    """Cells of all rows of all tables of a page."""
+    lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+
+
+def percents(file: str, score: str, dataset: str) -> dict[str, dict[int, dict[int, float]]]:
+    """Method -> seed -> round -> the score in percent, of a CSV of evaluations."""
+    found = defaultdict(lambda: defaultdict(dict))
+    with (RESULTS / file).open(newline="") as lines:
+        for row in csv.DictReader(lines):
+            if row["dataset"] == dataset and row[score]:
+                found[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
+    return found
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.mean(values):.2f} ± {statistics.pstdev(values):.2f}"
+
+
+def best(runs: dict[int, dict[int, float]]) -> str:
+    return spread([max(history.values()) for history in runs.values()])
+
+
+@pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP"])
+def test_fedtgp_on_cifar10(name):
+    own, heads = (percents("fedktl.csv", score, "cifar10")[name.lower()] for score in ("accuracy", "accuracy_head"))
+    (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name)
+    rounds = [f"{statistics.mean(h[r] for h in own.values()):.2f}" for r in (5, 10, 20, 30, 40, 50)]
+    assert cells[1:9] == [*rounds, best(own), best(heads)]
+
+
+@pytest.mark.parametrize("row", ELSEWHERE)
+def test_fedtgp_elsewhere(row):
+    file, suffix = ELSEWHERE[row]
+    tops = defaultdict(list)
+    with (RESULTS / file).open(newline="") as lines:
+        for line in csv.DictReader(lines):
+            tops[line["entry"]].append(100 * float(line["best"]))
+    (cells,) = (cells for cells in rows_of("fedtgp.md") if cells[0] == row)
+    names = [f"{name}{suffix}" for name in ("fedtgp", "fedproto", "local")]
+    assert cells[1:5] == [*(spread(tops[name]) for name in names), str(len(tops[names[0]]))]
+
+
+def test_fedtgp_with_two_classes_a_client():
+    runs = percents("class_shares_shared.csv", "accuracy", "fashion_mnist")
+    (cells,) = (cells for cells in rows_of("fedtgp.md") if cells[0].startswith("Fashion-MNIST, two classes"))
+    assert cells[1:4] == [best(runs[name]) for name in ("fedtgp", "fedproto", "local")]
+
+
+@pytest.mark.parametrize(
+    ("file", "methods"),
+    [
+        (
+            "dfrd_forms_whole.csv",
+            {
+                "fedavg": "fedavg",
+                'fedavg+dfrd, `variant="released"`': "fedavg+dfrd variant=released",
+                'fedavg+dfrd, `variant="paper"`': "fedavg+dfrd",
+            },
+        ),
+        (
+            "dfrd_forms_slices.csv",
+            {
+                "fedrolex": "fedrolex",
+                'fedrolex+dfrd, `variant="released"`': "fedrolex+dfrd temperature=10.0 variant=released",
+                'fedrolex+dfrd, `variant="paper"`': "fedrolex+dfrd variant=paper temperature=1.0",
+            },
+        ),
+    ],
+)
+def test_the_two_forms_of_dfrd(file, methods):
+    models = percents(file, "global_accuracy_head", "fashion_mnist held-out")
+    clients = percents(file, "accuracy_train_weighted", "fashion_mnist held-out")
+    for name, method in methods.items():
+        rounds = sorted(models[method][0])[1:]
+        wanted = [name, *(f"{models[method][0][r]:.2f}" for r in rounds), f"{clients[method][0][rounds[-1]]:.2f}"]
+        assert wanted in rows_of("dfrd.md"), name
+
+
+def test_the_global_matrix_of_fedral():
+    text = (RESULTS / "class_shares.md").read_text(encoding="utf-8")
+    for dataset in ("cifar10", "fashion_mnist"):
+        runs = percents("class_shares_shared.csv", "accuracy_global", dataset)["fedral"]
+        mean = statistics.mean(max(history.values()) for history in runs.values())
+        assert re.search(rf"\b{mean:.2f}\b", text), (dataset, mean)
