@@ -77,7 +77,7 @@ def method_options(config, fedral_blocks):
         "fedral": {"blocks": fedral_blocks},  # 5 x 5 numbers each
         "fedkd": {"rounds": config.rounds},  # T reaches its end within the run
     }
-    if config.training.batch_size == RELEASED["batch_size"]:
+    if all(config.training[field] == value for field, value in RELEASED.items()):
         everybody = config.participation == 1.0
         options["fedssa"] = {"clock": "round", "stable_rounds": 2 if everybody else 45}
     return options
