@@ -24,7 +24,7 @@ from fedjax_ht.core.local_training import class_means
 from fedjax_ht.core.method import Data
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.io.files import atomic_open
-from fedjax_ht.methods.prototypes import collect
+from fedjax_ht.methods.prototypes import class_sums
 from fedjax_ht.metrics.margins import prototype_margins
 from fedjax_ht.runner import plots
 from fedjax_ht.runner.cli import fail, parse_flags
@@ -63,7 +63,7 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
     federation, dataset = run.experiment.federations[run.method], run.experiment.dataset
     train = stack([client.train for client in run.experiment.partitions[trial]])
     inputs, labels = (jax.tree.map(jnp.asarray, x) for x in (dataset.inputs, dataset.labels))
-    collectors = {bucket.name: jax.jit(functools.partial(collect, bucket)) for bucket in federation.buckets}
+    collectors = {bucket.name: jax.jit(functools.partial(class_sums, bucket)) for bucket in federation.buckets}
     values, present = [], []
     for client in range(federation.num_clients):
         bucket = federation.buckets[federation.assignment[client]]
@@ -78,7 +78,7 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
 def global_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
     """What the server sends: float32 [C, K], and which classes have one, bool [C]."""
     server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
-    sent = run.experiment.methods[run.method].prototypes(server)
+    sent = run.experiment.methods[run.method].view.prototypes(server)
     return np.asarray(sent.values), np.asarray(sent.mask)
 
 
@@ -154,7 +154,7 @@ def main(_) -> None:
         labels = [given.method] if given.method else list(experiment.methods)
         rows: list[Row] = []
         for label in labels:
-            if label in experiment.methods and experiment.methods[label].prototypes is None:
+            if label in experiment.methods and experiment.methods[label].view.prototypes is None:
                 print(f"{label} has no global prototypes")
                 continue
             rows += rows_of(load_run(given.workdir, label, given.trust), given.trial)
