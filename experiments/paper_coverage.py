@@ -1,5 +1,7 @@
-"""experiments/results/coverage.toml: what of the five papers was run, and what runs the rest. Its head explains the
-fields; `experiments.paper_tables` makes docs/coverage.md of it."""
+"""Reads experiments/results/coverage.toml: what of the five papers was run, and what runs the rest.
+
+Its head explains the fields; `experiments.paper_tables` makes docs/coverage.md of it.
+"""
 
 import textwrap
 import tomllib
@@ -12,6 +14,7 @@ from experiments.paper_manifest import filled
 
 STATUSES = ("paper's setting", "small form", "not run", "needs code")
 NEEDS = ("hours", "data", "generator", "GPU", "code")
+HEAD = ("table or figure", "shows", "status", "what the rest needs", "core-hours", "results, notes")
 
 
 class Item(NamedTuple):
@@ -38,7 +41,8 @@ def read_coverage(path: Path) -> list[Paper]:
     """Reads the papers of a coverage file.
 
     Raises:
-      ValueError: it is no TOML file, or an entry has an unknown field, status or need, or lacks a field. One line.
+      ValueError: it is no TOML file, or an entry has an unknown field, status or need, or lacks
+        a field. One line.
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -55,7 +59,7 @@ def read_coverage(path: Path) -> list[Paper]:
 
 
 def check_item(item: Item, paper: str) -> None:
-    """Raises ValueError where an item's status or need is unknown, or a run that is left out has no reason."""
+    """Raises ValueError for an unknown status or need, or where what was not run has no reason."""
     if item.status not in STATUSES:
         raise ValueError(
             f"{paper}, {item.item}: the status is {item.status!r}; it must be one of {', '.join(STATUSES)}"
@@ -68,27 +72,29 @@ def check_item(item: Item, paper: str) -> None:
 
 
 def coverage_markdown(papers: Sequence[Paper], width: int) -> str:
-    """The page's counts, and a section a paper: a table of its items, and the commands that run them.
+    """Makes a table of counts, and of each paper a table of its items and the commands for them.
 
     Args:
       papers: what `read_coverage` returns.
       width: of a line of prose.
     """
-    return "\n\n".join([counts_markdown(papers), *(paper_markdown(paper, width) for paper in papers)])
+    sections = [paper_markdown(paper, width) for paper in papers]
+    return "\n\n".join([counts_markdown(papers), *sections])
 
 
 def counts_markdown(papers: Sequence[Paper]) -> str:
-    """A table of how many items of each paper have which status."""
+    """Counts how many items of each paper have which status."""
     lines = [["paper", *STATUSES, "items"], ["---"] * (len(STATUSES) + 2)]
     for paper in papers:
         counts = Counter(item.status for item in paper.items)
-        lines.append([paper.name, *(str(counts[status]) for status in STATUSES), str(len(paper.items))])
+        numbers = [counts[status] for status in STATUSES]
+        lines.append([paper.name, *map(str, [*numbers, len(paper.items)])])
     return table_markdown(lines)
 
 
 def paper_markdown(paper: Paper, width: int) -> str:
-    """A paper's section."""
-    lines = [["table or figure", "shows", "status", "what the rest needs", "core-hours", "results, notes"], ["---"] * 6]
+    """Makes a paper's section."""
+    lines = [list(HEAD), ["---"] * len(HEAD)]
     commands = []
     for item in paper.items:
         needs, note = ", ".join(item.needs), " ".join(item.note.split())
@@ -96,11 +102,12 @@ def paper_markdown(paper: Paper, width: int) -> str:
         if item.commands:
             commands.append(f"# {item.item}")
             commands += [f"fedjax-ht {command}" for command in item.commands]
-    setting = textwrap.fill(" ".join(paper.setting.split()), width, break_long_words=False, break_on_hyphens=False)
+    words = " ".join(paper.setting.split())
+    setting = textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
     code = "\n".join(["```sh", *commands, "```"])
     return "\n\n".join([f"## {paper.name}", setting, table_markdown(lines), code])
 
 
 def table_markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Rows of cells as a Markdown table."""
+    """Joins rows of cells to a Markdown table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -1,4 +1,4 @@
-"""Makes the tables of docs/results.md and docs/coverage.md, and pictures, from committed files; no runs are needed.
+"""Makes tables of docs/results.md and docs/coverage.md, and pictures, from committed files.
 
     python -m experiments.paper_tables
 

@@ -1,12 +1,16 @@
 r"""How much the best round of "accuracy of a round's participants" owes to who was drawn.
 
-    python -m experiments.participants_bias --run=RUNS/a/local --drawn=10 --picture=docs/pictures/participants_bias.png
+    python -m experiments.participants_bias --run=RUNS/a/local --csv=ACCURACIES.csv
+    python -m experiments.participants_bias --csv=experiments/results/participants_bias.csv \
+        --picture=docs/pictures/participants_bias.png
 
 Takes the accuracies of all clients of a run's last evaluation, which then do not change any more, draws some of them
 at random as a round does, round after round, and follows the highest mean so far. What lies above the mean over all
 clients is bias, not learning. Prints it for 100, 300 and 500 rounds.
+--csv keeps a run's accuracies, and is read where no --run is given.
 """
 
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,11 +18,13 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
+from fedjax_ht.io.files import atomic_open
 from fedjax_ht.runner import plots
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated
 
 _RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")
+_CSV = flags.DEFINE_string("csv", None, "CSV of the clients' accuracies: written from --run, or read without one.")
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.")
 _DRAWN = flags.DEFINE_integer("drawn", 10, "Clients drawn in a round.")
 _DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.", allow_override=True)
@@ -66,11 +72,37 @@ def last_accuracies(lines: Sequence[str]) -> np.ndarray:
     return np.array([a for a in evaluated(trial)[-1]["clients"] if a is not None])
 
 
+def write_accuracies(accuracy: np.ndarray, path: Path) -> None:
+    """Writes a row a client; `read_accuracies` reads them back."""
+    with atomic_open(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", "accuracy"])
+        writer.writerows([client, f"{value:.6g}"] for client, value in enumerate(accuracy))
+
+
+def read_accuracies(path: Path) -> np.ndarray:
+    """Returns the clients' accuracies, float [num_clients].
+
+    Raises:
+      ValueError: the file has no column accuracy, or something else than numbers in it.
+    """
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if not rows or "accuracy" not in rows[0]:
+        raise ValueError(f"{path} has no column accuracy with a row a client")
+    return np.array([float(row["accuracy"]) for row in rows])
+
+
 def main(_) -> None:
     try:
-        if not _RUN.value or not _PICTURE.value:
-            raise ValueError("give --run and --picture; see --help")
-        accuracy = last_accuracies((Path(_RUN.value) / "metrics.jsonl").read_text().splitlines())
+        if not _RUN.value and not _CSV.value:
+            raise ValueError("give --run or --csv; see --help")
+        if _RUN.value:
+            accuracy = last_accuracies((Path(_RUN.value) / "metrics.jsonl").read_text().splitlines())
+        if _RUN.value and _CSV.value:
+            write_accuracies(accuracy, Path(_CSV.value))
+        if _CSV.value:  # rounded, so that the file makes the same numbers again
+            accuracy = read_accuracies(Path(_CSV.value))
         if not 1 <= _DRAWN.value <= len(accuracy):
             raise ValueError(f"--drawn is {_DRAWN.value}; it must be from 1 to {len(accuracy)}")
     except (ValueError, FileNotFoundError) as error:
@@ -80,7 +112,8 @@ def main(_) -> None:
     for rounds in (r for r in (100, 300, 500) if r <= _DRAWS.value):
         at = 100 * best[:, rounds - 1]
         print(f"best of {rounds} rounds of {_DRAWN.value}: {at.mean():.2f} ± {at.std():.2f} %")
-    plots.save(picture(accuracy, _DRAWN.value, best), Path(_PICTURE.value))
+    if _PICTURE.value:
+        plots.save(picture(accuracy, _DRAWN.value, best), Path(_PICTURE.value))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/coverage.md: it is what its file makes, and each command on it is one that the command line takes."""
+"""docs/coverage.md: it is what its file makes, and the command line takes each command on it."""
 
 import re
 import shlex
@@ -19,11 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
 RESULTS = ROOT / "experiments" / "results"
 COMMANDS = re.findall(r"^fedjax-ht (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-NOT_SHIPPED = r"imagenet64\.pkl|stylegan3-t-afhqv2-512x512\.pkl|stable-diffusion-v1-5|mine"  # generators and own code
+# Generators that do not ship, and code of a user's own.
+NOT_SHIPPED = r"imagenet64\.pkl|stylegan3-t-afhqv2-512x512\.pkl|stable-diffusion-v1-5|mine"
 
 
 def config_of(command: str, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
-    """The config that `fedjax-ht run` or `compare` takes from these words, parsed as they parse it."""
+    """Parses the words as `fedjax-ht run` or `compare` does, to the config that it would run."""
     name, *words = shlex.split(command)
     assert name in ("run", "compare"), command
     values = flags.FlagValues()
@@ -33,7 +34,8 @@ def config_of(command: str, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
         flags.DEFINE_list("methods", None, "", flag_values=values)
         flags.DEFINE_integer("trials", None, "", flag_values=values)
         flags.DEFINE_float("target", None, "", flag_values=values)
-        flags.DEFINE_enum("target_score", "accuracy", ["accuracy", "accuracy_participants"], "", flag_values=values)
+        scores = ["accuracy", "accuracy_participants"]
+        flags.DEFINE_enum("target_score", "accuracy", scores, "", flag_values=values)
     monkeypatch.setattr(sys, "argv", ["fedjax-ht", *words])  # where a config's overrides are read
     assert values(sys.argv) == ["fedjax-ht"], command
     if name == "run":

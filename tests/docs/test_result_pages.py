@@ -19,13 +19,13 @@ ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name th
 
 
 def rows_of(page: str) -> list[list[str]]:
-    """Cells of all rows of all tables of a page."""
+    """Reads the cells of all rows of all tables of a page."""
     lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
 
 
 def percents(file: str, score: str, dataset: str) -> dict[str, dict[int, dict[int, float]]]:
-    """Method -> seed -> round -> the score in percent, of a CSV of evaluations."""
+    """Reads method -> seed -> round -> the score in percent from a CSV of evaluations."""
     found = defaultdict(lambda: defaultdict(dict))
     with (RESULTS / file).open(newline="") as lines:
         for row in csv.DictReader(lines):
