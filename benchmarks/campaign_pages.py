@@ -247,7 +247,7 @@ def beside_htfllib(results: Results) -> str:
         sides.setdefault(r["method"], {})[r.get("side", "ours")] = r
     rows = [beside_cells(method, side.get("HtFLlib", {}), side.get("ours", {})) for method, side in sides.items()]
     head = ["method", "HtFLlib's round s", "of it evaluation", "our round", "our evaluation", "HtFLlib / ours"]
-    head += ["compile s", "peak GB"]
+    head += ["compile s", "cached programs", "peak GB"]
     versions = {r["version"] for r in results.values() if "version" in r}
     about = f"HtFLlib under PyTorch {', '.join(versions)}.\n\n" if versions else ""
     return about + table(head, rows)
@@ -266,5 +266,6 @@ def beside_cells(method: str, theirs: dict, ours: dict) -> list[str]:
         *(number(ours.get(part), 3) for part in ("round", "evaluation")),
         number(ratio, 1),
         number(ours.get("compile"), 1),
+        str(ours.get("cached", "-")),
         number(ours.get("peak") and ours["peak"] / 1e9),
     ]

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import optax
 
-from benchmarks.campaign_rounds import NONE, random_images, timed_rounds
+from benchmarks.campaign_rounds import NONE, kept_programs, random_images, timed_rounds
 from benchmarks.peers.network import split_model
 from benchmarks.peers.protocols import PROTOCOLS
 from benchmarks.report import peak_memory
@@ -76,6 +76,7 @@ def protocol_round(
     lanes: int | str = "auto",
     client_store: str = "device",
     rounds: int = 3,
+    cache: str = "",
     published: dict[str, float] | None = None,
     published_peak: dict[str, float] | None = None,
     **options,
@@ -93,9 +94,11 @@ def protocol_round(
       evaluate_train: whether an evaluation is of training images, too.
       lanes, client_store: see `SimulationOptions`.
       rounds: the first of them compiles.
+      cache: see `campaign_rounds.kept_programs`.
       published: seconds of a round by others: who and on which device -> seconds.
       published_peak: likewise, bytes of device memory.
     """
+    hits = kept_programs(cache)
     dataset, partition = federated_images(shape, classes, clients, samples, tested, alpha)
     federation = make_federation(modules_of(group, classes, shape), tuple(shape), classes, clients)
     data = make_federation_data(dataset, partition, federation)
@@ -110,7 +113,8 @@ def protocol_round(
     setting |= {"steps": int(np.sum(steps)), "longest": int(np.max(steps)), "lanes": simulation.lanes}
     setting |= {"client_store": client_store, "published": published or {}}
     setting |= {"published_peak": published_peak or {}}
-    return setting | timed_rounds(simulation, rounds, score=not evaluate, evaluate=evaluate)
+    times = timed_rounds(simulation, rounds, score=not evaluate, evaluate=evaluate)
+    return setting | times | {"cached": len(hits)}
 
 
 def pfl_images(users: int, samples: int) -> tuple[Dataset, Partition]:

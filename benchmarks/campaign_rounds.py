@@ -171,6 +171,19 @@ def simulation_of(
     return make_simulation(method, federation, data)
 
 
+def kept_programs(cache: str) -> list[str]:
+    """Keeps compiled programs in the folder `cache`, for a process that is stopped; "" keeps none.
+
+    Returns:
+      A list that gets an entry for each program that is found there.
+    """
+    hits = []
+    if cache:
+        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if "cache_hit" in name else None)
+    return hits
+
+
 def whole_round(
     method: str,
     trials: int,
@@ -187,13 +200,10 @@ def whole_round(
       method, trials, group: what to run.
       clients, samples: how many, and on how many images one trains on average.
       rounds: the first of them compiles.
-      cache: folder that keeps compiled programs, for a process that is stopped; "" keeps none.
+      cache: see `kept_programs`.
       together: see `step_time`.
     """
-    hits = []
-    if cache:
-        jax.config.update("jax_compilation_cache_dir", cache)
-        jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if "cache_hit" in name else None)
+    hits = kept_programs(cache)
     federation, training = federation_of(group, clients), recipe()
     data = make_federation_data(*skewed(clients, samples), federation)
     with compiled(True, together):

@@ -3,11 +3,10 @@
 import json
 from pathlib import Path
 
-from benchmarks.campaign_peers import PEER_SLICES
+from benchmarks.campaign_peers import CACHE, PEER_SLICES
 from benchmarks.slices import Item, Slice
 
 RECORDED = Path(__file__).parents[1] / "tests" / "methods" / "recorded.json"
-CACHE = str(Path.home() / ".cache" / "fedjax_ht" / "campaign")
 CHECKS, ROUNDS, SERVERS, TORCH, PAGES = (
     f"benchmarks.campaign_{name}" for name in ("checks", "rounds", "servers", "torch", "pages")
 )
