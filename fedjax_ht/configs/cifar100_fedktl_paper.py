@@ -8,8 +8,8 @@ imagenet64.pkl, at `checkpoints/imagenet64.pkl` or wherever --config.method.opti
 neither the file nor a GPU was at hand. The paper reports 46.94 % (best round, mean of three trials: seeds 0, 1 and 2).
 
 The method is the authors' code, from which the paper's numbers come (variant="released"; what it does
-otherwise than the text is in docs/methods.md), samples in stored order as it reads them. What is left
-of differences, none of which is an option:
+otherwise than the text is in docs/methods.md), with samples in stored order and one first model an
+architecture, as it has them. Differences that are left, none of which is an option:
 
 * A client's last samples, which fill no batch, are not trained on in either, but enter prototypes here.
 * F has no bias in front of its batch norm, and no running statistics: in the authors' code neither
@@ -33,7 +33,7 @@ def get_config(argument=None):
     config.dataset.name = "cifar100"
     config.partition = partition_config("practical", alpha=0.1)
     config.model.group = "htfe8"
-    config.training.shuffle = False
+    config.training.shuffle, config.shared_init = False, True  # as HtFLlib has both
     config.rounds = 1000
     config.evaluate.every = 10
     return apply_argument(config, argument, rounds=1)

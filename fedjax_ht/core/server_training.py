@@ -40,8 +40,8 @@ def train_on_rows(
       key: folds into shuffles and losses.
       epochs: passes over the valid rows.
       batch_size: B.
-      drop_single: leave an epoch's last batch out where it would have a single row and others have
-        more, as code for torch does, whose batch norm refuses it.
+      drop_single: leave an epoch's last batch out where a single row is left for it (and B is more
+        than 1), as code for torch does, whose batch norm refuses one row.
 
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).

@@ -14,6 +14,7 @@ from fedjax_ht.configs import (
     tiny_imagenet_fedktl,
     tiny_imagenet_few_shot_fedktl,
 )
+from fedjax_ht.configs.base import method_config
 from fedjax_ht.generators import SHIPPED
 from fedjax_ht.generators.embedded import read_metadata
 from fedjax_ht.runner.build import build
@@ -43,7 +44,7 @@ def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
     config = cifar100_fedktl_paper.get_config()
     assert (config.model.group, config.partition.num_clients, config.rounds) == ("htfe8", 20, 1000)
     assert (config.training.batch_size, config.training.learning_rate, config.training.shuffle) == (10, 0.01, False)
-    assert config.method.options.variant == "released" and config.method.options.latents == "raw"
+    assert config.shared_init and config.method.options.variant == "released" and config.method.options.latents == "raw"
     assert all(config.method.options[name] is None for name in ("bandwidths", "bounded", "antialias"))
     config.dataset.data_dir = str(tmp_path)
     config.method.options.generator = str(tmp_path / "imagenet64.pkl")
@@ -103,3 +104,12 @@ def test_few_images_of_a_hundred_unseen_classes():
         assert tuple(config.dataset.classes) == tiny_imagenet_fedktl.UNSEEN
     with pytest.raises(ValueError, match="shots is 'few'"):
         tiny_imagenet_few_shot_fedktl.get_config("shots=few")
+
+
+def test_options_without_a_value_of_their_own_take_one_of_their_kind():
+    """None stands for the variant's value; a command line may give numbers for the kernels."""
+    options = method_config("fedktl").options
+    options.bandwidths, options.bounded, options.antialias = (10.0, 50.0), False, True
+    assert (options.bandwidths, options.bounded, options.antialias) == ((10.0, 50.0), False, True)
+    with pytest.raises(TypeError):
+        options.bandwidths = "wide"
