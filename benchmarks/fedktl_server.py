@@ -20,6 +20,7 @@ from fedjax_ht.generators import Card, Generator, embedded
 from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import in_units, into
 from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, Uploads, align
+from fedjax_ht.methods.fedktl import FORMS
 from fedjax_ht.runner.cli import parse_flags
 
 CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512
@@ -51,9 +52,10 @@ def as_a_server(run: Callable) -> Callable:
 
 
 def untrained() -> Generator:
-    """Of the shipped architecture, in its own units."""
+    """Of the shipped architecture."""
     variables = embedded.init_variables(jax.random.key(0), latent_dim=LATENT)
-    return in_units(Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables))
+    generator = Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables)
+    return in_units(generator, "raw")
 
 
 def alignment_seconds(variant: str, sent: Uploads, repeats: int = 3, **options) -> tuple[float, float]:
@@ -64,7 +66,9 @@ def alignment_seconds(variant: str, sent: Uploads, repeats: int = 3, **options) 
 
     def aligned(weights, params, sent, key):
         sample_w = lambda key, n: generator.sample_w(weights, key, n)  # noqa: E731
-        transform = lambda p, rows, mask: into(weights.ball, transformer.apply({"params": p}, rows, mask))  # noqa: E731
+        free = lambda p, rows, mask: transformer.apply({"params": p}, rows, mask)  # noqa: E731
+        held = lambda p, rows, mask: into(weights.ball, free(p, rows, mask))  # noqa: E731
+        transform = held if FORMS[variant].bounded else free
         return align(transform, sample_w, Alignment(variant=variant, **options), params, centroids, sent, key)
 
     return timed(as_a_server(aligned), generator.variables, first, sent, key, repeats=repeats)

@@ -23,8 +23,13 @@ def as_reference(params) -> dict[str, np.ndarray]:
     return jax.tree.map(lambda x: np.asarray(x, np.float64), named)
 
 
-def draws(key, valid: np.ndarray, epochs: int, size: int, sample_w: SampleW) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each step of `align` with this key: rows, counted among the valid ones, and as many valid latents."""
+def draws(
+    key, valid: np.ndarray, epochs: int, size: int, sample_w: SampleW, drop_single: bool = False
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each step of `align` with this key: rows, counted among the valid ones, and as many valid latents.
+
+    With `drop_single` batches of a single row are left out, as in the released form.
+    """
     shuffle_key, loss_key = jax.random.split(jax.random.split(key, 4)[0])
     number = 0
     for epoch in range(epochs):
@@ -32,6 +37,8 @@ def draws(key, valid: np.ndarray, epochs: int, size: int, sample_w: SampleW) -> 
         order = np.searchsorted(np.flatnonzero(valid), order)
         for start in range(0, len(order), size):
             rows = order[start : start + size]
+            if drop_single and len(rows) == 1:
+                continue
             yield rows, np.float64(sample_w(jax.random.fold_in(loss_key, number), size)[: len(rows)])
             number += 1
 

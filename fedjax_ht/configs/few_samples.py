@@ -21,7 +21,7 @@ TUNED = (
     "fedssa:training.learning_rate=0.11:mu=0.71",
     "fedgen:training.learning_rate=0.041:alpha=7.4:beta=2.9",
     "fedclassavg",
-    "fedktl:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
+    "fedktl:latents=spread:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
 )
 TUNED_ON_FOUR_CLASSES = (
     "local:training.learning_rate=0.11",
@@ -31,7 +31,7 @@ TUNED_ON_FOUR_CLASSES = (
     "fedssa:training.learning_rate=0.08:mu=0.93",
     "fedgen:training.learning_rate=0.01:alpha=0.32:beta=5",
     "fedclassavg",
-    "fedktl:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
+    "fedktl:latents=spread:training.learning_rate=0.01:mu=2.6:server_lr=0.024",
 )
 RATE = "training.learning_rate from 0.00625 to 0.4"
 SEARCHED = (
@@ -50,7 +50,7 @@ def get_config(argument=None):
     config = base_config()
     config.method = method_config("local")
     config.compare = ("lg_fedavg", "fedproto", "fedtgp", "fedssa", "fedgen", "fedclassavg", "fedktl")
-    config.given = ("fedktl:generator=natural_32",)
+    config.given = ("fedktl:generator=natural_32:latents=spread",)  # in which mu was searched
     config.partition = partition_config("practical", alpha=1.0, **SHARES)
     config.partition.per_trial = True
     config.tuned = TUNED

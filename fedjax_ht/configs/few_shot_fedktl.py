@@ -7,8 +7,10 @@ make it 3:1; the default here is CIFAR-10, tested on all the rest. The paper's s
 
     ... --config.dataset.name=cifar100 --config.partition.options.shots=2 --config.partition.options.test_shots=1
 
-and 9 with 3, 23 with 7. With one client aggregation is the identity; :method=local is the
-client by itself. Results: experiments/results/fedktl.md. Needs CIFAR-10 (python or binary version) in `data/`.
+and 9 with 3, 23 with 7. Results of this form are in units of the latents' spread:
+--config.method.options.latents=spread makes them again. With one client aggregation is the identity;
+:method=local is the client by itself. Results: experiments/results/fedktl.md. Needs CIFAR-10 (python or
+binary version) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config

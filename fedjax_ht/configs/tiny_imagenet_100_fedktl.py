@@ -11,7 +11,7 @@ from fedjax_ht.configs.base import apply_argument
 
 def get_config(argument=None):
     config = tiny_imagenet_fedktl.get_config("classes=100")
-    config.given = ("fedktl:generator=fashion_mnist_32",)
+    config.given = ("fedktl:generator=fashion_mnist_32:latents=spread",)
     config.method.options.generator = "fashion_mnist_32"
     config.dataset.subset = 6_000
     config.rounds = 25

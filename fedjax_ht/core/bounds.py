@@ -193,16 +193,18 @@ def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
 
 
 def kind_of(annotation: Any) -> type:
-    """Returns the type of an option's values that are not None, as a config has it: bool, int, float or str; float
-    where the annotation names several or none of these."""
+    """Returns the type of an option's values that are not None, as a config has it: bool, int, float, str or tuple;
+    float where the annotation names several or none of these."""
     kind, _ = _bounded(annotation)
     if get_origin(kind) is Literal:
         kinds = {type(choice) for choice in get_args(kind)}
     elif get_origin(kind) in (Union, types.UnionType):
         kinds = {kind_of(each) for each in get_args(kind) if each is not types.NoneType}
+    elif get_origin(kind) is tuple:
+        kinds = {tuple}
     else:
         kinds = {kind}
-    return kinds.pop() if len(kinds) == 1 and kinds <= {bool, int, float, str} else float
+    return kinds.pop() if len(kinds) == 1 and kinds <= {bool, int, float, str, tuple} else float
 
 
 def limits(kind: type, within: Within | None) -> Within:

@@ -25,6 +25,7 @@ def train_on_rows(
     key: jax.Array,
     epochs: int,
     batch_size: int,
+    drop_single: bool = False,
 ) -> tuple[PyTree, jax.Array]:
     """Trains `params` on the valid rows, shuffled anew each epoch; the last batch of an epoch is masked.
 
@@ -39,6 +40,8 @@ def train_on_rows(
       key: folds into shuffles and losses.
       epochs: passes over the valid rows.
       batch_size: B.
+      drop_single: leave an epoch's last batch out where a single row is left for it (and B is more
+        than 1), as code for torch does, whose batch norm refuses one row.
 
     Returns:
       params, and the mean loss over the last epoch (0 if there was no step).
@@ -47,7 +50,9 @@ def train_on_rows(
     def stateless(params, stats, batch, mask, key):
         return loss_fn(params, batch, mask, key), stats
 
-    params, _, loss = train_with_stats(optimizer, stateless, params, (), rows, valid, key, epochs, batch_size)
+    params, _, loss = train_with_stats(
+        optimizer, stateless, params, (), rows, valid, key, epochs, batch_size, drop_single
+    )
     return params, loss
 
 
@@ -61,6 +66,7 @@ def train_with_stats(
     key: jax.Array,
     epochs: int,
     batch_size: int,
+    drop_single: bool = False,
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """`train_on_rows` of a model that keeps batch statistics.
 
@@ -69,6 +75,8 @@ def train_with_stats(
     """
     source = compact(valid)
     batches = (source.count + batch_size - 1) // batch_size
+    if drop_single and batch_size > 1:
+        batches = batches - (source.count % batch_size == 1)
     shuffle_key, loss_key = jax.random.split(key)
 
     def epoch(number, carry):

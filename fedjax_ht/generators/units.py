@@ -1,11 +1,12 @@
-"""A generator in units of its own latents' spread.
+"""The scale of a generator's latents, raw or in units of their own spread.
 
-FedKTL's weights, its kernels' bandwidths and its optimiser's step were chosen for one generator; each of them means
-something else where w is larger or smaller, although a scale of w shows in no image. In these units every generator's w
-has the same spread, and the paper's numbers mean the same for all.
+FedKTL's weights, its kernels' bandwidths and its optimiser's step mean something else where w is larger or smaller,
+although a scale of w shows in no image. "raw" takes w as the file has it, as the paper and its code do: with the
+authors' generator every number means what it meant to them. "spread" gives the w of every generator one spread, so that
+two generators can be compared with the same numbers.
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +14,14 @@ import jax.numpy as jnp
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.generators.base import Generator
 
-REFERENCE_SPREAD = 0.84
-"""Root mean square of w's coordinates about their mean, in units.
+Latents = Literal["raw", "spread"]
 
-That of StyleGAN-XL's w, which the paper uses, is published nowhere, and its file has not been at hand. Mapping networks
-of its kind have 0.77 to 0.85 at their start, since they keep second moments; the two shipped ones, as trained, 0.84.
+REFERENCE_SPREAD = 0.84
+"""Root mean square of w's coordinates about their mean, where latents are in units of it.
+
+The number is arbitrary. It is what the two shipped generators had as they came out of training, and mapping networks
+have 0.77 to 0.87 with StyleGAN's initial weights, which keep second moments. The spread of the StyleGAN-XL that the
+paper uses is published nowhere.
 """
 
 SAMPLES = 1000  # latents that the spread is measured on
@@ -38,9 +42,12 @@ class Weights(NamedTuple):
     ball: Ball
 
 
-def in_units(generator: Generator) -> Generator:
-    """The same generator, whose w has spread `REFERENCE_SPREAD`: it takes and gives w divided by one number, measured
-    on latents drawn by a fixed key. Its variables are `Weights`.
+def in_units(generator: Generator, latents: Latents) -> Generator:
+    """Returns the same generator, which takes and gives w divided by its unit, and has `Weights` as variables.
+
+    Args:
+      generator: whose w is measured, on latents drawn by a fixed key.
+      latents: "raw", the unit is 1; "spread", the one that makes w's spread `REFERENCE_SPREAD`.
 
     Raises:
       ValueError: all latents are the same, or not finite.
@@ -51,7 +58,7 @@ def in_units(generator: Generator) -> Generator:
         spread = jnp.sqrt(jnp.mean((w - centre) ** 2))
         if not 0 < float(spread) < float("inf"):
             raise ValueError(f"generator {generator.card.name!r} draws latents of spread {spread}; it must be above 0")
-        unit = spread / REFERENCE_SPREAD
+        unit = spread / REFERENCE_SPREAD if latents == "spread" else jnp.ones(())
         ball = Ball(centre / unit, jnp.linalg.norm(w - centre, axis=-1).max() / unit)
 
     def sample_w(weights: Weights, key, n):

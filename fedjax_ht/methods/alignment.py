@@ -37,7 +37,8 @@ class FeatureTransformer(nn.Module):
 
     The norm takes the statistics of the rows it is given, by `mask` bool [M], and keeps none: running ones lag behind
     a first layer that moves at every step, and prototypes spread so little that the lag is many deviations. The first
-    layer has no bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that.
+    layer has no bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that. The released
+    code has both, and nothing that it sends or trains on depends on them.
     """
 
     latent_dim: int
@@ -109,23 +110,23 @@ def align(
     centroids: jax.Array,
     uploads: Uploads,
     key: jax.Array,
-) -> tuple[PyTree, dict[str, jax.Array]]:
+) -> tuple[PyTree, jax.Array, dict[str, jax.Array]]:
     """One round's training of F, as one compiled loop.
 
     The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both sides, at every step;
-    L_MMD a batch of them. Released: both take the batch, and a trainable table that starts at `centroids` stands for
-    the means.
+    L_MMD a batch of them; Qbar are the means afterwards. Released: both take the batch, and a
+    trainable table, which goes on from round to round, stands for the means and is Qbar.
 
     Args:
       transform, params: F, and what of it is trained.
       sample_w: draws valid latents, anew at every step.
       options: see `Alignment`.
-      centroids: float [C, H], `mean_latents` of the uploads.
+      centroids: float [C, H], Qbar of the round before.
       uploads: what arrived.
       key: folds into shuffles and draws.
 
     Returns:
-      params, and what `diagnose` says before and after.
+      params, Qbar, and what `diagnose` says before and after.
     """
     train_key, width_key, before_key, after_key = jax.random.split(key, 4)
     bandwidths = choose_bandwidths(options, sample_w, width_key)
@@ -144,16 +145,20 @@ def align(
         return options.mmd_weight * mmd_loss(latents, valid_latents, mask, bandwidths) + options.mse_weight * apart
 
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
-    if options.variant == "released":
+    released = options.variant == "released"
+    if released:
         each = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
         trained, loss = trained | {"centroids": centroids}, of_batch
         optimizer = optax.multi_transform({name: each for name in trained}, {name: name for name in trained})
     rows, size = jnp.arange(len(uploads.valid)), options.batch_size
     before = diagnose(transform, params, sample_w, bandwidths, uploads, size, before_key, len(centroids))
-    trained, _ = train_on_rows(optimizer, loss, trained, rows, uploads.valid, train_key, options.epochs, size)
+    trained, _ = train_on_rows(
+        optimizer, loss, trained, rows, uploads.valid, train_key, options.epochs, size, drop_single=released
+    )
     params = trained["transformer"]
     after = diagnose(transform, params, sample_w, bandwidths, uploads, size, after_key, len(centroids))
-    return params, {"mmd_before": before["mmd"]} | after
+    centroids = trained["centroids"] if released else mean_latents(transform, params, uploads, centroids)
+    return params, centroids, {"mmd_before": before["mmd"]} | after
 
 
 def diagnose(transform, params, sample_w, bandwidths, uploads, batch_size, key, num_classes) -> dict:

@@ -10,31 +10,38 @@ that clients regress them to.
     predict: the class of the largest cosine
 
 Settled here:
-* Latents are in units of the generator's own spread (`generators.units`), on both sides and on the wire, so that
-  lambda, mu, kernels and F's steps mean the same for every generator; they are multiplied back to make images.
-* F's batch norm takes the statistics of the prototypes at hand, also when it makes Qbar. Running ones, as released, lag
-  behind by many deviations: with one client Qbar then left the valid latents by orders of magnitude.
+* Latents are as the generator has them, on both sides and on the wire. lambda, mu, fixed kernels and F's steps then
+  depend on the scale of w; latents="spread" takes that out (`generators.units`).
+* F's batch norm takes the statistics of the prototypes at hand, also when it makes Qbar, and keeps none: running ones
+  lag behind by many deviations.
 * F's range is the ball about W's mean that holds a thousand valid latents: what F puts outside is moved to its surface.
   The paper has no such bound (bounded=False): far away all kernels vanish, nothing pulls back, and Adam goes on.
-* The paper names no widths of the RBF kernels. They follow the median distance of valid latents (`bandwidths`). The
-  released code's 10, 15, 20 and 50 are far below it (about 720), see almost nothing, and align nothing here.
-* variant="released" is HtFLlib: features are made unit vectors before and after averaging; L_MSE is against a
-  trainable table, over the batch, so that classes of many clients weigh more; the server's gradients are clipped, too.
+* The paper names no widths of the RBF kernels. They follow the median distance of valid latents (`bandwidths`).
+* variant="released" is the authors' loop as it runs: features are made unit vectors before and after
+  averaging; L_MSE is against a trainable table, over the batch, so that classes of many clients weigh
+  more; that table is normal at first, goes on from round to round, and is the Qbar that is sent. Their
+  code sets it to class means of F(P) before and after training, but through views whose data it
+  replaces, so that nothing is set. A batch of a single prototype is left out; kernels have widths 10,
+  15, 20 and 50; nothing bounds F; the server's gradients are clipped, too. Images are shrunk without
+  antialiasing. From the first upload on there is a pair for every class, also for one that nobody has
+  uploaded. Clients go through the pairs in passes, as through an epoch, shuffled anew in each.
 * Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The paper is silent, its
   numbers come from code that clips; without it ArcFace's first steps (|z| is small, gradients above 1,000) blow up the
   features of some clients, and the regression then diverges.
 * A step takes a mini-batch of pairs, as released: an unbiased estimate of the paper's sum over all (all_pairs=True).
   L_MSE is a mean over the H numbers of a latent.
-* A pair exists from a class's first upload on. The released code sends images of random latents before.
+* A pair exists from a class's first upload on.
 * V and the first h' come from fixed seeds, known to all: they are not sent, and not counted.
 * With dim = C, h is the model's own head, whatever its form; with another K, one linear layer in its place.
 * The arccos is clamped.
-* Images are fitted to the clients' on the server, with antialiasing (antialias=False: the authors' torchvision had
-  none), and are their luminance for clients with grey images.
+* Images are fitted to the clients' on the server, with antialiasing, and are their luminance for clients with grey
+  images.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -60,12 +67,20 @@ from fedjax_ht.core.server_training import compact
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.generators import Generator, open_generator
 from fedjax_ht.generators.images import synthesise
-from fedjax_ht.generators.units import in_units, into
+from fedjax_ht.generators.units import Latents, in_units, into
 from fedjax_ht.losses import arcface_loss, cosines, cross_entropy, masked_mean
+from fedjax_ht.losses.mmd import BANDWIDTHS
 from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, Widths, align, mean_latents, off_manifold
+from fedjax_ht.methods.alignment import (
+    Alignment,
+    FeatureTransformer,
+    Widths,
+    align,
+    off_manifold,
+)
 from fedjax_ht.methods.pair_sources import FIXED, Source, latents_of, noise_images
 from fedjax_ht.methods.prototypes import Variant
+from fedjax_ht.methods.variants import settled
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel
@@ -74,6 +89,21 @@ WARN_OUTSIDE = 0.9  # share of F's latents
 WARN_REACH = 3  # radii of the ball that holds the valid latents
 
 Transfer = Literal["pairs", "images"]
+Median = tuple[Literal["median"]]  # a tuple, so that a command line can give numbers instead
+
+
+class Form(NamedTuple):
+    """The values of a variant, by the names of options that default to None."""
+
+    bandwidths: tuple
+    bounded: bool
+    antialias: bool
+
+
+FORMS: Mapping[Variant, Form] = {
+    "paper": Form(bandwidths=("median",), bounded=True, antialias=True),
+    "released": Form(bandwidths=BANDWIDTHS, bounded=False, antialias=False),
+}
 
 
 class Pairs(NamedTuple):
@@ -91,7 +121,7 @@ class Server(NamedTuple):
       transformer: parameters of F; {} where it is not used.
       centroids: float32 [C, latent_dim], Qbar, in units.
       images: float32 [C, H, W, channels] in [0, 1].
-      available: bool [C], the classes that have had a prototype.
+      available: bool [C], the classes that have a pair.
     """
 
     transformer: PyTree
@@ -127,7 +157,21 @@ def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, ja
     return shuffled(key, some)[:size], jnp.arange(size) < some.count
 
 
-def warn(metrics: dict) -> str | None:
+def draw_in_passes(available: jax.Array, size: int, step: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the classes of a client's step (from 0), and which are real, as the released code has them.
+
+    All available classes are gone through in a random order, `size` at a step, and then in another;
+    a pass's last step has those that are left. `key` is the same in all steps of a round.
+    """
+    some = compact(available)
+    steps = jnp.maximum((some.count + size - 1) // size, 1)
+    order = shuffled(jax.random.fold_in(key, step // steps), some)
+    position = step % steps * size + jnp.arange(size)
+    # Past the end some class is read, and masked.
+    return order[jnp.minimum(position, len(order) - 1)], position < some.count
+
+
+def warn(metrics: dict, bounded: bool = True) -> str | None:
     """Says how far the latents sent are from valid ones, by powers of ten, so that it is not said anew every round; or,
     where they are moved back to valid ones, that nearly all of them had to be."""
     passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if (metrics.get("reach") or 0.0) > bound]
@@ -136,7 +180,7 @@ def warn(metrics: dict) -> str | None:
             f"latents sent to the clients are more than {passed[-1]} times as far from the mean of the generator's as "
             "any valid one (metric reach); bounded=True moves them back, and a lower server_lr may help"
         )
-    if metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
+    if bounded and metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
         return (
             f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the generator's valid ones and are "
             "moved back to their edge (metric off_manifold); a lower server_lr may help"
@@ -149,6 +193,7 @@ def fedktl(
     training: LocalTraining,
     generator: str | Path | Generator = "fashion_mnist_32",
     variant: Variant = "paper",
+    latents: Latents = "raw",
     mu: Annotated[NonNegative, SearchRange(1.0, 100.0)] = 50.0,
     mse_weight: NonNegative = 1.0,
     mmd_weight: NonNegative = 1.0,
@@ -156,24 +201,25 @@ def fedktl(
     server_epochs: Count = 100,
     server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 100,
-    bandwidths: tuple[Literal["median"]] | Literal["median"] | Widths = ("median",),
-    bounded: bool = True,
+    bandwidths: Median | Widths | None = None,
+    bounded: bool | None = None,
     scale: Positive = 64.0,
     margin: Annotated[float, Within(0, math.pi)] = 0.5,
     clip_norm: NonNegative = 100.0,
     all_pairs: bool = False,
-    antialias: bool = True,
+    antialias: bool | None = None,
     classifier: Literal["etf", "head"] = "etf",
     transfer: Transfer = "pairs",
     source: Source = "prototypes",
 ) -> Method:
-    """FedKTL as a `Method`, see above.
+    """FedKTL as a `Method`, see above. None is the variant's value (see `FORMS`).
 
     Args:
       training: local training.
       generator: a `generators.Generator`, or what `generators.open_generator` takes: a name, "module:function",
         a path.
       variant: see the module's text.
+      latents: "raw", as the generator has them, or in units of their "spread", see `generators.units`.
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
       mse_weight: lambda; 0 is ablation "-L_MSE".
       mmd_weight: of L_MMD; 0 is ablation "-L_MMD".
@@ -191,11 +237,18 @@ def fedktl(
         "valid" and "noise" are controls with fixed pairs, see `methods.pair_sources`.
     """
     with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
-        generator = in_units(generator if isinstance(generator, Generator) else open_generator(generator))
-    if tuple(bandwidths) == ("median",):  # in a tuple, so that a command line can give numbers instead
-        bandwidths = "median"
-    latent_dim, etf = generator.latent_dim, classifier == "etf"
-    options = Alignment(server_epochs, server_batch_size, server_lr, mmd_weight, mse_weight, bandwidths, variant)
+        generator = in_units(generator if isinstance(generator, Generator) else open_generator(generator), latents)
+    form = Form(**settled(variant, {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}, FORMS))
+    released, etf, latent_dim = variant == "released", classifier == "etf", generator.latent_dim
+    options = Alignment(
+        epochs=server_epochs,
+        batch_size=server_batch_size,
+        learning_rate=server_lr,
+        mmd_weight=mmd_weight,
+        mse_weight=mse_weight,
+        bandwidths="median" if tuple(form.bandwidths) == ("median",) else form.bandwidths,
+        variant=variant,
+    )
     transformer = FeatureTransformer(latent_dim)
     if clip_norm:
         each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
@@ -258,16 +311,27 @@ def fedktl(
         bucket, images, vectors = own(bucket), downlink.images, downlink.vectors
         size = bucket.num_classes if all_pairs else min(training.batch_size, bucket.num_classes)
         extra = images.mask.sum() / jnp.maximum(data.splits["train"].count, 1)
+        passes_key = jax.random.fold_in(ctx.key, 1)
+
+        def loss_in_passes(params, stats, batch: Batch, key) -> Loss:
+            step = stats["step"]
+            pairs = draw_in_passes(images.mask, size, step, passes_key)
+            result = loss_on(pairs, params, stats["model"], batch, key)
+            return result._replace(stats={"model": result.stats, "step": step + 1})
 
         def loss(params, stats, batch: Batch, key) -> Loss:
-            model_key, pair_key, draw_key = jax.random.split(key, 3)
+            pairs = draw(images.mask, size, jax.random.split(key, 3)[2])
+            return loss_on(pairs, params, stats, batch, key)
+
+        def loss_on(pairs, params, stats, batch: Batch, key) -> Loss:
+            model_key, pair_key, _ = jax.random.split(key, 3)
             found, outputs, stats = representation(
                 bucket, params["model"], stats, batch.x, batch.mask, train=True, key=model_key
             )
             value = classification(scores(bucket, params["model"], found, outputs), batch.y, batch.mask)
             if not traced(mu) and mu == 0 and transfer == "pairs":
                 return Loss(value, stats)
-            index, mask = draw(images.mask, size, draw_key)
+            index, mask = pairs
             pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
             x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
             found, outputs, stats = representation(bucket, params["model"], stats, x, mask, train=True, key=pair_key)
@@ -280,7 +344,13 @@ def fedktl(
             return Loss(value + mu * masked_mean(squares, mask), stats)
 
         params = {"model": client["params"], "projection": first_projection(bucket.feature_dim, latent_dim)}
-        result = train(training, loss, params, client["stats"], data, ctx.key, bucket.num_classes)
+        # DP-SGD carries no batch statistics on, and so no count of steps: its pairs are drawn anew.
+        if released and data.trainer is None:
+            start = {"model": client["stats"], "step": jnp.int32(0)}
+            result = train(training, loss_in_passes, params, start, data, ctx.key, bucket.num_classes)
+            result = result._replace(stats=result.stats["model"])
+        else:
+            result = train(training, loss, params, client["stats"], data, ctx.key, bucket.num_classes)
         client = {"params": result.params["model"], "stats": result.stats}
         return client, uplink(bucket, client, data), {"loss": result.loss}
 
@@ -290,14 +360,14 @@ def fedktl(
 
         def extract(x, mask):
             outputs = representation(bucket, client["params"], client["stats"], x, mask)[1]
-            return unit(outputs) if variant == "released" else outputs
+            return unit(outputs) if released else outputs
 
         sums = sum_by_class(extract, data, bucket.num_classes)
         means = class_means(sums)
-        return prototypes.Uplink(Masked(unit(means) if variant == "released" else means, sums.counts > 0), ())
+        return prototypes.Uplink(Masked(unit(means) if released else means, sums.counts > 0), ())
 
     @jax.jit
-    def latents(server, received, key, frozen):
+    def aligned(server, received, key, frozen):
         """The server without its images."""
         draw_key, align_key = jax.random.split(key)
         if source != "prototypes":
@@ -308,13 +378,20 @@ def fedktl(
         sample_w = lambda key, n: generator.sample_w(frozen, key, n)  # noqa: E731
         free = lambda params, rows, mask: transformer.apply({"params": params}, rows, mask)  # noqa: E731
         held = lambda params, rows, mask: into(frozen.ball, free(params, rows, mask))  # noqa: E731
-        transform = held if bounded else free
-        centroids = mean_latents(transform, server.transformer, uploads, server.centroids)
-        params, metrics = align(transform, sample_w, options, server.transformer, centroids, uploads, align_key)
-        centroids = mean_latents(transform, params, uploads, server.centroids)
+        params, centroids, metrics = align(
+            transform=held if form.bounded else free,
+            sample_w=sample_w,
+            options=options,
+            params=server.transformer,
+            centroids=server.centroids,
+            uploads=uploads,
+            key=align_key,
+        )
         available = server.available.at[uploads.labels].max(uploads.valid)
-        raw = free(params, uploads.prototypes, uploads.valid)
-        metrics |= off_manifold(raw, uploads.valid, centroids, available, frozen.ball)
+        if released:
+            available |= uploads.valid.any()
+        unbounded = free(params, uploads.prototypes, uploads.valid)
+        metrics |= off_manifold(unbounded, uploads.valid, centroids, available, frozen.ball)
         return Server(params, centroids, server.images, available), metrics
 
     def kept(server):
@@ -322,11 +399,11 @@ def fedktl(
         return server.available & (source in FIXED)
 
     def server_update(federation, server, received, ctx):
-        new, metrics = latents(server, received, ctx.key, ctx.pretrained)
+        new, metrics = aligned(server, received, ctx.key, ctx.pretrained)
         if source == "noise":
             images = noise_images(ctx.key, server.images.shape)
         else:
-            images = synthesise(generator, ctx.pretrained, new.centroids, server.images.shape[1:], antialias)
+            images = synthesise(generator, ctx.pretrained, new.centroids, server.images.shape[1:], form.antialias)
         changed = new.available & ~kept(server)
         return new._replace(images=jnp.where(changed[:, None, None, None], images, server.images)), metrics
 
@@ -352,7 +429,7 @@ def fedktl(
         view=View(
             features=compared,
             pictures=lambda federation, server: {"sent to the clients": server.images},
-            warn=warn,
+            warn=functools.partial(warn, bounded=form.bounded),
         ),
         pretrained=Pretrained(generator.variables, generator.card.trained_on, generator.host),
     )

@@ -84,7 +84,7 @@ FORMS: Mapping[Variant, Form] = {
 }
 
 
-def settled(variant: Variant, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options, those that are None with the variant's values."""
-    form = FORMS[variant]
+def settled(variant: Variant, options: Mapping[str, Any], forms: Mapping[Variant, Any] = FORMS) -> dict[str, Any]:
+    """Returns the options, those that are None with the values of the variant's form, a NamedTuple of `forms`."""
+    form = forms[variant]
     return {name: getattr(form, name) if value is None else value for name, value in options.items()}

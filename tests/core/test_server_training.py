@@ -87,3 +87,15 @@ def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
     _, loss_key = jax.random.split(KEY)
     draws = [float(jax.random.uniform(jax.random.fold_in(loss_key, i))) for i in range(6)]
     np.testing.assert_allclose(run(np.ones(8, bool))["drawn"], sum(draws), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("count", "size", "steps"), [(5, 2, 2), (4, 2, 2), (1, 2, 0), (3, 1, 3), (6, 4, 2)])
+def test_a_single_row_behind_full_batches_is_left_out_where_it_is_asked(count, size, steps):
+    """A batch size of one leaves nothing else to train on."""
+    valid = jnp.arange(8) < count
+    one = lambda params, batch, mask, key: -params.sum()  # noqa: E731
+    for drop_single, number in ((True, steps), (False, -(-count // size))):
+        params, _ = train_on_rows(
+            optax.sgd(1.0), one, jnp.zeros(1), jnp.asarray(rows_of(8)), valid, KEY, 1, size, drop_single
+        )
+        assert params[0] == number

@@ -1,4 +1,4 @@
-"""A generator's scale of w is nobody's business but its own."""
+"""A generator's scale of w: as it is, or taken out."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def test_units_are_of_the_generators_spread():
     key, labels = jax.random.key(3), jnp.arange(3)
     for factor in (1.0, 0.1, 10.0):
         plain = rescaled(factor)
-        unit = in_units(plain)
+        unit = in_units(plain, "spread")
         w = np.float64(unit.sample_w(unit.variables, jax.random.key(0), 1000))
         assert np.sqrt(((w - w.mean(0)) ** 2).mean()) == pytest.approx(REFERENCE_SPREAD, rel=1e-5)
         some = unit.sample_w(unit.variables, key, 4)
@@ -39,7 +39,10 @@ def test_units_are_of_the_generators_spread():
         close(unit.synthesize(unit.variables, some), GENERATOR.synthesize(GENERATOR.variables, raw / factor))
         found = unit.conditional(unit.variables, key, labels) * unit.variables.unit
         close(found, plain.conditional(plain.variables, key, labels))
-    assert in_units(GENERATOR._replace(conditional=None)).conditional is None
+        same = in_units(plain, "raw")
+        np.testing.assert_array_equal(same.sample_w(same.variables, key, 4), raw)
+        assert same.variables.unit == 1
+    assert in_units(GENERATOR._replace(conditional=None), "spread").conditional is None
 
 
 def test_into_equals_the_reference():
@@ -74,12 +77,20 @@ RELEASED = pytest.param({"variant": "released", "bandwidths": (10.0, 15.0, 20.0,
 
 
 @pytest.mark.parametrize("options", [{}, RELEASED], ids=str)
-def test_a_generators_scale_changes_no_image_no_loss_and_no_accuracy(options):
-    reports, pictures, accuracies = rounds(GENERATOR, **options)
+def test_in_units_of_the_spread_its_scale_changes_no_image_no_loss_and_no_accuracy(options):
+    reports, pictures, accuracies = rounds(GENERATOR, latents="spread", **options)
     for factor in (0.1, 10.0):
-        got = rounds(rescaled(factor), **options)
+        got = rounds(rescaled(factor), latents="spread", **options)
         for row, want in zip(got[0], reports):
             assert row == pytest.approx(want, rel=1e-3, abs=1e-4)
         for name, images in pictures.items():
             np.testing.assert_allclose(got[1][name], images, atol=1e-3)
         np.testing.assert_array_equal(got[2], accuracies)
+
+
+def test_raw_latents_are_the_generators_own():
+    """Squared distances grow with the scale squared, and the images are others."""
+    (reports, pictures, _), (larger, others, _) = rounds(GENERATOR), rounds(rescaled(10.0))
+    ratio = larger[0]["distance2_of_valid"] / reports[0]["distance2_of_valid"]
+    assert ratio == pytest.approx(100, rel=1e-3)
+    assert any(np.abs(others[name] - images).max() > 1e-2 for name, images in pictures.items())

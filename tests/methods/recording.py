@@ -84,6 +84,7 @@ RELEASED = {
     "fml": {"variant": "released"},
     "fedkd": {"variant": "released"},
     "fedgen": {"variant": "released"},
+    "fedktl": {"variant": "released"},
 }
 DISTILLED = ("dense", "fedftg", "dfrd", *COMPOSED)  # with samples in an order that is drawn
 

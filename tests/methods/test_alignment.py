@@ -17,6 +17,8 @@ from fedjax_ht.methods.alignment import (
 )
 from fedjax_ht.methods.prototypes import Uploads
 from tests.alignment_steps import as_reference, assert_close, draws
+from tests.fedktl_problem import SMALL as PROBLEM
+from tests.fedktl_problem import ours, problem
 from tests.generators_tiny import LATENT_DIM, tiny_generator
 from tests.reference import fedktl as reference
 
@@ -57,23 +59,24 @@ def compiled(in_ball=False, **options):
     @jax.jit
     def run(variables, params, uploads, key):
         uploads = jax.tree.map(jnp.asarray, uploads)
-        centroids = mean_latents(run_f, params, uploads, jnp.asarray(OLD))
         sample_w = functools.partial(GENERATOR.sample_w, variables)
-        return align(run_f, sample_w, recipe, params, centroids, uploads, key)
+        return align(run_f, sample_w, recipe, params, jnp.asarray(OLD), uploads, key)
 
     return lambda uploads, key=KEY, weights=GENERATOR.variables: run(weights, first(), uploads, key)
 
 
 def expect(options, valid=VALID):
-    """What the reference makes of the valid uploads."""
+    """What the reference makes of the valid uploads: F and Qbar."""
     f, x, y = as_reference(first()), np.float64(PROTOTYPES[valid]), LABELS[valid]
     ball = jax.tree.map(np.float64, tuple(BALL)) if options.get("in_ball") else None
-    centroids = reference.mean_latents(f, x, y, np.float64(OLD), ball)
     weights = {name: options[name] for name in ("mmd_weight", "mse_weight") if name in options}
     rate, released = options.get("learning_rate", 0.01), options.get("variant") == "released"
     widths = options.get("bandwidths", BANDWIDTHS)
-    batches = draws(KEY, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables))
-    return reference.align(f, x, y, batches, centroids, rate, widths, **weights, released=released, ball=ball)
+    batches = draws(KEY, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables), released)
+    if released:
+        return reference.align_released(f, x, y, batches, np.float64(OLD), rate, widths, **weights, ball=ball)
+    f = reference.align(f, x, y, batches, rate, widths, **weights, ball=ball)
+    return f, reference.mean_latents(f, x, y, np.float64(OLD), ball)
 
 
 NO_MSE, NO_MMD = {"mse_weight": 0.0, "bandwidths": (2.0, 30.0)}, {"mmd_weight": 0.0, "mse_weight": 5.0}
@@ -87,18 +90,25 @@ CLIPPED = {"variant": "released", "mse_weight": 1e4, "learning_rate": 0.1}
     ids=str,
 )
 def test_training_equals_the_reference(options):
-    """Nine steps of the compiled loop, three of them with a single row, against as many in plain Python."""
-    got, start, want = compiled(**options)(UPLOADS), as_reference(first()), expect(options)
+    """Nine steps of the compiled loop, three of them with a single row, against as many in plain Python.
+
+    The released form leaves those three out.
+    """
+    (got, centroids, metrics), start = compiled(**options)(UPLOADS), as_reference(first())
+    want, table = expect(options)
     idle = "b2" if options is NO_MMD else ""  # a shift of all latents costs nothing then, and Adam follows the rounding
     tolerance = 1e-4 if options is CLIPPED else 1e-5  # such a weight makes much of the rounding
-    assert_close(as_reference(got[0]), want, idle, rtol=tolerance, atol=tolerance)
+    assert_close(as_reference(got), want, idle, rtol=tolerance, atol=tolerance)
+    if not idle:
+        np.testing.assert_allclose(centroids, table, rtol=10 * tolerance, atol=10 * tolerance)
+    np.testing.assert_array_equal(centroids[3], OLD[3])  # nobody has class 3
     for name in want.keys() - {idle}:
         assert np.abs(want[name] - start[name]).max() > 0.01  # all of it was trained
     ball = jax.tree.map(np.float64, tuple(BALL)) if options in BALLS else None
     free = reference.transform(want, np.float64(PROTOTYPES[VALID]))
     assert ball is None or (np.linalg.norm(free - ball[0], axis=1) > ball[1]).any()
     spread = reference.class_spread(reference.into(ball, free), LABELS[VALID])
-    np.testing.assert_allclose(got[1]["mse"], spread, rtol=1e-4)
+    np.testing.assert_allclose(metrics["mse"], spread, rtol=1e-4)
 
 
 def same(a, b) -> bool:
@@ -128,7 +138,7 @@ def test_rows_that_are_not_valid_change_nothing(variant):
 def test_nor_does_their_number(batch_size):
     """Nor, for what is measured, whether a batch is larger than all uploads."""
     few = jax.tree.map(lambda x: x[VALID], UPLOADS)
-    (got, metrics), (want, expected) = (compiled(batch_size=batch_size)(rows) for rows in (few, UPLOADS))
+    (got, _, metrics), (want, _, expected) = (compiled(batch_size=batch_size)(rows) for rows in (few, UPLOADS))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
     for name, value in metrics.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -136,12 +146,14 @@ def test_nor_does_their_number(batch_size):
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_a_single_prototype(variant):
-    """Batch norm then has one row; where there is none, nothing is trained."""
+    """Batch norm then has one row, of which the released form makes no step; where there is none, nothing is
+    trained."""
     one = np.arange(M) == 5
     got = compiled(variant=variant)(UPLOADS._replace(valid=one))
-    assert_close(as_reference(got[0]), expect({"variant": variant}, one), rtol=1e-5, atol=1e-5)
-    nobody, metrics = compiled(variant=variant)(UPLOADS._replace(valid=np.zeros(M, bool)))
-    assert same(nobody, first())
+    assert_close(as_reference(got[0]), expect({"variant": variant}, one)[0], rtol=1e-5, atol=1e-5)
+    assert same(got[0], first()) == (variant == "released")
+    nobody, centroids, metrics = compiled(variant=variant)(UPLOADS._replace(valid=np.zeros(M, bool)))
+    assert same(nobody, first()) and same(centroids, OLD)
     for tree in (got, metrics):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
 
@@ -171,7 +183,7 @@ def test_bandwidths():
 
 def test_what_is_measured():
     """Before and after, on the first uploads of a batch's number."""
-    params, metrics = compiled()(UPLOADS)
+    params, _, metrics = compiled()(UPLOADS)
     x, keys = np.float64(PROTOTYPES[VALID]), jax.random.split(KEY, 4)[2:]
     before, after = (np.float64(GENERATOR.sample_w(GENERATOR.variables, key, 3)) for key in keys)
     start = reference.transform(as_reference(first()), x)[:3]
@@ -222,3 +234,31 @@ def test_what_leaves_the_valid_latents_is_counted():
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         Alignment(**options)
+
+
+# F and Qbar by HtFLlib's code (e959261, torch 2.13, float64) after 100 steps, see
+# `benchmarks.beside_fedktl`.
+AUTHORS = {
+    "b2": [0.064417, 0.527221, 0.556321, 0.290792],
+    "bias": [0.189592, 0.033096, -0.02509],
+    "centroids": [
+        [-0.49437, 0.838746, 0.835238, 0.746083],
+        [0.064396, 0.391592, 0.92277, 1.342236],
+        [1.801635, 1.315104, 0.35738, -1.208319],
+    ],
+    "scale": [0.796712, 1.036849, 0.741089],
+    "w1": [[0.452072, -0.22363, -0.777567], [-0.292201, 0.584712, 0.208042], [0.032203, -0.005045, 0.006273]],
+    "w2": [
+        [0.031395, 0.129374, 0.28945, 0.756371],
+        [0.254806, 0.015998, 0.179312, 0.370009],
+        [-0.292679, 0.244492, 0.090398, 0.213592],
+    ],
+}
+
+
+def test_the_released_form_ends_where_the_authors_code_does():
+    """From the same F, table, orders and latents; no parameter is further off than 1e-4."""
+    got = ours(problem(**PROBLEM))
+    assert got.keys() == AUTHORS.keys()
+    for name, value in AUTHORS.items():
+        np.testing.assert_allclose(got[name], value, rtol=0, atol=1e-4, err_msg=name)

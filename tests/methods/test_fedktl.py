@@ -12,7 +12,7 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import gaussian_noise
-from fedjax_ht.methods.fedktl import Server, draw, fedktl, first_projection
+from fedjax_ht.methods.fedktl import Server, draw, draw_in_passes, fedktl, first_projection
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear
@@ -61,7 +61,7 @@ def compiled_client(**options):
     return client, lambda available: update(client, jnp.asarray(available))
 
 
-def local_batches(available, size):
+def local_batches(available, size, released=False):
     """Of two steps: samples, and the pairs that the client draws for them."""
     data = tiny.client_data(LABELS)
     x, images = (
@@ -71,7 +71,11 @@ def local_batches(available, size):
     loss_key = jax.random.split(tiny.context(0).key, 3)[2]
     for number in (0, 1):
         key = jax.random.split(jax.random.fold_in(loss_key, number), 3)[2]
-        index, mask = map(np.asarray, draw(jnp.asarray(available), size, key))
+        pairs = draw(jnp.asarray(available), size, key)
+        if released:
+            passes_key = jax.random.fold_in(tiny.context(0).key, 1)
+            pairs = draw_in_passes(jnp.asarray(available), size, number, passes_key)
+        index, mask = map(np.asarray, pairs)
         classes, rows = index[mask], slice(3 * number, 3 * number + 3)
         yield x[rows], LABELS[rows], images.reshape(C, -1)[classes], classes, np.float64(VECTORS[classes])
 
@@ -113,7 +117,7 @@ def test_client_update_equals_the_reference(case):
     start = first_params(client)
     x = tiny.pixels(tiny.client_data(LABELS))
     for available in (AVAILABLE, np.zeros(C, bool)):
-        batches = list(local_batches(available, size))
+        batches = list(local_batches(available, size, released))
         assert [len(batch[3]) for batch in batches] == [min(size, available.sum())] * 2
         trained, uplink, metrics = update(available)
         want, loss = reference.train_client(start, batches, LR, recipe, options.get("clip_norm", True))
@@ -194,6 +198,24 @@ def test_pairs_are_drawn_without_replacement_and_all_in_turn():
     assert not draw(jnp.zeros(5, bool), 2, jax.random.key(0))[1].any()
 
 
+@pytest.mark.parametrize(
+    ("available", "size", "lengths"), [(5, 2, [2, 2, 1]), (4, 2, [2, 2]), (3, 5, [3]), (0, 2, [0])]
+)
+def test_the_released_form_goes_through_pairs_in_passes(available, size, lengths):
+    """Of a pass every pair once, the last step with what is left; the next pass in another order."""
+    present, key = jnp.arange(5) < available, jax.random.key(1)
+    orders = set()
+    for number in range(20):
+        seen = []
+        for i, length in enumerate(lengths):
+            index, mask = draw_in_passes(present, size, jnp.int32(number * len(lengths) + i), key)
+            assert mask.sum() == length and mask.shape == (size,)
+            seen += index[mask].tolist()
+        assert sorted(seen) == list(range(available))
+        orders.add(tuple(seen))
+    assert len(orders) > 3 or available == 0
+
+
 def test_prediction_is_by_the_largest_cosine():
     x, ctx = RNG.normal(size=(5, 2, 2, 1)).astype(np.float32), tiny.context(0)
     for options, rule in (({"dim": 6}, "etf"), ({"classifier": "head"}, "head")):
@@ -232,6 +254,7 @@ def case(width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: t
         case(scale=1.0, margin=0.0),
         case(width=7, all_pairs=True, dim=7),
         case(bandwidths=(10.0, 50.0), bounded=False),
+        case(latents="spread"),
         case(antialias=False, server_batch_size=1),
         case(noise=tuple(gaussian_noise(s, 0.2, f) for s, f in NOISE)),  # up; down
     ],
@@ -270,7 +293,8 @@ def test_every_option_runs(options, noise, width, pair, classes):
         ),
         ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be a number of at least 0"),
         ({"server_epochs": 0}, "server_epochs is 0; it must be an integer of at least 1"),
-        ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be \('median',\), 'median' or a tuple"),
+        ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be \('median',\), a tuple"),
+        ({"latents": "own"}, "latents is 'own'; it must be 'raw' or 'spread'"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
 )

@@ -14,7 +14,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import wire_elements
 from fedjax_ht.generators.images import fit
 from fedjax_ht.generators.units import in_units
-from fedjax_ht.methods.fedktl import fedktl, warn
+from fedjax_ht.methods.fedktl import FORMS, Form, fedktl, warn
 from fedjax_ht.methods.pair_sources import latents_of
 from fedjax_ht.models import mlp
 from tests import tiny, wire_table
@@ -24,7 +24,7 @@ from tests.reference import fedktl as reference
 
 C, K = 4, 3
 GENERATOR = tiny_generator()
-UNITS = in_units(GENERATOR)
+RAW, UNITS = in_units(GENERATOR, "raw"), in_units(GENERATOR, "spread")
 WIDTHS = (2.0, 30.0)
 FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
@@ -60,27 +60,32 @@ def compiled_server(**options):
     return server_step(method_of(**options))
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
-def test_server_update_equals_the_reference(variant):
-    start, serve = compiled_server(variant=variant, bandwidths=WIDTHS)
-    server, metrics = serve(start, receive(UPLOADS))
-    rows = [(i, c) for i in range(3) for c in sorted(UPLOADS[i])]
-    x, labels = np.float64([UPLOADS[i][c] for i, c in rows]), np.array([c for _, c in rows])
-    # Ids from 0 to 5 and padding have rows, in this order.
-    valid = np.array([c in UPLOADS.get(i, {}) for i in range(7) for c in range(C)])
+ROWS = [(i, c) for i in range(3) for c in sorted(UPLOADS[i])]
+X, LABELS = np.float64([UPLOADS[i][c] for i, c in ROWS]), np.array([c for _, c in ROWS])
+# Ids from 0 to 5 and padding have rows, in this order.
+VALID = np.array([c in UPLOADS.get(i, {}) for i in range(7) for c in range(C)])
+
+
+def batches_of(generator, released=False):
     align_key = jax.random.split(jax.random.key(2))[1]
-    batches = draws(align_key, valid, 3, 3, functools.partial(UNITS.sample_w, UNITS.variables))
-    ball = jax.tree.map(np.float64, tuple(UNITS.variables.ball))
+    sample_w = functools.partial(generator.sample_w, generator.variables)
+    return draws(align_key, VALID, 3, 3, sample_w, released)
+
+
+@pytest.mark.parametrize("latents", ["raw", "spread"])
+def test_server_update_equals_the_reference(latents):
+    start, serve = compiled_server(latents=latents, bandwidths=WIDTHS)
+    server, metrics = serve(start, receive(UPLOADS))
+    generator = {"raw": RAW, "spread": UNITS}[latents]
+    ball = jax.tree.map(np.float64, tuple(generator.variables.ball))
     f, old = as_reference(start.transformer), np.float64(start.centroids)
-    centroids = reference.mean_latents(f, x, labels, old, ball)
-    released = variant == "released"
-    want = reference.align(f, x, labels, batches, centroids, 0.01, WIDTHS, released=released, ball=ball)
+    want = reference.align(f, X, LABELS, batches_of(generator), 0.01, WIDTHS, ball=ball)
     assert_close(as_reference(server.transformer), want, rtol=1e-5, atol=1e-5)
-    means = reference.mean_latents(want, x, labels, old, ball)
+    means = reference.mean_latents(want, X, LABELS, old, ball)
     np.testing.assert_allclose(server.centroids, means, rtol=1e-4, atol=2e-5)
     np.testing.assert_array_equal(server.centroids[3], start.centroids[3])
     np.testing.assert_array_equal(server.available, [True, True, True, False])
-    w = server.centroids[:3] * UNITS.variables.unit  # a generator sees its own scale
+    w = server.centroids[:3] * generator.variables.unit  # a generator sees its own scale
     images = fit(GENERATOR.synthesize(GENERATOR.variables, w), (2, 2, 1))
     np.testing.assert_allclose(server.images[:3], images, atol=1e-6)
     assert (server.images[3] == 0).all()  # the image of a random latent is shown to nobody
@@ -89,25 +94,63 @@ def test_server_update_equals_the_reference(variant):
     np.testing.assert_allclose(metrics["reach"], reach, rtol=1e-4)
 
 
+def test_the_released_server_is_the_authors():
+    """Raw latents, no ball, their kernels, the trained table as Qbar, images without antialiasing, and a pair of a
+    class that nobody has uploaded; in the next round the table goes on."""
+    start, serve = compiled_server(variant="released")
+    server, metrics = serve(start, receive(UPLOADS))
+    f, old = as_reference(start.transformer), np.float64(start.centroids)
+    want, table = reference.align_released(f, X, LABELS, batches_of(RAW, True), old, 0.01)
+    assert_close(as_reference(server.transformer), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(server.centroids, table, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(server.centroids[3], start.centroids[3])
+    assert server.available.all()
+    images = fit(GENERATOR.synthesize(GENERATOR.variables, server.centroids), (2, 2, 1), False)
+    np.testing.assert_allclose(server.images, images, atol=1e-6)
+    assert all(np.isfinite(value) for value in metrics.values())
+    second, _ = serve(server, receive(UPLOADS))
+    f, old = as_reference(server.transformer), np.float64(server.centroids)
+    want, table = reference.align_released(f, X, LABELS, batches_of(RAW, True), old, 0.01)
+    assert_close(as_reference(second.transformer), want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(second.centroids, table, rtol=1e-5, atol=1e-5)
+
+
+def test_before_any_upload_the_released_server_has_no_pair():
+    start, serve = compiled_server(variant="released")
+    server, _ = serve(start, receive({0: {}, 1: {}}))
+    jax.tree.map(np.testing.assert_array_equal, server, start)
+    assert not server.available.any()
+
+
+def test_options_that_are_given_stay_in_either_form():
+    assert FORMS["paper"] == Form(("median",), True, True)
+    assert FORMS["released"] == Form((10.0, 15.0, 20.0, 50.0), False, False)
+    start, serve = compiled_server(variant="released", bounded=True, bandwidths=WIDTHS)
+    ball = jax.tree.map(np.float64, tuple(RAW.variables.ball))
+    f, old = as_reference(start.transformer), np.float64(start.centroids)
+    want, _ = reference.align_released(f, X, LABELS, batches_of(RAW, True), old, 0.01, WIDTHS, ball=ball)
+    assert_close(as_reference(serve(start, receive(UPLOADS))[0].transformer), want, rtol=1e-5, atol=1e-5)
+
+
 @functools.cache
 def far_server(bounded: bool):
     """One client whose F was led astray: its last layer's outputs are far from any valid latent."""
     start, serve = compiled_server(bounded=bounded)
-    astray = start.transformer | {"fc2": start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -300.0)}}
+    astray = start.transformer | {"fc2": start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -400.0)}}
     return serve(start._replace(transformer=astray), receive({0: UPLOADS[0]}))
 
 
 def test_what_is_sent_stays_among_the_valid_latents():
     """In the ball about their mean; without it (bounded=False) nothing pulls F back, and the run says so."""
-    centre, radius = UNITS.variables.ball
-    w = UNITS.sample_w(UNITS.variables, jax.random.key(0), 1000)
+    centre, radius = RAW.variables.ball
+    w = RAW.sample_w(RAW.variables, jax.random.key(0), 1000)
     assert np.linalg.norm(w - centre, axis=1).max() == pytest.approx(float(radius), rel=1e-5)
     for bounded in (True, False):
         server, metrics = far_server(bounded)
         assert metrics["off_manifold"] == 1
         distance = np.linalg.norm(server.centroids - centre, axis=1)[[0, 2]].max() / radius
         np.testing.assert_allclose(metrics["reach"], distance, rtol=1e-4)
-        line = method_of().view.warn({name: float(value) for name, value in metrics.items()})
+        line = method_of(bounded=bounded).view.warn({name: float(value) for name, value in metrics.items()})
         if bounded:
             assert distance <= 1.0001 and "more than 90% of the latents" in line
         else:
@@ -117,6 +160,8 @@ def test_what_is_sent_stays_among_the_valid_latents():
 def test_a_run_without_these_metrics_is_not_warned_of():
     assert warn({}) is None and warn({"reach": float("nan")}) is None and warn({"reach": 2.0}) is None
     assert warn({"reach": 1.0, "off_manifold": 0.8}) is None
+    assert warn({"reach": 1.0, "off_manifold": 0.95}, bounded=False) is None  # nothing was moved back
+    assert "more than 90%" in warn({"reach": 1.0, "off_manifold": 0.95})
     assert warn({"reach": 4.0}) == warn({"reach": 9.0}) != warn({"reach": 11.0})
 
 
@@ -132,10 +177,10 @@ def test_fixed_pairs_are_drawn_once(source):
     assert first.available.all() and metrics == {}
     other, _ = serve(start, nothing, 3)
     assert np.abs(other.centroids - first.centroids).max() > 1e-2
-    images = fit(GENERATOR.synthesize(GENERATOR.variables, first.centroids * UNITS.variables.unit), (2, 2, 1))
+    images = fit(GENERATOR.synthesize(GENERATOR.variables, first.centroids), (2, 2, 1))
     if source == "valid":
         key = jax.random.split(jax.random.key(2))[0]
-        np.testing.assert_allclose(first.centroids, UNITS.sample_w(UNITS.variables, key, C), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(first.centroids, RAW.sample_w(RAW.variables, key, C), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(first.images, images, atol=1e-6)
     else:
         assert np.abs(first.images - images).max() > 0.05 and 0 <= first.images.min() <= first.images.max() < 1
@@ -193,7 +238,7 @@ def test_a_generator_on_the_host():
     (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # noqa: E731
     jax.tree.map(close, (got._replace(images=()), metrics), (want._replace(images=()), expected))
-    w = np.asarray(want.centroids * UNITS.variables.unit)
+    w = np.asarray(want.centroids)
     close(got.images[:3], fit(synthesize(jax.device_get(GENERATOR.variables), w), (2, 2, 1), False)[:3])
     assert np.abs(got.images[:3] - want.images[:3]).max() > 1e-3  # these were shrunk with antialiasing
 
@@ -245,7 +290,7 @@ def test_a_conditional_generator_s_own_classes():
         server, metrics = serve(start, nothing, seed)
         assert server.available.all() and metrics == {}
         key = jax.random.split(jax.random.key(seed))[0]
-        want = GENERATOR.conditional(GENERATOR.variables, key, classes) / UNITS.variables.unit
+        want = GENERATOR.conditional(GENERATOR.variables, key, classes)
         np.testing.assert_allclose(server.centroids, want, rtol=1e-5, atol=1e-6)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from fedjax_ht.core.bounds import kind_of
 from fedjax_ht.core.method import varied
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.simulation.options import SimulationOptions
@@ -30,7 +31,7 @@ def numbers(name: str) -> dict[str, float]:
     """The options that need not be whole, and the learning rate."""
     parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]
     own = {p.name: settings(name).get(p.name, p.default) for p in parameters}
-    optional = {p.name: 0.5 for p in parameters if own[p.name] is None and "float" in str(p.annotation)}
+    optional = {p.name: 0.5 for p in parameters if own[p.name] is None and kind_of(p.annotation) is float}
     found = {key: value for key, value in (own | optional).items() if type(value) is float}
     return {"rate": 0.05} | {key: value for key, value in found.items() if key not in FIXED.get(name, ())}
 

@@ -140,39 +140,55 @@ def mean_latents(p: dict, x: np.ndarray, labels: np.ndarray, old: np.ndarray, ba
     return means
 
 
-def align(
-    p, x, labels, batches, centroids, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, released=False, ball=None
-) -> dict:
-    """The server's training of F.
+def align(p, x, labels, batches, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, ball=None) -> dict:
+    """The server's training of F (Eqs. 2 and 3).
 
     Args:
       p: F's parameters before it.
       x, labels: the uploaded prototypes [M, K] and their classes.
       batches: (rows of a step, valid latents drawn for it), for each step.
-      centroids: [C, H], the class means of F(x), where the released code's table starts.
       rate: of Adam.
       bandwidths, mmd_weight, mse_weight: of the loss.
-      released: a trainable table instead of the means, the batch instead of all, clipped gradients.
       ball: (centre, radius) that F's outputs are moved into, or None.
     """
-    optimizer, table_optimizer, table = Adam(rate), Adam(rate), {"table": centroids.copy()}
+    optimizer = Adam(rate)
     for rows, valid in batches:
-        free, kept = forward(p, x[rows] if released else x)
+        free, kept = forward(p, x)
         latents = into(ball, free)
-        if released:
-            apart = latents - table["table"][labels[rows]]
-            slope = mmd_weight * mmd_slope(latents, valid, bandwidths) + mse_weight * 2 * apart / apart.size
-            table_slope = np.zeros_like(table["table"])
-            for c, row in zip(labels[rows], apart):
-                table_slope[c] -= mse_weight * 2 * row / apart.size
-            gradients = clipped(backward(p, kept, into_slope(ball, free, slope)))
-            table = table_optimizer.step(table, clipped({"table": table_slope}))
-        else:
-            slope = mse_weight * class_spread_slope(latents, labels)
-            slope[rows] += mmd_weight * mmd_slope(latents[rows], valid, bandwidths)
-            gradients = backward(p, kept, into_slope(ball, free, slope))
-        p = optimizer.step(p, gradients)
+        slope = mse_weight * class_spread_slope(latents, labels)
+        slope[rows] += mmd_weight * mmd_slope(latents[rows], valid, bandwidths)
+        p = optimizer.step(p, backward(p, kept, into_slope(ball, free, slope)))
     return p
+
+
+def align_released(
+    p, x, labels, batches, table, rate, bandwidths=(10, 15, 20, 50), mmd_weight=1.0, mse_weight=1.0, ball=None
+) -> tuple[dict, np.ndarray]:
+    """The same as the authors' code trains F: both losses of a batch, L_MSE against a trainable table.
+
+    F and the table have an Adam each, whose gradients are clipped apart. Nothing else sets the table:
+    the code's assignments of class means reach copies.
+
+    Args:
+      p: F's parameters. Their bias in front of the batch norm changes nothing, and is left out.
+      table: [C, H], of the round before.
+      others: as of `align`.
+
+    Returns:
+      F's parameters and the table, which is what is sent.
+    """
+    optimizer, table_optimizer = Adam(rate), Adam(rate)
+    for rows, valid in batches:
+        free, kept = forward(p, x[rows])
+        latents = into(ball, free)
+        apart = latents - table[labels[rows]]
+        slope = mmd_weight * mmd_slope(latents, valid, bandwidths) + mse_weight * 2 * apart / apart.size
+        table_slope = np.zeros_like(table)
+        for c, row in zip(labels[rows], apart):
+            table_slope[c] -= mse_weight * 2 * row / apart.size
+        p = optimizer.step(p, clipped(backward(p, kept, into_slope(ball, free, slope))))
+        table = table_optimizer.step({"table": table}, clipped({"table": table_slope}))["table"]
+    return p, table
 
 
 class Recipe(NamedTuple):

@@ -1,0 +1,77 @@
+"""FedKTL's server beside the authors': the same F, prototypes and draws, and how far apart both end.
+
+    python -m benchmarks.beside_fedktl --htfllib=PATH [--python=PYTHON] [--out=FILE]
+
+PATH is a checkout of github.com/TsingZ0/HtFLlib, whose server code runs as it is under PYTHON, which
+has torch. A hundred steps of Adam train F; an epoch's last batch would have a single prototype, and
+one class has none. HtFLlib is in float64, so that the differences are of our float32 alone. Its F has
+a bias in front of the batch norm and running statistics, on which nothing else depends; the report
+says so by not holding them against anything.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from absl import app, flags
+
+from benchmarks.report import machine, publish, table
+from fedjax_ht.runner.cli import parse_flags
+from tests.alignment_steps import draws
+from tests.fedktl_problem import KEY, LARGE, SMALL, Problem, ours, problem, sample_w
+
+_HTFLLIB = flags.DEFINE_string("htfllib", None, "A checkout of HtFLlib.")
+_PYTHON = flags.DEFINE_string("python", sys.executable, "What HtFLlib runs under.")
+_SMALL = flags.DEFINE_bool("small", False, "The problem whose outcome a test holds; also prints theirs as JSON.")
+
+
+def theirs(of: Problem) -> dict[str, np.ndarray]:
+    """The same of HtFLlib, with the orders and latents that ours draws."""
+    count, draw = len(of.uploads.labels), sample_w(len(of.f["b2"]))
+    steps = list(draws(KEY, of.uploads.valid, of.epochs, of.batch_size, draw, drop_single=True))
+    orders = np.concatenate([rows for rows, _ in steps]).reshape(of.epochs, -1)
+    left_out = [np.setdiff1d(np.arange(count), order) for order in orders]  # the single rows
+    inputs = of.f | {
+        "prototypes": of.uploads.prototypes,
+        "labels": of.uploads.labels,
+        "orders": np.concatenate([orders, left_out], 1),
+        "latents": np.concatenate([latents for _, latents in steps]),
+        "batch_size": of.batch_size,
+        "rate": 0.01,
+        "weight": 1.0,
+    }
+    server = Path(_HTFLLIB.value, "system", "flcore", "servers", "serverktl_stylegan_xl.py").resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        np.savez(files[0], **inputs)
+        script = Path(__file__).with_name("fedktl_align.py")
+        done = subprocess.run(
+            [_PYTHON.value, str(script), str(server), *map(str, files)], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return dict(np.load(files[1]))
+
+
+def main(_) -> None:
+    if not Path(_HTFLLIB.value or "", "system", "flcore").is_dir():
+        raise app.UsageError(f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore")
+    made = problem(**(SMALL if _SMALL.value else LARGE))
+    mine, other = ours(made), theirs(made)
+    version = other.pop("torch")
+    if _SMALL.value:
+        print(json.dumps({name: np.round(other[name], 6).tolist() for name in mine}))
+    rows = []
+    for name, value in mine.items():
+        moved, apart = np.abs(other[name] - made.f[name]).max(), np.abs(other[name] - value).max()
+        rows.append([name, f"{moved:.2f}", f"{apart:.1e}"])
+    text = "FedKTL's F and Qbar after 100 steps: how far each array moved, and the largest difference of the two."
+    notes = f"HtFLlib under PyTorch {version}, float64; ours float32."
+    publish("\n".join([text, machine(), notes, "", table(("array", "moved by", "apart"), rows)]))
+
+
+if __name__ == "__main__":
+    app.run(main, flags_parser=parse_flags)
