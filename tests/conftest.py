@@ -12,12 +12,14 @@ from xdist.scheduler import LoadScopeScheduling
 from fedjax_ht.methods import METHODS
 
 # Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small
-# arrays do not need. It holds for all processes that tests start; a jaxlib that does not know a flag
-# ends at it. The flag is gone from jax 0.11 on. With 0.12 no other one takes processor time off two
-# rounds of FedTGP: tried were those of tiling and its lowering, verification, codegen's parts,
-# scheduling, instruction set and vectors' width; no fusion at all takes nearly twice as long.
+# arrays do not need. An eighth of the rest is cutting each program into parts for several threads.
+# Both flags hold for all processes that tests start; a jaxlib that does not know a flag ends at it.
+# The first is gone from jax 0.11 on. With 0.12 the second takes no processor time off, nor do the
+# preset of fast compilation and the flags of tiling and its lowering, verification, scheduling,
+# instruction set and vectors' width; no fusion at all takes nearly twice as long.
 if (0, 10) <= jax.__version_info__ < (0, 11):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+    flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
 # Tracing makes many small objects that live on: looking for garbage after every 700 of them is a tenth of the suite.
 gc.set_threshold(20_000, 20, 50)

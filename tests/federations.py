@@ -220,3 +220,11 @@ def changed(federation: Federation, before: SimulationState, after: SimulationSt
     """Ids of the clients whose state differs in any bit."""
     pairs = zip(each_client(federation, before), each_client(federation, after))
     return {i for i, (a, b) in enumerate(pairs) if not identical(a, b)}
+
+
+def check_idle_client_weighs_nothing(simulation: Simulation, start: SimulationState) -> None:
+    """Asserts that the server makes the same of uploads with and without that of client 3, which has no samples."""
+    beside, _ = play(simulation, start, [0, 4, 3])
+    alone, _ = play(simulation, start, [0, 4])
+    assert identical(beside.server, alone.server)
+    assert not identical(alone.server, play(simulation, start, [3])[0].server)

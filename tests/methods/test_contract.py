@@ -20,6 +20,7 @@ from tests.federations import (
     ONE_ARCHITECTURE,
     TEST_COUNTS,
     changed,
+    check_idle_client_weighs_nothing,
     each_client,
     federation_data,
     federation_for,
@@ -280,3 +281,9 @@ def test_smallest_clients(name):
     assert report.arrived == 1 and changed(federation, start, after) <= {3}
     assert finite((after.server, after.clients, report.metrics, report.server_metrics))
     assert identical(after.server, start.server)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "heterofl", "fml"])
+def test_a_client_without_samples_weighs_nothing(name):
+    """By samples (FedAvg) or alike; means that are not a method's default are in test_averaging.py."""
+    check_idle_client_weighs_nothing(simulation(name), history(name)[0][0])

@@ -1,5 +1,7 @@
 """The client's side of FedClassAvg, and its cost; its server is tested in test_heads.py."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,15 +29,20 @@ def context(last_round: int):
     return ctx._replace(info=ctx.info._replace(last_round=jnp.int32(last_round)))
 
 
+@functools.cache
+def method_with(**options):
+    """One method for all tests of these options, so that its round is compiled once."""
+    return fedclassavg(TRAINING, **options)
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def client_round(method, own, head, data, ctx):
-    """The client after receipt, and its update."""
+    """The client after receipt, and its update; newcomers and others differ by a number in `ctx`."""
+    client = method.receive(BUCKET, own, head, data, ctx)
+    return client, method.client_update(BUCKET, client, head, data, ctx)
 
-    @jax.jit
-    def run(own):
-        client = method.receive(BUCKET, own, head, data, ctx)
-        return client, method.client_update(BUCKET, client, head, data, ctx)
 
-    return run(own)
+compiled_view = jax.jit(random_view)  # op by op it takes some forty programs
 
 
 def views(data, key):
@@ -45,7 +52,8 @@ def views(data, key):
     for number in range(2):
         batch = slice(3 * number, 3 * number + 3)
         keys = jax.random.split(jax.random.fold_in(loss_key, number), 3)
-        x1, x2 = (np.asarray(random_view(k, data, jnp.float32(x[batch])), np.float64).reshape(3, -1) for k in keys[:2])
+        drawn = [compiled_view(k, data, jnp.float32(x[batch])) for k in keys[:2]]
+        x1, x2 = (np.asarray(view, np.float64).reshape(3, -1) for view in drawn)
         assert np.abs(x1 - x2).max() > 0.1
         yield x1, x2, LABELS[batch]
 
@@ -62,7 +70,7 @@ def views(data, key):
 )
 def test_client_update_equals_the_reference(options, used, last_round):
     """A newcomer trains once more before, from the classifier of its own."""
-    method, data, ctx = fedclassavg(TRAINING, **options), tiny.client_data(LABELS, padding=1), context(last_round)
+    method, data, ctx = method_with(**options), tiny.client_data(LABELS, padding=1), context(last_round)
     own, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
     _, (trained, uplink, metrics) = client_round(method, own, head, data, ctx)
     want = tiny.flat_params(own["params"])
@@ -89,7 +97,7 @@ def test_a_client_takes_the_classifier_once_it_has_pretrained():
 def test_views_stay_pixels_and_depend_on_the_key():
     data = tiny.client_data(LABELS, shape=(8, 8, 3))
     x = jnp.asarray(tiny.pixels(data).reshape(-1, 8, 8, 3), jnp.float32)
-    one, same, other = (random_view(jax.random.key(k), data, x) for k in (0, 0, 1))
+    one, same, other = (compiled_view(jax.random.key(k), data, x) for k in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert np.abs(one - other).max() > 0.5
     pixels = np.asarray(data.preprocess.pixels(one))

@@ -14,7 +14,7 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from tests import tiny
 from tests.federations import TRAINING as FEDERATION_TRAINING
-from tests.federations import federation_data, mixed_federation, play, to_host
+from tests.federations import federation_data, play, to_host, uniform_federation
 from tests.methods import pairs
 from tests.reference import averaging, low_rank, mutual
 
@@ -145,7 +145,7 @@ def test_released_clients_are_sent_compressed_weights_once_there_are_any():
 
 def test_a_simulation_counts_whole_models_for_clients_that_missed_a_round():
     """Rounds of the test federation with compression: newcomers, the dropped and the left-out pay |g|, others less."""
-    federation = mixed_federation()
+    federation = uniform_federation()  # clients of one architecture, since only the shared model crosses the wire
     method = fedkd(FEDERATION_TRAINING, 0.3, 0.3)
     size = 16 * 8 + 8 + 8 * 5 + 5
     sim = make_simulation(method, federation, federation_data(federation), SimulationOptions(lanes=1))
