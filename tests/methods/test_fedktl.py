@@ -116,9 +116,11 @@ def test_client_update_equals_the_reference(case):
     recipe = reference.Recipe(None if dim is None else np.float64(simplex_etf(C, dim)), **recipe)
     start = first_params(client)
     x = tiny.pixels(tiny.client_data(LABELS))
-    for available in (AVAILABLE, np.zeros(C, bool)):
+    everyone = [np.ones(C, bool)] * released  # a pass is then a step of three pairs, and one of the fourth
+    for available in (AVAILABLE, np.zeros(C, bool), *everyone):
         batches = list(local_batches(available, size, released))
-        assert [len(batch[3]) for batch in batches] == [min(size, available.sum())] * 2
+        lengths = [3, 1] if available.all() else [min(size, available.sum())] * 2
+        assert [len(batch[3]) for batch in batches] == lengths
         trained, uplink, metrics = update(available)
         want, loss = reference.train_client(start, batches, LR, recipe, options.get("clip_norm", True))
         for part, value in tiny.flat_params(trained["params"]).items():
