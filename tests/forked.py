@@ -20,10 +20,14 @@ class Forks:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._server = subprocess.Popen([sys.executable, "-m", "tests.forked"], cwd=cwd, env=env, **pipes)
 
-    def run(self, module: str, *arguments: str, timeout: int = 240) -> subprocess.CompletedProcess:
-        """`python -m MODULE ARGUMENTS`, when it has ended; after so many seconds the alarm's signal ends it."""
+    def run(
+        self, module: str, *arguments: str, timeout: int = 240, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess:
+        """`python -m MODULE ARGUMENTS`, when it has ended; after so many seconds the alarm's signal ends it. It runs in
+        the folder `cwd`, or else in the one of all."""
+        folder = None if cwd is None else str(cwd)
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            self._server.stdin.write(json.dumps([timeout, module, arguments, out.name, err.name]) + "\n")
+            self._server.stdin.write(json.dumps([timeout, folder, module, arguments, out.name, err.name]) + "\n")
             self._server.stdin.flush()
             code = int(self._server.stdout.readline())
             return subprocess.CompletedProcess([module, *arguments], code, out.read(), err.read())
@@ -43,8 +47,10 @@ def _serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _run(timeout: int, module: str, arguments: list[str], *outputs: str) -> None:
+def _run(timeout: int, folder: str | None, module: str, arguments: list[str], *outputs: str) -> None:
     signal.alarm(timeout)
+    if folder is not None:
+        os.chdir(folder)
     for number, file in enumerate(("/dev/null", *outputs)):
         os.dup2(os.open(file, os.O_RDWR), number)
     sys.argv = [module, *arguments]

@@ -2,8 +2,6 @@
 
 import os
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import ledger, states
 from fedjax_ht.deploy.data import read_own, write_own
 from fedjax_ht.runner.run_lock import locked
+from tests.forked import Forks
 
 
 @pytest.mark.parametrize("kind", ["images", "windows", "tokens"])
@@ -86,10 +85,17 @@ def test_counts_are_of_all_that_count(tmp_path):
     assert ledger.read(path) == {"a": 200}
 
 
-def deploy(folder: Path, *words: str) -> subprocess.CompletedProcess:
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    program = [sys.executable, "-m", "fedjax_ht.deploy", *words]
-    return subprocess.run(program, cwd=folder, env=environment, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def deploy():
+    """(folder, *words) -> the finished `python -m fedjax_ht.deploy WORDS` in the folder, under a umask that lets
+    everybody read."""
+    before = os.umask(0o022)
+    try:
+        forks = Forks(Path(__file__).parents[2], dict(os.environ))
+    finally:
+        os.umask(before)
+    yield lambda folder, *words: forks.run("fedjax_ht.deploy", *words, cwd=folder)
+    forks.close()
 
 
 CLIENT = ["client", "--config=quickstart:method=fedssa", "--client_id=0", "--workdir=home", "--data=npz:none.npz"]
@@ -108,7 +114,7 @@ HERE = "--superlink=127.0.0.1:1"
     ],
     ids=["data", "far", "certificates", "open", "keys"],
 )
-def test_what_cannot_be_ends_in_one_line(tmp_path, words, line):
+def test_what_cannot_be_ends_in_one_line(deploy, tmp_path, words, line):
     """Also of a method that computes where it is made."""
     pytest.importorskip("flwr")
     (tmp_path / "keys").mkdir()
@@ -118,20 +124,16 @@ def test_what_cannot_be_ends_in_one_line(tmp_path, words, line):
     assert last.startswith("error: ") and line in last
 
 
-def test_a_folder_is_one_clients_and_its_users(tmp_path):
-    """Under a umask that lets everybody read."""
+def test_a_folder_is_one_clients_and_its_users(deploy, tmp_path):
     pytest.importorskip("flwr")
-    before = os.umask(0o022)
-    try:
-        with locked(tmp_path / "home", print):
-            done = deploy(tmp_path, *CLIENT, HERE, "--insecure")
-            assert done.returncode == 2 and "home is in use by process" in done.stderr.splitlines()[-1]
-        (tmp_path / "config.py").write_text(
-            "from tests.deploy.sites import small_config\n\n\ndef get_config(_=None):\n    return small_config()\n"
-        )
-        assert deploy(tmp_path, "split", "--config=config.py", "--workdir=sites").returncode == 0
-    finally:
-        os.umask(before)
+    with locked(tmp_path / "home", print):
+        done = deploy(tmp_path, *CLIENT, HERE, "--insecure")
+        assert done.returncode == 2 and "home is in use by process" in done.stderr.splitlines()[-1]
+    (tmp_path / "config.py").write_text(
+        "from tests.deploy.sites import small_config\n\n\ndef get_config(_=None):\n    return small_config()\n"
+    )
+    done = deploy(tmp_path, "split", "--config=config.py", "--workdir=sites")
+    assert done.returncode == 0, done.stderr
     assert stat.S_IMODE((tmp_path / "sites").stat().st_mode) == 0o700
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "sites").iterdir()}
     assert modes == {f"client_{i}.npz": 0o600 for i in range(4)}

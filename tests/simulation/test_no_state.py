@@ -1,5 +1,9 @@
 """Clients that keep nothing between rounds."""
 
+import contextlib
+import functools
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
@@ -13,7 +17,9 @@ from fedjax_ht.simulation import program, steps
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import blocks
 from fedjax_ht.simulation.simulation import make_simulation
+from fedjax_ht.simulation.steps import copy_state
 from tests.federations import TRAINING, federation_data, federation_for, uniform_federation
+from tests.method_wires import settings
 
 CHANNEL = Channel(wire.chain(()), wire.chain(()))
 
@@ -22,23 +28,27 @@ CHANNEL = Channel(wire.chain(()), wire.chain(()))
 def test_who_keeps_nothing(name):
     """Those whose downlink is the whole model."""
     federation = federation_for(name)
-    method = METHODS[name](TRAINING)
+    method = METHODS[name](TRAINING, **settings(name))
     kept = {keeps_state(method, federation, bucket, CHANNEL) for bucket in federation.buckets}
     assert kept == {name not in ("fedavg", "heterofl", "feddropout", "fedrolex")}
 
 
-def played(monkeypatch, keeps: bool, name: str = "fedavg", **options) -> tuple:
+def with_a_store(keeps: bool):
+    """Makes simulations built inside keep all clients' states."""
+    return mock.patch.object(program, "keeps_state", lambda *_: True) if keeps else contextlib.nullcontext()
+
+
+@functools.cache  # the tests look at the same few runs; none of them may give the state away to a round
+def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
     """Simulation, state, reports and evaluation after three rounds."""
     federation = federation_for(name)
     data = federation_data(federation)
-    if keeps:
-        monkeypatch.setattr(program, "keeps_state", lambda *_: True)
-    simulation = make_simulation(METHODS[name](TRAINING), federation, data, SimulationOptions(seed=1, **options))
-    state, reports = simulation.init(), []
-    for _ in range(3):
-        state, report = simulation.run_round(state)
-        reports.append(report)
-    monkeypatch.undo()
+    with with_a_store(keeps):
+        simulation = make_simulation(METHODS[name](TRAINING), federation, data, SimulationOptions(seed=1, **options))
+        state, reports = simulation.init(), []
+        for _ in range(3):
+            state, report = simulation.run_round(state)
+            reports.append(report)
     return simulation, state, reports, simulation.evaluate(state)
 
 
@@ -47,14 +57,14 @@ def played(monkeypatch, keeps: bool, name: str = "fedavg", **options) -> tuple:
     [{"participation": 0.5}, {"lanes": 2, "drop_rate": 0.3}, {"name": "fedrolex", "participation": 0.5}],
     ids=["half", "lanes", "slices"],
 )
-def test_no_bit_is_another_one_than_with_a_store(monkeypatch, options):
-    (_, kept, *others), (_, state, *found) = (played(monkeypatch, keeps, **options) for keeps in (True, False))
+def test_no_bit_is_another_one_than_with_a_store(options):
+    (_, kept, *others), (_, state, *found) = (played(keeps, **options) for keeps in (True, False))
     assert kept.changed and not state.changed
     jax.tree.map(np.testing.assert_array_equal, (state.servers, *found), (kept.servers, *others))
 
 
-def test_there_are_no_states_and_who_asks_gets_the_server_s_model(monkeypatch):
-    simulation, state, *_ = played(monkeypatch, False, participation=0.5)
+def test_there_are_no_states_and_who_asks_gets_the_server_s_model():
+    simulation, state, *_ = played(False, participation=0.5)
     assert state.clients == {"narrow": ()}
     held = simulation.read_clients(state, "narrow", np.array([1, 4]))
     for own, server in zip(jax.tree.leaves(held["params"]), jax.tree.leaves(state.server)):
@@ -63,22 +73,22 @@ def test_there_are_no_states_and_who_asks_gets_the_server_s_model(monkeypatch):
         simulation.write_clients(state, "narrow", np.array([1]), held)
 
 
-def test_trained_evaluation_needs_what_training_left(monkeypatch):
-    _, state, *_ = played(monkeypatch, False, evaluate="trained")
+def test_trained_evaluation_needs_what_training_left():
+    _, state, *_ = played(False, evaluate="trained")
     assert set(state.changed) == {"narrow"}
 
 
-def test_a_checkpoint_has_no_client(monkeypatch, tmp_path):
-    simulation, state, *_ = played(monkeypatch, False, participation=0.5)
+def test_a_checkpoint_has_no_client(tmp_path):
+    simulation, state, *_ = played(False, participation=0.5)
     checkpointer = make_checkpointer(tmp_path / "checkpoints", simulation)
     checkpointer.save(state, [])
     assert not list(segments_of(tmp_path / "checkpoints").iterdir())
     restored, _ = checkpointer.restore()
-    after, again = (simulation.run_round(s)[0].servers for s in (restored, state))
+    after, again = (simulation.run_round(s)[0].servers for s in (restored, copy_state(state)))
     jax.tree.map(np.testing.assert_array_equal, after, again)
 
 
-def test_a_result_that_is_not_finite_falls_back_on_what_came_down(monkeypatch):
+def test_a_result_that_is_not_finite_falls_back_on_what_came_down():
     federation = uniform_federation()
     data = federation_data(federation)
 
@@ -90,10 +100,9 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down(monkeypatch):
     method = METHODS["fedavg"](TRAINING)
     found = []
     for keeps in (True, False):
-        if keeps:
-            monkeypatch.setattr(program, "keeps_state", lambda *_: True)
-        simulation = make_simulation(method._replace(client_update=breaks), federation, data, SimulationOptions(seed=1))
-        monkeypatch.undo()
+        broken, options = method._replace(client_update=breaks), SimulationOptions(seed=1)
+        with with_a_store(keeps):
+            simulation = make_simulation(broken, federation, data, options)
         state, report = simulation.run_round(simulation.init())
         assert report.not_finite == (2,)
         found.append((state.servers, np.delete(report.accuracy["head"], 2)))
@@ -103,7 +112,7 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down(monkeypatch):
 
 def test_who_has_no_sample_is_not_scored(monkeypatch):
     """And nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like 1,000."""
-    simulation, state, _, evaluation = played(monkeypatch, False)
+    simulation, state, _, evaluation = played(False)
     counts = federation_data(uniform_federation()).counts["test"]
     assert 0 < np.sum(counts > 0) < len(counts)
     scored = []
