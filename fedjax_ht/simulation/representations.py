@@ -60,7 +60,7 @@ def _features_of(program: Program, bucket: Bucket):
 
         def one(start):
             batch = take_batch(shown, order.indices, order.count, start, size)
-            return mine.features(bucket, client, batch.x, batch.mask)
+            return mine.view.features(bucket, client, batch.x, batch.mask)
 
         count = order.indices.shape[0]
         found = lax.map(one, jnp.arange(0, count, size))
