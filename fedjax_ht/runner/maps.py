@@ -57,7 +57,7 @@ def remember_map(
     """Brings an entry's features.npz up to the state's round; nothing happens where it is, or where the method has no
     features. Every process of a run makes the call, and the one that may `write` writes."""
     kept = load_map(folder)
-    if experiment.methods[label].features is None or (kept is not None and kept.round == state.round):
+    if experiment.methods[label].view.features is None or (kept is not None and kept.round == state.round):
         return
     try:
         found = feature_map(label, experiment, simulation, state)
