@@ -22,6 +22,15 @@ from fedjax_ht.methods import method_factory
 
 OVERRIDDEN = ("training", "model")
 
+FORMERLY: dict[str, dict[str, Any]] = {
+    "dense": {"variant": "released"},
+    "fedftg": {"variant": "released"},
+    "dfrd": {"variant": "released"},
+    "fedktl": {"latents": "spread"},
+}
+"""Method -> options that earlier versions did not have, and what they did without them where that is not today's
+default: a run that goes on must not change its form."""
+
 
 class Entry(NamedTuple):
     """One of the things that are compared.
@@ -149,11 +158,19 @@ def _defaults(method: str) -> str:
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:
-    """An entry of a run's config.json; options that its version did not know have today's defaults."""
-    label, method = entry["label"], method_config(entry["method"])
-    if others := sorted(set(entry["options"]) - set(method.options)):
-        raise ValueError(f"entry {label!r}: {unknown_option(entry['method'], others[0], list(method.options))}")
-    method.options.update({k: v for k, v in entry["options"].items() if v is not None})
+    """Reads an entry of a run's config.json; options that its version did not know are as it did without them.
+
+    Raises:
+      ValueError: an option is unknown today, or stands for a form that is gone.
+    """
+    label, name, options = entry["label"], entry["method"], entry["options"]
+    method = method_config(name)
+    if others := sorted(set(options) - set(method.options)):
+        raise ValueError(f"entry {label!r}: {unknown_option(name, others[0], list(method.options))}")
+    if name == "fedktl" and options.get("variant") == "released" and "latents" not in options:
+        raise ValueError(f"entry {label!r}: variant='released' of fedktl was another form when this run began")
+    formerly = {k: v for k, v in FORMERLY.get(name.rpartition("+")[2], {}).items() if k not in options}
+    method.options.update(formerly | {k: v for k, v in options.items() if v is not None})
     overrides = ({k: _listed(v) for k, v in dict(entry[part]).items()} for part in OVERRIDDEN)
     return Entry(label, entry["method"], _options(method), *overrides, "")
 

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 from fedjax_ht.configs import quickstart
 from fedjax_ht.configs.base import base_config, method_config
 from fedjax_ht.runner.build import build
-from fedjax_ht.runner.entries import as_run, changes, described, entries_of
+from fedjax_ht.runner.entries import as_run, changes, described, entries_of, recorded
 from fedjax_ht.runner.run_folder import remember_config
 
 
@@ -54,6 +54,25 @@ def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     assert (first.label, second.label) == ("fedtgp", "local") and first.tuned == config.tuned_on != ""
     config.compare = ("fedtgp", "local")  # of equal labels the first
     assert entries_of(config) == (first, second)
+
+
+@pytest.mark.parametrize(
+    "method, option, formerly",
+    [("dfrd", "variant", "released"), ("fedavg+dense", "variant", "released"), ("fedktl", "latents", "spread")],
+)
+def test_a_run_from_before_an_option_keeps_its_form(method, option, formerly):
+    written = entries_of(config_of(method))[0]._asdict()
+    del written["options"][option]
+    assert recorded(written).options[option] == formerly
+    written["options"][option] = today = method_config(method).options[option]
+    assert recorded(written).options[option] == today != formerly
+
+
+def test_a_form_that_is_gone_is_not_gone_on_with():
+    written = entries_of(config_of("fedktl:variant=released"))[0]._asdict()
+    del written["options"]["latents"]
+    with pytest.raises(ValueError, match="was another form when this run began"):
+        recorded(written)
 
 
 def test_a_setting_gives_a_method_what_its_paper_leaves_open():
