@@ -61,7 +61,7 @@ SMALL = ("cnn4", "conv4")  # methods run on the first of them that they fit
 GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
 
 _GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of several architectures are one program.")
-_METHODS = flags.DEFINE_list("methods", [], "Instead of groups: these methods, or all.")
+_METHODS = flags.DEFINE_list("methods", [], "Instead of groups: these methods, or all.", allow_override=True)
 _LANES = flags.DEFINE_list("lanes", ["3"], "Clients side by side.")
 _MEASURE = flags.DEFINE_string("measure", None, "Of the child: METHOD:GROUP:LANES:WHAT:FOLDER, whose JSON is printed.")
 

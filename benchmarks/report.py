@@ -15,7 +15,7 @@ from absl import flags
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.io.machine import processor
 
-_OUT = flags.DEFINE_string("out", None, "Also write the report to this file.")
+_OUT = flags.DEFINE_string("out", None, "Also write the report to this file.", allow_override=True)
 
 
 def machine() -> str:

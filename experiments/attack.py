@@ -35,7 +35,7 @@ _STEPS = flags.DEFINE_integer("adam_steps", 1000, "Steps of an inversion.")
 _ROUNDS = flags.DEFINE_integer(
     "epsilon_rounds", None, "Rounds that epsilon is told of; by default all until the one that is attacked."
 )
-_CSV = flags.DEFINE_string("csv", None, "File to add to, or to show.")
+_CSV = flags.DEFINE_string("csv", None, "File to add to, or to show.", allow_override=True)
 
 KINDS = ("dlg", "geiping", "membership")
 

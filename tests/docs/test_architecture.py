@@ -10,7 +10,7 @@ BELOW = {
     "core": "",
     "ops": "",
     "data": "core",
-    "metrics": "core",
+    "metrics": "core ops",
     "leaks": "core",
     "losses": "ops",
     "models": "core ops",
@@ -18,7 +18,7 @@ BELOW = {
     "io": "core data simulation",
     "generators": "core data io ops",
     "methods": "core data generators losses models ops",
-    "configs": "core data methods models",
+    "configs": "core data methods models ops",
     "runner": "configs core data generators io losses metrics methods models ops simulation",
     "deploy": "configs core data io metrics runner simulation",
 }

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict, config_flags
 from experiments.paper_coverage import Item, check_item, read_coverage
 from experiments.paper_tables import coverage_page
 from fedjax_ht.runner.build import settle
-from fedjax_ht.runner.cli import read_config_file
 from fedjax_ht.runner.compare import comparison
+from fedjax_ht.runner.config_files import read_config_file
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "coverage.md"

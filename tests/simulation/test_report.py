@@ -45,7 +45,7 @@ HONEST = np.zeros(8, bool)
 
 def test_round():
     result = server({5: 1e30, 6: 28.0, 0: 31.5}, finite=False, margin=np.float32(1.5))
-    report = round_report(RESULTS, result, None, 0.25, HONEST)
+    report = round_report(RESULTS, result, 0.25, HONEST)
     assert report.far_off == ((0, 31.5), (5, pytest.approx(1e30))) and not report.server_finite
     assert report.refused == (5,)
     np.testing.assert_array_equal(report.participants, [0, 1, 3, 5, 6])
