@@ -1,4 +1,4 @@
-"""What a client's training step costs on plain convolutional networks that papers and simulators of federated learning
+"""Times a client's training step on plain convolutional networks that papers and simulators of federated learning
 use and the zoo lacks: a plain PyTorch loop, and the real round of `local`.
 
     python -m benchmarks.convnets --cores=1 --out=benchmarks/results/convnets.md
@@ -92,7 +92,7 @@ def samples(network: Network, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_here(network: Network, cores: int) -> dict:
-    """What a child process measures, on so many cores."""
+    """Returns the figures of a child process on so many cores."""
     beside_torch.pinned(cores)
     if HOW.value == "ours":
         images, labels = samples(network, CLIENTS * STEPS.value * BATCH)

@@ -52,7 +52,7 @@ def as_a_server(run: Callable) -> Callable:
 
 
 def untrained() -> Generator:
-    """Of the shipped architecture."""
+    """Returns an untrained generator of the shipped architecture."""
     variables = embedded.init_variables(jax.random.key(0), latent_dim=LATENT)
     generator = Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables)
     return in_units(generator, "raw")

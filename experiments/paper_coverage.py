@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from experiments.markdown import markdown_table
 from experiments.paper_manifest import filled
 
 STATUSES = ("paper's setting", "small form", "not run", "needs code")
@@ -84,30 +85,24 @@ def coverage_markdown(papers: Sequence[Paper], width: int) -> str:
 
 def counts_markdown(papers: Sequence[Paper]) -> str:
     """Counts how many items of each paper have which status."""
-    lines = [["paper", *STATUSES, "items"], ["---"] * (len(STATUSES) + 2)]
+    rows = []
     for paper in papers:
         counts = Counter(item.status for item in paper.items)
         numbers = [counts[status] for status in STATUSES]
-        lines.append([paper.name, *map(str, [*numbers, len(paper.items)])])
-    return table_markdown(lines)
+        rows.append([paper.name, *map(str, [*numbers, len(paper.items)])])
+    return markdown_table(["paper", *STATUSES, "items"], rows)
 
 
 def paper_markdown(paper: Paper, width: int) -> str:
     """Makes a paper's section."""
-    lines = [list(HEAD), ["---"] * len(HEAD)]
-    commands = []
+    rows, commands = [], []
     for item in paper.items:
         needs, note = ", ".join(item.needs), " ".join(item.note.split())
-        lines.append([item.item, item.shows, item.status, needs, item.hours, note])
+        rows.append([item.item, item.shows, item.status, needs, item.hours, note])
         if item.commands:
             commands.append(f"# {item.item}")
             commands += [f"fedjax-ht {command}" for command in item.commands]
     words = " ".join(paper.setting.split())
     setting = textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
     code = "\n".join(["```sh", *commands, "```"])
-    return "\n\n".join([f"## {paper.name}", setting, table_markdown(lines), code])
-
-
-def table_markdown(lines: Sequence[Sequence[str]]) -> str:
-    """Joins rows of cells to a Markdown table."""
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    return "\n\n".join([f"## {paper.name}", setting, markdown_table(HEAD, rows), code])

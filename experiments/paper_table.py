@@ -36,6 +36,7 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
+from experiments.markdown import markdown_table
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.io.files import atomic_open
 from fedjax_ht.runner import plots
@@ -162,8 +163,7 @@ def markdown(
             line(group, published.get((dataset, name), []), score, others, theirs) for name, group in grouped.items()
         ]
         lines.sort(key=lambda cells: -float(cells[1].split()[0]))
-        table = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *lines)]
-        parts.append("\n".join([f"## {dataset}", "", *table]))
+        parts.append(f"## {dataset}\n\n{markdown_table(head, lines)}")
     return "\n\n".join([*parts, *([NOTE] if differs(PARTICIPANTS, score, runs) else [])])
 
 

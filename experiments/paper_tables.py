@@ -25,6 +25,7 @@ from experiments.evaluations import (
     read_published,
     tops,
 )
+from experiments.markdown import markdown_table
 from experiments.paper_coverage import coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Part, Selection, Table, read_manifest
 from fedjax_ht.io.files import atomic_open
@@ -73,15 +74,14 @@ def part_markdown(part: Part, results: Path) -> str:
     groups = by_method(runs, part.score)
     means = {method: mean_of(part, method, group) for method, group in groups.items()}
     names = {method: part.published_as.get(method, method) for method in groups}
-    lines = [part_head(part, dataset, bool(theirs), not apart)]
-    lines.append(["---"] * len(lines[0]))
+    rows = []
     for method in sorted(groups, key=means.__getitem__, reverse=True):
         row = theirs.get(names[method])
         cells = our_cells(part, method, groups[method]) + ([paper_number(row) if row else "-"] if theirs else [])
         if theirs and not apart:
             cells.append(f"{means[method] - float(row['accuracy']):+.2f}" if row and row["accuracy"] else "")
-        lines.append(cells)
-    text = ["\n".join("| " + " | ".join(cells) + " |" for cells in lines)]
+        rows.append(cells)
+    text = [markdown_table(part_head(part, dataset, bool(theirs), not apart), rows)]
     if theirs and apart:
         text.append(wrapped(f"No difference is given: the paper's numbers are of {' and of '.join(apart)}."))
     left = [f"{method} {paper_number(row)}" for method, row in theirs.items() if method not in names.values()]

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from experiments.markdown import markdown_table
 from fedjax_ht.core.local_training import class_means
 from fedjax_ht.core.method import Data
 from fedjax_ht.data.client_data import stack
@@ -76,7 +77,7 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
 
 
 def global_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
-    """What the server sends: float32 [C, K], and which classes have one, bool [C]."""
+    """Returns the prototypes that the server sends, float32 [C, K], and which classes have one, bool [C]."""
     server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
     sent = run.experiment.methods[run.method].view.prototypes(server)
     return np.asarray(sent.values), np.asarray(sent.mask)
@@ -100,11 +101,12 @@ def write(rows: Iterable[Row], path: Path) -> None:
         writer.writerows([f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows)
 
 
-def markdown(rows: Sequence[Row]) -> str:
-    """A line an entry: the clients' margins, the largest of them by class, and the global prototypes' margins."""
+def table_of(rows: Sequence[Row]) -> str:
+    """Returns a table with a row an entry: the clients' margins, the largest of them by class, and the global
+    prototypes' margins."""
     heads = ["method", "round", "clients: mean", "largest of a class, mean", "global: mean", "least"]
     heads += ["mean distance: clients", "global", "classes whose global margin is above all clients'"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    lines = []
     for method in dict.fromkeys(row.method for row in rows):
         of_method = [row for row in rows if row.method == method]
         clients = [row for row in of_method if row.client != GLOBAL]
@@ -122,8 +124,8 @@ def markdown(rows: Sequence[Row]) -> str:
             mean([row.mean for row in server.values()]),
         ]
         cells = [method, str(of_method[0].round), *(f"{number:.3g}" for number in numbers)]
-        lines.append("| " + " | ".join([*cells, f"{len(above)} of {len(server)}"]) + " |")
-    return "\n".join(lines)
+        lines.append([*cells, f"{len(above)} of {len(server)}"])
+    return markdown_table(heads, lines)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -165,7 +167,7 @@ def main(_) -> None:
     write(rows, Path(_CSV.value))
     if _PICTURE.value:
         plots.save(picture(rows), Path(_PICTURE.value))
-    print(markdown(rows))
+    print(table_of(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every side trains: the protocols, and files with a protocol's samples and first weights. NumPy alone."""
+"""Defines what every side trains: the protocols, and files with a protocol's samples and first weights. NumPy alone."""
 
 from typing import NamedTuple
 
@@ -63,7 +63,8 @@ def write_problem(path: str, protocol: Protocol, cohorts: np.ndarray) -> None:
 
 
 def weight_shapes(protocol: Protocol) -> list[tuple[int, ...]]:
-    """Of the layers' weights as torch has them: [out, in, k, k], and [out, in] behind a flattening [C, H, W]."""
+    """Returns the shapes of the layers' weights as torch has them: [out, in, k, k], and [out, in] behind a
+    flattening of [C, H, W]."""
     shapes, channels, size = [], 3, 32
     for out, kernel, pooled in protocol.convs:
         shapes.append((out, channels, kernel, kernel))

@@ -1,4 +1,4 @@
-"""What the scripts of all sides share: arguments, processor's seconds of a round, the answer. NumPy alone.
+"""Parts that the scripts of all sides share: arguments, processor's seconds of a round, the answer. NumPy alone.
 
 Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are compared, and ROUNDS
 more, each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS], `peak` (bytes, of all its processes),

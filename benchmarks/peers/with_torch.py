@@ -36,7 +36,7 @@ def weights_of(model: nn.Module) -> list[np.ndarray]:
 
 
 def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model sees: float32 [N, 3, 32, 32] between 0 and 1, and int64 [N]."""
+    """Returns the model's inputs and labels: float32 [N, 3, 32, 32] between 0 and 1, and int64 [N]."""
     return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(labels).long()
 
 

@@ -15,6 +15,7 @@ from fedjax_ht.core.influence import LOOP, Sources, influences
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import Batch, TrainingResult
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
+from fedjax_ht.core.round import any_state
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.uploads import comparable, is_payload, leaves_of
 from fedjax_ht.core.wire import Masked, Metadata
@@ -140,6 +141,6 @@ def client_round(method: Method, federation: Federation, bucket: Bucket, trainer
         data = data._replace(round=round, trainer=trainer)
         return received, *method.client_update(bucket, received, downlink, data, ctx)[:2]
 
-    client = jax.eval_shape(lambda key: method.init_client(bucket, Context(key, jnp.int32(0), None)), key)
+    client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
     samples, public = (abstract(bucket.input_shape, 2), two, two), (jax.eval_shape(sent, key, number), key, number)
     return influences(work, (client, number), samples, number, (key, number), public)

@@ -28,7 +28,7 @@ from fedjax_ht.core.dp_sgd import clipped, dp_train, gaussian
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received, around
-from fedjax_ht.core.round import all_finite, select, without_samples
+from fedjax_ht.core.round import all_finite, any_state, select, without_samples
 from fedjax_ht.core.uploads import comparable, is_leaf, is_payload, leaves_of, values_of
 from fedjax_ht.core.wire import Masked
 
@@ -106,7 +106,7 @@ def _of_clients(method: Method, privacy: Privacy) -> Method:
         new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
         fine = all_finite((new, uplink))
         nothing = without_samples(data)
-        newcomer = method.init_client(bucket, Context(ctx.key, jnp.int32(0), None))
+        newcomer = any_state(method, bucket, ctx.key)
         newcomer = method.receive(bucket, newcomer, downlink, nothing._replace(round=()), ctx)
         _, untrained, _ = method.client_update(bucket, newcomer, downlink, nothing, ctx)
         uplink = _bounded(uplink, untrained, privacy.clip)

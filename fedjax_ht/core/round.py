@@ -197,7 +197,7 @@ def client_round(
 
 
 def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
-    """A state of the form of the bucket's clients', for one that a downlink overwrites."""
+    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites it, any client's."""
     return method.init_client(bucket, Context(key, jnp.int32(0), None))
 
 

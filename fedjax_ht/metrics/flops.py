@@ -26,6 +26,7 @@ from fedjax_ht.core.federation import Bucket, Federation, features, init_variabl
 from fedjax_ht.core.influence import called_programs
 from fedjax_ht.core.inputs import abstract, on_device
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method
+from fedjax_ht.core.round import any_state
 from fedjax_ht.ops.conv import MULTIPLIED
 
 Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
@@ -76,9 +77,6 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
         server = method.init_server(federation, server_key)
         return method.broadcast(federation, bucket, server, context(key, number, number))
 
-    def start(key, number):
-        return method.init_client(bucket, Context(key, number, None))
-
     def work(counts, client, downlink, data, key, number):
         splits = {name: split._replace(count=counts[name]) for name, split in data.splits.items()}
         data = data._replace(splits=splits)
@@ -89,7 +87,7 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     numbers = jax.tree.map(own, counts)
     downlink = jax.eval_shape(sent, key, key, number)
     one = jax.tree.map(whole, data._replace(splits={}))._replace(splits=jax.tree.map(own, data.splits))
-    client = jax.eval_shape(start, key, number)
+    client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
     program = jax.make_jaxpr(work)(numbers, client, downlink, one, key, number)
     return np.zeros(len(counts["train"])) + program_flops(program, jax.tree.leaves(counts))
 

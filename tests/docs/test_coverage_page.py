@@ -14,6 +14,7 @@ from experiments.paper_tables import coverage_page
 from fedjax_ht.runner.build import settle
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.runner.config_files import read_config_file
+from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "coverage.md"
@@ -92,9 +93,4 @@ def test_what_was_not_run_says_why():
 
 
 def test_links_lead_to_headings():
-    for path, anchor in re.findall(r"\]\(([^)#]+)#?([\w-]*)\)", PAGE.read_text(encoding="utf-8")):
-        target = PAGE.parent / path
-        assert target.exists(), path
-        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M) if anchor else []
-        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert not anchor or anchor in slugs, f"{path}#{anchor}"
+    assert_links_lead_to_headings(PAGE)

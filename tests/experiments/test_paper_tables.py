@@ -10,6 +10,7 @@ import pytest
 from experiments import paper_tables
 from experiments.paper_manifest import Part, Selection, read_manifest
 from experiments.paper_tables import page, part_markdown, selected
+from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
@@ -163,11 +164,6 @@ def test_files_commands_and_settings_that_the_page_names_exist():
                     for folder in folders:
                         inner = inner[folder]
                     assert name in inner, command
-    for path, anchor in re.findall(r"\]\(([^)#]+)#?([\w-]*)\)", PAGE.read_text(encoding="utf-8")):
-        target = PAGE.parent / path
-        assert target.exists(), path
-        headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M) if anchor else []
-        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-        assert not anchor or anchor in slugs, f"{path}#{anchor}"
+    assert_links_lead_to_headings(PAGE)
     for picture in manifest.pictures:
         assert (ROOT / picture.file).exists() and picture.runs

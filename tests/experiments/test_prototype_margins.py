@@ -10,9 +10,9 @@ from experiments.prototype_margins import (
     Row,
     client_prototypes,
     global_prototypes,
-    markdown,
     picture,
     rows_of,
+    table_of,
 )
 from fedjax_ht.runner.evaluate import load_run
 
@@ -27,7 +27,7 @@ ROWS = [
 
 def test_the_table_compares_clients_with_the_global_prototypes():
     """Class 1's global margin is above all its clients', class 0's is not."""
-    assert markdown(ROWS).splitlines()[2] == "| fedproto | 5 | 1.67 | 2 | 2 | 2 | 2.67 | 3 | 1 of 2 |"
+    assert table_of(ROWS).splitlines()[2] == "| fedproto | 5 | 1.67 | 2 | 2 | 2 | 2.67 | 3 | 1 of 2 |"
 
 
 def test_the_picture_has_an_axis_for_each_entry():
