@@ -25,7 +25,7 @@ from benchmarks.htfllib import PAIRS
 from benchmarks.report import in_a_process, machine, number, publish, table
 from fedjax_ht.configs import quickstart
 from fedjax_ht.configs.base import method_config
-from fedjax_ht.runner.build import build
+from fedjax_ht.experiment.build import build
 from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.runner.train import enable_compilation_cache, train_and_evaluate
 

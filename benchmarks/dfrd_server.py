@@ -23,11 +23,11 @@ from benchmarks.report import machine, number, publish, table
 from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.federation import Federation, init_variables, make_sliced_federation
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.composition import losses_of
 from fedjax_ht.methods.dfrd import dfrd
-from fedjax_ht.methods.distillation import Distillation, Learner, init_generator, make_generator
-from fedjax_ht.methods.distillation_loop import distil
-from fedjax_ht.methods.ensemble import Teachers, ask, label_weights
+from fedjax_ht.methods.shared.composition import losses_of
+from fedjax_ht.methods.shared.distillation import Distillation, Learner, init_generator, make_generator
+from fedjax_ht.methods.shared.distillation_loop import distil
+from fedjax_ht.methods.shared.ensemble import Teachers, ask, label_weights
 from fedjax_ht.metrics.flops import program_flops
 from fedjax_ht.models import sliced_network, width_budgets
 from fedjax_ht.models.conditional import CHANNELS

@@ -19,8 +19,8 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.generators import Card, Generator, embedded
 from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import in_units, into
-from fedjax_ht.methods.alignment import Alignment, FeatureTransformer, Uploads, align
 from fedjax_ht.methods.fedktl import FORMS
+from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, Uploads, align
 from fedjax_ht.runner.cli import parse_flags
 
 CLASSES, CLIENTS, OWN, LATENT = 100, 20, 45, 512

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import jax
 from absl import flags
 
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.io.machine import processor
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.machine import processor
 
 _OUT = flags.DEFINE_string("out", None, "Also write the report to this file.", allow_override=True)
 

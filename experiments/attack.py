@@ -20,10 +20,10 @@ from absl import app, flags
 from experiments.leaks_of_runs import Wanted, invert, memberships
 from experiments.leaks_table import Inverted, add, markdown, picture, read
 from fedjax_ht.core.names import unknown
-from fedjax_ht.leaks import inversion
+from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import load_run
-from fedjax_ht.runner.run_folder import read_run
+from fedjax_ht.trust.leaks import inversion
 
 # --workdir, --method, --client, --trial and --trust are those of fedjax_ht.runner.evaluate.
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")

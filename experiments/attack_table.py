@@ -17,12 +17,12 @@ from typing import NamedTuple
 import numpy as np
 from absl import app
 
-from fedjax_ht.core.attacks import Attack, attackers
-from fedjax_ht.io.files import atomic_open
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.entries import folder_of
+from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.entries import folder_of
-from fedjax_ht.runner.run_folder import read_config
 from fedjax_ht.simulation.history import by_trial, evaluated
+from fedjax_ht.trust.attacks import Attack, attackers
 
 
 class Score(NamedTuple):

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner import plots
-from fedjax_ht.runner.table import PARTICIPANTS
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report import plots
+from fedjax_ht.report.table import PARTICIPANTS
 from fedjax_ht.simulation.history import Row, best_by, evaluated, wire_bytes
 
 COLUMNS = ("dataset", "method", "seed", "round", "accuracy", "val_accuracy", "accuracy_std", "accuracy_head")

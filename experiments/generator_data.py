@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.inputs import described, is_image
-from fedjax_ht.data.arrays import opened_npz
+from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.npz import read_jpegs
 from fedjax_ht.generators.embedded import SIZE

@@ -1,4 +1,4 @@
-"""A run as an attacker meets it: who its clients are to `fedjax_ht.leaks`, and all that is found of them."""
+"""A run as an attacker meets it: who its clients are to `fedjax_ht.trust.leaks`, and all that is found of them."""
 
 import functools
 import math
@@ -14,17 +14,17 @@ from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.local_training import num_steps
 from fedjax_ht.core.method import ClientInfo, Data, PyTree
-from fedjax_ht.core.privacy import private
 from fedjax_ht.core.round import Channel, client_context, receive, send
 from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
 from fedjax_ht.data.client_data import stack
-from fedjax_ht.leaks import imitation, inversion, membership
+from fedjax_ht.experiment.build import make_method
+from fedjax_ht.experiment.entries import as_run
 from fedjax_ht.metrics.images import psnr, ssim
-from fedjax_ht.metrics.privacy import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.runner.build import make_method
-from fedjax_ht.runner.entries import as_run
 from fedjax_ht.runner.evaluate import LoadedRun, client_state
 from fedjax_ht.simulation.spending import participations
+from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
+from fedjax_ht.trust.leaks import imitation, inversion, membership
+from fedjax_ht.trust.privacy import private
 
 
 class Case(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner import plots
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report import plots
 
 T = TypeVar("T")
 

@@ -38,11 +38,11 @@ from experiments.evaluations import (
 )
 from experiments.markdown import markdown_table
 from fedjax_ht.configs.base import method_config
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner import plots
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.entries import folder_of
+from fedjax_ht.report import plots
+from fedjax_ht.report.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.entries import folder_of
-from fedjax_ht.runner.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
 from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")

@@ -28,10 +28,10 @@ from experiments.evaluations import (
 from experiments.markdown import markdown_table
 from experiments.paper_coverage import coverage_markdown, read_coverage
 from experiments.paper_manifest import UNKNOWN, Manifest, Part, Selection, Table, read_manifest
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner import plots
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report import plots
+from fedjax_ht.report.table import PARTICIPANTS, percent
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.table import PARTICIPANTS, percent
 from fedjax_ht.simulation.history import evaluated
 
 RESULTS, PAGE = Path("experiments/results"), Path("docs/results.md")

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from absl import app, flags
 
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner import plots
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report import plots
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated
 

@@ -21,16 +21,16 @@ import numpy as np
 from absl import app, flags
 
 from experiments.markdown import markdown_table
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import class_means
 from fedjax_ht.core.method import Data
 from fedjax_ht.data.client_data import stack
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.methods.prototypes import class_sums
+from fedjax_ht.experiment.run_folder import read_run
+from fedjax_ht.methods.shared.prototypes import class_sums
 from fedjax_ht.metrics.margins import prototype_margins
-from fedjax_ht.runner import plots
+from fedjax_ht.report import plots
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import LoadedRun, client_state, load_run
-from fedjax_ht.runner.run_folder import read_run
 
 # --workdir, --method, --trial and --trust are those of fedjax_ht.runner.evaluate.
 _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)

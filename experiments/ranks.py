@@ -9,9 +9,9 @@ from pathlib import Path
 
 from absl import app, flags
 
-from fedjax_ht.io.files import atomic_open
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.statistics import SCORES, ranked, read_trials
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.statistics import SCORES, ranked, read_trials
 
 _OF = flags.DEFINE_list("of", None, "trials.csv of comparisons, one a setting.")
 _BY = flags.DEFINE_enum("by", "best", SCORES, "The round whose accuracy counts: best on test, on validation, or last.")

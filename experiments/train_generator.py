@@ -16,9 +16,9 @@ from experiments.gan import GanState, Recipe, init_gan
 from experiments.generator_data import load_pictures
 from experiments.generator_training import Log, export, read_checkpoint, train, write_checkpoint, write_samples
 from fedjax_ht.core.bounds import INT
+from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.generators.base import Card
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.runner.run_folder import remember_fields
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import enable_compilation_cache
 

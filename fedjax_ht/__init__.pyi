@@ -111,6 +111,7 @@ from .data.sources import (
 from .data.sources import (
     load_dataset as load_dataset,
 )
+from .experiment.weights import with_weights as with_weights
 from .generators import (
     Card as Card,
 )
@@ -189,7 +190,6 @@ from .methods import (
 from .methods import (
     method_factory as method_factory,
 )
-from .methods.checking import check_method as check_method
 from .methods.dense import dense as dense
 from .methods.dfrd import dfrd as dfrd
 from .methods.fd import fd as fd
@@ -211,9 +211,10 @@ from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
-from .methods.prototypes import class_sums as class_sums
-from .methods.prototypes import mean_by_class as mean_by_class
-from .methods.supervised import train_model as train_model
+from .methods.shared.checking import check_method as check_method
+from .methods.shared.prototypes import class_sums as class_sums
+from .methods.shared.prototypes import mean_by_class as mean_by_class
+from .methods.shared.supervised import train_model as train_model
 from .models import (
     GROUPS as GROUPS,
 )
@@ -275,7 +276,6 @@ from .models import (
     width_budgets as width_budgets,
 )
 from .runner.train import train_and_evaluate as train_and_evaluate
-from .runner.weights import with_weights as with_weights
 from .simulation.history import (
     best as best,
 )

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_ht.core.local_training import shuffled
 from fedjax_ht.core.server_training import compact
-from fedjax_ht.methods.alignment import SampleW
+from fedjax_ht.methods.shared.alignment import SampleW
 
 
 def as_reference(params) -> dict[str, np.ndarray]:

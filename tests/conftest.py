@@ -10,6 +10,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from fedjax_ht.methods import METHODS
+from tests.runs import forks, run_module, run_script, tiny_config  # noqa: F401, fixtures
 
 # Most of the suite's time is compilation, and half of that is XLA's fusion emitters, which small
 # arrays do not need. An eighth of the rest is cutting each program into parts for several threads.

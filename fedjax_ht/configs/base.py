@@ -15,15 +15,15 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from ml_collections import ConfigDict, config_dict
 
-from fedjax_ht.core.attacks import Kind
 from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, kind_of
 from fedjax_ht.core.names import unknown, unknown_option
-from fedjax_ht.core.privacy import Delta, Unit
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.data.partition import partition_options
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models.norm import NormKind
+from fedjax_ht.trust.attacks import Kind
+from fedjax_ht.trust.privacy import Delta, Unit
 
 
 class MethodFields(NamedTuple):
@@ -78,7 +78,7 @@ class TrainingFields(NamedTuple):
 
 
 class AttackFields(NamedTuple):
-    kind: Literal["none"] | Kind = "none"  # see fedjax_ht/core/attacks.py
+    kind: Literal["none"] | Kind = "none"  # see fedjax_ht/trust/attacks.py
     share: Rest = 0.0  # of the clients; accuracies are then those of the others
     strength: NonNegative = 1.0
     seed: Seed = 0  # of who attacks
@@ -100,7 +100,7 @@ class DevicesProfileFields(NamedTuple):
 
 
 class PrivacyFields(NamedTuple):
-    unit: Literal["none"] | Unit = "none"  # what noise hides, see fedjax_ht/core/privacy.py and docs/privacy.md
+    unit: Literal["none"] | Unit = "none"  # what noise hides, see fedjax_ht/trust/privacy.py and docs/privacy.md
     clip: Positive = 1.0  # L2 norm of a client's update, or of a sample's gradient
     noise: NonNegative = 1.0  # standard deviation on the sum, in clip
     delta: Delta = 1e-5  # at which epsilon is told
@@ -135,7 +135,7 @@ class Fields(NamedTuple):
     method: MethodFields = MethodFields()
     compare: tuple[
         str, ...
-    ] = ()  # what else runs on the same split, see fedjax_ht/runner/entries.py: "fedproto:weight=3.0"
+    ] = ()  # what else runs on the same split, see fedjax_ht/experiment/entries.py: "fedproto:weight=3.0"
     entries: tuple[str | Mapping[str, Any], ...] = ()  # what runs instead of all these
     given: tuple[str, ...] = ()  # what a setting fixes of a method: "fedktl:generator=natural_32"
     tuned: tuple[str, ...] = ()  # entries that somebody has chosen: what "fedtgp@tuned" stands for
@@ -151,7 +151,7 @@ class Fields(NamedTuple):
     uplink: tuple[Any, ...] = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
     downlink: tuple[Any, ...] = ()
     refuse_outliers: NonNegative = 1000.0  # times the round's median upload at most; 0: no bound
-    robust: tuple[Any, ...] = ()  # before the server, in order: (("norm_bound", 2.0), ("median",)), see core/robust.py
+    robust: tuple[Any, ...] = ()  # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/robust.py
     attack: AttackFields = AttackFields()  # what some clients do, to see what that does
     devices_profile: DevicesProfileFields = DevicesProfileFields()  # time and memory of the clients, simulated
     privacy: PrivacyFields = PrivacyFields()

@@ -27,8 +27,8 @@ Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
-from fedjax_ht.methods.bases import BASES
 from fedjax_ht.methods.registry import DISTILLING
+from fedjax_ht.methods.shared.bases import BASES
 
 
 def get_config(argument=None):

@@ -83,7 +83,7 @@ class Data(NamedTuple):
       round: int32 scalar in client_update, the round, by which training in stored order knows where it goes on (see
         `LocalTraining.steps`); () elsewhere.
       trainer: a `jax.tree_util.Partial` of what trains in place of `local_training.train`, with its arguments (see
-        `core.dp_sgd`); None where that trains itself.
+        `trust.dp_sgd`); None where that trains itself.
     """
 
     inputs: PyTree
@@ -138,12 +138,12 @@ class Wire(NamedTuple):
     """What a method's messages mean, for code that compares, sums, delays or hides them.
 
     Attributes:
-      positions: what a position in an uplink means to `core.robust`, which compares uplinks: the same in all uplinks
+      positions: what a position in an uplink means to `trust.robust`, which compares uplinks: the same in all uplinks
         of one shape ("alike"); in a smaller one what it means in a larger one ("nested"); or every client's own
         ("own").
       server_reads: "sums" where server_update is a function of sums over clients and of nothing else of single uplinks:
         entry by entry over uplinks of one shape, of what masks say is sent, with weights that are equal where counts
-        (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`core.privacy`), and a
+        (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`trust.privacy`), and a
         server need see no more. Else "uploads".
       redrawn: True where server_update works out again, from the round or its shared key, what broadcast chose for each
         client of this very round: an upload that arrives in a later one would be taken for something else.

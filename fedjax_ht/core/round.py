@@ -16,7 +16,6 @@ from fedjax_ht.core.federation import Bucket, Federation, put_weights
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Metrics, PyTree, Received, Split
-from fedjax_ht.core.robust import far_off, summaries, without_outliers
 
 
 class Participant(NamedTuple):
@@ -83,22 +82,6 @@ class Taught(NamedTuple):
     uplink: PyTree
     finite: jax.Array
     metrics: Metrics
-
-
-class ServerResult(NamedTuple):
-    """What a server's round says, beside its state.
-
-    Attributes:
-      metrics: the method's.
-      finite: bool, False where what the method made was not finite: the server stays as it was.
-      far: float32 [num_clients], see `robust.far_off`.
-      refused: bool [num_clients], see `robust.without_outliers`.
-    """
-
-    metrics: Metrics
-    finite: jax.Array
-    far: jax.Array
-    refused: jax.Array
 
 
 class Channel(NamedTuple):
@@ -257,22 +240,6 @@ def server_step(method: Method, federation: Federation) -> Callable:
         new, metrics = method.server_update(federation, server, received, ctx)
         anyone = jnp.stack([r.arrived.any() for r in received.values()]).any()
         return select(anyone, new, server), metrics
-
-    return run
-
-
-def server_round(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """`server_step` with a state that stays finite: (...) -> (server, ServerResult). Outliers do
-    not arrive, see `robust.without_outliers`."""
-    step = server_step(method, federation)
-
-    def run(server, received: dict[str, Received], *others):
-        summarised = summaries(received)
-        accepted, refused = without_outliers(federation.num_clients, received, summarised, refuse_outliers)
-        new, metrics = step(server, accepted, *others)
-        finite = all_finite(new)
-        far = far_off(method, federation.num_clients, summarised)
-        return select(finite, new, server), ServerResult(metrics, finite, far, refused)
 
     return run
 

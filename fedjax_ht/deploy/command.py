@@ -28,10 +28,10 @@ from fedjax_ht.deploy.plan import Plan, make_plan
 from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import Transport
 from fedjax_ht.deploy.site import answer, make_site
-from fedjax_ht.runner.build import build
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.main import configured
-from fedjax_ht.runner.run_lock import locked
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
 

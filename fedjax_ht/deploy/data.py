@@ -7,10 +7,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
-from fedjax_ht.io.files import atomic_open
 
 
 def read_own(name: str, data_dir: str, image_size: int | None = None) -> tuple[Dataset, ClientIndices]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedjax_ht.io.files import atomic_open
+from fedjax_ht.core.files import atomic_open
 
 
 def add(path: Path, name: str, more: int) -> int:

@@ -13,13 +13,13 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.privacy import Unit
 from fedjax_ht.core.round import Channel
 from fedjax_ht.deploy.noise import by_words, check_scores
 from fedjax_ht.deploy.sums import check_reads
-from fedjax_ht.runner.build import Task, make_clients, settle
-from fedjax_ht.runner.run_folder import FREE_FIELDS, NAMING, flatten
+from fedjax_ht.experiment.build import Task, make_clients, settle
+from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.trust.privacy import Unit
 
 OWN = (*FREE_FIELDS, "dataset.name", "lanes", "precision", "evaluate.every", "evaluate.sample", "evaluate.patience")
 """Fields that a client may have otherwise than the server, and all of "partition" but "num_clients"."""

@@ -5,20 +5,20 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy import states
 from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.noise import Entropy, fresh_words
 from fedjax_ht.deploy.plan import Plan
 from fedjax_ht.deploy.rounds import as_simulation
 from fedjax_ht.deploy.server import Transport, make_server
-from fedjax_ht.io.checkpoint import make_checkpointer
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.io.writers import write_history
-from fedjax_ht.runner import table
-from fedjax_ht.runner.bad_clients import why_silent
-from fedjax_ht.runner.build import evaluated_clients
-from fedjax_ht.runner.run_folder import read_json, remember_fields
-from fedjax_ht.runner.run_lock import locked
+from fedjax_ht.experiment.build import evaluated_clients
+from fedjax_ht.experiment.run_folder import read_json, remember_fields
+from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.report import table
+from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.simulation.history import Row, run_rounds
 
 DONE = "summary.md"

@@ -34,8 +34,8 @@ from fedjax_ht.deploy.messages import pack, unpack
 from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, draw, fresh_words, noise_of_steps, noise_of_sums
 from fedjax_ht.deploy.plan import Plan, about, difference, make_models, task_as_json
 from fedjax_ht.deploy.sums import as_vector, summed_clients
+from fedjax_ht.experiment.build import Task
 from fedjax_ht.metrics.flops import bucket_flops
-from fedjax_ht.runner.build import Task
 from fedjax_ht.simulation.program import evaluation_batch
 
 HIDDEN = {"train": 1, "val": 0, "test": 0}

@@ -6,9 +6,9 @@ on: a round whose upload was lost counts as if it had not been, on both sides.
 
 from pathlib import Path
 
+from fedjax_ht.checkpoints import sealed
+from fedjax_ht.checkpoints.trees import load_tree, save_tree
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.io import sealed
-from fedjax_ht.io.trees import load_tree, save_tree
 
 MOST = 1000
 """States that a client keeps, of all runs together. In one run a server may go back to about

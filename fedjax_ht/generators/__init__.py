@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedjax_ht.core.own import call_own, is_own
+from fedjax_ht.core.user_code import call_own, is_own
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.data.arrays import opened_npz
+from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.npz import one_line
-from fedjax_ht.io.files import atomic_open
 
 PROMPT_FILE = "prompt_embedding.npz"
 _SCHEDULERS = ("PNDMScheduler", "DDIMScheduler")  # they draw no noise: w alone decides the image

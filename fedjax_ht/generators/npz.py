@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.data.arrays import opened_npz
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.generators.base import Card
-from fedjax_ht.io.files import atomic_open
 
 METADATA = "metadata"  # the entry that holds the JSON object
 

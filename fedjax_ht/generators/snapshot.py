@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_ht.data.bounded import open_regular
-from fedjax_ht.data.limits import short
-from fedjax_ht.data.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, build, damage_is_a_value_error
-from fedjax_ht.io.torch_files import TENSOR_CALLS, build_tensor, read_storage
+from fedjax_ht.data.files.bounded import open_regular
+from fedjax_ht.data.files.limits import short
+from fedjax_ht.data.files.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, build, damage_is_a_value_error
+from fedjax_ht.data.files.torch_files import TENSOR_CALLS, build_tensor, read_storage
 
 
 class _Ignored(Call):

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.data.limits import short
+from fedjax_ht.data.files.limits import short
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.snapshot import Module, open_snapshot

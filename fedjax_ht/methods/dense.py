@@ -31,9 +31,9 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import NonNegative
 from fedjax_ht.losses import cross_entropy, disagreement, masked_mean, moment_distance
 from fedjax_ht.losses.adversarial import Normaliser, Selection
-from fedjax_ht.methods.composition import distilling
 from fedjax_ht.methods.dfrd import adversarial_loss, student_loss
-from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.shared.composition import distilling
+from fedjax_ht.methods.shared.distillation import Distillation, Objective, Synthetic
 
 Adversarial = Literal["dfrd", "own"]
 

@@ -38,8 +38,8 @@ from fedjax_ht.losses import cross_entropy, embedding_excess, image_diversity, k
 from fedjax_ht.losses.adversarial import Normaliser, Selection
 from fedjax_ht.losses.distillation import ordered
 from fedjax_ht.losses.generator import DiversityForm
-from fedjax_ht.methods.composition import distilling
-from fedjax_ht.methods.distillation import Distillation, Objective, Synthetic
+from fedjax_ht.methods.shared.composition import distilling
+from fedjax_ht.methods.shared.distillation import Distillation, Objective, Synthetic
 from fedjax_ht.models.conditional import EMBEDDED
 
 

@@ -26,7 +26,7 @@ from fedjax_ht.core.method import Method, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import cross_entropy, masked_mean, sample_prototype_mse
-from fedjax_ht.methods import prototypes
+from fedjax_ht.methods.shared import prototypes
 
 Regulariser = Literal["mse_logits", "soft_cross_entropy"]
 

@@ -31,7 +31,7 @@ from fedjax_ht.core.method import Data, Method, PyTree, Split, Wire
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.losses import cross_entropy, kl_divergence
-from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
 
 BATCH = 64  # samples a step on the adaptability set
 EPOCHS, LEARNING_RATE = 10, 1e-3  # of w

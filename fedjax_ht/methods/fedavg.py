@@ -15,8 +15,8 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples, weighted_mean
-from fedjax_ht.methods.supervised import train_model
+from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples, weighted_mean
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Uplink(NamedTuple):

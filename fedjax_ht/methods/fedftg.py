@@ -21,8 +21,8 @@ from fedjax_ht.core.bounds import NonNegative
 from fedjax_ht.losses import image_diversity, weighted_cross_entropy, weighted_kl
 from fedjax_ht.losses.distillation import KLOrder, ordered
 from fedjax_ht.losses.generator import DiversityForm
-from fedjax_ht.methods.composition import distilling
-from fedjax_ht.methods.distillation import Distillation, Objective, Reduction, Synthetic
+from fedjax_ht.methods.shared.composition import distilling
+from fedjax_ht.methods.shared.distillation import Distillation, Objective, Reduction, Synthetic
 
 
 @distilling(merge="cat", distil_order="teacher_student")

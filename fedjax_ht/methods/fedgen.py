@@ -31,10 +31,10 @@ from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
-from fedjax_ht.methods.averaging import weighted_mean
-from fedjax_ht.methods.heads import head_bucket, init_head, take_head
-from fedjax_ht.methods.prototypes import Variant
-from fedjax_ht.methods.supervised import count_labels
+from fedjax_ht.methods.shared.averaging import weighted_mean
+from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
+from fedjax_ht.methods.shared.prototypes import Variant
+from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.models.generator import FeatureGenerator
 
 

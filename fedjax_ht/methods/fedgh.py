@@ -23,9 +23,9 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.heads import head_bucket, init_head, receive_head
-from fedjax_ht.methods.supervised import train_model
+from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.heads import head_bucket, init_head, receive_head
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 @checked

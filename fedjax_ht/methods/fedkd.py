@@ -41,9 +41,9 @@ from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
-from fedjax_ht.methods.low_rank import compress, decompress, send_nothing, send_whole
-from fedjax_ht.methods.mutual import init_pair, mean_of_copies, take_shared, train_pair
-from fedjax_ht.methods.prototypes import Variant
+from fedjax_ht.methods.shared.low_rank import compress, decompress, send_nothing, send_whole
+from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.models.layers import uniform_fan_in
 
 LEAST_LOSS = 1e-6

@@ -70,17 +70,17 @@ from fedjax_ht.generators.images import synthesise
 from fedjax_ht.generators.units import Latents, in_units, into
 from fedjax_ht.losses import arcface_loss, cosines, cross_entropy, masked_mean
 from fedjax_ht.losses.mmd import BANDWIDTHS
-from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.alignment import (
+from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.alignment import (
     Alignment,
     FeatureTransformer,
     Widths,
     align,
     off_manifold,
 )
-from fedjax_ht.methods.pair_sources import FIXED, Source, latents_of, noise_images
-from fedjax_ht.methods.prototypes import Variant
-from fedjax_ht.methods.variants import settled
+from fedjax_ht.methods.shared.pair_sources import FIXED, Source, latents_of, noise_images
+from fedjax_ht.methods.shared.prototypes import Variant
+from fedjax_ht.methods.shared.variants import settled
 from fedjax_ht.models.etf import simplex_etf
 from fedjax_ht.models.layers import Linear, uniform_fan_in
 from fedjax_ht.models.split import SplitModel

@@ -24,8 +24,8 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, View, Wire
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.supervised import train_model
+from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Server(NamedTuple):

@@ -44,7 +44,7 @@ from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.averaging import Weighting, client_weights, sent_samples
+from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.models.layers import uniform_fan_in
 
 ENTRY_BYTES = 4  # float32

@@ -44,9 +44,9 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Data, Method, PyTree, View, Wire, init_model
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods.heads import init_head, take_head
-from fedjax_ht.methods.prototypes import mean_by_class
-from fedjax_ht.methods.supervised import own_classes, train_model
+from fedjax_ht.methods.shared.heads import init_head, take_head
+from fedjax_ht.methods.shared.prototypes import mean_by_class
+from fedjax_ht.methods.shared.supervised import own_classes, train_model
 
 Decay = Literal["cosine", "linear", "step"]
 Clock = Literal["client", "round"]

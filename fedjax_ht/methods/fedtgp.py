@@ -28,8 +28,8 @@ from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.server_training import train_on_rows
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
-from fedjax_ht.methods import prototypes
-from fedjax_ht.methods.supervised import train_model
+from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.supervised import train_model
 from fedjax_ht.models.layers import uniform_fan_in
 
 

@@ -8,8 +8,8 @@ Smaller models lie in larger ones. What lies outside the widest client's model i
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
-from fedjax_ht.methods.averaging import Weighting
-from fedjax_ht.methods.partial_training import partial_training
+from fedjax_ht.methods.shared.averaging import Weighting
+from fedjax_ht.methods.shared.partial_training import partial_training
 
 
 @checked

@@ -3,7 +3,7 @@
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, Wire
-from fedjax_ht.methods.supervised import train_model
+from fedjax_ht.methods.shared.supervised import train_model
 
 
 @checked

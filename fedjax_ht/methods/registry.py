@@ -5,8 +5,6 @@ from collections.abc import Callable
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import unknown
-from fedjax_ht.methods.bases import BASES
-from fedjax_ht.methods.composition import composed
 from fedjax_ht.methods.dense import dense
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.fd import fd
@@ -28,6 +26,8 @@ from fedjax_ht.methods.fml import fml
 from fedjax_ht.methods.heterofl import heterofl
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
 from fedjax_ht.methods.local import local
+from fedjax_ht.methods.shared.bases import BASES
+from fedjax_ht.methods.shared.composition import composed
 
 METHODS: dict[str, Callable[..., Method]] = {
     "local": local,

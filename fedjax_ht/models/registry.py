@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
-from fedjax_ht.core.own import call_own, is_own
+from fedjax_ht.core.user_code import call_own, is_own
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads
 from fedjax_ht.models.inception import googlenet

@@ -45,7 +45,7 @@ def variables_from_torchvision(state_dict: Mapping[str, np.ndarray], variables: 
     normalised with mean and standard deviation 0.5: there the model itself brings them from ImageNet's to these.)
 
     Args:
-      state_dict: torchvision's names -> arrays, see `io.torch_files.load_state_dict`.
+      state_dict: torchvision's names -> arrays, see `data.files.torch_files.load_state_dict`.
       variables: of the same architecture, as `core.federation.init_variables` or a module's `init` makes them.
 
     Returns:

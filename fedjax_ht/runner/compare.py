@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from absl import flags
 from ml_collections import ConfigDict
 
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.runner import plots
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.entries import entries_of
+from fedjax_ht.report import plots
+from fedjax_ht.report.costs import Aim, costs, write_csv
+from fedjax_ht.report.statistics import write_trials
+from fedjax_ht.report.table import PARTICIPANTS
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.costs import Aim, costs, write_csv
-from fedjax_ht.runner.entries import entries_of
 from fedjax_ht.runner.fair import fairly_tuned
 from fedjax_ht.runner.main import chosen_workdir, configured, execute, orderly, print_files, tell
-from fedjax_ht.runner.statistics import write_trials
-from fedjax_ht.runner.table import PARTICIPANTS
 from fedjax_ht.runner.train import is_primary
 
 _METHODS = flags.DEFINE_list(

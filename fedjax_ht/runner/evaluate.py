@@ -11,15 +11,15 @@ import jax
 import numpy as np
 from absl import flags
 
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.names import meant
-from fedjax_ht.io.checkpoint import make_checkpointer
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.io.torch_files import save_safetensors
+from fedjax_ht.data.files.torch_files import save_safetensors
+from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.models.weights import state_dict
-from fedjax_ht.runner.build import Experiment
 from fedjax_ht.runner.cli import TRUST, fail
-from fedjax_ht.runner.run_folder import read_run
 from fedjax_ht.runner.train import enable_compilation_cache, simulate
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from fedjax_ht.core.bounds import SearchRange, search_ranges
-from fedjax_ht.io.files import atomic_open
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.methods import method_factory
 from fedjax_ht.runner.points import budget, searched, table
 from fedjax_ht.runner.search import Space, points_of

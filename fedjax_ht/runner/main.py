@@ -11,12 +11,12 @@ from absl import flags
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
-from fedjax_ht.runner.bad_clients import Notes, place_of
+from fedjax_ht.report.bad_clients import Notes, place_of
+from fedjax_ht.report.costs import Aim
+from fedjax_ht.report.table import human_bytes
+from fedjax_ht.report.terminal import fitted
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.config_files import define_config
-from fedjax_ht.runner.costs import Aim
-from fedjax_ht.runner.table import human_bytes
-from fedjax_ht.runner.terminal import fitted
 from fedjax_ht.runner.train import (
     Alone,
     GaveUp,

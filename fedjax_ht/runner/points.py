@@ -11,13 +11,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from fedjax_ht.io.checkpoint import make_checkpointer
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.io.writers import write_history
-from fedjax_ht.runner.build import Experiment, build, evaluated_clients
-from fedjax_ht.runner.families import Family, families, simulations
-from fedjax_ht.runner.run_folder import fingerprints, remember_config
-from fedjax_ht.runner.run_lock import locked
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.experiment.build import Experiment, build, evaluated_clients
+from fedjax_ht.experiment.families import Family, families, simulations
+from fedjax_ht.experiment.run_folder import fingerprints, remember_config
+from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.search import better_half, rounds_trained, rungs
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import Interrupted

@@ -12,13 +12,13 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
-from fedjax_ht.io.writers import read_history
+from fedjax_ht.checkpoints.writers import read_history
+from fedjax_ht.experiment.run_folder import read_run
+from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.report.page import Page, read_page, text_of
+from fedjax_ht.report.report import repeat
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.main import print_files, print_result
-from fedjax_ht.runner.page import Page, read_page, text_of
-from fedjax_ht.runner.report import repeat
-from fedjax_ht.runner.run_folder import read_run
-from fedjax_ht.runner.run_lock import locked
 from fedjax_ht.runner.train import write_results
 from fedjax_ht.simulation.history import evaluated
 

@@ -15,7 +15,7 @@ import time
 import jax
 from absl import flags
 
-from fedjax_ht.io.files import atomic_open
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.main import chosen_workdir, configured, orderly, tell
 from fedjax_ht.runner.points import budget, searched, table

@@ -14,24 +14,24 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.writers import FILES, write_history
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.io.checkpoint import make_checkpointer
-from fedjax_ht.io.files import atomic_open
-from fedjax_ht.io.writers import FILES, write_history
-from fedjax_ht.runner import plots
-from fedjax_ht.runner.bad_clients import place_of, why_silent
-from fedjax_ht.runner.build import Experiment, build, evaluated_clients
-from fedjax_ht.runner.costs import Aim
-from fedjax_ht.runner.devices import files_of
-from fedjax_ht.runner.entries import as_run
-from fedjax_ht.runner.map_plot import write_maps
-from fedjax_ht.runner.maps import remember_map
-from fedjax_ht.runner.page import Page, results, text_of, write_page
-from fedjax_ht.runner.report import repeat, setting, write_report
-from fedjax_ht.runner.run_folder import fingerprints, read_json, remember_config, start_again
-from fedjax_ht.runner.run_lock import agreed, is_primary, locked
+from fedjax_ht.experiment.build import Experiment, build, evaluated_clients
+from fedjax_ht.experiment.devices import files_of
+from fedjax_ht.experiment.entries import as_run
+from fedjax_ht.experiment.run_folder import fingerprints, read_json, remember_config, start_again
+from fedjax_ht.experiment.run_lock import agreed, is_primary, locked
+from fedjax_ht.experiment.weights import checksums, missing
+from fedjax_ht.report import plots
+from fedjax_ht.report.bad_clients import place_of, why_silent
+from fedjax_ht.report.costs import Aim
+from fedjax_ht.report.map_plot import write_maps
+from fedjax_ht.report.maps import remember_map
+from fedjax_ht.report.page import Page, results, text_of, write_page
+from fedjax_ht.report.report import repeat, setting, write_report
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.runner.weights import checksums, missing
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
 from fedjax_ht.simulation.trials import of_trial

@@ -14,13 +14,13 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.mesh import server_copy
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Received, Split
-from fedjax_ht.core.robust import summaries, without_outliers
 from fedjax_ht.core.round import Participant, all_finite, client_context, receive, server_step, view
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.steps import SimulationState, clients_info, read_clients
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.waiting import arrivals
+from fedjax_ht.trust.robust import summaries, without_outliers
 
 
 class Fault(NamedTuple):

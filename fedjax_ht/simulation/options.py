@@ -6,13 +6,13 @@ from typing import Literal
 import numpy as np
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.attacks import Attack
 from fedjax_ht.core.bounds import Count, NonNegative, Part, Rest, Seed, check_fields
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.privacy import Privacy
-from fedjax_ht.core.robust import Defence
 from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.robust import Defence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SimulationOptions:
       refuse_outliers: how many times the round's median the largest entry and the length of an
         upload may be; one beyond does not reach the server, see `robust.without_outliers`. 0
         refuses none; nor is any refused beside `privacy`.
-      robust: defences before the server, in order, see `core.robust`.
+      robust: defences before the server, in order, see `trust.robust`.
       attack: what some clients do instead of what the method says, or None; they are left out of all accuracies of a
         round, and `attackers` says who they are.
       time_stages: also report the seconds of a round's stages; they then wait for each other.

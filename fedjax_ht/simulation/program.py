@@ -10,27 +10,27 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core import wire
-from fedjax_ht.core.attacks import attacked, attackers
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.contract import guarded
-from fedjax_ht.core.disclosure import Exposure, exposure
 from fedjax_ht.core.evaluation import Asked, bucket_evaluation, client_evaluation, global_evaluation, received_state
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
-from fedjax_ht.core.privacy import private
-from fedjax_ht.core.robust import defended
 from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
 from fedjax_ht.metrics.flops import bucket_flops, sample_flops
-from fedjax_ht.metrics.privacy import accounting
 from fedjax_ht.simulation import trials as per_trial
 from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, deal, make_roster
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
+from fedjax_ht.trust.attacks import attacked, attackers
+from fedjax_ht.trust.disclosure import Exposure, exposure
+from fedjax_ht.trust.epsilon import accounting
+from fedjax_ht.trust.privacy import private
+from fedjax_ht.trust.robust import defended
 
 
 class Clients(NamedTuple):

@@ -6,11 +6,12 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.round import ClientResult, ServerResult
+from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.serving import ServerResult
 
 FAR_OFF = 30.0
-"""How many times the round's length or distance an upload must be to be reported, see `core.robust.far_off`. Uploads of
+"""How many times the round's length or distance an upload must be to be reported, see `trust.robust.far_off`. Uploads of
 honest clients reach 28, those of a hundredfold update 22 to 312 (docs/bad_clients.md)."""
 
 

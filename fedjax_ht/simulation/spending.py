@@ -5,9 +5,9 @@ import functools
 import numpy as np
 
 from fedjax_ht.core.local_training import num_steps
-from fedjax_ht.metrics.privacy import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.program import Program
+from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 
 BLOCK = 64  # rounds that are counted once
 

@@ -14,7 +14,7 @@ from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method, PyTree, Received
-from fedjax_ht.core.round import server_round
+from fedjax_ht.simulation.serving import server_round
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:

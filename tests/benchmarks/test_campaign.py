@@ -19,8 +19,8 @@ from benchmarks.campaign_slices import SLICES
 from benchmarks.slices import Item, Slice
 from fedjax_ht.configs.fashion_mnist_class_shares import get_config
 from fedjax_ht.data.partition import partition_options
-from fedjax_ht.runner import build
-from fedjax_ht.runner.entries import changes, entries_of
+from fedjax_ht.experiment import build
+from fedjax_ht.experiment.entries import changes, entries_of
 
 MACHINE = {"device": "a device"}
 

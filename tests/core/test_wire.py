@@ -10,7 +10,7 @@ from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedktl import Pairs
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.methods.fedtgp import fedtgp
-from fedjax_ht.methods.prototypes import prototype_uplink
+from fedjax_ht.methods.shared.prototypes import prototype_uplink
 from tests import tiny
 
 TRAINING = LocalTraining(optax.sgd(0.1))

@@ -361,9 +361,9 @@ def all_attacks() -> dict[str, Callable[[Path], tuple]]:
 
 
 def read(folder: Path, kind: str, argument: str) -> None:
+    from fedjax_ht.data.files.torch_files import load_state_dict
     from fedjax_ht.data.sources import load_dataset
     from fedjax_ht.generators import open_generator
-    from fedjax_ht.io.torch_files import load_state_dict
 
     if kind == "dataset":
         load_dataset(argument, folder)

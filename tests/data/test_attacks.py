@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.data import limits
-from fedjax_ht.data.safe_pickle import load_pickle
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.safe_pickle import load_pickle
 from tests.data import attacks
 
 # Not in the fast suite: bombs of 4 GB, and pickles of a million steps.

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
+from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.data.sources.har import SIGNALS
 from fedjax_ht.data.sources.registry import _load
-from fedjax_ht.io.torch_files import load_state_dict
 from tests.data.source_files import encoded, pixels, text, write
 
 CLASSES = 10
@@ -135,8 +135,8 @@ def _dataset(name: str) -> Callable[[Path], list]:
 
 
 def _weights(folder: Path, count: int) -> Path:
-    from tests.io.test_torch_files import state_dict, tensor
-    from tests.io.test_torch_files import write as write_weights
+    from tests.data.files.test_torch_files import state_dict, tensor
+    from tests.data.files.test_torch_files import write as write_weights
 
     pickled = state_dict(a=tensor(shape=(count, 4), strides=(4, 1)), b=tensor(key="1", shape=(3,)))
     storages = {"0": np.arange(4.0 * count, dtype=np.float32), "1": np.ones(3, np.float32)}

@@ -8,7 +8,7 @@ import pytest
 
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.data.moments import MOMENTS, normalised
-from fedjax_ht.runner.build import build
+from fedjax_ht.experiment.build import build
 from tests.data.toy_dataset import make_dataset
 
 

@@ -17,11 +17,11 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.partition.splits import class_counts
 from fedjax_ht.data.shift import CORRUPTIONS, parse_shift, shifted
+from fedjax_ht.experiment.build import build
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.fedktl import fedktl
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
-from fedjax_ht.runner.build import build
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.generators_tiny import tiny_generator

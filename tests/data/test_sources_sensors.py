@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_ht.data import limits
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.data.sources.download import get
-from fedjax_ht.data.sources.numbers import read_table
 from tests.data.source_files import load_error, text, write
 
 KINDS = ("folder", "zip", "its files")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.inputs import AsStored
-from fedjax_ht.data import limits
+from fedjax_ht.data.files import limits
 from fedjax_ht.data.sources import load_dataset
 from tests.data.source_files import load_error, write
 

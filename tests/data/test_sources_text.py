@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.data import limits
 from fedjax_ht.data.dataset import Dataset, subset
+from fedjax_ht.data.files import limits
 from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import find_dataset, load_dataset
 from fedjax_ht.data.sources.shakespeare import LETTERS

@@ -8,12 +8,12 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from fedjax_ht.core.privacy import Privacy
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.rounds import as_simulation
 from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import make_server
 from fedjax_ht.simulation.history import run
+from fedjax_ht.trust.privacy import Privacy
 from tests.deploy.sites import (
     FIXED,
     assert_same_rows,

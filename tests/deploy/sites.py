@@ -11,8 +11,8 @@ from fedjax_ht.deploy.noise import LEDGER
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Transport
 from fedjax_ht.deploy.site import answer, make_site
+from fedjax_ht.experiment.build import build
 from fedjax_ht.models.cnn import mlp
-from fedjax_ht.runner.build import build
 from fedjax_ht.runner.train import simulate
 from tests.federations import ONE_ARCHITECTURE, SLICES
 

@@ -12,7 +12,7 @@ import pytest
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.deploy import ledger, states
 from fedjax_ht.deploy.data import read_own, write_own
-from fedjax_ht.runner.run_lock import locked
+from fedjax_ht.experiment.run_lock import locked
 from tests.forked import Forks
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.local_training import num_steps
-from fedjax_ht.core.privacy import Privacy
 from fedjax_ht.data.dataset import ClientIndices
 from fedjax_ht.deploy import ledger, rounds
 from fedjax_ht.deploy.data import alone
@@ -26,9 +25,10 @@ from fedjax_ht.deploy.rounds import as_simulation
 from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import make_server
 from fedjax_ht.deploy.site import HIDDEN, answer, make_site
-from fedjax_ht.metrics.privacy import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.runner.build import build
+from fedjax_ht.experiment.build import build
 from fedjax_ht.simulation.history import round_row
+from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
+from fedjax_ht.trust.privacy import Privacy
 from tests.deploy.sites import (
     CLOCK,
     FIXED,

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.disclosure import COUNT, SAMPLES, STATE, client_round
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import ClientInfo, Context, Received, Wire
 from fedjax_ht.core.uploads import is_leaf, leaves_of
@@ -16,6 +15,7 @@ from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.rounds import _taking_part
 from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
 from fedjax_ht.methods import method_factory
+from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, client_round
 from tests.deploy.sites import small_config
 from tests.federations import MODULES, NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for, mixed_federation
 from tests.method_wires import settings

@@ -9,18 +9,20 @@ LIBRARY = Path(__file__).parents[2] / "fedjax_ht"
 BELOW = {
     "core": "",
     "ops": "",
+    "trust": "core",
     "data": "core",
     "metrics": "core ops",
-    "leaks": "core",
     "losses": "ops",
     "models": "core ops",
-    "simulation": "core data metrics",
-    "io": "core data simulation",
-    "generators": "core data io ops",
+    "simulation": "core data metrics trust",
+    "checkpoints": "core simulation",
+    "generators": "core data ops",
     "methods": "core data generators losses models ops",
-    "configs": "core data methods models ops",
-    "runner": "configs core data generators io losses metrics methods models ops simulation",
-    "deploy": "configs core data io metrics runner simulation",
+    "configs": "core data methods models ops trust",
+    "experiment": "configs core checkpoints data methods metrics models ops simulation trust",
+    "report": "core data experiment simulation",
+    "runner": "configs core checkpoints data experiment generators methods models report simulation",
+    "deploy": "configs core checkpoints data experiment metrics report runner simulation trust",
 }
 
 

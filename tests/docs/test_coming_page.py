@@ -13,9 +13,9 @@ import pytest
 from fedjax_ht.configs.base import EvaluateFields, Fields
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
+from fedjax_ht.experiment.build import schedule
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
-from fedjax_ht.runner.build import schedule
 from fedjax_ht.runner.train import train_and_evaluate
 from fedjax_ht.simulation.simulation import Simulation
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict, config_flags
 
 from experiments.paper_coverage import Item, check_item, read_coverage
 from experiments.paper_tables import coverage_page
-from fedjax_ht.runner.build import settle
+from fedjax_ht.experiment.build import settle
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.runner.config_files import read_config_file
 from tests.docs.links import assert_links_lead_to_headings

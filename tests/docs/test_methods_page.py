@@ -9,7 +9,7 @@ from pathlib import Path
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.methods import METHODS
 from fedjax_ht.methods.registry import DISTILLING
-from fedjax_ht.methods.variants import FORMS, Form
+from fedjax_ht.methods.shared.variants import FORMS, Form
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "methods.md").read_text()
 

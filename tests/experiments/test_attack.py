@@ -13,13 +13,13 @@ from experiments.leaks_of_runs import epsilon, uploaded
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row, add, markdown, picture, read
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.wire import chain, gaussian_noise
-from fedjax_ht.leaks.imitation import payload
-from fedjax_ht.metrics.privacy import gaussian_epsilon, poisson_epsilon
-from fedjax_ht.runner.build import build
+from fedjax_ht.experiment.build import build
 from fedjax_ht.runner.evaluate import LoadedRun
+from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
+from fedjax_ht.trust.leaks.imitation import payload
 from tests import tiny
-from tests.experiments.conftest import config_of
-from tests.leaks.victims import image_of, victim_of
+from tests.runs import config_of
+from tests.trust.leaks.victims import image_of, victim_of
 
 ROWS = [
     Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 30.0, 0.9),

@@ -8,12 +8,12 @@ import optax
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.generators import open_generator
-from fedjax_ht.runner.build import build
-from fedjax_ht.runner.entries import parse_entry
 from fedjax_ht.runner.train import simulate
 from tests.docs.test_examples import blocks
-from tests.experiments.conftest import config_of, tiny_config  # noqa: F401, a fixture
+from tests.runs import config_of
 
 
 def state_dict():
@@ -89,7 +89,7 @@ def test_the_example_beside_torch(folder):
     np.testing.assert_allclose(generator.synthesize(generator.variables, w), (expected + 1) / 2, atol=1e-6)
 
 
-def test_a_config_takes_it(folder, tiny_config):  # noqa: F811
+def test_a_config_takes_it(folder, tiny_config):
     config = config_of(tiny_config)
     config.compare, config.method = (), fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1)
     experiment = build(config)

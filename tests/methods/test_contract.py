@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.methods.checking import check_method
+from fedjax_ht.methods.shared.checking import check_method
 from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.simulation import make_simulation
 from tests.federations import (

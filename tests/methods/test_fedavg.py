@@ -6,10 +6,10 @@ import pytest
 
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Received
-from fedjax_ht.core.round import server_round
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.averaging import weighted_mean
 from fedjax_ht.methods.fedavg import Uplink, fedavg
+from fedjax_ht.methods.shared.averaging import weighted_mean
+from fedjax_ht.simulation.serving import server_round
 from tests import tiny
 from tests.reference import averaging, linear_client
 

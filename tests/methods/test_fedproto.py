@@ -8,7 +8,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import Masked
 from fedjax_ht.methods.fedproto import Server, fedproto
-from fedjax_ht.methods.prototypes import mean_by_class
+from fedjax_ht.methods.shared.prototypes import mean_by_class
 from fedjax_ht.models import mlp
 from tests import tiny
 from tests.reference import averaging, linear_client

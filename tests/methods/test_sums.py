@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.disclosure import client_round
 from fedjax_ht.core.method import ClientInfo, Context, Received
 from fedjax_ht.core.uploads import is_leaf, is_payload, leaves_of
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.trust.disclosure import client_round
 from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_for
 from tests.method_wires import settings
 

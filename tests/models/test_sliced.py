@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.losses import cross_entropy
-from fedjax_ht.methods.slicing import make_plan
+from fedjax_ht.methods.shared.slicing import make_plan
 from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.sliced import RATES, ConvNet, PreActResNet, parameter_axes, sliced_model, sliced_width
 from tests.reference import slicing as ref

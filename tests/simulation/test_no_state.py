@@ -8,10 +8,10 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer, segments_of
 from fedjax_ht.core import wire
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.round import Channel
-from fedjax_ht.io.checkpoint import make_checkpointer, segments_of
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation import program, steps
 from fedjax_ht.simulation.options import SimulationOptions

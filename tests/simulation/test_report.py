@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.evaluation import Scores
-from fedjax_ht.core.round import ClientResult, ServerResult
+from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.report import evaluation, round_report
+from fedjax_ht.simulation.serving import ServerResult
 
 
 def result(arrived, finite, loss, up, down) -> ClientResult:

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedjax_ht.core.privacy import Privacy
-from fedjax_ht.core.robust import median
 from fedjax_ht.core.wire import gaussian_noise
 from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS
-from fedjax_ht.metrics.privacy import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.program import bind
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.simulation.spending import BLOCK, epsilons, participations
+from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
+from fedjax_ht.trust.privacy import Privacy
+from fedjax_ht.trust.robust import median
 from tests.federations import (
     NUM_CLIENTS,
     TRAIN_COUNTS,

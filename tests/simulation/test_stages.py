@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.methods import METHODS
-from fedjax_ht.runner.table import markdown
+from fedjax_ht.report.table import markdown
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation

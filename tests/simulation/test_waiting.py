@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.core.influence import Sources, influences
 from fedjax_ht.core.method import Context, Received
 from fedjax_ht.data.client_data import join_trials
-from fedjax_ht.io.checkpoint import make_checkpointer
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data import limits
-from fedjax_ht.data.bounded import read_whole
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search, user_path
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import Origin, reading, search, user_path
+from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.tokens import LENGTH, encode, vocabulary
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.arrays import opened_npz
-from fedjax_ht.data.bounded import open_regular
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import files_below
+from fedjax_ht.data.files.archive import files_below
+from fedjax_ht.data.files.arrays import opened_npz
+from fedjax_ht.data.files.bounded import open_regular
 from fedjax_ht.data.sources.pile import mapped
 
 _FORMAT = 2  # raise it when decoding changes, so that older files are not used

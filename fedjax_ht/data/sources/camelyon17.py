@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data import limits
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.csv_file import rows_of
 from fedjax_ht.data.sources.images import decode_members

@@ -8,7 +8,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from fedjax_ht.data.bounded import open_regular
+from fedjax_ht.data.files.bounded import open_regular
 
 _MD5 = {
     "mnist": {  # of the .gz files, and of what is in them

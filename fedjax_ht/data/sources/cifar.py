@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.safe_pickle import load_pickle
-from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
+from fedjax_ht.data.files.archive import Origin, members, reading, search, take
+from fedjax_ht.data.files.safe_pickle import load_pickle
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.data import limits
-from fedjax_ht.data.bounded import opened_zip, read_whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.data.safe_pickle import load_npy
-from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import Origin, reading, user_path
+from fedjax_ht.data.files.bounded import opened_zip, read_whole
+from fedjax_ht.data.files.safe_pickle import load_npy
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0

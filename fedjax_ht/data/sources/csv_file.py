@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.names import unknown
-from fedjax_ht.data import limits
-from fedjax_ht.data.bounded import read_whole
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import Origin, reading, user_path
+from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.as_stored import refuse_image_size, to_groups
 
 LABELS, GROUPS = ("label", "target", "class", "y"), ("group", "person")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pooch
 from tqdm import tqdm
 
-from fedjax_ht.data.bounded import read_whole
+from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.addresses import ELSEWHERE, SOURCES, File, Source
 from fedjax_ht.data.sources.registry import dataset_names, find_dataset
 

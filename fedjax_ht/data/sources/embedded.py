@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.har import CLASSES
 from fedjax_ht.data.sources.idx import FASHION_CLASSES

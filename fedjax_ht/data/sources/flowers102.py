@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.files.archive import Origin, reading, search, take
+from fedjax_ht.data.files.mat import load_mat
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members
-from fedjax_ht.data.sources.mat import load_mat
 
 _PAGE = "download it from the dataset's page (Oxford VGG, 102 Category Flower Dataset)"
 # fmt: off

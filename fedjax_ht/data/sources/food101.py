@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.files.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members

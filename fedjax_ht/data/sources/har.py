@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data import limits
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import Origin, members, reading, search, take
+from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
-from fedjax_ht.data.sources.numbers import read_table
 
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
 """Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g; at 50 Hz."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.bounded import read_whole
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search
+from fedjax_ht.data.files.archive import Origin, reading, search
+from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_ht.data import limits
-from fedjax_ht.data.sources.archive import members
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import members
 from fedjax_ht.data.sources.pile import Pile, common_shape
 
 if TYPE_CHECKING:  # sets of arrays are read without Pillow: functions import it that decode or resize

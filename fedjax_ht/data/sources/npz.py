@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.inputs import CHANNELS, AsStored, channels_first
-from fedjax_ht.data.arrays import opened_npz
 from fedjax_ht.data.dataset import Dataset, refuse_not_finite
-from fedjax_ht.data.limits import numbered_classes
-from fedjax_ht.data.sources.archive import Origin, reading, user_path
+from fedjax_ht.data.files.archive import Origin, reading, user_path
+from fedjax_ht.data.files.arrays import opened_npz
+from fedjax_ht.data.files.limits import numbered_classes
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size, to_groups
 from fedjax_ht.data.sources.images import decode_all, resize, stack
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, members, reading, search, take
+from fedjax_ht.data.files.archive import Origin, members, reading, search, take
+from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.cache import cached
-from fedjax_ht.data.sources.numbers import read_table
 from fedjax_ht.data.sources.pile import mapped
 
 ACTIVITIES = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedjax_ht.data.sources.archive import take
+from fedjax_ht.data.files.archive import take
 
 
 class _Place(NamedTuple):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data import limits
-from fedjax_ht.data.bounded import read_whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.archive import Origin, reading, search
+from fedjax_ht.data.files.bounded import read_whole
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80
 LENGTH = 80

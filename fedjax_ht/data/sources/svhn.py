@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, reading, search, take
+from fedjax_ht.data.files.archive import Origin, reading, search, take
+from fedjax_ht.data.files.mat import load_mat
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import resize
-from fedjax_ht.data.sources.mat import load_mat
 
 _FILES = ("train_32x32.mat", "test_32x32.mat")
 _ORIGIN = Origin(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_ht.data.bounded import open_regular
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.archive import Origin, fetch, files_below, reading
+from fedjax_ht.data.files.archive import Origin, fetch, files_below, reading
+from fedjax_ht.data.files.bounded import open_regular
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_all
 from fedjax_ht.data.sources.pile import Pile

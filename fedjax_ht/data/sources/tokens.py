@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from fedjax_ht.data import limits
+from fedjax_ht.data.files import limits
 
 PADDING, UNKNOWN = 0, 1  # ids; the vocabulary's words follow
 WORDS = 32_000

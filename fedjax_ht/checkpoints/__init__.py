@@ -1,0 +1,1 @@
+"""What a run stores: checkpoints, checksums, and rows of metrics."""

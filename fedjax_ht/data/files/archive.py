@@ -1,0 +1,96 @@
+"""What the readers of files share: finding them, walking folders and archives alike, and one-line errors."""
+
+import contextlib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedjax_ht.data.files.bounded import read_whole, tar_members, zip_members
+
+_LINE = 300  # characters: a file may hold a name of any length
+
+
+class Origin(NamedTuple):
+    """What a reader expects to find on disk and how a user gets it, both of which end up in its errors; and whether
+    `download.get` knows where it is."""
+
+    expected: str
+    how: str
+    fetched: bool = True
+
+
+def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
+    """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir` itself).
+
+    Raises:
+      ValueError: no `data_dir`.
+      FileNotFoundError: none of them exists.
+    """
+    how = f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}" if origin.fetched else origin.how
+    if data_dir is None:
+        raise ValueError(f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}")
+    for path in (data_dir / folder / file for folder in folders for file in files):
+        if path.exists():
+            return path
+    raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}; {how}")
+
+
+def fetch(name: str, data_dir: Path) -> str:
+    """The command that downloads a set (`download.get`)."""
+    return f"`fedjax-ht data get {name} --data_dir={shlex.quote(str(data_dir))}`"
+
+
+def user_path(path: str, data_dir: Path | None) -> Path:
+    """What a user wrote after a prefix: relative to `data_dir` if there is one, "~" expanded."""
+    return Path(data_dir or ".", Path(path).expanduser())
+
+
+@contextlib.contextmanager
+def reading(path: Path, origin: Origin) -> Iterator[None]:
+    """Turns whatever goes wrong while `path` is read into one line that names it.
+
+    Raises:
+      FileNotFoundError: a file is not there.
+      ValueError: the content is damaged or not what was expected.
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # zipfile, tarfile, zlib, numpy and Python's parser each have their own for damage
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        line = str(text).partition("\n")[0].rstrip(":")[:_LINE] or type(error).__name__
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        if isinstance(error, FileNotFoundError) and error.errno:  # the system's, not a reader's own
+            line += "; a path that is not absolute is one below data_dir"
+        raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """The files below `folder` in sorted order, links followed, hidden files and folders left out."""
+    for parent, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        yield from (Path(parent, file) for file in sorted(files) if not file.startswith("."))
+
+
+def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
+    """The files of a folder, .zip or .tar(.gz) whose "/"-separated name `pattern` finds, as (match, content).
+
+    Nothing is extracted to disk. A folder is walked in sorted order, an archive in its own.
+    """
+    if not source.is_dir():
+        yield from (zip_members if source.suffix == ".zip" else tar_members)(source, pattern)
+        return
+    for path in files_below(source):
+        if match := pattern.search(path.relative_to(source).as_posix()):
+            yield match, read_whole(path)
+
+
+def take(found: dict, keys: Sequence, what: str) -> list:
+    """Moves all `keys` out of `found` into a list; ValueError says how many are missing, and the first of them."""
+    if missing := [key for key in keys if key not in found]:
+        raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
+    return [found.pop(key) for key in keys]

@@ -1,0 +1,332 @@
+"""Reads pickled numpy data without running anything that the pickle asks for.
+
+A pickle is a program: unpickling calls whatever it names. Here the few numpy names that array pickles use are
+recorded instead of called, and every other name is refused; the arrays are then built from the checked records.
+(An allow-list of the real numpy functions would not do: a forged dtype state makes numpy take bytes for pointers.)
+torch's pickles are recorded by the same unpickler, in `data.files.torch_files` and `generators.snapshot`.
+
+A pickle may also ask for more than there is: memory, or a comparison or a text of lists in lists without end. What it
+may ask for is in `data.limits`.
+"""
+
+import contextlib
+import io
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.arrays import read_npy, read_npy_header
+from fedjax_ht.data.files.bounded import size_of
+
+
+class Call:
+    """A call that a pickle asks for, recorded and not done."""
+
+    def __new__(cls, *args, **_):  # not __init__, which a pickle may pass by
+        self = super().__new__(cls)
+        self.args, self.state = args, None
+        return self
+
+    def __setstate__(self, state):
+        self.state = state
+
+
+class Dict(dict):
+    """A dictionary of a class of its own, of which only the entries count."""
+
+    def __init__(self, entries=(), **_):
+        entries = [(key, value) for key, value in (entries.items() if isinstance(entries, dict) else entries)]
+        check_keys(key for key, _ in entries)
+        super().__init__(entries)
+
+    def __setstate__(self, state):
+        pass
+
+
+_KEYS = (str, bytes, int, float, type(None), Call, type)
+_KEY_PARTS = 16  # of a tuple as a key
+
+
+def check_keys(keys: Iterable[Any]) -> None:
+    """Refuses keys of a dict that are no plain values.
+
+    Raises:
+      ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as it likes.
+    """
+    for key in keys:
+        parts = key if isinstance(key, tuple) and len(key) <= _KEY_PARTS else (key,)
+        for part in parts:
+            if not isinstance(part, _KEYS) or (isinstance(part, int) and abs(part) >= 1 << 63):
+                kind = type(part).__name__
+                raise ValueError(f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits")
+
+
+_AHEAD = 1024
+
+
+class _Whole:
+    """A pickle's bytes; asking for more than there are allocates nothing."""
+
+    def __init__(self, file: BinaryIO):
+        self.file, self.left = file, size_of(file) - file.tell()
+
+    def read(self, size: int) -> bytes:
+        self.left -= size
+        if self.left < 0 or size < 0:
+            raise EOFError("it ends too early")
+        return self.file.read(size)
+
+    def readline(self) -> bytes:
+        line = self.file.readline()
+        self.left -= len(line)
+        return line
+
+    def ahead(self) -> bytes:
+        """The next bytes, which are still to be read."""
+        content = self.file.read(_AHEAD)
+        self.file.seek(-len(content), io.SEEK_CUR)
+        return content
+
+
+class _Handlers(dict):
+    """What is done at each opcode, for so many opcodes."""
+
+    steps = integers = 0
+
+    def __getitem__(self, opcode):
+        self.steps += 1
+        if self.steps > limits.PICKLE_STEPS:
+            limits.keep("the pickle", self.steps, limits.PICKLE_STEPS, "steps")
+        return super().__getitem__(opcode)
+
+
+class Recorder(pickle._Unpickler):  # in Python: the one in C allocates and hashes whatever it is told to
+    """Gives plain values as they are; the names in `allowed` are of the type given there, every other is refused.
+
+    Args:
+      file: the pickle.
+      allowed: (module, name) -> a type that records what the pickle does with that name, mostly `Call`.
+      content: what the pickle may hold, for the error.
+      others: a type that records what is done with any other name, instead of refusing it.
+    """
+
+    def __init__(
+        self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str, others: type | None = None
+    ):
+        self.whole = _Whole(file)
+        super().__init__(self.whole, encoding="latin1")
+        self.allowed, self.content, self.others = allowed, content, others
+        self.dispatch, self.names = _Handlers(_DISPATCH), 0
+
+    def find_class(self, module, name):
+        self.names += 1
+        limits.keep("the pickle", self.names, limits.PICKLE_NAMES, "names")
+        recorder = self.allowed.get((module, name), self.others)
+        if recorder is None:
+            raise ValueError(f"the pickle names {f'{module}.{name}'[:100]}; only {self.content} are allowed")
+        # A new class each time, so that a pickle cannot alter a shared one.
+        return type(name, (recorder,), {})
+
+
+def _check_stack(handler, keys: slice):
+    """The handler, after a look at those of the values on the stack that it hashes."""
+
+    def checked(self):
+        check_keys(self.stack[keys])
+        handler(self)
+
+    return checked
+
+
+_SMALL = tuple(range(1 << 16))  # one object each, so that a token takes no more room than its place in a list
+
+
+def _load_integers(size: int):
+    """The handler of an integer of one byte or two, which takes all of them that follow at once, as one step: a text is
+    a list of hundreds of them."""
+
+    def load(self):
+        values = [_SMALL[int.from_bytes(self.read(size), "little")]]
+        frame = self._unframer.current_frame
+        ahead, at = frame.getbuffer()[frame.tell() :] if frame else self.whole.ahead(), 0
+        while at < len(ahead) - 2:
+            match ahead[at]:
+                case 75:  # BININT1
+                    values.append(ahead[at + 1])
+                    at += 2
+                case 77:  # BININT2
+                    values.append(_SMALL[ahead[at + 1] | ahead[at + 2] << 8])
+                    at += 3
+                case _:
+                    break
+        if at:
+            self.read(at)
+        self.dispatch.integers += len(values)
+        limits.keep("the pickle", self.dispatch.integers, limits.PICKLE_INTEGERS, "integers")
+        self.stack.extend(values)
+
+    return load
+
+
+def _refuse_long(self):
+    raise ValueError("the pickle has a number of more than 255 bytes")
+
+
+def _load_bytearray8(self):
+    self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
+
+
+_DISPATCH = dict(pickle._Unpickler.dispatch)
+_DISPATCH |= {pickle.LONG4[0]: _refuse_long, pickle.BYTEARRAY8[0]: _load_bytearray8}
+_DISPATCH |= {pickle.BININT1[0]: _load_integers(1), pickle.BININT2[0]: _load_integers(2)}
+_DISPATCH |= {
+    opcode[0]: _check_stack(_DISPATCH[opcode[0]], keys)
+    for opcode, keys in (
+        (pickle.SETITEM, slice(-2, -1)),
+        (pickle.SETITEMS, slice(None, None, 2)),
+        (pickle.DICT, slice(None, None, 2)),
+        (pickle.ADDITEMS, slice(None)),
+        (pickle.FROZENSET, slice(None)),
+    )
+}
+
+
+@contextlib.contextmanager
+def damage_is_a_value_error() -> Iterator[None]:
+    """For reading a pickle: a damaged one can raise nearly anything."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"damaged pickle: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+_NAMES = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
+    (f"numpy.{core}.{module}", name)
+    for core in ("core", "_core")  # numpy 1 and numpy 2
+    for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+}
+NUMPY_CALLS = dict.fromkeys(_NAMES, Call)  # for `Recorder`; `build` understands them
+_PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
+
+
+def load_pickle(file: BinaryIO) -> Any:
+    """The plain values and numpy arrays pickled in `file`; Python 2 strings are read as latin-1.
+
+    Returns:
+      dicts, lists, tuples, numbers, strings, bytes, and arrays of numbers or of such values.
+
+    Raises:
+      ValueError: the pickle names anything but numpy's array functions, or is damaged.
+    """
+    with damage_is_a_value_error():
+        return build(Recorder(file, NUMPY_CALLS, "numpy arrays and plain values").load())
+
+
+def load_npy(file: BinaryIO) -> Any:
+    """The array in an .npy file; a 0-d object array, which is how numpy saves a dict, gives the object itself.
+
+    Raises:
+      ValueError: not an .npy file, damaged, or a pickle that `load_pickle` refuses.
+    """
+    *_, dtype = read_npy_header(file)
+    if not dtype.hasobject:
+        file.seek(0)
+        return read_npy(file, size_of(file))
+    value = load_pickle(file)
+    return value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+
+
+def build(value: Any) -> Any:
+    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a ValueError, and so is more of
+    it than `limits` allow."""
+    _extent(value, 0, {})
+    return _build(value, {})
+
+
+def _extent(value: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """How many values there are in a value, and how deep they are nested; what is shared counts wherever it is."""
+    match value:
+        case dict():
+            children = (*value.keys(), *value.values())
+        case Call():
+            children = (value.args, value.state)
+        case list() | tuple():
+            children = value
+        case _:
+            return 1, 1
+    if id(value) not in known:
+        limits.keep("the pickle", depth, limits.PICKLE_DEPTH, "levels")
+        if _is_flat(children):
+            count, height = 1 + len(children), 1 + bool(children)
+        else:
+            parts = [_extent(child, depth + 1, known) for child in children]
+            count, height = 1 + sum(n for n, _ in parts), 1 + max((h for _, h in parts), default=0)
+        limits.keep("the pickle", height, limits.PICKLE_DEPTH, "levels")
+        limits.keep("the pickle", count, limits.PICKLE_VALUES, "values")
+        known[id(value)] = count, height
+    return known[id(value)]
+
+
+_FLAT = {int, float, bool, str, bytes, type(None)}
+
+
+def _is_flat(values: Iterable[Any]) -> bool:
+    """Whether they are plain values with nothing in them, told without a step of Python for each."""
+    return set(map(type, values)) <= _FLAT
+
+
+def _build(value: Any, done: dict[int, Any]) -> Any:
+    """`value` with its recorded calls replaced by what they stand for; `done` keeps what is shared from growing."""
+    if not isinstance(value, dict | list | tuple | Call):
+        if isinstance(value, type):
+            raise ValueError(f"the pickle holds the bare name {value.__name__}, not an array")
+        return value
+    if id(value) not in done:
+        if isinstance(value, dict):
+            result = {_build(k, done): _build(v, done) for k, v in value.items()}
+        elif isinstance(value, Call):
+            result = _build_call(value, done)
+        else:
+            result = type(value)(value if _is_flat(value) else (_build(v, done) for v in value))
+        done[id(value)] = result
+    return done[id(value)]
+
+
+def _build_call(call: Call, done: dict[int, Any]) -> Any:
+    match type(call).__name__, call.args, call.state:
+        case "_reconstruct", _, (_, shape, dtype, fortran, data):
+            return _array(shape, _dtype(dtype), "F" if fortran else "C", _build(data, done))
+        case "_frombuffer", (data, dtype, shape, order), None:
+            return _array(shape, _dtype(dtype), order, _build(data, done))
+        case "scalar", (dtype, data), None:
+            return _array((), _dtype(dtype), "C", _build(data, done))[()]
+        case "encode", (str() as text, "latin1"), None:  # how protocol 2 writes bytes
+            return text.encode("latin1")
+    raise ValueError(f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in")
+
+
+def _dtype(call: Call) -> np.dtype:
+    match call:
+        case Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if _PLAIN_DTYPE.fullmatch(
+            code
+        ) and order in ("<", ">", "=", "|"):
+            return np.dtype(code).newbyteorder(order)
+    raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
+
+
+def _array(shape: tuple[int, ...], dtype: np.dtype, order: str, data: Any) -> np.ndarray:
+    if dtype.hasobject:
+        if not isinstance(data, list):
+            raise ValueError("the pickle holds an object array whose content is not a list")
+        flat = np.empty(len(data), object)
+        for i, item in enumerate(data):
+            flat[i] = item
+    else:
+        flat = np.frombuffer(data.encode("latin1") if isinstance(data, str) else data, dtype)
+    return flat.reshape(shape, order=order)

@@ -1,0 +1,257 @@
+"""Reads weights that torch, safetensors or numpy saved, without torch and without running anything that a file asks
+for; writes safetensors."""
+
+import functools
+import io
+import json
+import math
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.data.files import limits
+from fedjax_ht.data.files.arrays import opened_npz
+from fedjax_ht.data.files.bounded import Zip, open_regular, size_of
+from fedjax_ht.data.files.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, damage_is_a_value_error
+
+_STORAGES = {
+    "BFloat16Storage": jnp.bfloat16,
+    "BoolStorage": np.bool_,
+    "ByteStorage": np.uint8,
+    "CharStorage": np.int8,
+    "DoubleStorage": np.float64,
+    "FloatStorage": np.float32,
+    "HalfStorage": np.float16,
+    "IntStorage": np.int32,
+    "LongStorage": np.int64,
+    "ShortStorage": np.int16,
+}
+
+
+_MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
+_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in _STORAGES], Call)
+TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they record
+    ("collections", "OrderedDict"): Dict,
+    ("torch._utils", "_rebuild_parameter"): Call,
+    ("torch._utils", "_rebuild_tensor_v2"): Call,
+}
+
+
+_BESIDE = NUMPY_CALLS | {("argparse", "Namespace"): Call, ("collections", "Counter"): Dict}  # what scripts save, too
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_ALLOWED = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
+_PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
+
+
+class _TorchRecorder(Recorder):
+    """`kinds` are the types of the storages that were named, by their names."""
+
+    def __init__(self, file: BinaryIO):
+        super().__init__(file, _STORAGE_CALLS | TENSOR_CALLS | _BESIDE, _ALLOWED)
+        self.kinds: dict[str, str] = {}
+
+    def persistent_load(self, pid):
+        # A storage: ("storage", its type, its name, device, number of elements, and more in older files).
+        match pid:
+            case ("storage", type() as kind, str() as key, *_):
+                self.kinds[key] = kind.__name__
+        return pid
+
+
+def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
+    """The tensors of a model in a file, by name.
+
+    Args:
+      path: what torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a training script's checkpoint
+        it is what "state_dict" or "model" holds; "module." before all names goes.
+
+    Returns:
+      Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ImportError: the file is a .safetensors file, and that package is not installed.
+      ValueError: the file is damaged, of another format, or holds anything but tensors by name.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no weights at {path}")
+    torch = dict.fromkeys((".pth", ".pt", ".tar"), _read_torch)
+    readers = torch | {".safetensors": _read_safetensors, ".npz": _read_npz}
+    if path.suffix not in readers:
+        raise ValueError(f"{path}: weights are read from files that end in {', '.join(readers)}")
+    try:
+        return _unprefixed(readers[path.suffix](path))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def save_safetensors(path: Path | str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes float32 or int64 arrays by name; the file is replaced as a whole."""
+    entries, start = {}, 0
+    arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
+    for name, array in arrays.items():
+        end = start + array.nbytes
+        kind = {"float32": "F32", "int64": "I64"}[array.dtype.name]
+        entries[name] = {"dtype": kind, "shape": array.shape, "data_offsets": [start, end]}
+        start = end
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    with atomic_open(path, "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for array in arrays.values():
+            file.write(array.tobytes())
+
+
+def _unprefixed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    for prefix in _PREFIXES * 2:  # either may be inside the other
+        if arrays and all(name.startswith(prefix) for name in arrays):
+            arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    return arrays
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with opened_npz(path) as file:
+            return {name: file[name] for name in file}
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"no .npz file of numbers: {error}") from error
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise ImportError(f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'") from error
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return {name: _tensor(file, name) for name in file.keys()}  # noqa: SIM118, it is no dict
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"no safetensors file of numbers: {error}") from error
+
+
+def _tensor(file: Any, name: str) -> np.ndarray:
+    try:
+        return file.get_tensor(name)
+    except (AttributeError, TypeError) as error:  # how safetensors ends where numpy lacks a dtype
+        kind = file.get_slice(name).get_dtype()
+        words = f"{limits.short(name)} is {kind}, which numpy does not have; save it as F32 or F16"
+        raise ValueError(words) from error
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+    with open_regular(path) as file, damage_is_a_value_error():
+        content, storage = _read_zip(file) if zipfile.is_zipfile(file) else _read_stream(file)
+        return _tensors(content, storage, limits.decompressed(size_of(file)))
+
+
+def _tensors(content: Any, storage: Callable[[Any], np.ndarray], limit: int) -> dict[str, np.ndarray]:
+    while isinstance(content, dict) and (inner := [content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)]):
+        content = inner[0]
+    if not isinstance(content, dict):
+        raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
+    tensors, size = {}, 0
+    for name, value in content.items():
+        tensors[name] = build_tensor(name, value, storage)
+        size += tensors[name].nbytes  # many may be views of one storage
+        limits.keep("the state dict", size, limit)
+    return tensors
+
+
+def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """What was saved, and the numbers of each storage that it names, as torch writes them since 1.6."""
+    archive = Zip(file)
+    tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
+    if len(tops) != 1:
+        raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
+    if f"{tops[0]}byteorder" in archive.entries and _entry(archive, f"{tops[0]}byteorder") != b"little":
+        raise ValueError("written on a big-endian machine; only little-endian files are read")
+
+    @functools.cache
+    def numbers(kind: str, key: str) -> np.ndarray:
+        return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), _STORAGES[kind])
+
+    content = _TorchRecorder(io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))).load()
+    return content, lambda record: numbers(*_kind_and_key(record))
+
+
+def _entry(archive: Zip, name: str) -> bytearray:
+    # torch compresses nothing, and so a storage is never larger than the file.
+    if archive.entries[name].compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"the entry {name} is compressed; torch writes none that is")
+    return archive.read(name, math.inf)
+
+
+def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
+    """Likewise of the stream of pickles that torch wrote before 1.6, and still does in pickles: a header, what was
+    saved, the storages' names, and their lengths and numbers in that order."""
+    file.seek(0)
+    recorders = [_TorchRecorder(file) for _ in range(5)]
+    magic, version, system, content, keys = [recorder.load() for recorder in recorders]
+    if (magic, version) != (_MAGIC, _VERSION) or not isinstance(system, dict) or not system.get("little_endian"):
+        raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
+    rest, kinds, found, at = file.read(), recorders[3].kinds, {}, 0
+    if not isinstance(keys, list) or set(keys) != set(kinds):
+        raise ValueError("it does not hold the storages that it names; the file is damaged")
+    for key in keys:
+        count, dtype = int.from_bytes(rest[at : at + 8], "little"), np.dtype(_STORAGES[kinds[key]])
+        left = (len(rest) - at - 8) // dtype.itemsize
+        if count > left:
+            raise ValueError(f"a storage holds {left} numbers and says {count}; the file is damaged")
+        found[key] = np.frombuffer(rest, dtype, count, at + 8)
+        at += 8 + found[key].nbytes
+    if at != len(rest):
+        raise ValueError(f"{len(rest) - at} bytes are left behind the last storage; the file is damaged")
+    return content, lambda record: found[_kind_and_key(record)[1]]
+
+
+def read_storage(content: bytes) -> np.ndarray:
+    """The numbers, [N], of one storage that torch wrote as a stream.
+
+    Raises:
+      ValueError: the stream is damaged, of another format, or holds anything but one storage.
+    """
+    with damage_is_a_value_error():
+        record, numbers = _read_stream(io.BytesIO(content))
+        return numbers(record)
+
+
+def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) -> np.ndarray:
+    """The recorded tensor `value`, checked to lie in its storage.
+
+    Args:
+      name: of the tensor, for errors.
+      value: what a `Recorder` with `TENSOR_CALLS` gave.
+      storage: what the record says of the storage -> its numbers [N].
+    """
+    if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
+        value = value.args[0]
+    match value:
+        case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if isinstance(name, str):
+            return _strided(name, storage(where), offset, shape, strides)
+    raise ValueError(f"the entry {limits.short(name)} is no tensor; expected tensors by name")
+
+
+def _kind_and_key(persistent_id: Any) -> tuple[str, str]:
+    match persistent_id:
+        case ("storage", type() as kind, str() as key, _, _) | ("storage", type() as kind, str() as key, _, _, None):
+            return kind.__name__, key
+    raise ValueError("a tensor's storage is in none of torch's formats")
+
+
+def _strided(name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple) -> np.ndarray:
+    sound = len(shape) == len(strides) and all(
+        isinstance(n, int) and 0 <= n < 1 << 63 for n in (offset, *shape, *strides)
+    )
+    if sound and 0 in shape:
+        return np.empty(shape, storage.dtype)
+    if not sound or max(offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1, math.prod(shape)) > len(storage):
+        raise ValueError(f"the tensor {limits.short(name)} does not lie in its storage; the file is damaged")
+    steps = [s * storage.itemsize for s in strides]
+    return np.asarray(np.lib.stride_tricks.as_strided(storage[offset:], shape, steps), order="C")

@@ -1,0 +1,72 @@
+"""What a distilling method goes on top of: a method whose server averages whole models or slices, or none.
+
+"none" (data-free): every client trains a model of its own and uploads it, nothing comes down; the server's model is
+                    only ever distilled
+another:            its round; the uploaded models teach the averaged one, which goes on as the base's own
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.names import meant
+from fedjax_ht.methods.fedavg import fedavg
+from fedjax_ht.methods.feddropout import feddropout
+from fedjax_ht.methods.fedrolex import fedrolex
+from fedjax_ht.methods.heterofl import heterofl
+from fedjax_ht.methods.local import local
+from fedjax_ht.methods.shared.partial_training import uploaded_params
+from fedjax_ht.methods.shared.supervised import train_model
+
+
+class Base(NamedTuple):
+    """What is distilled on top of.
+
+    Attributes:
+      method: its server state is the global model's parameters {"base", "head"}.
+      uploaded: (uplinks with a leading axis) -> the uploaded models' parameters, likewise.
+    """
+
+    method: Method
+    uploaded: Callable[[PyTree], PyTree]
+
+
+def alone(training: LocalTraining) -> Method:
+    """Clients train by themselves and upload all of their models; the server's own model is left as it is."""
+
+    def client_update(bucket, client, downlink, data, ctx):
+        client, result = train_model(training, bucket, client, data, ctx)
+        return client, client["params"], {"loss": result.loss}
+
+    def init_server(federation, key):
+        return init_variables(federation.global_model, key)["params"]
+
+    base = local(training)
+    wire = base.wire._replace(positions="own")
+    return base._replace(name="none", init_server=init_server, client_update=client_update, wire=wire)
+
+
+BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
+    "none": (alone, lambda uplink: uplink),
+    "fedavg": (fedavg, lambda uplink: uplink.params),
+    # A teacher's head has to be whole; averaged are the rows that the base's label_split says.
+    "heterofl": (functools.partial(heterofl, whole_head=True), uploaded_params),
+    "feddropout": (functools.partial(feddropout, whole_head=True), uploaded_params),
+    "fedrolex": (functools.partial(fedrolex, whole_head=True), uploaded_params),
+}
+"""Name -> (factory, `Base.uploaded`)."""
+
+
+def make_base(name: str, training: LocalTraining, **options) -> Base:
+    """A base by name.
+
+    Raises:
+      ValueError: there is no such base.
+    """
+    if name not in BASES:
+        raise ValueError(f"base is {name!r}" + meant(name, BASES, f"it must be one of {', '.join(BASES)}"))
+    factory, uploaded = BASES[name]
+    return Base(factory(training, **options), uploaded)

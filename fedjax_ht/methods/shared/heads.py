@@ -1,0 +1,60 @@
+"""What the methods that exchange heads share: the first global head, a client's upload of its own, and their mean.
+
+A head is the part of a model's parameters behind the features, alike in all clients ("header", "classifier").
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.federation import Bucket, Federation, start_from
+from fedjax_ht.core.method import Context, Data, PyTree, Received
+from fedjax_ht.core.round import select
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples, weighted_mean
+
+
+class Uplink(NamedTuple):
+    """A client's head and, where the mean weighs by it, its number of samples."""
+
+    head: PyTree
+    num_samples: Metadata | tuple
+
+
+def head_bucket(federation: Federation) -> Bucket:
+    """The bucket whose head serves for all: that of client 0, whatever the order of the buckets."""
+    return federation.buckets[federation.assignment[0]]
+
+
+def init_head(federation: Federation, key: jax.Array) -> PyTree:
+    """A first global head, as client 0's model initialises its own."""
+    bucket = head_bucket(federation)
+    head = bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")["params"]["head"]
+    return start_from(bucket.weights, {"params": {"head": head}})["params"]["head"]
+
+
+def take_head(client: PyTree, head: PyTree) -> PyTree:
+    """The client with this head in place of its own; extractor and batch statistics stay."""
+    return client | {"params": client["params"] | {"head": head}}
+
+
+def receive_head(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
+    """A `Method.receive` for a downlink that is the global head."""
+    return take_head(client, downlink)
+
+
+def head_uplink(client: PyTree, ctx: Context, weighting: Weighting) -> Uplink:
+    """The client's head and, for a mean by samples, their number as metadata."""
+    return Uplink(client["params"]["head"], sent_samples(ctx, weighting))
+
+
+def mean_head(head: PyTree, received: Received) -> PyTree:
+    """The mean of the heads that arrived, weighted as they were sent, see `client_weights`.
+
+    Args:
+      head: the global head so far, which stays where no such client arrived.
+      received: uplinks of type `Uplink`, as `gather_received` orders them.
+    """
+    weights = client_weights(received, received.uplink.num_samples)
+    return select(weights.any(), weighted_mean(received.uplink.head, weights), head)

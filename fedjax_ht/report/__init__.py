@@ -1,0 +1,1 @@
+"""Results for readers: tables, plots, maps, statistics and the page of a run."""

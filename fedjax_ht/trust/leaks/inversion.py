@@ -1,0 +1,119 @@
+"""Gradient inversion: images whose upload is like the one that a client sent.
+
+    squared  |u(x) - u|^2 / |u|^2, Adam: DLG's distance (Zhu et al., NeurIPS 2019), relative to what was sent
+    cosine   1 - cos(u(x), u) + tv * total variation of x, Adam on the signs of the gradients (Geiping et al., NeurIPS
+             2020)
+
+u is the change that a client has sent, and u(x) the one that it would have sent of images x: `imitation`.
+
+Settled here:
+* Images stay within [0, 1] after every step (Geiping et al.; DLG has no such bound). DLG's L-BFGS is Adam here.
+* The step falls to zero along a cosine.
+* Pixels whose gradient is not finite stay: a model that noise has ruined may have such.
+"""
+
+import functools
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from scipy.optimize import linear_sum_assignment
+
+from fedjax_ht.core.bounds import Count, NonNegative, Positive, check_fields
+from fedjax_ht.trust.leaks.imitation import Seen, Simulate
+
+
+class Search(NamedTuple):
+    """How images are looked for.
+
+    Attributes:
+      distance: see the module's text.
+      tv: weight of the total variation, the mean absolute difference of neighbours along both axes.
+      steps, rate: of Adam, in units of pixels from 0 to 1.
+      starts: random first images, of which the one that ends nearest to the upload is taken.
+    """
+
+    distance: Literal["squared", "cosine"] = "squared"
+    tv: NonNegative = 0.0
+    steps: Count = 1000
+    rate: Positive = 0.1
+    starts: Count = 1
+
+
+DLG, GEIPING = Search(), Search("cosine", tv=0.01)
+
+
+class Found(NamedTuple):
+    """images float32 [B, H, W, C] in [0, 1]; loss: of what was minimised, at its end."""
+
+    images: jax.Array
+    loss: jax.Array
+
+
+def total_variation(images: jax.Array) -> jax.Array:
+    """Mean absolute difference of neighbouring pixels of [B, H, W, C], along both axes."""
+    return sum(jnp.mean(jnp.abs(jnp.diff(images, axis=axis))) for axis in (1, 2))
+
+
+def relative_square(found: jax.Array, seen: jax.Array) -> jax.Array:
+    """|found - seen|^2 / |seen|^2."""
+    return jnp.sum((found - seen) ** 2) / jnp.maximum(jnp.sum(seen**2), jnp.finfo(jnp.float32).tiny)
+
+
+def one_less_cosine(found: jax.Array, seen: jax.Array) -> jax.Array:
+    """1 - cos of the angle between two uploads; 1 where one is zero."""
+    square = jnp.sum(found**2) * jnp.sum(seen**2)
+    return 1 - jnp.sum(found * seen) * lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
+
+
+DISTANCES = {"squared": relative_square, "cosine": one_less_cosine}
+
+
+def invert(simulate: Simulate, seen: Seen, shape: tuple, key: jax.Array, search: Search) -> Found:
+    """Looks for images whose upload is like the one seen. What is compiled serves all uploads of these shapes.
+
+    Args:
+      simulate: with a gradient.
+      seen: what the attacker works with.
+      shape: (B, H, W, C).
+      key: of the first images, uniform noise.
+      search: how.
+
+    Raises:
+      ValueError: a field of the search is out of range.
+    """
+    check_fields(search, "search.")
+    return _invert(simulate, seen, tuple(shape), key, jnp.float32(search.tv), search._replace(tv=0.0))
+
+
+@functools.partial(jax.jit, static_argnames=("simulate", "shape", "search"))
+def _invert(simulate: Simulate, seen: Seen, shape: tuple, key, tv: jax.Array, search: Search) -> Found:
+    distance, signs = DISTANCES[search.distance], search.distance == "cosine"
+    optimizer = optax.adam(optax.cosine_decay_schedule(search.rate, search.steps))
+
+    def loss(images):
+        return distance(simulate(seen.held, images), seen.change) + tv * total_variation(images)
+
+    def step(_, carry):
+        images, memory = carry
+        gradient = jax.grad(loss)(images)
+        gradient = jnp.where(jnp.isfinite(gradient), gradient, 0)
+        updates, memory = optimizer.update(jnp.sign(gradient) if signs else gradient, memory)
+        return jnp.clip(images + updates, 0, 1), memory
+
+    def start(key):
+        first = jax.random.uniform(key, shape)
+        images, _ = lax.fori_loop(0, search.steps, step, (first, optimizer.init(first)))
+        return Found(images, loss(images))
+
+    found = lax.map(start, jax.random.split(key, search.starts))
+    return jax.tree.map(lambda x: x[jnp.nanargmin(found.loss)], found)
+
+
+def in_order(found: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Found images [B, H, W, C] in the order of the real ones that they are nearest to, as an upload has no order."""
+    cost = ((found[None] - real[:, None]) ** 2).mean((2, 3, 4))
+    return found[linear_sum_assignment(cost)[1]]

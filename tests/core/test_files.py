@@ -1,0 +1,60 @@
+"""Files are whole or absent; history files hold every row once."""
+
+import csv
+import json
+
+import pytest
+
+from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.core.files import atomic_open
+
+
+def test_atomic_open_replaces_only_when_the_block_succeeds(tmp_path):
+    path = tmp_path / "a" / "file.txt"
+    with atomic_open(path) as file:
+        file.write("old")
+    with pytest.raises(RuntimeError), atomic_open(path) as file:
+        file.write("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert [p.name for p in path.parent.iterdir()] == ["file.txt"]
+
+
+def test_write_history_rewrites_all_rows(tmp_path):
+    history = [
+        {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
+        {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
+        {"round": 2, "trial": 0, "loss": 1.0, "accuracy": 0.5, "clients": [1.0, None], "not_finite": []},
+    ]
+    for _ in range(2):
+        write_history(history, tmp_path)
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == history
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert [r["round"] for r in rows] == ["0", "1", "2"]
+    assert rows[1] == {"round": "1", "trial": "0", "accuracy": "", "loss": "2.0", "not_finite": "3 4"}
+    clients = list(csv.reader((tmp_path / "clients.csv").open()))
+    assert clients == [["round", "trial", "client_0", "client_1"], ["0", "0", "0.5", ""], ["2", "0", "1.0", ""]]
+
+
+def test_only_new_rows_are_appended_until_one_brings_a_new_column(tmp_path):
+    history = [
+        {"round": 0, "trial": 0, "accuracy": 0.25, "clients": [0.5, None]},
+        {"round": 1, "trial": 0, "loss": 2.0, "not_finite": [3, 4]},
+        {"round": 2, "trial": 0, "loss": 1.0},
+        {"round": 3, "trial": 0, "accuracy": 0.5, "clients": [1.0, 0.5], "not_finite": []},
+    ]
+    names, whole = ("metrics.jsonl", "metrics.csv", "clients.csv"), tmp_path / "whole"
+    written, kept = 0, []
+    for rows in range(1, 5):
+        written = write_history(history[:rows], tmp_path / "piecewise", written)
+        kept.append([(tmp_path / "piecewise" / name).stat().st_ino for name in names])
+    write_history(history, whole)
+    assert [(whole / n).read_bytes() for n in names] == [(tmp_path / "piecewise" / n).read_bytes() for n in names]
+    assert kept[0] != kept[1] == kept[2] == kept[3]  # round 1 brings the loss
+
+
+def test_a_sample_of_clients_is_named_in_the_header(tmp_path):
+    write_history([{"round": 0, "trial": 1, "clients": [0.5, 0.25], "client_ids": [3, 70]}], tmp_path)
+    clients = list(csv.reader((tmp_path / "clients.csv").open()))
+    assert clients == [["round", "trial", "client_3", "client_70"], ["0", "1", "0.5", "0.25"]]
+    assert next(csv.reader((tmp_path / "metrics.csv").open())) == ["round", "trial"]

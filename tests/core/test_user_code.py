@@ -1,0 +1,79 @@
+"""Code of a user's own by "module:function", and models that come from it."""
+
+import sys
+
+import pytest
+
+from fedjax_ht.configs.base import base_config
+from fedjax_ht.core.user_code import call_own
+from fedjax_ht.experiment.build import build
+from fedjax_ht.models import model_group
+
+MINE = """
+import flax.linen as nn
+import fedjax_ht as fl
+
+class Perceptron(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(x.reshape(x.shape[0], -1))
+
+def models(num_classes, input_shape, feature_dim):
+    return {"one": fl.SplitModel(Perceptron(), nn.Dense(num_classes))}
+
+def numbers(num_classes, input_shape, feature_dim):
+    return {"one": num_classes}
+
+def nothing(*task):
+    return {}
+
+def broken(*task):
+    raise KeyError("feature_dim")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "of_a_user.py").write_text(MINE)
+    (tmp_path / "of_a_bad_user.py").write_text("1 / 0")
+    yield
+    sys.modules.pop("of_a_user", None)
+
+
+def test_models_of_a_file_in_the_current_folder(mine):
+    config = base_config()
+    config.model.group, config.partition.num_clients, config.dataset.subset = "of_a_user:models", 4, 800
+    (federation,) = build(config).federations.values()
+    assert [bucket.name for bucket in federation.buckets] == ["one"] and federation.feature_dim == 4
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ("of_no_user:models", "model group 'of_no_user:models': there is no module of_no_user in "),
+        ("of_a_bad_user:models", "model group 'of_a_bad_user:models' raises ZeroDivisionError: division by zero"),
+        ("of_a_user:model", "has no function model; did you mean 'models'? Its functions are Perceptron, models, "),
+        ("of_a_user:numbers", "'of_a_user:numbers': 'one' is int; it must be a SplitModel, or like one"),
+        (
+            "of_a_user:nothing",
+            "'of_a_user:nothing' returns an empty dict; it must return a dict of flax modules by name",
+        ),
+        ("of_a_user:broken", "model group 'of_a_user:broken' raises KeyError: 'feature_dim'"),
+        ("of_a_user:", "unknown model group 'of_a_user:'; the groups are "),
+    ],
+)
+def test_mistakes_are_one_line(mine, named, line):
+    with pytest.raises(ValueError) as raised:
+        model_group(named, 10, (8, 8, 1))
+    assert line in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_options_that_own_models_do_not_have(mine):
+    with pytest.raises(ValueError, match="norm and output_relu are for the library's own models"):
+        model_group("of_a_user:models", 10, (8, 8, 1), norm="group")
+
+
+def test_a_function_and_its_result(mine, tmp_path):
+    assert call_own("thing", "of_a_user:nothing", 1, 2) == {} and str(tmp_path) not in sys.path

@@ -1,0 +1,297 @@
+"""A run's folder: one process, one config, one data set, one course; and runs of earlier versions go on."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from fedjax_ht.configs.base import method_config
+from fedjax_ht.data.sources import registry
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.run_folder import VERSION, check_data, completed, fingerprints, read_config
+from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.runner import train
+from fedjax_ht.runner.evaluate import client_state, load_run
+from fedjax_ht.runner.train import Interrupted, Unwritable, train_and_evaluate
+from tests.runs import ROOT, command, config_of, environment, metrics
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    """Of three rounds of purely local training."""
+    config = config_of(tiny_config)
+    config.compare, config.method = (), method_config("local")
+    return config
+
+
+@pytest.fixture(scope="module")
+def finished(config, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("finished") / "run"
+    train_and_evaluate(config, workdir)
+    return workdir
+
+
+@pytest.fixture
+def copied(finished, tmp_path, monkeypatch):
+    """A copy of the finished run; pictures are not drawn again."""
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
+    with locked(tmp_path / "run", print) as writable:
+        assert writable
+        holder = rf"in use by process {os.getpid()} on .+ since 20..-"
+        with pytest.raises(ValueError, match=holder) as error, locked(tmp_path / "run", print):
+            pass
+        assert "\n" not in str(error.value)
+    with locked(tmp_path / "run", print):  # free again
+        pass
+
+
+def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
+    holding = (
+        "from fedjax_ht.experiment.run_lock import locked; import pathlib, time\n"
+        "with locked(pathlib.Path(r'{}'), print): print('held', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holding.format(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(ValueError, match=f"in use by process {process.pid} "), locked(tmp_path, print):
+        pass
+    process.kill()
+    process.communicate(timeout=60)
+    with locked(tmp_path, print):
+        pass
+
+
+def test_a_run_on_other_data_is_refused_in_a_line(config, copied):
+    experiment = build(config)
+    prints = fingerprints(experiment.dataset, experiment.partitions)
+    _, noted = read_config(copied)
+    check_data(noted, prints, config, copied)
+    check_data({}, prints, config, copied)  # a run of before they were noted
+    swapped = experiment.partitions[0][::-1]
+    assert fingerprints(experiment.dataset, [swapped])["data"] == prints["data"]
+    with pytest.raises(ValueError, match=r"on another split than .* there, .* here"):
+        check_data(noted, fingerprints(experiment.dataset, [swapped]), config, copied)
+    file = Path(config.dataset.name.removeprefix("npz:"))
+    whole, before = file.read_bytes(), contents(copied)
+    with np.load(file) as arrays:
+        images, labels = arrays["images"].copy(), arrays["labels"]
+    images[0, 0, 0] ^= 1
+    try:
+        np.savez(file, images=images, labels=labels)
+        registry._load.cache_clear()
+        for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
+            with pytest.raises(ValueError, match="on other inputs or labels than npz:") as error:
+                call()
+            assert "\n" not in str(error.value)
+    finally:
+        file.write_bytes(whole)
+        registry._load.cache_clear()
+    assert contents(copied) == before
+
+
+def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config, copied):
+    content = json.loads((copied / "config.json").read_text())
+    assert content["run"]["version"] == VERSION
+    for field in ("training.schedule", "partition.options.min_samples", "precision"):
+        *path, last = field.split(".")
+        tree = content
+        for name in path:
+            tree = tree[name]
+        del tree[last]
+    content["partition"]["options"]["alpha"] = 2.0
+    (copied / "config.json").write_text(json.dumps(content))
+    with pytest.raises(
+        ValueError, match=r"another config \(partition.options.alpha: 2.0 there, 1.0 here, partition.op"
+    ):
+        train_and_evaluate(config, copied)  # min_samples is not at its default, alpha is another
+    content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
+    (copied / "config.json").write_text(json.dumps(content))
+    assert load_run(copied).state.round == 3
+    assert train_and_evaluate(config, copied).histories["local"][-1]["round"] == 3
+    assert json.loads((copied / "config.json").read_text())["training"]["schedule"] == "constant"
+
+
+def test_an_entry_without_an_option_of_today_has_its_default(config):
+    assert completed({"method": {"name": "local", "options": {}}})["method"] == {"name": "local", "options": {}}
+    assert completed({"evaluate": {"every": 5}})["evaluate"]["every"] == 5
+    assert completed({"evaluate": {"every": 5}})["evaluate"]["mode"] == "received"
+
+
+def test_a_run_of_a_newer_version_is_refused(config, copied):
+    content = json.loads((copied / "config.json").read_text())
+    content["run"]["version"] = VERSION + 1
+    (copied / "config.json").write_text(json.dumps(content))
+    for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
+        with pytest.raises(ValueError, match=f"is of version {VERSION + 1}, and this program knows {VERSION}"):
+            call()
+
+
+@pytest.mark.parametrize("nest", ['{"a": %s}', '{"a": [%s]}', "%s"])
+@pytest.mark.parametrize("depth", [100, 900, 5_000, 100_000])
+def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
+    (tmp_path / "config.json").write_text(nest % ('{"b":[' * depth + "]}" * depth))
+    with pytest.raises(ValueError, match=r"config\.json (is not readable as JSON|has values in more than 32 levels)"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("version", range(VERSION + 1))
+def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_path, monkeypatch):
+    """stored/version_N.zip is a run of two rounds, made by the code of that version; a new version adds one."""
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+    shutil.unpack_archive(STORED / f"version_{version}.zip", tmp_path)
+    fields, noted = read_config(tmp_path)
+    assert noted["version"] == version
+    config = config_of(STORED / "config.py")
+    config.dataset.data_dir = fields["dataset"]["data_dir"] = str(STORED)
+    (tmp_path / "config.json").write_text(json.dumps(fields | ({"run": noted} if version else {})))
+    said, stored = [], metrics(tmp_path, "fedtgp")
+    run = load_run(tmp_path)
+    assert run.state.round == 2 and client_state(run, 1)
+    result = train_and_evaluate(config, tmp_path, warn=said.append)
+    assert not said and metrics(tmp_path, "fedtgp")[:3] == stored
+    fresh = train_and_evaluate(config, tmp_path / "fresh").histories["fedtgp"]
+    for name in ("loss", "accuracy"):  # of another machine, perhaps
+        assert result.histories["fedtgp"][-1][name] == pytest.approx(fresh[-1][name], rel=1e-3)
+
+
+@pytest.mark.parametrize("what", ["damaged", "deleted"])
+def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, copied, what):
+    folder, said = copied / "local", []
+    for step in list((folder / "checkpoints").iterdir()):
+        shutil.rmtree(step) if what == "deleted" else (step / "history.json").write_text("{")
+    before = contents(folder)
+    history = train_and_evaluate(config, copied, warn=said.append).histories["local"]
+    assert len(said) == (1 if what == "deleted" else 3)
+    assert f"starts again at round 0, and what was there is now in {folder / 'set_aside_1'}" in said[-1]
+    assert contents(folder / "set_aside_1") == before
+    rows = [json.loads(line) for line in before[Path("metrics.jsonl")].splitlines()]
+    assert [row["clients"] for row in history] == [row["clients"] for row in rows]
+
+
+def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeypatch):
+    before, expected = contents(copied), metrics(copied, "local")
+    writable = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != copied and writable(path, mode))
+    result = train_and_evaluate(config, copied)
+    assert [row["clients"] for row in result.histories["local"]] == [row["clients"] for row in expected]
+    assert contents(copied) == before and result.files == []
+    more = config.copy_and_resolve_references()
+    more.rounds = 4
+    with pytest.raises(ValueError, match="local cannot be written to, and local is not finished"):
+        train_and_evaluate(more, copied)
+
+
+def test_a_full_disk_ends_a_run_in_a_line_and_it_goes_on(config, copied, finished, monkeypatch):
+    shutil.rmtree(copied / "local")
+    save, calls = ocp.Checkpointer.save, []
+
+    def full(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 3:  # two a round
+            raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
+        return save(*args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(Unwritable, match="No space left on device; what was") as error:
+        patch.setattr(ocp.Checkpointer, "save", full)
+        train_and_evaluate(config, copied)
+    assert "\n" not in str(error.value)
+    said = []
+    train_and_evaluate(config, copied, warn=said.append)
+    assert not said and metrics(copied, "local") == metrics(finished, "local")
+
+
+def test_a_signal_takes_effect_before_the_first_round_compiles(config, tmp_path):
+    def stop(line):
+        if "compiling" in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    rows = []
+    with pytest.raises(Interrupted):
+        train_and_evaluate(config, tmp_path / "run", lambda name, row: rows.append(row), stage=stop)
+    assert [row["round"] for row in rows] == [0]
+
+
+BUSY = """
+import hashlib, os, signal, sys, threading, time
+from fedjax_ht.runner.signals import catch_signals, end_on_signals
+end_on_signals()
+def compile():  # one call outside Python, which runs no handler meanwhile
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", {rounds})
+{body}
+print("over")
+"""
+
+
+def busy(body, rounds):
+    code = BUSY.format(body=body, rounds=rounds)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "busy\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_before_training_a_signal_ends_at_once_with_a_line(number):
+    process = busy("compile()", 10**9)
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (128 + number, f"stopped by {number.name}\n") and "over" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_while_it_compiles_the_first_signal_waits_and_the_second_ends_at_once(number):
+    body = "with catch_signals() as caught: compile()\nprint(len(caught))"
+    waiting = busy(body, 10**6)
+    waiting.send_signal(number)
+    waiting.send_signal(number)  # as `timeout` does
+    out, errors = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0 and "over" in out and out.startswith(("1", "2"))
+    assert "a second one ends at once" in errors
+    process = busy(body, 10**9)
+    process.send_signal(number)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 128 + number and errors.splitlines()[1:] == [f"stopped by {number.name}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_between_two_computations_the_first_signal_is_left_to_the_run(number):
+    """Here the main thread may be told before the thread that watches."""
+    body = "with catch_signals() as caught:\n  print('busy', flush=True)\n  while not caught: pass\ntime.sleep(0.3)"
+    process = busy(body, 1)
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "over\n")
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.5])
+def test_a_signal_while_the_program_starts_is_a_line(run_module, tiny_config, tmp_path, seconds):
+    arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}")
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment(run_module.home), stderr=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (128 + signal.SIGTERM, "stopped by SIGTERM\n")

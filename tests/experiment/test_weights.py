@@ -1,0 +1,221 @@
+"""Models that start from files of weights: by config and by hand, for clients and servers, in runs that go on."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.federation import all_weights, weights_of
+from fedjax_ht.core.mesh import client_mesh
+from fedjax_ht.core.round import first_states
+from fedjax_ht.data.files.torch_files import load_state_dict, save_safetensors
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.run_folder import read_config
+from fedjax_ht.models import model_group
+from fedjax_ht.models.weights import state_dict
+from fedjax_ht.runner import train
+from fedjax_ht.runner.evaluate import check_export, client_state, export, load_run
+from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.simulation.trials import first_server
+from tests.runs import config_of, metrics
+
+SHAPE = (6, 6, 1)
+TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=8)
+
+
+@pytest.fixture(scope="module")
+def config(tiny_config):
+    """Of one round of purely local training."""
+    config = config_of(tiny_config)
+    config.compare, config.method, config.rounds = (), fl.method_config("local"), 1
+    return config
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(train, "write_results", lambda *args: [])
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    """Of both perceptrons, by name: every number of the first is 1, of the second 2."""
+    modules, found = model_group("mlp2", 4, SHAPE), {}
+    for value, (name, module) in enumerate(modules.items(), 1):
+        shapes = jax.eval_shape(lambda key, m=module: m.init(key, np.zeros((1, *SHAPE))), jax.random.key(0))
+        params = jax.tree.map(lambda x, v=value: np.full(x.shape, v, np.float32), shapes["params"])
+        found[name] = state_dict(module, {"params": params, "stats": {}})
+    return found
+
+
+def federation_of(group="mlp2", shared=None):
+    return fl.make_federation(model_group(group, 4, SHAPE), SHAPE, 4, num_clients=4, shared=shared)
+
+
+def with_model(config, **changes):
+    config = config.copy_and_resolve_references()
+    with config.ignore_type():
+        config.model.update(changes)
+    return config
+
+
+def test_a_config_takes_a_file_or_a_mapping():
+    config = fl.base_config()
+    config.model.weights = {"resnet18": "file.pth"}
+    config.model.weights = "file.pth"
+    assert config.lock().model.weights == "file.pth"
+
+
+def values(tree):
+    return {x for leaf in jax.tree.leaves(tree) for x in np.unique(leaf).tolist()}
+
+
+def first_state(method, federation):
+    rng = np.random.default_rng(0)
+    dataset = fl.Dataset("toy", rng.integers(0, 255, (40, *SHAPE), np.uint8), np.arange(40) % 4, ("a", "b", "c", "d"))
+    partition = fl.make_partition("dirichlet", dataset, num_clients=4, seed=0, alpha=100.0, min_samples=2)
+    simulation = fl.make_simulation(method, federation, fl.make_federation_data(dataset, partition, federation))
+    state = simulation.init()
+    return state, {b.name: simulation.read_clients(state, b.name, np.arange(2)) for b in federation.buckets}
+
+
+def test_every_client_starts_from_its_architectures_weights(arrays):
+    federation = fl.with_weights(federation_of(), {"mlp_wide": arrays["mlp_wide"]}, head=False)
+    _, clients = first_state(fl.local(TRAINING), federation)
+    _, random = first_state(fl.local(TRAINING), federation_of())
+    assert values(clients["mlp_wide"]["params"]["base"]) == {2}
+    heads = (found["mlp_wide"]["params"]["head"] for found in (clients, random))
+    jax.tree.map(np.testing.assert_array_equal, *heads)
+    jax.tree.map(np.testing.assert_array_equal, clients["mlp_narrow"], random["mlp_narrow"])
+    both = fl.with_weights(federation, arrays, head=True)
+    _, clients = first_state(fl.local(TRAINING), both)
+    assert values(clients["mlp_wide"]) == {2} and values(clients["mlp_narrow"]) == {1}
+
+
+def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
+    with pytest.warns(UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True") as caught:
+        federation = fl.with_weights(federation_of(), arrays)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert federation == fl.with_weights(federation_of(), arrays, head=False)
+    fl.with_weights(federation_of(), arrays, head=True)
+    bases = {model: {k: v for k, v in tree.items() if "/head/" not in k} for model, tree in arrays.items()}
+    fl.with_weights(federation_of(), bases)
+    assert not recwarn.list
+
+
+def test_servers_and_auxiliary_models_start_from_them_too(arrays):
+    modules = {"mlp_wide": model_group("mlp2", 4, SHAPE)["mlp_wide"]}
+    alone = fl.make_federation(modules, SHAPE, 4, num_clients=4)
+    state, _ = first_state(fl.fedavg(TRAINING), fl.with_weights(alone, {"mlp_wide": arrays["mlp_wide"]}, head=True))
+    assert values(state.server) == {2}
+    state, clients = first_state(fl.fml(TRAINING), fl.with_weights(federation_of(), arrays, head=True))
+    assert values(state.server) == {1} and values(clients["mlp_wide"]["shared"]) == {1}  # the smaller one
+    wide = federation_of(shared=model_group("mlp2", 4, SHAPE)["mlp_wide"])
+    for given in (arrays, {"shared": arrays["mlp_wide"]}, {"mlp_wide": arrays["mlp_wide"]}):
+        state, clients = first_state(fl.fml(TRAINING), fl.with_weights(wide, given, head=True))
+        assert values(state.server) == {2} == values(clients["mlp_narrow"]["shared"])
+    state, _ = first_state(fl.fedgh(TRAINING), fl.with_weights(federation_of(), arrays, head=True))
+    assert values(state.server) == {1}  # as client 0 starts
+
+
+def test_weights_are_arguments_and_name_no_program(arrays):
+    one = fl.with_weights(federation_of(), arrays, head=False)
+    thrice = {k: {n: 3 * x for n, x in v.items()} for k, v in arrays.items()}
+    other = fl.with_weights(federation_of(), thrice, head=False)
+    assert one == other == federation_of() and hash(one) == hash(other) == hash(federation_of())
+    bucket, mesh = one.buckets[0], client_mesh(1)
+    run = first_states(fl.local(TRAINING), bucket, mesh)
+    rows = np.zeros(1, np.uint32), np.zeros(1, np.int32), ()
+    assert values(run(rows, weights_of(bucket))["params"]["base"]) == {1}
+    assert values(run(rows, weights_of(other.buckets[0]))["params"]["base"]) == {3}
+    assert run._cache_size() == 1
+    serve, own = first_server(fl.fml(TRAINING), one), (np.zeros(1, np.uint32), ())
+    assert values(serve(own, all_weights(one))["base"]) == {1}
+    assert values(serve(own, all_weights(other))["base"]) == {3}
+
+
+def test_what_is_wrong_with_weights_is_one_line(arrays, tmp_path):
+    wide, narrow = tmp_path / "wide.safetensors", tmp_path / "narrow.npz"
+    save_safetensors(wide, arrays["mlp_wide"])
+    np.savez(narrow, **arrays["mlp_narrow"])
+    for weights, message in (
+        ({"mlp_narrow": wide}, rf"^{wide}: this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$"),
+        (wide, r"this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$"),
+        ({"mlp": wide}, r"^weights: unknown architecture 'mlp'.*mlp_narrow"),
+        ({"mlp_wide": {"a": np.ones(2)}}, r"^the weights of mlp_wide: this looks like no known arch"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            fl.with_weights(federation_of(), weights)
+        assert "\n" not in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"no weights at .*none\.pth"):
+        fl.with_weights(federation_of(), {"mlp_wide": tmp_path / "none.pth"})
+    sliced = fl.make_sliced_federation(fl.sliced_network("conv4_quarter", 4, (16, 16, 1)), [1.0], (16, 16, 1), 4)
+    with pytest.raises(ValueError, match="slices of one network take no weights"):
+        fl.with_weights(sliced, {})
+
+
+def test_fields_are_checked(config, tmp_path, arrays):
+    save_safetensors(tmp_path / "wide.safetensors", arrays["mlp_wide"])
+    for changes, message in (
+        ({"weights": 3}, r"^model\.weights is 3; it must be text or names with text each$"),
+        ({"weights": {"mlp_wide": 3}}, r"^model\.weights is .*; it must be text or names"),
+        (
+            {"weights": "x.pth", "group": "conv4", "norm": "group", "rates": "1"},
+            r"^model\.weights is 'x\.pth'; with model\.rates it must be ''",
+        ),
+        ({"weights": {"mlp_wide": "none.pth"}}, r"^no weights at none\.pth$"),
+        ({"weights": {"narrow": str(tmp_path / "wide.safetensors")}}, r"unknown architecture 'narrow'"),
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            build(with_model(config, **changes))
+
+
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix, no_pictures):
+    train_and_evaluate(config, tmp_path / "first")
+    run = load_run(tmp_path / "first")
+    federation, file = run.experiment.federations["local"], tmp_path / f"client.{suffix}"
+    trained = client_state(run, 1)
+    export(trained, file, federation.buckets[1].module)
+    later = with_model(config, weights={federation.buckets[1].name: str(file)}, weights_head=True)
+    experiment = build(later)
+    simulation = train.simulate("local", experiment)
+    state = simulation.init()
+    began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
+    for row in (0, 1):
+        jax.tree.map(lambda a, b, row=row: np.testing.assert_array_equal(a[row], b), began["params"], trained["params"])
+    before, after = run.simulation.evaluate(run.state)[0], simulation.evaluate(state)[0]
+    assert after.accuracy["test"]["head"][1] == before.accuracy["test"]["head"][1]
+    assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
+
+
+def test_other_exports_are_refused():
+    with pytest.raises(ValueError, match=r"^export is 'x\.pth'; it must end in \.npz or \.safetensors$"):
+        check_export("x.pth")
+
+
+def test_a_run_goes_on_without_its_weights_but_not_with_others(config, tmp_path, arrays, no_pictures):
+    file, workdir = tmp_path / "wide.safetensors", tmp_path / "run"
+    save_safetensors(file, arrays["mlp_wide"])
+    own = with_model(config, weights={"mlp_wide": str(file)})
+    whole = own.copy_and_resolve_references()
+    whole.rounds = 2
+    train_and_evaluate(whole, tmp_path / "whole")
+    train_and_evaluate(own, workdir)
+    assert set(read_config(workdir)[1]["weights"]) == {str(file)}
+    save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
+    with pytest.raises(ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"):
+        train_and_evaluate(own, workdir)
+    file.unlink()
+    own.rounds = 2
+    train_and_evaluate(own, workdir)
+    assert metrics(workdir, "local") == metrics(tmp_path / "whole", "local")
+    assert load_run(workdir).state.round == 2
+    assert set(read_config(workdir)[1]["weights"]) == {str(file)}  # still, and it is held against what comes
+    save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
+    with pytest.raises(ValueError, match="began from another"):
+        train_and_evaluate(own, workdir)
+    file.unlink()
+    own.compare = ("fedproto",)  # begins now
+    with pytest.raises(ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"):
+        train_and_evaluate(own, workdir)

@@ -1,0 +1,99 @@
+"""What `check_method` finds: methods that read what no real sample and no real client is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import fedjax_ht as fl
+from fedjax_ht.core.federation import head_scores
+from fedjax_ht.core.local_training import Loss, train
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.methods.shared.averaging import weighted_mean
+
+TRAINING = fl.LocalTraining(optax.sgd(0.1), batch_size=4)
+FEDERATION = fl.make_federation({"mlp": fl.mlp(3, (4,))}, (2, 2, 1), 3, num_clients=3)
+METHOD = fl.fedavg(TRAINING)._replace(name="mine")
+
+
+def forgets_the_mask(bucket, client, downlink, data, ctx):
+    def loss(params, stats, batch, key):
+        scores = head_scores(bucket, {"params": params, "stats": stats}, batch.x, batch.mask)
+        value = optax.softmax_cross_entropy_with_integer_labels(scores, batch.y).mean()
+        return Loss(value, stats)
+
+    result = train(TRAINING, loss, client["params"], client["stats"], data, ctx.key, 3)
+    _, uplink, _ = METHOD.client_update(bucket, client, downlink, data, ctx)
+    return client | {"params": result.params}, uplink, {"loss": result.loss}
+
+
+def forgets_the_count(bucket, client, downlink, data, ctx):
+    client, uplink, _ = METHOD.client_update(bucket, client, downlink, data, ctx)
+    return client, uplink, {"brightness": data.inputs[data.splits["train"].indices].mean()}
+
+
+def centred_scores(bucket, client, downlink, x, mask):
+    scores = head_scores(bucket, client, x, mask)
+    return {"head": scores - scores.mean(0)}
+
+
+def forgets_who_arrived(federation, server, received, ctx):
+    uplink, info, _ = received["mlp"]
+    return weighted_mean(uplink.params, info.num_samples.astype(jnp.float32)), {}
+
+
+def divides_by_nothing(bucket, client, downlink, data, ctx):
+    client, uplink, metrics = METHOD.client_update(bucket, client, downlink, data, ctx)
+    return client, uplink, metrics | {"share": metrics["loss"] / ctx.info.num_samples}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"client_update": forgets_the_mask},
+            "client 0 in bucket mlp, round 0, reads samples that the mask or",
+        ),
+        (
+            {"client_update": forgets_the_count},
+            "weigh by batch.mask, as fl.masked_mean does: it differs in leaves '2",
+        ),
+        ({"predict": centred_scores}, "predict of 'mine', client 0 in bucket mlp, round 0, reads samples"),
+        (
+            {"server_update": forgets_who_arrived},
+            "server_update of 'mine', round 0, reads rows of clients that",
+        ),
+        ({"client_update": divides_by_nothing}, "of 'mine', client 2 in bucket mlp, round 0, is not finite at 2/share"),
+        ({"client_update": lambda *arguments: arguments[1:3]}, "client_update of 'mine' returns 2 values"),
+    ],
+)
+def test_what_breaks_the_contract_is_found(changes, message):
+    with pytest.raises(ValueError) as error:
+        fl.check_method(METHOD._replace(**changes), FEDERATION)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_sound_method_passes():
+    def client_update(bucket, client, downlink, data, ctx):
+        client, _, metrics = METHOD.client_update(bucket, client, downlink, data, ctx)
+        unread = Masked(jnp.full(3, jnp.nan), jnp.zeros(3, bool))
+        return client, unread, metrics
+
+    quiet = fl.local(dataclasses.replace(TRAINING, drop_remainder=False))
+    assert fl.check_method(quiet._replace(client_update=client_update), FEDERATION) is None
+    fl.check_method(METHOD, FEDERATION)
+
+
+def test_a_federation_that_does_not_fit_is_the_methods_own_message():
+    with pytest.raises(ValueError, match="needs one architecture"):
+        fl.check_method(METHOD)
+
+
+def test_random_keys_are_compared_too():
+    def init_client(bucket, ctx):
+        return METHOD.init_client(bucket, ctx) | {"key": jax.random.key(0)}
+
+    quiet = fl.local(TRAINING)
+    fl.check_method(quiet._replace(init_client=init_client), FEDERATION)

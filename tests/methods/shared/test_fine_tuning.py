@@ -1,0 +1,192 @@
+"""Distillation on top of a method that averages: what stays as it was, what feeds back, what is counted and shown."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.configs.base import method_config
+from fedjax_ht.core.federation import make_sliced_federation
+from fedjax_ht.core.local_training import LocalTraining, label_counts
+from fedjax_ht.core.method import Context
+from fedjax_ht.methods import METHODS, method_factory
+from fedjax_ht.methods.dfrd import dfrd
+from fedjax_ht.methods.shared.bases import BASES, make_base
+from fedjax_ht.methods.shared.distillation import Distillation, make_generator
+from fedjax_ht.methods.shared.fine_tuning import Server, count, pictures
+from fedjax_ht.models.sliced import sliced_model
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_simulation
+from tests import tiny
+from tests.federations import (
+    NUM_CLASSES,
+    SHAPE,
+    TRAINING,
+    SlicedDense,
+    federation_data,
+    identical,
+    mixed_federation,
+    normed_federation,
+    sliced_federation,
+    to_host,
+)
+
+TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 6, "noise_dim": 4}
+
+
+def whole_federation():
+    """Every client has the whole network."""
+    network = lambda rate: sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)  # noqa: E731
+    return make_sliced_federation(network, [1.0] * 8, SHAPE, NUM_CLASSES)
+
+
+def states(method, federation, rounds=2):
+    """After each round, on the host."""
+    options = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)
+    sim = make_simulation(method, federation, federation_data(federation), options)
+    state, passed = sim.init(), []
+    for _ in range(rounds):
+        state, _ = sim.run_round(state)
+        passed.append(to_host(state))
+    return passed
+
+
+OTHERS = ("fedavg+dfrd", "heterofl+dfrd", "feddropout+dfrd", "fedrolex+dense", "fedrolex+fedftg")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fedrolex+dfrd", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
+def test_without_iterations_it_is_the_base(name):
+    """Bit by bit: the same clients train on the same batches, and the same model comes of them."""
+    base = name.partition("+")[0]
+    federation = whole_federation() if base == "fedavg" else sliced_federation()
+    plain = states(METHODS[base](TRAINING), federation)
+    tuned = states(method_factory(name)(TRAINING, **TINY | {"iterations": 0}, variant="released"), federation)
+    for a, b in zip(plain, tuned):
+        assert identical(a.server, b.server.model)
+        for name, clients in a.clients.items():
+            assert identical(clients, b.clients[name].model)
+        first = jax.tree.map(np.asarray, b.server.generator)
+        assert b.server.average == () or identical(b.server.average, first)  # which nobody has trained
+
+
+@pytest.mark.slow
+def test_the_distilled_model_feeds_back():
+    """Clients' next slices are cut from it, or, as released, from the average."""
+    federation = sliced_federation()
+    plain = states(METHODS["fedrolex"](TRAINING), federation, 1)
+    ctx = Context(jax.random.key(0), jnp.int32(1), tiny.infos([0], 10))
+    sent = {}
+    for feedback in (True, False):
+        weighting = {"weighting": "uniform"}  # as the base by itself
+        method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, **weighting, student_lr=0.5, feedback=feedback)
+        (state,) = states(method, federation, 1)
+        assert not identical(state.server.model, plain[0].server)
+        whole = federation.buckets[0]
+        down = jax.tree.map(np.asarray, method.broadcast(federation, whole, state.server, ctx))
+        base = make_base("fedrolex", TRAINING).method
+        expected = state.server.model if feedback else plain[0].server
+        want = jax.tree.map(np.asarray, base.broadcast(federation, whole, expected, ctx))
+        assert identical(down, want)
+        sent[feedback] = state.server
+    assert sent[True].averaged == () and identical(sent[False].averaged, plain[0].server)
+    assert identical(sent[True].model, sent[False].model)
+
+
+@pytest.mark.parametrize("kind", ["this_round", "seen_so_far", "full", "none"])
+def test_labels_are_counted(kind):
+    """Over two rounds of two steps of three samples each, and six rounds later."""
+    labels = np.array([0, 2, 2, 3, 0, 1, 0])
+    data, training = tiny.client_data(labels, padding=2), LocalTraining(optax.sgd(0.1), batch_size=3, steps=2)
+    histogram, keys = np.bincount(labels, minlength=4), [jax.random.key(i) for i in range(8)]
+    used = [np.asarray(label_counts(training, data, key, 4)) for key in keys]
+    assert all(u.sum() == 6 for u in used) and not (used[0] == used[1]).all()
+    seen = jnp.zeros(4, jnp.int32) if kind == "seen_so_far" else ()
+    run = jax.jit(lambda seen, key: count(kind, training, seen, data, key, 4))
+    for number, key in enumerate(keys):
+        seen, message = run(seen, key)
+        want = {
+            "this_round": used[number],
+            "seen_so_far": np.minimum(np.sum(used[: number + 1], axis=0), histogram),
+            "full": histogram,
+            "none": None,
+        }[kind]
+        if want is None:
+            assert message == seen == ()
+        else:
+            np.testing.assert_array_equal(message.value, want)
+
+
+def test_pictures_are_of_both_generators_class_by_class():
+    federation, recipe = sliced_federation(), Distillation(noise_dim=4, batch_size=2)
+    method = dfrd(TRAINING, noise_dim=4, batch_size=2)
+    server = jax.jit(lambda key: method.init_server(federation, key))(jax.random.key(0))
+    brighter = jax.tree.map(lambda x: 2 * x, server.generator)
+    shown = method.view.pictures(federation, server._replace(average=brighter))
+    assert list(shown) == ["generator", "moving average"]
+    noise = jax.random.normal(jax.random.key(0), (40, 4))
+    for variables, images in zip((server.generator, brighter), shown.values()):
+        assert images.shape == (40, *SHAPE) and 0 <= images.min() < images.max() <= 1
+        made = make_generator(federation, recipe).apply(variables, noise, np.arange(40) % NUM_CLASSES, False)
+        np.testing.assert_allclose(images, (made.images + 1) / 2, atol=1e-5)
+    assert list(pictures(recipe, federation, Server((), (), server.generator, ()))) == ["generator"]
+
+
+def test_federations_that_it_cannot_run_on():
+    with pytest.raises(ValueError, match="dfrd needs a global model; make the federation by make_sliced_federation"):
+        dfrd(TRAINING).check(mixed_federation())
+    with pytest.raises(ValueError, match=r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"):
+        network = lambda rate: sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)  # noqa: E731
+        dfrd(TRAINING, "fedavg").check(make_sliced_federation(network, [0.5] * 2, SHAPE, NUM_CLASSES))
+    dfrd(TRAINING, "fedavg").check(whole_federation())
+    with pytest.raises(ValueError, match="images have 65 pixels a side"):
+        dfrd(TRAINING).check(make_sliced_federation(network, [1.0], (65, 65, 1), NUM_CLASSES))
+
+
+@pytest.mark.parametrize("base", [name for name in BASES if name != "none"])
+def test_two_factories_are_composed_by_name(base):
+    factory = method_factory(f"{base}+fedftg")
+    known = list(inspect.signature(factory).parameters)
+    own = [n for n in inspect.signature(METHODS["fedftg"]).parameters if n != "base"]
+    inherited = [n for n in inspect.signature(METHODS[base]).parameters if n not in ("training", "whole_head")]
+    assert known == own + inherited and "weighting" in known
+    method = factory(TRAINING, weighting="samples", iterations=3)
+    assert method.name == f"{base}+fedftg" == METHODS["fedftg"](TRAINING, base).name
+    with pytest.raises(ValueError, match="weighting is 'age'"):
+        factory(TRAINING, weighting="age")
+    options = method_config(f"{base}+fedftg", b_md=2.0).options
+    assert options.b_md == 2.0 and options.merge == "cat" and "base" not in options
+
+
+def test_names_that_are_no_composition():
+    for name in ("fedfoo", "fedtgp+dfrd", "fedrolex+fedtgp", "dfrd+fedrolex", "fedrolex+"):
+        with pytest.raises(ValueError, match=r"unknown method '.*'; .*BASE\+METHOD with one of fedavg"):
+            method_factory(name)
+
+
+@pytest.mark.slow
+def test_clients_upload_the_moments_that_dense_compares():
+    federation = normed_federation()
+    losses = []
+    for b_bn in (0.0, 5.0):
+        method = method_factory("heterofl+dense")(TRAINING, **TINY, b_bn=b_bn)
+        sim = make_simulation(method, federation, federation_data(federation), SimulationOptions(lanes=1))
+        _, report = sim.run_round(sim.init())
+        losses.append((report.server_metrics["generator_loss"], report.uplink.payload_elements))
+    assert losses[1][0] > losses[0][0] + 0.1
+    assert losses[1][1] - losses[0][1] == 3 * (2 * 4) + 5 * (2 * 2)
+
+
+@pytest.mark.slow
+def test_memory_can_be_saved():
+    """One teacher after another, computed twice: the same numbers."""
+    federation = sliced_federation()
+    results = [
+        states(method_factory("fedrolex+dfrd")(TRAINING, **TINY, low_memory=low), federation, 1)[0]
+        for low in (False, True)
+    ]
+    for a, b in zip(*(jax.tree.leaves(r.server.model) for r in results)):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)

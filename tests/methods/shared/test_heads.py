@@ -1,0 +1,92 @@
+"""The mean of heads, through the servers that take it, and the head that they start from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.wire import Metadata
+from fedjax_ht.methods.fedclassavg import fedclassavg
+from fedjax_ht.methods.lg_fedavg import lg_fedavg
+from fedjax_ht.methods.shared.heads import Uplink, init_head, take_head
+from tests import tiny
+from tests.federations import TRAINING, mixed_federation
+from tests.reference import averaging
+
+C, K = 4, 3
+FEDERATION = tiny.linear_federation(C, K)
+SAMPLES = {0: 5, 1: 40, 2: 12}  # of the clients that arrive
+
+METHODS = {
+    "lg_fedavg": (lg_fedavg(TRAINING), True),
+    "lg_fedavg uniform": (lg_fedavg(TRAINING, weighting="uniform"), False),
+    "fedclassavg": (fedclassavg(TRAINING), True),
+}
+each_method = pytest.mark.parametrize(("method", "by_samples"), METHODS.values(), ids=METHODS)
+
+
+def head(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {"kernel": rng.normal(size=(K, C)).astype(np.float32), "bias": rng.normal(size=C).astype(np.float32)}
+
+
+OLD = head(99)
+
+
+def receive(by_samples, order=tiny.ORDER, arrived=frozenset(SAMPLES), samples=SAMPLES):
+    """Heads of the clients in this order; those of clients that did not arrive are NaN, and claim many samples."""
+    received = {}
+    for bucket, ids in enumerate(order):
+        lost = jax.tree.map(lambda x: np.full_like(x, np.nan), OLD)
+        heads = jax.tree.map(lambda *xs: jnp.stack(xs), *[head(i) if i in arrived else lost for i in ids])
+        counts = jnp.array([samples.get(i, 1000) for i in ids], jnp.int32)
+        uplink = Uplink(heads, Metadata(counts) if by_samples else ())
+        here = jnp.array([i in arrived for i in ids])
+        received[f"linear{bucket}"] = Received(uplink, tiny.infos(ids, counts), here)
+    return received
+
+
+@each_method
+def test_server_update_equals_the_reference(method, by_samples):
+    weights = [SAMPLES[i] if by_samples else 1 for i in SAMPLES]
+    serve = jax.jit(lambda received: method.server_update(FEDERATION, OLD, received, None)[0])
+    results = [serve(receive(by_samples, order)) for order in (tiny.ORDER, tiny.OTHER_ORDER)]
+    for name in OLD:
+        want = averaging.weighted_mean([head(i)[name] for i in SAMPLES], weights)
+        np.testing.assert_allclose(results[0][name], want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(results[1][name], results[0][name])
+
+
+def test_equal_numbers_of_samples_give_the_plain_mean():
+    received = receive(True, samples={0: 7, 1: 7, 2: 7})
+    got, _ = METHODS["lg_fedavg"][0].server_update(FEDERATION, OLD, received, None)
+    plain, _ = METHODS["lg_fedavg uniform"][0].server_update(FEDERATION, OLD, receive(False), None)
+    for name in OLD:
+        np.testing.assert_allclose(got[name], np.mean([head(i)[name] for i in SAMPLES], axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got[name], plain[name], rtol=1e-6)
+
+
+@each_method
+def test_clients_without_samples_say_nothing(method, by_samples):
+    serve = jax.jit(lambda received: method.server_update(FEDERATION, OLD, received, None)[0])
+    one = serve(receive(by_samples, samples={0: 0, 1: 40, 2: 0}))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, head(1))
+    for received in (receive(by_samples, samples={0: 0, 1: 0, 2: 0}), receive(by_samples, arrived=())):
+        jax.tree.map(np.testing.assert_array_equal, serve(received), OLD)
+
+
+def test_first_head_is_one_that_client_0_could_have_drawn():
+    key = jax.random.key(3)
+    forth, back = (init_head(mixed_federation(reverse), key) for reverse in (False, True))
+    jax.tree.map(np.testing.assert_array_equal, forth, back)  # whatever the order of the buckets
+    own = init_variables(mixed_federation().buckets[0], key)["params"]["head"]
+    assert jax.tree.map(jnp.shape, forth) == jax.tree.map(jnp.shape, own)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(forth))
+
+
+def test_taking_a_head_leaves_the_rest():
+    client = {"params": {"base": 1, "head": 2}, "stats": 3}
+    assert take_head(client, 7) == {"params": {"base": 1, "head": 7}, "stats": 3}
+    assert client["params"]["head"] == 2

@@ -1,0 +1,128 @@
+import math
+
+import numpy as np
+import pytest
+
+from fedjax_ht.report.statistics import (
+    best_entry,
+    differences_to_first,
+    headline,
+    mean_interval,
+    mean_ranks,
+    paired_difference,
+    ranked,
+    read_trials,
+    write_trials,
+)
+
+
+def test_an_interval_of_a_mean_is_students():
+    mean, low, high = mean_interval([80.0, 81.0, 82.0, 81.0])
+    half = 3.182446 * math.sqrt(2 / 3 / 4)
+    assert mean == 81 and high - mean == pytest.approx(mean - low) == pytest.approx(half, rel=1e-6)
+
+
+@pytest.mark.parametrize("values", [[3.0], [60.0, 100.0], [60.0, 80.0, 100.0]])
+def test_fewer_than_four_trials_have_no_interval(values):
+    """Student's of 60 % and 100 % would end at 334 %; a bootstrap of two trials is the two."""
+    for interval in (mean_interval(values), paired_difference(values, [0.0] * len(values)).interval):
+        assert interval.mean == np.mean(values) and math.isnan(interval.low) and math.isnan(interval.high)
+
+
+def test_it_holds_the_mean_nineteen_times_of_twenty():
+    draws = np.random.default_rng(1).normal(5, 2, (2000, 4))
+    held = np.mean([low <= 5 <= high for _, low, high in map(mean_interval, draws)])
+    assert 0.93 < held < 0.97
+
+
+def test_a_difference_is_paired_by_trial():
+    """The trials of both differ by more than the two entries do."""
+    values, others = [70.5, 80.4, 90.7, 60.2], [70.0, 80.0, 90.0, 60.0]
+    found = paired_difference(values, others)
+    assert found.interval.mean == pytest.approx(0.45) and (found.ahead, found.trials) == (4, 4)
+    assert 0.2 <= found.interval.low < 0.45 < found.interval.high <= 0.7
+    assert paired_difference(values, others) == found
+    turned = paired_difference(others, values)
+    assert turned.interval.mean == pytest.approx(-0.45) and turned.ahead == 0
+
+
+def test_one_trial_has_a_difference_and_no_interval():
+    found = paired_difference([0.5], [0.25])
+    assert found.interval.mean == 0.25 and math.isnan(found.interval.low) and (found.ahead, found.trials) == (1, 1)
+    with pytest.raises(ValueError, match="2 and 1 trials cannot be paired"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+def history(*trials, **columns):
+    """Rows of trials given by their accuracies per round."""
+    rows = [(n, t, a) for n, at in enumerate(zip(*trials)) for t, a in enumerate(at)]
+    return [{"round": n, "trial": t, "accuracy": a} | {k: v[n] for k, v in columns.items()} for n, t, a in rows]
+
+
+def test_the_table_puts_every_entry_beside_the_first():
+    histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8])}
+    head, _, *rows, _, best, brackets = differences_to_first(histories).splitlines()
+    assert head == "| entry | round | accuracy % | minus a, points | ahead in |"
+    assert rows == [
+        "| a | best | 55.00 (50.00, 60.00) |  |  |",
+        "| b | best | 75.00 (70.00, 80.00) | +20.00 (+20.00, +20.00) | 2 of 2 |",
+        "| a | last | 55.00 (50.00, 60.00) |  |  |",
+        "| b | last | 60.00 (40.00, 80.00) | +5.00 (-10.00, +20.00) | 1 of 2 |",
+    ]
+    assert best == '"best" is each trial\'s best round on the test sets.' and brackets.endswith("have no interval.")
+    assert differences_to_first({"a": histories["a"]}) == ""
+
+
+def test_rounds_of_equal_accuracies_are_shown_once():
+    a, b = history([0.1, 0.5], val_accuracy=[0.2, 0.4]), history([0.1, 0.25], val_accuracy=[0.3, 0.4])
+    _, _, *rows, _, words = differences_to_first({"a": a, "b": b}).splitlines()
+    assert rows == [
+        "| a | best, by validation and last | 50.00 |  |  |",
+        "| b | best, by validation and last | 25.00 | -25.00 | 0 of 1 |",
+    ]
+    assert "on validation sets" in words and "rackets" not in words  # of one trial there are none
+    b = history([0.1, 0.25], val_accuracy=[0.5, 0.4])
+    rows = differences_to_first({"a": a, "b": b}).splitlines()[2:-2]
+    assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + ["by validation"] * 2
+
+
+def test_four_trials_have_intervals():
+    a = history(*([0.1, 0.50 + t / 100] for t in range(4)))
+    b = history(*([0.1, 0.60 + t / 50] for t in range(4)))
+    row = differences_to_first({"a": a, "b": b}).splitlines()[3]
+    assert row.startswith("| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |")
+
+
+def test_the_result_in_a_sentence():
+    a, b, c = history([0.1, 0.5], [0.1, 0.6]), history([0.1, 0.7], [0.1, 0.58]), history([0.1, 0.55], [0.1, 0.56])
+    assert headline({"a": a, "b": b, "c": c}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    assert headline({"b": b, "a": a}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
+    assert headline({"b": b, "a": a, "c": c}) == ahead and best_entry({"a": a, "b": b}) == "b"
+    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}).endswith("by 20.0 points, in one trial.")
+    assert headline({"a": a, "same": a}) == "a and same are level at 55.0 %."
+    assert headline({"a": a}) == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
+    assert headline({"a": history([0.25])}) == "a reaches 25.0 % in its best round, on average over clients."
+    assert headline({"a": a, "none": history([math.nan], [math.nan])}) == ""
+
+
+def test_ranks_are_within_trials_and_over_settings(tmp_path):
+    def rows(accuracies):
+        shown = [(r, t, a - 0.1 * (1 - r)) for r in (0, 1) for t, a in enumerate(accuracies)]
+        return [{"round": r, "trial": t, "accuracy": a, "val_accuracy": a} for r, t, a in shown]
+
+    histories = {"a": rows([0.5, 0.9]), "b": rows([0.6, 0.7]), "c": rows([0.6, 0.2])}
+    one = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
+    trials = read_trials(one, "best")
+    assert trials == {"a": [0.5, 0.9], "b": [0.6, 0.7], "c": [0.6, 0.2]}
+    assert read_trials(one, "by_validation") == trials
+    assert mean_ranks(trials) == {"a": 2.0, "b": 1.75, "c": 2.25}  # 3 and 1, 1.5 and 2, 1.5 and 3
+    text = ranked({"x": trials, "y": {"c": [0.9], "b": [0.8], "a": [0.1]}}).splitlines()
+    assert [line.split("|")[1:3] for line in text[2:]] == [[" c ", " 1.62 "], [" b ", " 1.88 "], [" a ", " 2.50 "]]
+    with pytest.raises(ValueError, match="y does not have the same entries as the others: c"):
+        ranked({"x": trials, "y": {"a": [0.1], "b": [0.2]}})
+    (tmp_path / "x.csv").write_text("entry,seed,split,best\na,1,1,0.5\nb,1,1,0.5\nb,2,1,0.5\n")
+    with pytest.raises(ValueError, match="does not have the same trials"):
+        read_trials(tmp_path / "x.csv", "best")
+    with pytest.raises(ValueError, match="no last of every trial"):
+        read_trials(tmp_path / "x.csv", "last")

@@ -1,0 +1,247 @@
+"""Searches: their points, who goes on, and that what shares a program, or goes on later, is what it would be alone."""
+
+import json
+import math
+import re
+from typing import Annotated
+
+import numpy as np
+import pytest
+
+from fedjax_ht.configs import few_samples
+from fedjax_ht.core.bounds import Count, SearchRange
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.core.method import Method
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.entries import described, entries_of
+from fedjax_ht.experiment.families import families
+from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
+from fedjax_ht.runner.points import regrouped, searched, table
+from fedjax_ht.runner.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
+from fedjax_ht.runner.train import Interrupted
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.simulation import make_trials
+from fedjax_ht.simulation.trials import of_trial
+from tests.federations import TRAINING, federation_data, federation_for, identical
+
+
+def test_a_grid_is_every_combination():
+    space = parse_space(["method.options.weight=0.1,1", "training.learning_rate=0.01,0.1"])
+    assert list(map(tuple, (point.values() for point in grid(space)))) == [
+        ("0.1", "0.01"),
+        ("0.1", "0.1"),
+        ("1", "0.01"),
+        ("1", "0.1"),
+    ]
+    assert points_of("fedtgp", parse_space(["weight=1,2"]), None) == ["fedtgp:weight=1", "fedtgp:weight=2"]
+
+
+def test_draws_are_spread_over_a_range_and_always_the_same():
+    space = parse_space(["weight=log:0.01:100", "mu=uniform:0:1", "decay=cosine,linear"])
+    points = draw(space, 8)
+    assert points == draw(space, 8)
+    # One in each eighth.
+    exponents = sorted((math.log10(float(p["weight"])) + 2) / 4 * 8 for p in points)
+    assert np.allclose(exponents, np.arange(8) + 0.5, atol=0.6)
+    assert sorted(float(p["mu"]) for p in points)[0] < 0.13 and sum(p["decay"] == "cosine" for p in points) == 4
+    assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
+
+
+@pytest.mark.parametrize(
+    "over, word",
+    [
+        (["weight"], "KEY=VALUE"),
+        (["weight=log:0:1"], "a range is"),
+        (["weight=log:2:1"], "a range is"),
+        (["weight=normal:0:1"], "a range is"),
+        (["weight=uniform:0:inf"], "a range is"),
+        (["weight=1", "method.options.weight=2"], "twice"),
+        (["weight=log:1:2"], "--draws"),
+    ],
+)
+def test_a_wrong_space_is_one_line(over, word):
+    with pytest.raises(ValueError, match=word):
+        grid(parse_space(over))
+
+
+def test_the_worse_half_ends():
+    assert rungs(40, 2) == [10, 20, 40] and rungs(40, 0) == [40]
+    assert better_half({"a": 0.1, "b": math.nan, "c": 0.3, "d": 0.1, "e": 0.2}) == ["a", "c", "e"]
+    assert better_half({"a": math.nan, "b": math.nan, "c": 0.3, "d": math.nan}) == ["c"]
+    assert rounds_trained(9, [10, 20, 40]) == 9 * 10 + 5 * 10 + 3 * 20
+    with pytest.raises(ValueError, match="--halvings is 3; with 4 rounds it must be from 0 to 2"):
+        rungs(4, 3)
+
+
+@pytest.fixture
+def config(tiny_config):
+    """Of the runner's tests, with validation sets."""
+    names = {}
+    exec(tiny_config.read_text(), names)
+    config = names["get_config"]()
+    config.partition.options.train_share, config.partition.options.val_share = 0.5, 0.25
+    config.rounds = 4
+    config.precision, config.devices = "float32", 1
+    return config
+
+
+POINTS = [f"fedtgp:server_epochs=2:weight={w}:training.learning_rate={r}" for w in (0.1, 1.0) for r in (0.01, 0.1)]
+
+
+def test_what_differs_in_numbers_alone_shares_a_program(config):
+    config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
+    found = [family.labels for family in families(build(config), config)]
+    assert found == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
+    assert len(families(build(config), config, trace=False)) == 6
+
+
+def run(config, folder, halvings=1, together=1, labels=POINTS):
+    return searched(config, labels, halvings, together, folder, lambda line: None)
+
+
+@pytest.mark.slow
+def test_points_together_or_apart_and_stopped_are_the_same(config, tmp_path, monkeypatch):
+    apart = run(config, tmp_path / "apart")
+    assert {r: len(scores) for r, scores in apart.scores.items()} == {2: 4, 4: 2}
+    together = run(config, tmp_path / "together", together=3)
+    assert together == apart
+
+    # Stopped by a signal in the middle, the search goes on to the same end.
+    from fedjax_ht.runner import points
+
+    class stopped:
+        def __enter__(self):
+            return [2]
+
+        def __exit__(self, *error):
+            pass
+
+    with monkeypatch.context() as patched:
+        patched.setattr(points, "catch_signals", stopped)
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / "stopped")
+    assert run(config, tmp_path / "stopped") == apart
+    # Going on from the half of the rounds changes nothing; and what is done is not done again.
+    whole = run(config, tmp_path / "whole", halvings=0, labels=[apart.best])
+    assert whole.scores[4][apart.best] == apart.scores[4][apart.best]
+    monkeypatch.setattr(points, "_train", None)
+    assert run(config, tmp_path / "apart") == apart
+
+
+def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
+    config.partition.options.val_share = 0.0
+    with pytest.raises(ValueError, match="no validation sets"):
+        run(config, tmp_path)
+
+
+def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
+    config.rounds = 4
+    told = []
+    tuned = fairly_tuned(config, ["local", "fedtgp:server_epochs=2"], 2, tmp_path, told.append)
+    local, fedtgp = entries_of(tuned)
+    assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
+    budget = "2 settings, 5 rounds of training, by validation on 1 split of seed 1, seed 0"
+    rate = "training.learning_rate from 0.00125 to 0.08"
+    assert local.tuned == f"{budget}; searched: {rate}"
+    assert fedtgp.tuned == f"{budget}; searched: {rate}, weight from 0.01 to 10, tau from 1 to 100"
+    assert fedtgp.options["server_epochs"] == 2
+    for name in ("local", "fedtgp"):
+        assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
+    with pytest.raises(ValueError, match="each method once"):
+        fairly_tuned(config, ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, told.append)
+
+
+SEARCHED = {
+    "fedproto": {"weight": (0.01, 10, True)},
+    "fedtgp": {"weight": (0.01, 10, True), "tau": (1, 100, True)},
+    "fedktl": {"mu": (1, 100, True), "server_lr": (0.001, 0.1, True)},
+    "fedssa": {"mu": (0, 1, False)},
+    "fedral": {"angle_lr": (0.001, 1, True), "init_scale": (0.3, 30, True)},
+    "fedgen": {"alpha": (0.1, 30, True), "beta": (0.1, 30, True)},
+    "fedgh": {"server_lr": (0.001, 0.1, True)},
+    "fd": {"weight": (0.01, 10, True)},
+    "fedclassavg": {"mu": (0.01, 1, True), "temperature": (0.05, 0.5, True)},
+    "fml": {"alpha": (0, 1, False), "beta": (0, 1, False)},
+    "dense": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "fedftg": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+    "dfrd": {"generator_lr": (0.00002, 0.002, True), "student_lr": (0.001, 0.1, True)},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_factory_declares_what_is_searched_of_its_method(config, method):
+    space = space_of(method, config)
+    rate = config.training.learning_rate
+    assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
+    assert space == SEARCHED.get(method, {})
+    config.entries = tuple(points_of(method, space_of(method, config), 2))
+    assert len(entries_of(config)) == 3
+
+
+def test_the_shipped_settings_say_what_was_searched_of_whom():
+    config = few_samples.get_config()
+    for spec in config.searched:
+        method, _, space = spec.partition(": ")
+        assert space == described_space(space_of(method, config))
+    assert [spec.partition(":")[0] for spec in config.searched] == [spec.partition(":")[0] for spec in config.tuned]
+
+
+def fedmine(
+    training: LocalTraining, share: Annotated[float, SearchRange(0.0, 1.0, log=False)] = 0.5, steps: Count = 3
+) -> Method:
+    return METHODS["fedproto"](training, weight=share)._replace(name="fedmine")
+
+
+def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "fedmine", fedmine)
+    space = space_of("fedmine", config)
+    assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
+    shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}
+    assert len(shares) == 4
+    config.entries = ("fedmine", "local")
+    assert described(entries_of(config)).splitlines() == [
+        "* fedmine: at its defaults",
+        "* local: as its paper has it",
+    ]
+
+
+def test_few_rounds_are_halved_less_often(config, tmp_path):
+    config.rounds = 2
+    tuned = fairly_tuned(config, ["local"], 2, tmp_path, lambda line: None)
+    assert tuned.tuned_on.startswith("2 settings, 3 rounds of training")
+
+
+def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path):
+    """Although it was the better one before."""
+    config.rounds, said = 2, []
+    points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
+    result = searched(config, points, 0, None, tmp_path / "both", said.append)
+    assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
+    assert any(re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line) for line in said)
+    assert f"| {points[1]} | not finite |" in table(result)
+    assert searched(config, points, 0, None, tmp_path / "both", said.append).best == points[0]
+    with pytest.raises(ValueError, match="in every setting of local a client or the server stopped being finite"):
+        searched(config, points[1:], 0, None, tmp_path / "none", said.append)
+
+
+def test_points_in_other_company_keep_what_is_theirs():
+    federation = federation_for("fedtgp")
+    data, method = [federation_data(federation)] * 2, METHODS["fedtgp"](TRAINING)
+    there = make_trials(
+        method, federation, data, SimulationOptions(participation=0.6, lanes=1, devices=1), seeds=[3, 4]
+    )
+    before, _ = there.run_round(there.init())
+    rows = [{"round": 1, "trial": trial, "of": label} for trial, label in enumerate("ab")]
+    sources = {label: (there, (before, rows), ["a", "b"]) for label in "ab"}
+    state, history = regrouped(there.of_trials([4, 3]), ["b", "a"], 1, sources)
+    assert [(row["trial"], row["of"]) for row in history] == [(0, "b"), (1, "a")]
+    for new, old in ((0, 1), (1, 0)):
+        assert identical(of_trial(state.servers, new), of_trial(before.servers, old))
+        assert np.array_equal(state.last_round[new], before.last_round[old])
+        for bucket in federation.buckets:
+            size = len(federation.members(bucket))
+            mine, theirs = (np.arange(t * size, (t + 1) * size) for t in (new, old))
+            assert np.array_equal(state.changed[bucket.name][mine], before.changed[bucket.name][theirs])
+            read = there.read_clients
+            assert identical(read(state, bucket.name, mine), read(before, bucket.name, theirs))

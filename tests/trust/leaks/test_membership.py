@@ -1,0 +1,56 @@
+"""Who was in a training set, told by the loss."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.methods import METHODS
+from fedjax_ht.trust.leaks import membership
+from tests import tiny
+from tests.reference import images as reference
+from tests.reference import linear_client
+from tests.reference.classification import cross_entropy
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_auc(ties):
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=40), rng.normal(size=30) + 0.5
+    a, b = (np.round(a), np.round(b)) if ties else (a, b)
+    np.testing.assert_allclose(membership.auc(a, b), reference.auc(a, b), rtol=1e-12)
+
+
+def test_auc_at_its_ends():
+    low, high = np.array([1.0, 2.0]), np.array([3.0, np.inf])
+    assert membership.auc(low, high) == 1 and membership.auc(high, low) == 0
+    assert membership.auc(low, low) == 0.5
+    assert np.isnan(membership.auc(low, np.array([])))
+
+
+def test_losses_are_the_heads_on_each_sample():
+    federation = tiny.linear_federation(clients=1, buckets=1)
+    method, bucket = METHODS["fedproto"](LocalTraining(optax.sgd(0.1))), federation.buckets[0]
+    labels = np.arange(70) % 4  # more than one batch
+    data = tiny.client_data(labels, indices=np.arange(70)[::-1], padding=2)
+    client = method.init_client(bucket, tiny.context(0))
+    downlink = method.broadcast(federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0))
+    found = membership.losses(method, bucket, client, downlink, data, "train")
+    logits = linear_client.logits(tiny.flat_params(client["params"]), tiny.pixels(data))
+    want = [cross_entropy(logits[[i]], labels[[i]], [True]) for i in range(70)][::-1]
+    assert found.shape == (72,)
+    np.testing.assert_allclose(found[:70], want, rtol=1e-4)
+
+
+def test_a_class_without_a_score_has_an_infinite_loss():
+    """FedProto's reported rule scores no class before its first round."""
+    federation = tiny.linear_federation(clients=1, buckets=1)
+    method, bucket = METHODS["fedproto"](LocalTraining(optax.sgd(0.1))), federation.buckets[0]
+    assert membership.rule_of(method) == "head"
+    method = method._replace(rules=("prototype",))
+    downlink = method.broadcast(federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0))
+    client = method.init_client(bucket, tiny.context(0))
+    found = membership.losses(method, bucket, client, downlink, tiny.client_data([0, 1]), "train")
+    assert jnp.isinf(found).all()

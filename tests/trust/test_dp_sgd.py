@@ -1,0 +1,117 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
+from fedjax_ht.core.method import Split
+from fedjax_ht.losses import cross_entropy
+from fedjax_ht.trust.dp_sgd import clipped, clipped_sum, dp_train, poisson_batch
+from tests import tiny
+from tests.reference import privacy as reference
+
+KEY = jax.random.key(3)
+
+
+def test_clipping_is_that_of_the_reference():
+    rng = np.random.default_rng(0)
+    tree = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
+    for clip in (0.1, 2.0, 100.0):
+        found = clipped(tree, clip)
+        for x, y in zip(found.values(), reference.clipped(tree.values(), clip)):
+            np.testing.assert_allclose(x, y, rtol=1e-6)
+    for bad in (np.nan, np.inf, 1e30):  # the last one's square is not finite
+        found = clipped({"a": jnp.array([1.0, bad])}, 1.0)
+        np.testing.assert_array_equal(found["a"], 0)
+    np.testing.assert_array_equal(clipped(jnp.zeros(3), 1.0), 0)
+
+
+@pytest.mark.parametrize("clip", [0.5, 1e6])
+def test_gradients_of_samples_are_clipped_one_by_one(clip):
+    rng = np.random.default_rng(0)
+    x, labels, kernel = rng.normal(size=(5, 3)), np.array([0, 1, 1, 0, 1]), rng.normal(size=(3, 2))
+
+    def gradient_of(batch, key):
+        loss = lambda kernel: cross_entropy(batch.x @ kernel, batch.y, batch.mask)  # noqa: E731
+        return jax.value_and_grad(loss)(jnp.asarray(kernel, jnp.float32))
+
+    batch = Batch(jnp.asarray(x, jnp.float32).at[4].set(jnp.nan), jnp.asarray(labels), jnp.arange(5) < 4)
+    found, _ = clipped_sum(gradient_of, batch, jax.random.split(KEY, 5), clip)
+    expected = sum(reference.clipped([g], clip)[0] for g in reference.softmax_gradients(kernel, x[:4], labels[:4]))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_every_sample_is_drawn_by_itself_and_with_its_chance():
+    draws, count, size = 4000, 12, 3
+    split = Split(jnp.arange(20, dtype=jnp.int32), jnp.int32(count))
+    drawn = jax.vmap(lambda key: poisson_batch(key, split, size))(jax.random.split(KEY, draws))
+    real = np.arange(20) < np.asarray(drawn.count)[:, None]
+    seen = np.stack([np.bincount(row[mask], minlength=20) for row, mask in zip(np.asarray(drawn.indices), real)])
+    assert seen.max() == 1 and not seen[:, count:].any()
+    chance, error = size / count, np.sqrt(size / count * (1 - size / count) / draws)
+    np.testing.assert_allclose(seen[:, :count].mean(0), chance, atol=4.5 * error)
+    # Together in a batch as often as independent ones are; of a fixed size they would be in 0.045 of the batches.
+    both = (seen[:, :count].T @ seen[:, :count])[np.triu_indices(count, 1)] / draws
+    assert abs(both.mean() - chance**2) < 0.006
+    longer = Split(jnp.arange(50, dtype=jnp.int32), split.count)
+    again = poisson_batch(jax.random.split(KEY, draws)[0], longer, size)
+    assert again.count == drawn.count[0]
+    np.testing.assert_array_equal(again.indices[: again.count], drawn.indices[0][: again.count])
+    few = poisson_batch(KEY, split._replace(count=jnp.int32(2)), size)
+    np.testing.assert_array_equal(few.indices[: few.count], [0, 1])
+
+
+@functools.cache
+def visits(clip: float, noise: float, width: int = 9):
+    """(keys, counts) -> parameters after a step at rate 1 where sample i's gradient is -1 in place i: who was seen."""
+    data = tiny.client_data(np.arange(9))
+
+    def loss_fn(params, stats, batch, key):
+        return Loss(-jnp.sum(jnp.where(batch.mask, params[batch.y], 0)), stats)
+
+    def run(key, count):
+        own = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
+        training = LocalTraining(optax.sgd(1.0), batch_size=3, steps=1)
+        return dp_train(clip, noise, (), training, loss_fn, jnp.zeros(width), {}, own, key, 9).params
+
+    return jax.jit(jax.vmap(run))
+
+
+def test_a_batch_of_any_length_is_summed_whole():
+    seen = 3 * visits(1e6, 0.0)(jax.random.split(KEY, 200), jnp.full(200, 9))
+    np.testing.assert_allclose(seen, np.round(seen), atol=1e-5)
+    lengths = np.round(np.asarray(seen).sum(1)).astype(int)
+    assert set(np.unique(np.round(seen))) == {0, 1} and lengths.min() == 0 and lengths.max() > 6
+    assert abs(lengths.mean() - 3) < 0.4
+    few = visits(1e6, 0.0)(jax.random.split(KEY, 3), jnp.array([2, 1, 0]))
+    np.testing.assert_allclose(few[:, :3], [[0.5, 0.5, 0], [1, 0, 0], [0, 0, 0]])
+
+
+def test_noise_is_as_strong_as_told_and_its_keys_own():
+    clip, noise, width = 0.5, 2.0, 40_000
+    found = np.asarray(visits(clip, noise, width)(jnp.stack([KEY, KEY, jax.random.key(4)]), jnp.full(3, 9)))[:, 9:]
+    np.testing.assert_array_equal(found[0], found[1])
+    assert abs(np.corrcoef(found[0], found[2])[0, 1]) < 5 / np.sqrt(width)
+    # The variance of n squares of normal numbers is 2 / n.
+    np.testing.assert_allclose(found.std(1), clip * noise / 3, rtol=5 / np.sqrt(2 * width))
+    assert np.abs(found.mean(1)).max() < 5 * clip * noise / 3 / np.sqrt(width)
+
+
+def test_without_noise_and_clipping_it_trains_as_training_does():
+    """A client that fills one batch has all of its samples in each."""
+    data = tiny.client_data([0, 1, 2, 3, 1, 0])
+    training = LocalTraining(optax.sgd(0.5, momentum=0.5), batch_size=6, epochs=3, schedule=lambda round: 0.5)
+    params = {"kernel": 0.1 * jax.random.normal(KEY, (4, 4)), "bias": jnp.zeros(4)}
+
+    def loss_fn(params, stats, batch, key):
+        scores = batch.x.reshape(len(batch.x), -1) @ params["kernel"] + params["bias"]
+        return Loss(cross_entropy(scores, batch.y, batch.mask), stats)
+
+    usual = train(training, loss_fn, params, {}, data, KEY, 4)
+    trainer = jax.tree_util.Partial(functools.partial(dp_train, 1e6, 0.0, ()))
+    found = train(training, loss_fn, params, {}, data._replace(trainer=trainer), KEY, 4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, usual)
+    assert not np.allclose(found.params["kernel"], params["kernel"])
