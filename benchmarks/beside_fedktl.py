@@ -1,12 +1,13 @@
-"""FedKTL's server beside the authors': the same F, prototypes and draws, and how far apart both end.
+"""FedKTL's server beside the authors': the same F, prototypes and draws, and how far apart both
+end.
 
     python -m benchmarks.beside_fedktl --htfllib=PATH [--python=PYTHON] [--out=FILE]
 
-PATH is a checkout of github.com/TsingZ0/HtFLlib, whose server code runs as it is under PYTHON, which
-has torch. A hundred steps of Adam train F; an epoch's last batch would have a single prototype, and
-one class has none. HtFLlib is in float64, so that the differences are of our float32 alone. Its F has
-a bias in front of the batch norm and running statistics, on which nothing else depends; the report
-says so by not holding them against anything.
+PATH is a checkout of github.com/TsingZ0/HtFLlib, whose server code runs as it is under PYTHON,
+which has torch. A hundred steps of Adam train F; an epoch's last batch would have a single
+prototype, and one class has none. HtFLlib is in float64, so that the differences are of our float32
+alone. Its F has a bias in front of the batch norm and running statistics, on which nothing else
+depends; the report says so by not holding them against anything.
 """
 
 import json
@@ -25,7 +26,9 @@ from tests.fedktl_problem import KEY, LARGE, SMALL, Problem, ours, problem, samp
 
 _HTFLLIB = flags.DEFINE_string("htfllib", None, "A checkout of HtFLlib.")
 _PYTHON = flags.DEFINE_string("python", sys.executable, "What HtFLlib runs under.")
-_SMALL = flags.DEFINE_bool("small", False, "The problem whose outcome a test holds; also prints theirs as JSON.")
+_SMALL = flags.DEFINE_bool(
+    "small", False, "The problem whose outcome a test holds; also prints theirs as JSON."
+)
 
 
 def theirs(of: Problem) -> dict[str, np.ndarray]:
@@ -43,13 +46,17 @@ def theirs(of: Problem) -> dict[str, np.ndarray]:
         "rate": 0.01,
         "weight": 1.0,
     }
-    server = Path(_HTFLLIB.value, "system", "flcore", "servers", "serverktl_stylegan_xl.py").resolve()
+    server = Path(
+        _HTFLLIB.value, "system", "flcore", "servers", "serverktl_stylegan_xl.py"
+    ).resolve()
     with tempfile.TemporaryDirectory() as folder:
         files = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
         np.savez(files[0], **inputs)
         script = Path(__file__).with_name("fedktl_align.py")
         done = subprocess.run(
-            [_PYTHON.value, str(script), str(server), *map(str, files)], capture_output=True, text=True
+            [_PYTHON.value, str(script), str(server), *map(str, files)],
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             raise SystemExit(done.stderr)
@@ -58,7 +65,9 @@ def theirs(of: Problem) -> dict[str, np.ndarray]:
 
 def main(_) -> None:
     if not Path(_HTFLLIB.value or "", "system", "flcore").is_dir():
-        raise app.UsageError(f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore")
+        raise app.UsageError(
+            f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore"
+        )
     made = problem(**(SMALL if _SMALL.value else LARGE))
     mine, other = ours(made), theirs(made)
     version = other.pop("torch")
@@ -68,7 +77,10 @@ def main(_) -> None:
     for name, value in mine.items():
         moved, apart = np.abs(other[name] - made.f[name]).max(), np.abs(other[name] - value).max()
         rows.append([name, f"{moved:.2f}", f"{apart:.1e}"])
-    text = "FedKTL's F and Qbar after 100 steps: how far each array moved, and the largest difference of the two."
+    text = (
+        "FedKTL's F and Qbar after 100 steps: how far each array moved, and the largest difference "
+        "of the two."
+    )
     notes = f"HtFLlib under PyTorch {version}, float64; ours float32."
     publish("\n".join([text, machine(), notes, "", table(("array", "moved by", "apart"), rows)]))
 

@@ -1,11 +1,14 @@
-"""A whole round beside HtFLlib's: the same clients, samples, models and steps, the processor's seconds of one core.
+"""A whole round beside HtFLlib's: the same clients, samples, models and steps, the processor's
+seconds of one core.
 
-    python -m benchmarks.beside_htfllib --htfllib=PATH [--python=PYTHON] [--methods=local,fedtgp] [--out=FILE]
+    python -m benchmarks.beside_htfllib --htfllib=PATH [--python=PYTHON] [--methods=local,fedtgp]
+    [--out=FILE]
 
-PATH is a checkout of github.com/TsingZ0/HtFLlib, whose code runs as it is under PYTHON, which has torch, scikit-learn
-and what else it imports. The federation is the quickstart's: 20 clients, CNN-1..5, some 375 of Fashion-MNIST's images
-each. A round is training, upload, server and one evaluation of all clients; theirs reads and writes every model's file,
-ours writes its metrics and checkpoints, and scores the clients once more before anything comes down.
+PATH is a checkout of github.com/TsingZ0/HtFLlib, whose code runs as it is under PYTHON, which has
+torch, scikit-learn and what else it imports. The federation is the quickstart's: 20 clients,
+CNN-1..5, some 375 of Fashion-MNIST's images each. A round is training, upload, server and one
+evaluation of all clients; theirs reads and writes every model's file, ours writes its metrics and
+checkpoints, and scores the clients once more before anything comes down.
 """
 
 import itertools
@@ -33,7 +36,8 @@ WARM = 2  # rounds of ours that are not counted: the first compiles
 
 
 HEAD = (
-    "method", "HtFLlib, before and after", "its evaluation", "ours", "our evaluation", "HtFLlib / ours",
+    "method", "HtFLlib, before and after", "its evaluation", "ours", "our evaluation",
+    "HtFLlib / ours",
     "best %, HtFLlib's and ours",
 )  # fmt: skip
 WIDTHS = (300, 200, 150, 100, 50)  # of the first hidden layer of CNN-1..5
@@ -42,7 +46,9 @@ _HTFLLIB = flags.DEFINE_string("htfllib", None, "A checkout of HtFLlib.")
 _PYTHON = flags.DEFINE_string("python", sys.executable, "What HtFLlib runs under.")
 _METHODS = flags.DEFINE_list("methods", list(PAIRS), "What to time.")
 _ROUNDS = flags.DEFINE_integer("rounds", 8, "Rounds that are counted.")
-_HERE = flags.DEFINE_bool("here", False, "Time our rounds of the one method here and print JSON; for the child.")
+_HERE = flags.DEFINE_bool(
+    "here", False, "Time our rounds of the one method here and print JSON; for the child."
+)
 flags.register_validator("methods", set(PAIRS).issuperset, f"the methods are {', '.join(PAIRS)}")
 
 
@@ -52,7 +58,8 @@ def on_one_core() -> None:
 
 
 def configured(name: str) -> ConfigDict:
-    """The quickstart's federation with a method, run as HtFLlib runs its own: samples in stored order."""
+    """The quickstart's federation with a method, run as HtFLlib runs its own: samples in stored
+    order."""
     config = quickstart.get_config()
     config.compare, config.tuned, config.evaluate.every = (), (), 1
     config.method = method_config(name, **PAIRS[name].ours)
@@ -63,7 +70,8 @@ def configured(name: str) -> ConfigDict:
 
 
 def ours(name: str) -> dict:
-    """Processor's seconds of every counted round and of the evaluation in it, the first round's, and accuracies."""
+    """Processor's seconds of every counted round and of the evaluation in it, the first round's,
+    and accuracies."""
     enable_compilation_cache()
     marks, rows = [], []
 
@@ -108,9 +116,14 @@ def theirs(name: str, folder: Path) -> dict:
 def row(name: str, folder: Path) -> tuple[list[str], str]:
     """The cells under `HEAD`, and torch's version."""
     before = theirs(name, folder)
-    own = in_a_process("benchmarks.beside_htfllib", ["--here", f"--methods={name}", f"--rounds={_ROUNDS.value}"])
+    own = in_a_process(
+        "benchmarks.beside_htfllib", ["--here", f"--methods={name}", f"--rounds={_ROUNDS.value}"]
+    )
     after = theirs(name, folder)
-    median = lambda found, what: statistics.median(found[what])  # noqa: E731
+
+    def median(found, what):
+        return statistics.median(found[what])
+
     loops, mine = [median(found, "round") for found in (before, after)], median(own, "round")
     cells = [
         name,
@@ -130,7 +143,9 @@ def main(_) -> None:
         print(json.dumps(ours(_METHODS.value[0])))
         return
     if not Path(_HTFLLIB.value or "", "system", "flcore").is_dir():
-        raise app.UsageError(f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore")
+        raise app.UsageError(
+            f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore"
+        )
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_clients(Path(folder, "dataset", "clients"))
@@ -139,7 +154,8 @@ def main(_) -> None:
             rows.append(cells)
             print(*cells, sep=" | ", flush=True)
     text = (
-        f"Processor's seconds of a whole round, median of {_ROUNDS.value}, one core each: the quickstart's 20 clients "
+        f"Processor's seconds of a whole round, median of {_ROUNDS.value}, one core each: the "
+        "quickstart's 20 clients "
         "with CNN-1..5, 7,492 training and 2,508 test images."
     )
     notes = f"HtFLlib under PyTorch {version}, one thread. The ratio is to the faster of its two."

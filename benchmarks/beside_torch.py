@@ -1,6 +1,8 @@
-"""A client's training step beside a plain PyTorch loop: how both are timed, and the rows of a table.
+"""A client's training step beside a plain PyTorch loop: how both are timed, and the rows of a
+table.
 
-A benchmark that compares has a command line of its own, whose child processes measure one row; see `benchmarks.text`.
+A benchmark that compares has a command line of its own, whose child processes measure one row; see
+`benchmarks.text`.
 """
 
 import importlib.util
@@ -26,13 +28,20 @@ from fedjax_ht.simulation.simulation import make_simulation
 
 BATCH, CLIENTS = 10, 4
 
-CORES = flags.DEFINE_list("cores", [str(n) for n in range(1, len(os.sched_getaffinity(0)) + 1)], "Cores of each.")
+CORES = flags.DEFINE_list(
+    "cores", [str(n) for n in range(1, len(os.sched_getaffinity(0)) + 1)], "Cores of each."
+)
 STEPS = flags.DEFINE_integer("steps", 10, "Steps of each client.")
-ROUNDS = flags.DEFINE_integer("rounds", 6, "Rounds of each measurement; the first compiles and is not counted.")
-HOW = flags.DEFINE_enum("how", None, ["ours", "torch"], "Measure this here and print JSON; for the child.")
+ROUNDS = flags.DEFINE_integer(
+    "rounds", 6, "Rounds of each measurement; the first compiles and is not counted."
+)
+HOW = flags.DEFINE_enum(
+    "how", None, ["ours", "torch"], "Measure this here and print JSON; for the child."
+)
 
 HEAD = (
-    "cores", "PyTorch, before and after", "ours", "ours / PyTorch", "processor's ms: ours, PyTorch", "compile s",
+    "cores", "PyTorch, before and after", "ours", "ours / PyTorch",
+    "processor's ms: ours, PyTorch", "compile s",
     "peak MB: ours, PyTorch",
 )  # fmt: skip
 
@@ -43,13 +52,19 @@ def pinned(cores: int) -> None:
 
 
 def ours(module: SplitModel, dataset: Dataset) -> dict:
-    """Seconds of the first round of `local` and, as median, of the later ones, and the processor's seconds of these.
-    The samples are dealt to `CLIENTS` clients in order, `STEPS` batches each."""
+    """Seconds of the first round of `local` and, as median, of the later ones, and the processor's
+    seconds of these. The samples are dealt to `CLIENTS` clients in order, `STEPS` batches each."""
     shares, none = np.arange(len(dataset.labels)).reshape(CLIENTS, -1), np.array([], np.int64)
-    federation = make_federation({"model": module}, dataset.input_shape, dataset.num_classes, CLIENTS)
-    data = make_federation_data(dataset, tuple(ClientIndices(own, none, none) for own in shares), federation)
+    federation = make_federation(
+        {"model": module}, dataset.input_shape, dataset.num_classes, CLIENTS
+    )
+    data = make_federation_data(
+        dataset, tuple(ClientIndices(own, none, none) for own in shares), federation
+    )
     options = SimulationOptions(devices=len(jax.devices()))
-    simulation = make_simulation(local(LocalTraining(optax.sgd(0.01), BATCH)), federation, data, options)
+    simulation = make_simulation(
+        local(LocalTraining(optax.sgd(0.01), BATCH)), federation, data, options
+    )
     state, seconds, busy = simulation.init(), [], []
     for _ in range(ROUNDS.value):
         start, spent = time.perf_counter(), time.process_time()
@@ -68,8 +83,8 @@ def theirs(model: Callable, inputs: np.ndarray, labels: np.ndarray, cores: int) 
     from benchmarks.torch_loop import train_in_turn
 
     torch.set_num_threads(cores)
-    # A gradient that vanishes over 200 places becomes denormal, which an Intel CPU computes ten times slower; XLA
-    # flushes to zero, too.
+    # A gradient that vanishes over 200 places becomes denormal, which an Intel CPU computes ten
+    # times slower; XLA flushes to zero, too.
     torch.set_flush_denormal(True)
     x, y = (torch.from_numpy(a.reshape(STEPS.value, BATCH, *a.shape[1:])) for a in (inputs, labels))
     models, seconds, busy = [model() for _ in range(CLIENTS)], [], []
@@ -82,10 +97,15 @@ def theirs(model: Callable, inputs: np.ndarray, labels: np.ndarray, cores: int) 
 
 
 def row(benchmark: str, given: Sequence[str], cores: str) -> tuple[list[str], str]:
-    """The cells under `HEAD`, of what a benchmark measures with these arguments, and torch's version."""
+    """The cells under `HEAD`, of what a benchmark measures with these arguments, and torch's
+    version."""
 
     def child(how: str) -> dict:
-        own = [f"--cores={cores}", f"--how={how}", *(f"--{flag.name}={flag.value}" for flag in (STEPS, ROUNDS))]
+        own = [
+            f"--cores={cores}",
+            f"--how={how}",
+            *(f"--{flag.name}={flag.value}" for flag in (STEPS, ROUNDS)),
+        ]
         return in_a_process(benchmark, [*given, *own], int(cores) if how == "ours" else 1)
 
     with_torch = importlib.util.find_spec("torch") is not None
@@ -107,14 +127,21 @@ def row(benchmark: str, given: Sequence[str], cores: str) -> tuple[list[str], st
     return cells, after["version"] if after else ""
 
 
-def publish_rows(what: str, head: Sequence[str], rows: Sequence[Sequence[str]], version: str, note: str) -> None:
+def publish_rows(
+    what: str, head: Sequence[str], rows: Sequence[Sequence[str]], version: str, note: str
+) -> None:
     """The page: what was measured, where, how, and the table."""
     lines = [
-        f"Milliseconds of one client's training step: {CLIENTS} clients, batch {BATCH}, {what}, SGD, float32.",
+        f"Milliseconds of one client's training step: {CLIENTS} clients, batch {BATCH}, {what}, "
+        "SGD, float32.",
         machine(),
-        f"PyTorch {version}, as many threads as cores{note}." if version else "PyTorch is not installed.",
-        "Ours is the round of `local`, a device a core. The ratio is to the faster of PyTorch's two.",
-        f"The machine's load was {os.getloadavg()[2]:.1f} in the last 15 minutes, ours included: above the number of "
+        f"PyTorch {version}, as many threads as cores{note}."
+        if version
+        else "PyTorch is not installed.",
+        "Ours is the round of `local`, a device a core. The ratio is to the faster of PyTorch's "
+        "two.",
+        f"The machine's load was {os.getloadavg()[2]:.1f} in the last 15 minutes, ours included: "
+        "above the number of "
         "cores others ran, too, and the processor's own time says more than the clock's.",
         "",
         table(head, rows),

@@ -5,10 +5,11 @@
     python -m benchmarks.campaign --rehearse                      everything in a small form, on CPU
     python -m benchmarks.campaign --report=FOLDER --out=benchmarks/results/gpu_campaign.md
 
-Each slice writes FOLDER/slice_N.json, after every item. Exit code 1 says that an item failed, or a check in one. To be
-run from the repository's root. Accuracies need Fashion-MNIST in `data/`, pfl-research's CIFAR-10; PyTorch is measured
-where it is installed, HtFLlib where a checkout of it lies in `HtFLlib/`, too. BUILD.md says which packages a campaign
-needs, and how they are carried to a machine without a network.
+Each slice writes FOLDER/slice_N.json, after every item. Exit code 1 says that an item failed, or a
+check in one. To be run from the repository's root. Accuracies need Fashion-MNIST in `data/`,
+pfl-research's CIFAR-10; PyTorch is measured where it is installed, HtFLlib where a checkout of it
+lies in `HtFLlib/`, too. BUILD.md says which packages a campaign needs, and how they are carried to
+a machine without a network.
 """
 
 import importlib.metadata
@@ -33,12 +34,20 @@ from fedjax_ht.runner.cli import fail, parse_flags
 _SLICE = flags.DEFINE_integer("slice", None, "Which slice to run; without one --rehearse runs all.")
 _LIST = flags.DEFINE_bool("list", False, "Print slices and items.")
 _REHEARSE = flags.DEFINE_bool("rehearse", False, "A small form of every item, by the same code.")
-_REPORT = flags.DEFINE_string("report", None, "Folder whose results to make a page of, printed or written to --out.")
-_BUDGET = flags.DEFINE_float("budget", 510.0, "Seconds after which a slice begins no further item.", lower_bound=0.0)
+_REPORT = flags.DEFINE_string(
+    "report", None, "Folder whose results to make a page of, printed or written to --out."
+)
+_BUDGET = flags.DEFINE_float(
+    "budget", 510.0, "Seconds after which a slice begins no further item.", lower_bound=0.0
+)
 _ONLY = flags.DEFINE_string("only", "", "Only the items whose names hold this.")
 _RETRY = flags.DEFINE_bool("retry", False, "Also run items again that failed.")
-_WORK = flags.DEFINE_float("work", None, "Work off one process's items until this time; for the child.")
-flags.register_validator("slice", lambda n: n is None or n in SLICES, f"the slices are {', '.join(map(str, SLICES))}")
+_WORK = flags.DEFINE_float(
+    "work", None, "Work off one process's items until this time; for the child."
+)
+flags.register_validator(
+    "slice", lambda n: n is None or n in SLICES, f"the slices are {', '.join(map(str, SLICES))}"
+)
 
 
 def machine(precision: str) -> dict:
@@ -61,7 +70,9 @@ def machine(precision: str) -> dict:
 
 def items_of(number: int, rehearse: bool) -> list[slices.Item]:
     return [
-        item for item in (SLICES[number].rehearsal if rehearse else SLICES[number].items) if _ONLY.value in item.name
+        item
+        for item in (SLICES[number].rehearsal if rehearse else SLICES[number].items)
+        if _ONLY.value in item.name
     ]
 
 
@@ -71,7 +82,10 @@ def work(number: int, folder: Path, rehearse: bool, deadline: float) -> None:
     jax.config.update("jax_default_matmul_precision", precision)
     if rehearse and jax.default_backend() == "cpu":  # most of it is compilation
         jax.config.update("jax_disable_most_optimizations", True)
-    tell = lambda line: print(f"  {line}", flush=True)  # noqa: E731
+
+    def tell(line):
+        return print(f"  {line}", flush=True)
+
     path = slices.file_of(folder, number)
     slices.work(path, items_of(number, rehearse), machine(precision), deadline, tell)
 
@@ -83,13 +97,17 @@ def run_slice(number: int, folder: Path, rehearse: bool, budget: float, retry: b
     if log.setdefault("rehearsal", rehearse) != rehearse:
         fail(ValueError(f"{path} is {'no ' * rehearse}rehearsal; choose another --out"))
     if retry:
-        log["items"] = {name: log["items"][name] for name in log["items"].keys() - slices.failures(log).keys()}
+        log["items"] = {
+            name: log["items"][name] for name in log["items"].keys() - slices.failures(log).keys()
+        }
     slices.write(path, log | {"slice": number, "title": part.title})
     command = [sys.executable, "-m", "benchmarks.campaign", f"--slice={number}", f"--out={folder}"]
     command += [f"--only={_ONLY.value}", *["--rehearse"] * rehearse]
 
     def start(deadline: float) -> int:
-        return subprocess.run([*command, f"--work={deadline}"], env=os.environ | part.environment).returncode
+        return subprocess.run(
+            [*command, f"--work={deadline}"], env=os.environ | part.environment
+        ).returncode
 
     print(f"slice {number}: {part.title}", flush=True)
     began, items = time.time(), items_of(number, rehearse)
@@ -126,7 +144,15 @@ def main(_) -> None:
         return
     numbers = list(SLICES) if number is None else [number]
     done = {n: run_slice(n, Path(out), rehearse, _BUDGET.value, _RETRY.value) for n in numbers}
-    print(json.dumps({"out": str(out), "well": [n for n in done if done[n]], "not": [n for n in done if not done[n]]}))
+    print(
+        json.dumps(
+            {
+                "out": str(out),
+                "well": [n for n in done if done[n]],
+                "not": [n for n in done if not done[n]],
+            }
+        )
+    )
     sys.exit(0 if all(done.values()) else 1)
 
 

@@ -1,4 +1,5 @@
-"""What the campaign compares with numbers made on CPU: methods' recorded rounds, and accuracies after many rounds."""
+"""What the campaign compares with numbers made on CPU: methods' recorded rounds, and accuracies
+after many rounds."""
 
 import csv
 import dataclasses
@@ -26,7 +27,8 @@ from fedjax_ht.simulation.history import Row, best, best_by, by_trial, evaluated
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
 
-# Of a number, or of FLOOR where it is smaller; of an accuracy, one sample of the four clients that have three each.
+# Of a number, or of FLOOR where it is smaller; of an accuracy, one sample of the four clients that
+# have three each.
 RELATIVE, FLOOR, ONE_SAMPLE = 1e-3, 1e-2, 1 / 12
 LOOSER = {"fedgen released": 2e-2}  # Adam on tiny gradients
 SHARES = Path("experiments/results/class_shares_shared.csv")
@@ -34,8 +36,11 @@ POINTS = 0.003  # that the mean over three seeds may differ by; seeds differ by 
 OWN = {"fedral": {"blocks": 10}}
 
 
-def differences(rows: list[dict], recorded: list[dict]) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each round's recorded numbers, relative ones and those of accuracies: "round key" -> difference."""
+def differences(
+    rows: list[dict], recorded: list[dict]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Of each round's recorded numbers, relative ones and those of accuracies: "round key" ->
+    difference."""
     numbers, accuracies = {}, {}
     for i, (row, before) in enumerate(zip(rows, recorded, strict=True)):
         if gone := before.keys() - row.keys():
@@ -61,7 +66,9 @@ def contract_rows(entry: str, lanes: int) -> list[dict]:
         method, federation = recording.released_form(name), federation_for(name)
         options = dataclasses.replace(recording.OPTIONS, lanes=lanes)
         data = federation_data(federation)
-        return recording.numbers(*recording.played(make_simulation(method, federation, data, options), 3))
+        return recording.numbers(
+            *recording.played(make_simulation(method, federation, data, options), 3)
+        )
     finally:  # programs of earlier methods would only take memory
         recording.history.cache_clear()
         recording.simulation.cache_clear()
@@ -73,11 +80,21 @@ def contract(entry: str, lanes: int) -> dict:
     recorded = json.loads(Path("tests/methods/recorded.json").read_text())[entry]
     numbers, accuracies = differences(contract_rows(entry, lanes), recorded)
     allowed = max(RELATIVE, LOOSER.get(entry, 0.0))
+
     # What is no number compares as larger than any.
-    order = lambda pair: np.inf if np.isnan(pair[1]) else pair[1]  # noqa: E731
+    def order(pair):
+        return np.inf if np.isnan(pair[1]) else pair[1]
+
     at, largest = max(numbers.items(), key=order)
     where, off = max(accuracies.items(), key=order, default=("", None))  # a few entries have none
-    found = {"entry": entry, "lanes": lanes, "largest": largest, "at": at, "accuracy": off, "allowed": allowed}
+    found = {
+        "entry": entry,
+        "lanes": lanes,
+        "largest": largest,
+        "at": at,
+        "accuracy": off,
+        "allowed": allowed,
+    }
     if not largest <= allowed:
         found["wrong"] = f"{at} differs by {largest:.2g} of its value"
     elif off is not None and not off <= ONE_SAMPLE + 1e-6:
@@ -88,7 +105,9 @@ def contract(entry: str, lanes: int) -> dict:
 def class_shares(data: str, clients: int, **split) -> tuple[Dataset, Partition]:
     """As experiments/configs/fashion_mnist_class_shares.py has them."""
     dataset = normalised(load_dataset(data, "data"), "half")
-    return dataset, make_partition("class_shares", dataset, clients, seed=1, classes_per_client=2, **split)
+    return dataset, make_partition(
+        "class_shares", dataset, clients, seed=1, classes_per_client=2, **split
+    )
 
 
 def local_training() -> LocalTraining:
@@ -101,15 +120,24 @@ def shares_method(name: str, training: LocalTraining) -> Method:
 
 
 def shares_options(clients: int) -> SimulationOptions:
-    return SimulationOptions(participation=min(1.0, 10 / clients), shared_init=True, evaluate="trained")
+    return SimulationOptions(
+        participation=min(1.0, 10 / clients), shared_init=True, evaluate="trained"
+    )
 
 
 def recorded_last(method: str) -> list[float]:
     """Accuracy after the last round of the runs on CPU, by seed."""
     with SHARES.open() as file:
-        rows = [row for row in csv.DictReader(file) if (row["dataset"], row["method"]) == ("fashion_mnist", method)]
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["dataset"], row["method"]) == ("fashion_mnist", method)
+        ]
     seeds = sorted({row["seed"] for row in rows})
-    last = [max((row for row in rows if row["seed"] == seed), key=lambda row: int(row["round"])) for seed in seeds]
+    last = [
+        max((row for row in rows if row["seed"] == seed), key=lambda row: int(row["round"]))
+        for seed in seeds
+    ]
     return [float(row["accuracy"]) for row in last]
 
 
@@ -129,8 +157,10 @@ def accuracy(
     limit: float = 400.0,
     **split,
 ) -> dict:
-    """Runs a method in FedSSA's and FedRAL's setting, all seeds in one program, for at most `limit` seconds."""
-    from benchmarks.report import peak_memory  # it defines a flag, and the setting is tested beside other modules
+    """Runs a method in FedSSA's and FedRAL's setting, all seeds in one program, for at most `limit`
+    seconds."""
+    # it defines a flag, and the setting is tested beside other modules
+    from benchmarks.report import peak_memory
 
     start, training = time.perf_counter(), local_training()
     bound = shares_method(method, training)
@@ -151,7 +181,9 @@ def accuracy(
         "lanes": simulation.lanes,
         "best": [best(rows).on_test["accuracy"] for rows in seeds],
         "last": [best(rows).last["accuracy"] for rows in seeds],
-        "participants": [best_by(rows, "accuracy_participants")["accuracy_participants"] for rows in seeds],
+        "participants": [
+            best_by(rows, "accuracy_participants")["accuracy_participants"] for rows in seeds
+        ],
         "curve": [[row["round"], row["accuracy"]] for rows in seeds for row in evaluated(rows)],
         "first": history[trials]["seconds_round"],
         "round": statistics.median(later),

@@ -16,7 +16,8 @@ SMALL = "FedAvgCNN(in_features=3, num_classes=args.num_classes, dim=1600)"
 MODELS = {  # as HtFLlib's main.py has them for images of 32x32 pixels
     "htfe8": [
         SMALL,
-        "torchvision.models.googlenet(pretrained=False, aux_logits=False, num_classes=args.num_classes)",
+        "torchvision.models.googlenet(pretrained=False, aux_logits=False, "
+        "num_classes=args.num_classes)",
         "mobilenet_v2(pretrained=False, num_classes=args.num_classes)",
         *(TORCHVISION.format(f"resnet{depth}") for depth in (18, 34, 50, 101, 152)),
     ],
@@ -33,9 +34,16 @@ def absent() -> str | None:
 
 
 def their_round(
-    method: str, group: str, shape: tuple[int, int, int], clients: int, samples: int, tested: int, rounds: int = 1
+    method: str,
+    group: str,
+    shape: tuple[int, int, int],
+    clients: int,
+    samples: int,
+    tested: int,
+    rounds: int = 1,
 ) -> dict:
-    """Times a round of HtFLlib with its evaluation, of the clients that `protocol_round` has for the same arguments.
+    """Times a round of HtFLlib with its evaluation, of the clients that `protocol_round` has for
+    the same arguments.
 
     Args:
       method: of `htfllib.PAIRS`.

@@ -22,14 +22,21 @@ def percent(values: list[float]) -> str:
 
 def estimates(path: Path = ESTIMATES) -> dict[tuple[str, str], dict[str, str]]:
     """(group, lanes) -> column -> cell, of what was compiled for a described device."""
-    lines = [line.strip("| \n").split(" | ") for line in path.read_text().splitlines() if line.startswith("| ")]
+    lines = [
+        line.strip("| \n").split(" | ")
+        for line in path.read_text().splitlines()
+        if line.startswith("| ")
+    ]
     head, rows = (lines[0], lines[2:]) if lines else ([], [])
     return {(row[0], row[1]): dict(zip(head, row)) for row in rows}
 
 
 def contract(results: Results) -> str:
     """The largest first."""
-    order = lambda found: -(found["largest"] if found["largest"] is not None else np.inf)  # noqa: E731
+
+    def order(found):
+        return -(found["largest"] if found["largest"] is not None else np.inf)
+
     rows = [
         [
             r["entry"],
@@ -41,7 +48,14 @@ def contract(results: Results) -> str:
         ]
         for r in sorted(results.values(), key=order)
     ]
-    head = ("method", "lanes", "largest difference, of the value", "round and number", "of an accuracy", "allowed")
+    head = (
+        "method",
+        "lanes",
+        "largest difference, of the value",
+        "round and number",
+        "of an accuracy",
+        "allowed",
+    )
     return table(head, rows)
 
 
@@ -60,7 +74,10 @@ def steps(results: Results) -> str:
     rows = []
     for r in results.values():
         told = known.get((r["group"], str(r["lanes"])), {})
-        cell = lambda column, told=told: told.get(column, "-")  # noqa: E731
+
+        def cell(column, told=told):
+            return told.get(column, "-")
+
         rows.append(
             [
                 r["group"],
@@ -74,12 +91,29 @@ def steps(results: Results) -> str:
                 mib(r["peak"]),
             ]
         )
-    head = ["group", "lanes", "", "ms a step", "ms a client step", "estimated: launch ms", "memory ms"]
+    head = [
+        "group",
+        "lanes",
+        "",
+        "ms a step",
+        "ms a client step",
+        "estimated: launch ms",
+        "memory ms",
+    ]
     return table([*head, "arithmetic ms", "kernels", "compile s", "peak MiB"], rows)
 
 
 def rounds(results: Results) -> str:
-    head = ["group", "method", "trials", "compile s", "seconds a round", "peak MiB", "steps, longest client's", "lanes"]
+    head = [
+        "group",
+        "method",
+        "trials",
+        "compile s",
+        "seconds a round",
+        "peak MiB",
+        "steps, longest client's",
+        "lanes",
+    ]
     head.append("cached")
     rows = [
         [
@@ -165,12 +199,16 @@ def lanes(results: Results) -> str:
     ]
     lines = [f"ms a step.\n\n{table(head, rows)}"] if rows else []
     for r in kernels:
-        lines.append(f"A small product in a loop, {'in' if r['graphs'] else 'outside'} a graph: {number(r['us'])} us.")
+        lines.append(
+            f"A small product in a loop, {'in' if r['graphs'] else 'outside'} a graph: "
+            f"{number(r['us'])} us."
+        )
     return "\n\n".join(lines)
 
 
 def launch_cost(group: str, ms: float) -> float | None:
-    """Microseconds a kernel, by their number at the fewest lanes that were compiled for a described device."""
+    """Microseconds a kernel, by their number at the fewest lanes that were compiled for a described
+    device."""
     known = estimates() if ESTIMATES.exists() else {}
     counts = {int(n): told["kernels a step"] for (name, n), told in known.items() if name == group}
     counts = {n: kernels for n, kernels in counts.items() if kernels != "-"}
@@ -197,13 +235,23 @@ def torch(results: Results) -> str:
     ]
     versions = {r["version"] for r in results.values() if "version" in r}
     lines = [f"PyTorch {', '.join(versions)}." if versions else "", table(head, rows)]
-    return "\n\n".join([*lines, f"Seconds to compile: {', '.join(compiled)}." if compiled else ""]).strip()
+    return "\n\n".join(
+        [*lines, f"Seconds to compile: {', '.join(compiled)}." if compiled else ""]
+    ).strip()
 
 
 def protocols(results: Results) -> str:
     """A row a measurement, what others published beside it, and lines for whole runs."""
     rows = [protocol_cells(r) for r in results.values() if "steps" in r]
-    head = ["protocol", "model", "method", "seconds a round", "an evaluation", "both", "published s, over ours"]
+    head = [
+        "protocol",
+        "model",
+        "method",
+        "seconds a round",
+        "an evaluation",
+        "both",
+        "published s, over ours",
+    ]
     head += ["compile s", "peak GB", "published GB", "steps, longest client's", "lanes"]
     parts = [table(head, rows)] if rows else []
     parts += [run_line(r) for r in results.values() if "whole" in r]
@@ -213,7 +261,9 @@ def protocols(results: Results) -> str:
 def protocol_cells(r: dict) -> list[str]:
     """The cells of a round that `campaign_protocols.protocol_round` measured."""
     whole = r["round"] + r.get("evaluation", 0.0)
-    others = [f"{name}: {number(s)}, {number(s / whole, 1)} x" for name, s in r["published"].items()]
+    others = [
+        f"{name}: {number(s)}, {number(s / whole, 1)} x" for name, s in r["published"].items()
+    ]
     memory = [f"{name}: {number(size / 1e9)}" for name, size in r["published_peak"].items()]
     return [
         r["protocol"],
@@ -234,8 +284,10 @@ def protocol_cells(r: dict) -> list[str]:
 def run_line(r: dict) -> str:
     """A sentence of a run that `campaign_protocols.pfl_run` played."""
     return (
-        f"{r['protocol']}: {r['rounds']:,} rounds with evaluations in {number(r['whole'] / 60)} minutes, compiling "
-        f"included, {number(1e3 * r['round'], 1)} ms a round; {100 * r['accuracy']:.2f} % of the test images of "
+        f"{r['protocol']}: {r['rounds']:,} rounds with evaluations in {number(r['whole'] / 60)} "
+        "minutes, compiling "
+        f"included, {number(1e3 * r['round'], 1)} ms a round; {100 * r['accuracy']:.2f} % of the "
+        "test images of "
         f"{r['data']} at the end; {number(r['peak'] / 1e9)} GB."
     )
 
@@ -245,8 +297,18 @@ def beside_htfllib(results: Results) -> str:
     sides: dict[str, dict[str, dict]] = {}
     for r in results.values():
         sides.setdefault(r["method"], {})[r.get("side", "ours")] = r
-    rows = [beside_cells(method, side.get("HtFLlib", {}), side.get("ours", {})) for method, side in sides.items()]
-    head = ["method", "HtFLlib's round s", "of it evaluation", "our round", "our evaluation", "HtFLlib / ours"]
+    rows = [
+        beside_cells(method, side.get("HtFLlib", {}), side.get("ours", {}))
+        for method, side in sides.items()
+    ]
+    head = [
+        "method",
+        "HtFLlib's round s",
+        "of it evaluation",
+        "our round",
+        "our evaluation",
+        "HtFLlib / ours",
+    ]
     head += ["compile s", "cached programs", "peak GB"]
     versions = {r["version"] for r in results.values() if "version" in r}
     about = f"HtFLlib under PyTorch {', '.join(versions)}.\n\n" if versions else ""

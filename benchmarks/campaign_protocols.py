@@ -1,4 +1,5 @@
-"""Measures the protocols by which other libraries publish their speed: rounds with their evaluation, and a whole run.
+"""Measures the protocols by which other libraries publish their speed: rounds with their
+evaluation, and a whole run.
 
 Images are random where a protocol's own are not needed: seconds do not depend on them.
 """
@@ -32,7 +33,12 @@ PFL_DROPOUT = (0.25, 0.5)
 
 
 def federated_images(
-    shape: tuple[int, int, int], classes: int, clients: int, samples: int, tested: int, alpha: float | None
+    shape: tuple[int, int, int],
+    classes: int,
+    clients: int,
+    samples: int,
+    tested: int,
+    alpha: float | None,
 ) -> tuple[Dataset, Partition]:
     """Random images and who holds which.
 
@@ -40,13 +46,16 @@ def federated_images(
       shape, classes: of the images.
       clients: how many there are.
       samples, tested: training and test images of each, on average.
-      alpha: of PFLlib's Dirichlet shares, a quarter of which tests; None gives every client as many.
+      alpha: of PFLlib's Dirichlet shares, a quarter of which tests; None gives every client as
+        many.
     """
     each = samples + tested
     dataset = random_images(clients * each, tuple(shape), classes)
     if alpha is not None:
         share = samples / each
-        return dataset, make_partition("practical", dataset, clients, alpha=alpha, train_share=share)
+        return dataset, make_partition(
+            "practical", dataset, clients, alpha=alpha, train_share=share
+        )
     rows = np.arange(clients * each).reshape(clients, each)
     return dataset, tuple(ClientIndices(own[:samples], NONE, own[samples:]) for own in rows)
 
@@ -105,12 +114,19 @@ def protocol_round(
     clipping = [optax.clip_by_global_norm(clip_norm)] if clip_norm else []
     training = LocalTraining(optax.chain(*clipping, optax.sgd(0.01)), batch_size, epochs=epochs)
     chosen = SimulationOptions(
-        lanes=lanes, devices=1, client_store=client_store, evaluate_train=evaluate and evaluate_train
+        lanes=lanes,
+        devices=1,
+        client_store=client_store,
+        evaluate_train=evaluate and evaluate_train,
     )
     simulation = make_simulation(METHODS[method](training, **options), federation, data, chosen)
     steps = num_steps(training, data.counts["train"])
     setting = {"protocol": protocol, "group": group, "method": method, "clients": clients}
-    setting |= {"steps": int(np.sum(steps)), "longest": int(np.max(steps)), "lanes": simulation.lanes}
+    setting |= {
+        "steps": int(np.sum(steps)),
+        "longest": int(np.max(steps)),
+        "lanes": simulation.lanes,
+    }
     setting |= {"client_store": client_store, "published": published or {}}
     setting |= {"published_peak": published_peak or {}}
     times = timed_rounds(simulation, rounds, score=not evaluate, evaluate=evaluate)
@@ -118,7 +134,8 @@ def protocol_round(
 
 
 def pfl_images(users: int, samples: int) -> tuple[Dataset, Partition]:
-    """CIFAR-10 for so many users, alike in distribution; where `data/` lacks it, random images of its shape."""
+    """CIFAR-10 for so many users, alike in distribution; where `data/` lacks it, random images of
+    its shape."""
     try:
         dataset = normalised(load_dataset("cifar10", "data"), "dataset")
     except FileNotFoundError:
@@ -134,7 +151,8 @@ def pfl_run(
     limit: float = 400.0,
     images: str = "found",
 ) -> dict:
-    """Plays pfl-research's CIFAR-10 benchmark to its end, with its dropout, for at most `limit` seconds.
+    """Plays pfl-research's CIFAR-10 benchmark to its end, with its dropout, for at most `limit`
+    seconds.
 
     Args:
       rounds, users, cohort: how many, and how many users take part in a round.
@@ -150,7 +168,9 @@ def pfl_run(
     model = split_model(protocol, PFL_DROPOUT)
     federation = make_federation({"cnn": model}, dataset.input_shape, dataset.num_classes, users)
     data = make_federation_data(dataset, partition, federation)
-    training = LocalTraining(optax.sgd(protocol.learning_rate), protocol.batch_size, epochs=protocol.epochs)
+    training = LocalTraining(
+        optax.sgd(protocol.learning_rate), protocol.batch_size, epochs=protocol.epochs
+    )
     options = SimulationOptions(participation=cohort / users, devices=1)
     simulation = make_simulation(METHODS["fedavg"](training), federation, data, options)
 
@@ -159,7 +179,9 @@ def pfl_run(
 
     began = time.perf_counter()
     # Only the central evaluation is the protocol's.
-    state, history = run(simulation, rounds, eval_every=every, after_round=enough, score_every=rounds)
+    state, history = run(
+        simulation, rounds, eval_every=every, after_round=enough, score_every=rounds
+    )
     whole, scores = time.perf_counter() - began, evaluated(history)
     # The first round compiles; where there is no other, it is told.
     seconds = [row["seconds_round"] for row in history if row["round"] > 0]

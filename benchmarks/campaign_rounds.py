@@ -1,4 +1,5 @@
-"""What the campaign measures of rounds: a step of a model group by lanes, and whole rounds of methods."""
+"""What the campaign measures of rounds: a step of a model group by lanes, and whole rounds of
+methods."""
 
 import contextlib
 import statistics
@@ -30,11 +31,18 @@ SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
 NONE = np.array([], np.int64)
 
 
-def random_images(count: int, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES) -> Dataset:
+def random_images(
+    count: int, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES
+) -> Dataset:
     """Images uint8 [count, *shape] with labels that say nothing of them."""
     rng = np.random.default_rng(0)
-    images, labels = rng.integers(0, 256, (count, *shape), np.uint8), rng.integers(0, classes, count)
-    return Dataset("random images", images, labels.astype(np.int32), tuple(map(str, range(classes))))
+    images, labels = (
+        rng.integers(0, 256, (count, *shape), np.uint8),
+        rng.integers(0, classes, count),
+    )
+    return Dataset(
+        "random images", images, labels.astype(np.int32), tuple(map(str, range(classes)))
+    )
 
 
 def federation_of(group: str, clients: int) -> Federation:
@@ -45,7 +53,9 @@ def recipe() -> LocalTraining:
     return LocalTraining(optax.sgd(0.01), BATCH)
 
 
-def timed_rounds(simulation: Simulation, rounds: int, score: bool = True, evaluate: bool = False) -> dict:
+def timed_rounds(
+    simulation: Simulation, rounds: int, score: bool = True, evaluate: bool = False
+) -> dict:
     """Times rounds, and with `evaluate` an evaluation of all clients behind each.
 
     Args:
@@ -85,17 +95,23 @@ def apart(runs: dict, mesh: Mesh, donate: bool) -> Callable:
     programs = {name: compiling.on_mesh(run, mesh, donate) for name, run in runs.items()}
 
     def one_by_one(states, schedules, servers, data, round):
-        return {name: run(states[name], schedules[name], servers, data[name], round) for name, run in programs.items()}
+        return {
+            name: run(states[name], schedules[name], servers, data[name], round)
+            for name, run in programs.items()
+        }
 
     return one_by_one
 
 
 @contextlib.contextmanager
 def compiled(graphs: bool, together: bool):
-    """Simulations made within are compiled without CUDA graphs of loops, or a program a bucket, where that is asked."""
+    """Simulations made within are compiled without CUDA graphs of loops, or a program a bucket,
+    where that is asked."""
     with contextlib.ExitStack() as stack:
         if not graphs:
-            stack.enter_context(mock.patch.object(compiling, "compiler_options", lambda platform: None))
+            stack.enter_context(
+                mock.patch.object(compiling, "compiler_options", lambda platform: None)
+            )
         if not together:
             stack.enter_context(mock.patch.object(program, "buckets_on_mesh", apart))
         yield
@@ -110,7 +126,8 @@ def step_time(
     graphs: bool = True,
     together: bool = True,
 ) -> dict:
-    """Milliseconds of a step of `lanes` clients of every architecture of a group, in rounds of local training.
+    """Milliseconds of a step of `lanes` clients of every architecture of a group, in rounds of
+    local training.
 
     Args:
       group: of models.
@@ -137,7 +154,8 @@ def step_time(
 
 
 def kernel_time(graphs: bool, kernels: int = 20, iterations: int = 1000) -> dict:
-    """Microseconds of a small product in a loop, one waiting for the other; nothing that XLA could fuse."""
+    """Microseconds of a small product in a loop, one waiting for the other; nothing that XLA could
+    fuse."""
 
     def step(_, x):
         for _ in range(kernels):
@@ -156,15 +174,19 @@ def kernel_time(graphs: bool, kernels: int = 20, iterations: int = 1000) -> dict
 
 
 def skewed(clients: int, samples: int) -> tuple[Dataset, tuple[ClientIndices, ...]]:
-    """Images of which a client trains on so many on average, by PFLlib's Dirichlet shares; none are left to test on,
-    which would be another program to compile."""
+    """Images of which a client trains on so many on average, by PFLlib's Dirichlet shares; none are
+    left to test on, which would be another program to compile."""
     dataset = random_images(clients * samples * 4 // 3)
     partition = make_partition("practical", dataset, clients, alpha=0.1)
     return dataset, tuple(ClientIndices(own.train, NONE, NONE) for own in partition)
 
 
 def simulation_of(
-    method: Method, federation: Federation, data: FederationData, training: LocalTraining, trials: int
+    method: Method,
+    federation: Federation,
+    data: FederationData,
+    training: LocalTraining,
+    trials: int,
 ) -> Simulation:
     if trials > 1:
         return make_trials(method, federation, [data] * trials)
@@ -180,7 +202,9 @@ def kept_programs(cache: str) -> list[str]:
     hits = []
     if cache:
         jax.config.update("jax_compilation_cache_dir", cache)
-        jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if "cache_hit" in name else None)
+        jax.monitoring.register_event_listener(
+            lambda name, **_: hits.append(name) if "cache_hit" in name else None
+        )
     return hits
 
 
@@ -209,6 +233,16 @@ def whole_round(
     with compiled(True, together):
         simulation = simulation_of(METHODS[method](training), federation, data, training, trials)
     steps = num_steps(training, data.counts["train"])
-    setting = {"method": method, "trials": trials, "group": group, "clients": clients, "together": together}
-    setting |= {"steps": int(np.sum(steps)), "longest": int(np.max(steps)), "lanes": simulation.lanes}
+    setting = {
+        "method": method,
+        "trials": trials,
+        "group": group,
+        "clients": clients,
+        "together": together,
+    }
+    setting |= {
+        "steps": int(np.sum(steps)),
+        "longest": int(np.max(steps)),
+        "lanes": simulation.lanes,
+    }
     return setting | timed_rounds(simulation, rounds) | {"cached": len(hits)}

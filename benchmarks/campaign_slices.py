@@ -10,7 +10,8 @@ RECORDED = Path(__file__).parents[1] / "tests" / "methods" / "recorded.json"
 CHECKS, ROUNDS, SERVERS, TORCH, PAGES = (
     f"benchmarks.campaign_{name}" for name in ("checks", "rounds", "servers", "torch", "pages")
 )
-STEPS = {  # group -> steps of a client in a round, so that what a round takes besides is a small part of it
+# group -> steps of a client in a round, so that what a round takes besides is a small part of it
+STEPS = {
     "cnn4": 1000,
     "resnet18": 300,
     "cnn5": 1000,
@@ -19,11 +20,18 @@ STEPS = {  # group -> steps of a client in a round, so that what a round takes b
     "resnet50": 200,
     "resnet34": 200,
 }
-SMALL_DISTILLATION = {"clients": 2, "iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size": 4}
+SMALL_DISTILLATION = {
+    "clients": 2,
+    "iterations": 1,
+    "generator_steps": 1,
+    "student_steps": 1,
+    "batch_size": 4,
+}
 
 
 def contract_items() -> list[Item]:
-    """Every recorded entry with lanes, then again without; those that train a generator, long to compile, last."""
+    """Every recorded entry with lanes, then again without; those that train a generator, long to
+    compile, last."""
     entries = list(json.loads(RECORDED.read_text())) if RECORDED.exists() else []
     entries.sort(key=lambda entry: any(method in entry for method in ("dense", "dfrd", "fedftg")))
     arguments = [{"entry": entry, "lanes": lanes} for lanes in (4, 1) for entry in entries]
@@ -53,15 +61,30 @@ def step_items() -> list[Item]:
 def round_item(group: str, method: str, trials: int, **other) -> Item:
     arguments = {"group": group, "method": method, "trials": trials, **other}
     apart = ", apart" * (not other.get("together", True))
-    return Item(name := f"{group}, {method}, trials {trials}{apart}", f"{ROUNDS}:whole_round", arguments, name)
+    return Item(
+        name := f"{group}, {method}, trials {trials}{apart}",
+        f"{ROUNDS}:whole_round",
+        arguments,
+        name,
+    )
 
 
 def round_items() -> list[Item]:
-    """Small models first: they show what a round takes besides, in less than a minute. Should the program of all
-    eight large ones take too long to compile, one a bucket is eight shorter ones, each of which is kept."""
+    """Small models first: they show what a round takes besides, in less than a minute. Should the
+    program of all eight large ones take too long to compile, one a bucket is eight shorter ones,
+    each of which is kept."""
     small = [round_item("cnn5", method, 1) for method in ("fedtgp", "fedktl")]
-    large = [round_item("htfe8", method, trials, cache=CACHE) for trials in (1, 3) for method in ("fedtgp", "fedktl")]
-    return [*small, large[0], round_item("htfe8", "fedtgp", 1, cache=CACHE, together=False), *large[1:]]
+    large = [
+        round_item("htfe8", method, trials, cache=CACHE)
+        for trials in (1, 3)
+        for method in ("fedtgp", "fedktl")
+    ]
+    return [
+        *small,
+        large[0],
+        round_item("htfe8", "fedtgp", 1, cache=CACHE, together=False),
+        *large[1:],
+    ]
 
 
 def server_items() -> list[Item]:
@@ -69,7 +92,9 @@ def server_items() -> list[Item]:
         Item(f"alignment, {v}", f"{SERVERS}:alignment", {"variant": v, "bar": 0.5}, f"fedktl {v}")
         for v in ("paper", "released")
     ]
-    of_fedktl.append(Item("images, 32x32x3", f"{SERVERS}:images", {"shape": [32, 32, 3]}, "fedktl released"))
+    of_fedktl.append(
+        Item("images, 32x32x3", f"{SERVERS}:images", {"shape": [32, 32, 3]}, "fedktl released")
+    )
     of_dfrd = [
         Item("distillation", f"{SERVERS}:distillation", {}, "dfrd"),
         Item("teachers", f"{SERVERS}:teachers", {}, "dfrd"),
@@ -80,13 +105,22 @@ def server_items() -> list[Item]:
 
 
 def lane_items() -> list[Item]:
-    kernels = [Item(f"a kernel, graphs {g}", f"{ROUNDS}:kernel_time", {"graphs": g}, "kernels") for g in (True, False)]
-    return kernels + [step_item(group, lanes) for group in ("cnn4", "resnet18") for lanes in (1, 2, 4, 8, 16, 32)]
+    kernels = [
+        Item(f"a kernel, graphs {g}", f"{ROUNDS}:kernel_time", {"graphs": g}, "kernels")
+        for g in (True, False)
+    ]
+    return kernels + [
+        step_item(group, lanes) for group in ("cnn4", "resnet18") for lanes in (1, 2, 4, 8, 16, 32)
+    ]
 
 
 def torch_item(group: str, how: str, lanes: int = 1, **other) -> Item:
     arguments = {"group": group, "how": how, "lanes": lanes, **other}
-    return Item(", ".join([group, how, *[f"lanes {lanes}"] * (how == "vmap")]), f"{TORCH}:torch_step", arguments)
+    return Item(
+        ", ".join([group, how, *[f"lanes {lanes}"] * (how == "vmap")]),
+        f"{TORCH}:torch_step",
+        arguments,
+    )
 
 
 def torch_items() -> list[Item]:
@@ -99,36 +133,55 @@ def torch_items() -> list[Item]:
 SLICES = {
     1: Slice(
         "Recorded rounds",
-        "The three rounds of every method that tests/methods/recorded.json holds, made again: the largest difference "
+        "The three rounds of every method that tests/methods/recorded.json holds, made again: the "
+        "largest difference "
         "to what a CPU recorded, in a number as a share of its value, and in an accuracy.",
         contract_items(),
-        [item for item in contract_items() if item.name in ("local, lanes 1", "fedtgp released, lanes 4")],
+        [
+            item
+            for item in contract_items()
+            if item.name in ("local, lanes 1", "fedtgp released, lanes 4")
+        ],
         f"{PAGES}:contract",
         precision="highest",
     ),
     2: Slice(
         "Steps",
-        "Milliseconds of a training step of all lanes, in rounds of local training, batch 10, 32x32x3, SGD, float32; "
+        "Milliseconds of a training step of all lanes, in rounds of local training, batch 10, "
+        "32x32x3, SGD, float32; "
         "beside them what was estimated for an H100 (gpu_aot_h100.md). Compiling includes tracing.",
         step_items(),
         [
             step_item("mlp2", 3, 5, rounds=3),
-            step_item("mlp2", 3, 5, rounds=3, process="mlp2 plain", graphs=False, together=False, precision="bfloat16"),
+            step_item(
+                "mlp2",
+                3,
+                5,
+                rounds=3,
+                process="mlp2 plain",
+                graphs=False,
+                together=False,
+                precision="bfloat16",
+            ),
         ],
         f"{PAGES}:steps",
     ),
     3: Slice(
         "Whole rounds",
-        "All 20 clients for an epoch of batches of 10, 32x32x3, 500 images on average by Dirichlet shares (0.1), with "
-        "the server's part; nobody is scored. Trials are one program. Cached: programs that an earlier call compiled.",
+        "All 20 clients for an epoch of batches of 10, 32x32x3, 500 images on average by "
+        "Dirichlet shares (0.1), with "
+        "the server's part; nobody is scored. Trials are one program. Cached: programs that an "
+        "earlier call compiled.",
         round_items(),
         [round_item("mlp2", "fedktl", 3, clients=4, samples=40, rounds=3, cache=CACHE)],
         f"{PAGES}:rounds",
     ),
     4: Slice(
         "Servers",
-        "FedKTL's alignment at CIFAR-100's shape (20 clients, 45 classes each) with its bar, images of its shipped "
-        "generator's architecture, and a round of DFRD's distillation from ten 4-conv CNNs, rho = 5.",
+        "FedKTL's alignment at CIFAR-100's shape (20 clients, 45 classes each) with its bar, "
+        "images of its shipped "
+        "generator's architecture, and a round of DFRD's distillation from ten 4-conv CNNs, rho = "
+        "5.",
         server_items(),
         [
             Item(
@@ -137,21 +190,40 @@ SLICES = {
                 {"variant": "paper", "classes": 5, "clients": 3, "own": 2, "bar": 0.5, "epochs": 2},
             ),
             Item("images", f"{SERVERS}:images", {"shape": [32, 32, 3], "count": 2}),
-            Item("distillation", f"{SERVERS}:distillation", {"repeats": 1, **SMALL_DISTILLATION}, "dfrd"),
-            Item("distillation, FLOPs", f"{SERVERS}:distillation", {"count": True, **SMALL_DISTILLATION}, "dfrd"),
+            Item(
+                "distillation",
+                f"{SERVERS}:distillation",
+                {"repeats": 1, **SMALL_DISTILLATION},
+                "dfrd",
+            ),
+            Item(
+                "distillation, FLOPs",
+                f"{SERVERS}:distillation",
+                {"count": True, **SMALL_DISTILLATION},
+                "dfrd",
+            ),
         ],
         f"{PAGES}:servers",
     ),
     5: Slice(
         "Accuracies",
-        "Fashion-MNIST, 100 clients of CNN-1..5, two classes each, ten a round, shared initial weights, 500 rounds, "
-        "seeds 0 to 2 as trials; beside them the same runs on CPU (experiments/results/class_shares.md).",
+        "Fashion-MNIST, 100 clients of CNN-1..5, two classes each, ten a round, shared initial "
+        "weights, 500 rounds, "
+        "seeds 0 to 2 as trials; beside them the same runs on CPU "
+        "(experiments/results/class_shares.md).",
         [Item(m, f"{CHECKS}:accuracy", {"method": m}, m) for m in ("local", "fedssa", "fedral")],
         [
             Item(
                 "fedssa",
                 f"{CHECKS}:accuracy",
-                {"method": "fedssa", "rounds": 2, "every": 2, "data": "fashion_mnist_10k", "clients": 50, "trials": 2}
+                {
+                    "method": "fedssa",
+                    "rounds": 2,
+                    "every": 2,
+                    "data": "fashion_mnist_10k",
+                    "clients": 50,
+                    "trials": 2,
+                }
                 | {"group": "mlp2", "sets": "merged"},
             )
         ],
@@ -159,7 +231,8 @@ SLICES = {
     ),
     6: Slice(
         "Lanes",
-        "Milliseconds of a step by lanes, as above; for a rule such as max(kernels * launch, lanes * work).",
+        "Milliseconds of a step by lanes, as above; for a rule such as max(kernels * launch, "
+        "lanes * work).",
         lane_items(),
         [
             Item("a kernel", f"{ROUNDS}:kernel_time", {"graphs": True, "iterations": 10}, " "),
@@ -170,10 +243,15 @@ SLICES = {
     ),
     7: Slice(
         "PyTorch",
-        "Milliseconds of the same training step in PyTorch, float32 without TF32: one client's, clients one after "
-        "another, eager and compiled (graphs: mode=reduce-overhead), and of all lanes with torch.func.vmap.",
+        "Milliseconds of the same training step in PyTorch, float32 without TF32: one client's, "
+        "clients one after "
+        "another, eager and compiled (graphs: mode=reduce-overhead), and of all lanes with "
+        "torch.func.vmap.",
         torch_items(),
-        [torch_item("cnn4", how, lanes, steps=2, rounds=2) for how, lanes in (("eager", 1), ("vmap", 3))],
+        [
+            torch_item("cnn4", how, lanes, steps=2, rounds=2)
+            for how, lanes in (("eager", 1), ("vmap", 3))
+        ],
         f"{PAGES}:torch",
         environment={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
     ),

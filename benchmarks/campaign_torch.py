@@ -1,4 +1,5 @@
-"""What the campaign measures of PyTorch: the training step of a model group, clients in turn, compiled, and vmapped."""
+"""What the campaign measures of PyTorch: the training step of a model group, clients in turn,
+compiled, and vmapped."""
 
 import importlib.util
 import statistics
@@ -16,12 +17,13 @@ def absent(group: str) -> str | None:
 
 
 def torch_step(group: str, how: str, lanes: int = 1, steps: int = 50, rounds: int = 5) -> dict:
-    """Milliseconds of a step of one client, or with "vmap" of so many side by side, of every architecture of a group.
+    """Milliseconds of a step of one client, or with "vmap" of so many side by side, of every
+    architecture of a group.
 
     Args:
       group: of models; of several architectures, one is trained after another.
-      how: "eager", "compile" (torch.compile of the model), "graphs" (mode="reduce-overhead", which takes CUDA graphs),
-        "vmap" (torch.func, batch norm by the batch alone).
+      how: "eager", "compile" (torch.compile of the model), "graphs" (mode="reduce-overhead", which
+        takes CUDA graphs), "vmap" (torch.func, batch norm by the batch alone).
       lanes: clients side by side, for "vmap".
       steps, rounds: of each of the rounds, the first of which warms up.
     """
@@ -48,7 +50,12 @@ def torch_step(group: str, how: str, lanes: int = 1, steps: int = 50, rounds: in
         median = statistics.median(times[1:])
         first, seconds = first + times[0] - median, seconds + median
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    found = {"ms": 1e3 * seconds / steps, "compile": first, "peak": peak, "version": torch.__version__}
+    found = {
+        "ms": 1e3 * seconds / steps,
+        "compile": first,
+        "peak": peak,
+        "version": torch.__version__,
+    }
     return setting | found
 
 
@@ -78,16 +85,25 @@ def in_turn(model, how: str) -> Callable:
 def vmapped(models: list) -> Callable:
     """(x, y) -> None: all models side by side on the same batches."""
     import torch
-    from torch.func import functional_call, grad, replace_all_batch_norm_modules_, stack_module_state, vmap
+    from torch.func import (
+        functional_call,
+        grad,
+        replace_all_batch_norm_modules_,
+        stack_module_state,
+        vmap,
+    )
 
     for model in models:
-        replace_all_batch_norm_modules_(model)  # running statistics cannot be written to under vmap
+        # running statistics cannot be written to under vmap
+        replace_all_batch_norm_modules_(model)
     params, buffers = stack_module_state(models)
     params = {name: value.detach() for name, value in params.items()}
     skeleton = models[0]
 
     def loss(params, buffers, images, labels):
-        return torch.nn.functional.cross_entropy(functional_call(skeleton, (params, buffers), (images,)), labels)
+        return torch.nn.functional.cross_entropy(
+            functional_call(skeleton, (params, buffers), (images,)), labels
+        )
 
     gradients = vmap(grad(loss), in_dims=(0, 0, None, None), randomness="different")
 

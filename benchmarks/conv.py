@@ -2,7 +2,8 @@
 
     python -m benchmarks.conv [--layers=stem,depthwise] [--out=benchmarks/results/conv_cpu.md]
 
-Every variant trains the same kernels on the same images for a few steps, and must end where the first one does.
+Every variant trains the same kernels on the same images for a few steps, and must end where the
+first one does.
 """
 
 import functools
@@ -59,15 +60,21 @@ LAYERS = {
 
 _LAYERS = flags.DEFINE_list("layers", list(LAYERS), "Layers to measure.")
 flags.register_validator("layers", set(LAYERS).issuperset, f"the layers are {', '.join(LAYERS)}")
-_DEVICES = flags.DEFINE_bool("devices", False, "Measure one device a core here and print JSON; for the child.")
+_DEVICES = flags.DEFINE_bool(
+    "devices", False, "Measure one device a core here and print JSON; for the child."
+)
 
-Convolution = Callable[[jax.Array, jax.Array], jax.Array]  # (x [B, H, W, C], kernel) -> [B, H', W', O]
+# (x [B, H, W, C], kernel) -> [B, H', W', O]
+Convolution = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def taps(x: jax.Array, size: int, stride: int) -> list[list[jax.Array]]:
     """What each entry of a size x size kernel sees of padded images."""
     ends = [length - size + 1 for length in x.shape[1:3]]
-    return [[x[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for j in range(size)] for i in range(size)]
+    return [
+        [x[:, i : i + ends[0] : stride, j : j + ends[1] : stride] for j in range(size)]
+        for i in range(size)
+    ]
 
 
 def padded(x: jax.Array, layer: Layer) -> jax.Array:
@@ -89,13 +96,18 @@ def sum_over_taps(layer: Layer) -> Convolution:
         seen = taps(padded(x, layer), layer.size, layer.stride)
         multiply = jnp.multiply if layer.groups > 1 else jnp.matmul
         weights = kernel[:, :, 0] if layer.groups > 1 else kernel
-        return sum(multiply(seen[i][j], weights[i, j]) for i in range(layer.size) for j in range(layer.size))
+        return sum(
+            multiply(seen[i][j], weights[i, j])
+            for i in range(layer.size)
+            for j in range(layer.size)
+        )
 
     return run
 
 
 def gradient_as_convolution(layer: Layer) -> Convolution:
-    """Product of patches whose input gradient is one too: of the upstream gradient and the kernel turned around."""
+    """Product of patches whose input gradient is one too: of the upstream gradient and the kernel
+    turned around."""
 
     @jax.custom_vjp
     def run(x, kernel):
@@ -103,10 +115,16 @@ def gradient_as_convolution(layer: Layer) -> Convolution:
 
     def backward(saved, upstream):
         x, kernel = saved
-        by_kernel = jax.vjp(lambda k: product_of_patches(padded(x, layer), k, layer.stride), kernel)[1](upstream)[0]
+        by_kernel = jax.vjp(
+            lambda k: product_of_patches(padded(x, layer), k, layer.stride), kernel
+        )[1](upstream)[0]
         first = layer.size - 1 - layer.padding
         edges = [
-            (first, x.shape[i] + layer.padding - 1 - (upstream.shape[i] - 1) * layer.stride, layer.stride - 1)
+            (
+                first,
+                x.shape[i] + layer.padding - 1 - (upstream.shape[i] - 1) * layer.stride,
+                layer.stride - 1,
+            )
             for i in (1, 2)
         ]
         spread = lax.pad(upstream, jnp.float32(0), ((0, 0, 0), *edges, (0, 0, 0)))
@@ -118,14 +136,21 @@ def gradient_as_convolution(layer: Layer) -> Convolution:
 
 def lowered(layer: Layer, lowering: str = "patches") -> Convolution:
     """The library's."""
-    return lambda x, kernel: conv2d(x, kernel, layer.stride, layer.padding, layer.groups, lowering=lowering)
+    return lambda x, kernel: conv2d(
+        x, kernel, layer.stride, layer.padding, layer.groups, lowering=lowering
+    )
 
 
-def client_steps(convolution: Convolution, kernel: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """STEPS gradient steps of one client on one layer: value, kernel gradient and input gradient."""
+def client_steps(
+    convolution: Convolution, kernel: jax.Array, x: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """STEPS gradient steps of one client on one layer: value, kernel gradient and input
+    gradient."""
 
     def step(_, carry):
-        gradients = jax.grad(lambda kernel, x: jnp.sum(convolution(x, kernel) ** 2), argnums=(0, 1))(*carry)
+        gradients = jax.grad(
+            lambda kernel, x: jnp.sum(convolution(x, kernel) ** 2), argnums=(0, 1)
+        )(*carry)
         return jax.tree.map(lambda value, gradient: value - 1e-6 * gradient, carry, gradients)
 
     return lax.fori_loop(0, STEPS, step, (kernel, x))
@@ -133,14 +158,18 @@ def client_steps(convolution: Convolution, kernel: jax.Array, x: jax.Array) -> t
 
 def scanned(one: Callable, lanes: int) -> Callable:
     """Clients in chunks of `lanes`, or one after another without a client axis."""
-    return lambda kernels, x: lax.map(lambda args: one(*args), (kernels, x), batch_size=None if lanes == 1 else lanes)
+    return lambda kernels, x: lax.map(
+        lambda args: one(*args), (kernels, x), batch_size=None if lanes == 1 else lanes
+    )
 
 
 def sharded(one: Callable) -> Callable:
     """Whole clients on every device, one after another on each."""
     mesh = Mesh(np.array(jax.devices()), ("clients",))
     specs = PartitionSpec("clients")
-    return jax.shard_map(scanned(one, 1), mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)
+    return jax.shard_map(
+        scanned(one, 1), mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False
+    )
 
 
 def draw(layer: Layer, batch: int, clients: int) -> tuple[jax.Array, jax.Array]:
@@ -173,7 +202,8 @@ VARIANTS = {  # column -> (layer -> convolution, lanes; 0 for all clients)
 
 
 def worth_measuring(column: str, layer: Layer, batch: int, clients: int) -> bool:
-    """Lanes need clients to fill them; on CPU what loses by far is measured at its smallest only."""
+    """Lanes need clients to fill them; on CPU what loses by far is measured at its smallest
+    only."""
     lanes = VARIANTS[column][1]
     if (lanes == LANES and clients <= LANES) or (lanes == 0 and clients == 1):
         return False
@@ -199,27 +229,41 @@ def measure(layer: Layer, batch: int, clients: int) -> dict[str, float]:
         cells[column] = 1e3 * seconds / (clients * STEPS)
         first = first or result
         for mine, its in zip(result, first):
-            np.testing.assert_allclose(mine, its, rtol=1e-4, atol=1e-5, err_msg=f"{column}: {layer.title}")
+            np.testing.assert_allclose(
+                mine, its, rtol=1e-4, atol=1e-5, err_msg=f"{column}: {layer.title}"
+            )
     return cells
 
 
 def measure_devices(layer: Layer, batch: int, clients: int) -> float:
-    """Milliseconds of one client's step, whole clients in parallel; a device without a client left repeats one."""
+    """Milliseconds of one client's step, whole clients in parallel; a device without a client left
+    repeats one."""
     kernels, x = draw(layer, batch, clients)
     rows = np.arange(-(-clients // len(jax.devices())) * len(jax.devices())) % clients
-    seconds, _ = timed(sharded(functools.partial(client_steps, lowered(layer))), kernels[rows], x[rows])
+    seconds, _ = timed(
+        sharded(functools.partial(client_steps, lowered(layer))), kernels[rows], x[rows]
+    )
     return 1e3 * seconds / (clients * STEPS)
 
 
 def settings() -> list[tuple[str, int, int]]:
     """(layer, batch, clients) of every row."""
-    return [(name, batch, clients) for name in _LAYERS.value for batch in (10, 64) for clients in (1, 3, 20)]
+    return [
+        (name, batch, clients)
+        for name in _LAYERS.value
+        for batch in (10, 64)
+        for clients in (1, 3, 20)
+    ]
 
 
 def main(_) -> None:
     jax.config.update("jax_default_matmul_precision", "float32")
     if _DEVICES.value:
-        print(json.dumps([measure_devices(LAYERS[n], b, c) if c > 1 else None for n, b, c in settings()]))
+        print(
+            json.dumps(
+                [measure_devices(LAYERS[n], b, c) if c > 1 else None for n, b, c in settings()]
+            )
+        )
         return
     cores, in_parallel = len(os.sched_getaffinity(0)), [None] * len(settings())
     if jax.default_backend() == "cpu" and cores > 1:

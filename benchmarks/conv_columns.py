@@ -1,5 +1,5 @@
-"""How many neighbouring outputs of a row a convolution should make at once on a CPU: training steps of first and second
-layers with 1, 2 and 4 of them (`ops.conv.columns_at_once`).
+"""How many neighbouring outputs of a row a convolution should make at once on a CPU: training steps
+of first and second layers with 1, 2 and 4 of them (`ops.conv.columns_at_once`).
 
     python -m benchmarks.conv_columns --out=benchmarks/results/conv_columns_cpu.md
 
@@ -44,7 +44,8 @@ SECOND = (
 
 
 def steps_of(layer: Layer, first: bool):
-    """Returns (kernel, images [STEPS, B, H, W, C]) -> the kernel after as many steps, and a sum of gradients."""
+    """Returns (kernel, images [STEPS, B, H, W, C]) -> the kernel after as many steps, and a sum of
+    gradients."""
 
     def loss(kernel, x):
         return jnp.sum(conv.conv2d(x, kernel, layer.stride, layer.padding) ** 2)
@@ -85,8 +86,10 @@ def main(_) -> None:
                 print(*rows[-1], sep=" | ", file=sys.stderr, flush=True)
     head = ["layer", "batch", *(f"{columns} at once" for columns in COLUMNS), "taken"]
     text = (
-        "One convolution layer's training step on one core, ms, best of 3, by how many neighbouring outputs of a row\n"
-        "are made at once (`python -m benchmarks.conv_columns`). First layers without the gradient of their input."
+        "One convolution layer's training step on one core, ms, best of 3, by how many "
+        "neighbouring outputs of a row\n"
+        "are made at once (`python -m benchmarks.conv_columns`). First layers without the "
+        "gradient of their input."
     )
     publish("\n".join([text, machine(), "", table(head, rows)]))
 

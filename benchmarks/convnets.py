@@ -1,9 +1,10 @@
-"""Times a client's training step on plain convolutional networks that papers and simulators of federated learning
-use and the zoo lacks: a plain PyTorch loop, and the real round of `local`.
+"""Times a client's training step on plain convolutional networks that papers and simulators of
+federated learning use and the zoo lacks: a plain PyTorch loop, and the real round of `local`.
 
     python -m benchmarks.convnets --cores=1 --out=benchmarks/results/convnets.md
 
-Each measurement has a process of its own, PyTorch's before and after ours; without torch its columns are empty.
+Each measurement has a process of its own, PyTorch's before and after ours; without torch its
+columns are empty.
 """
 
 import json
@@ -39,18 +40,33 @@ class Network(NamedTuple):
     widths: tuple[int, ...]
 
 
-_VGG = ((64, True), (128, True), (256, False), (256, True), (512, False), (512, True), (512, False), (512, True))
+_VGG = (
+    (64, True),
+    (128, True),
+    (256, False),
+    (256, True),
+    (512, False),
+    (512, True),
+    (512, False),
+    (512, True),
+)
 NETWORKS = {
     "pfl, CIFAR-10": Network((32, 32, 3), 10, ((32, 3, 0, False), (64, 3, 0, True)), (128,)),
-    "pfl and FedJAX, EMNIST": Network((28, 28, 1), 62, ((32, 3, 0, False), (64, 3, 0, True)), (128,)),
+    "pfl and FedJAX, EMNIST": Network(
+        (28, 28, 1), 62, ((32, 3, 0, False), (64, 3, 0, True)), (128,)
+    ),
     "FedAvg's, EMNIST": Network((28, 28, 1), 62, ((32, 5, 2, True), (64, 5, 2, True)), (512,)),
     "LeNet-5, MNIST": Network((28, 28, 1), 10, ((6, 5, 2, True), (16, 5, 0, True)), (120, 84)),
     "BlazeFL, CIFAR-10": Network((32, 32, 3), 10, ((6, 5, 0, True), (16, 5, 0, True)), (120, 84)),
-    "VGG-11, CIFAR-10": Network((32, 32, 3), 10, tuple((c, 3, 1, pooled) for c, pooled in _VGG), ()),
+    "VGG-11, CIFAR-10": Network(
+        (32, 32, 3), 10, tuple((c, 3, 1, pooled) for c, pooled in _VGG), ()
+    ),
     "4-layer CNN, 64x64x3": Network((64, 64, 3), 200, ((32, 5, 0, True), (64, 5, 0, True)), (512,)),
 }
 
-_NETWORKS = flags.DEFINE_list("networks", [str(i) for i in range(len(NETWORKS))], "What to measure, by position.")
+_NETWORKS = flags.DEFINE_list(
+    "networks", [str(i) for i in range(len(NETWORKS))], "What to measure, by position."
+)
 
 
 class Features(nn.Module):
@@ -75,7 +91,9 @@ def torch_network(network: Network):
 
     (size, _, channels), layers = network.image, []
     for out, kernel, padding, pooled in network.convs:
-        layers += [nn.Conv2d(channels, out, kernel, padding=padding), nn.ReLU()] + [nn.MaxPool2d(2)] * pooled
+        layers += [nn.Conv2d(channels, out, kernel, padding=padding), nn.ReLU()] + [
+            nn.MaxPool2d(2)
+        ] * pooled
         channels, size = out, (size + 2 * padding - kernel + 1) // (2 if pooled else 1)
     layers.append(nn.Flatten())
     before = channels * size * size
@@ -88,7 +106,9 @@ def torch_network(network: Network):
 def samples(network: Network, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Images uint8 [count, H, W, C] and labels."""
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (count, *network.image), np.uint8), rng.integers(0, network.classes, count)
+    return rng.integers(0, 256, (count, *network.image), np.uint8), rng.integers(
+        0, network.classes, count
+    )
 
 
 def measure_here(network: Network, cores: int) -> dict:

@@ -1,10 +1,11 @@
-"""DFRD's server: one round's distillation, how much of it the teachers take, and what its convolutions alone would.
+"""DFRD's server: one round's distillation, how much of it the teachers take, and what its
+convolutions alone would.
 
     python -m benchmarks.dfrd_server [--iterations=10] [--out=benchmarks/results/NAME.md]
 
-Ten clients with rho = 5, 32x32x3 images, batch 64, I_g = 2, I_d = 5, with the moving average's images. Random weights:
-time does not depend on them. The bound is the sum over all convolutions of the step, each timed alone, in a loop, with
-the gradients that the step takes of it.
+Ten clients with rho = 5, 32x32x3 images, batch 64, I_g = 2, I_d = 5, with the moving average's
+images. Random weights: time does not depend on them. The bound is the sum over all convolutions of
+the step, each timed alone, in a loop, with the gradients that the step takes of it.
 """
 
 import dataclasses
@@ -25,7 +26,12 @@ from fedjax_ht.core.federation import Federation, init_variables, make_sliced_fe
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.dfrd import dfrd
 from fedjax_ht.methods.shared.composition import losses_of
-from fedjax_ht.methods.shared.distillation import Distillation, Learner, init_generator, make_generator
+from fedjax_ht.methods.shared.distillation import (
+    Distillation,
+    Learner,
+    init_generator,
+    make_generator,
+)
 from fedjax_ht.methods.shared.distillation_loop import distil
 from fedjax_ht.methods.shared.ensemble import Teachers, ask, label_weights
 from fedjax_ht.metrics.flops import program_flops
@@ -36,8 +42,12 @@ from fedjax_ht.ops import conv2d, conv_transpose2d
 from fedjax_ht.runner.cli import parse_flags
 
 CLASSES, CLIENTS, SHAPE, LOOP = 10, 10, (32, 32, 3), 4
-_ITERATIONS = flags.DEFINE_integer("iterations", 10, "A that is timed; seconds are given for 10.", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each, of which the fastest counts.", lower_bound=1)
+_ITERATIONS = flags.DEFINE_integer(
+    "iterations", 10, "A that is timed; seconds are given for 10.", lower_bound=1
+)
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 3, "Timed calls of each, of which the fastest counts.", lower_bound=1
+)
 RECIPE, _ = losses_of(dfrd, "released")
 
 
@@ -52,9 +62,15 @@ class Convolution(NamedTuple):
 def network_layers(rate: float) -> list[Convolution]:
     """Of the 4-conv CNN."""
     channels = (SHAPE[-1], *(sliced_width(width, rate) for width in WIDTHS))
-    run = lambda x, kernel: conv2d(x, kernel, 1, 1)  # noqa: E731
+
+    def run(x, kernel):
+        return conv2d(x, kernel, 1, 1)
+
     sides = (SHAPE[0] >> i for i in range(len(WIDTHS)))
-    return [Convolution(run, (n, n, a), (3, 3, a, b)) for n, (a, b) in zip(sides, itertools.pairwise(channels))]
+    return [
+        Convolution(run, (n, n, a), (3, 3, a, b))
+        for n, (a, b) in zip(sides, itertools.pairwise(channels))
+    ]
 
 
 def generator_layers() -> list[Convolution]:
@@ -63,7 +79,10 @@ def generator_layers() -> list[Convolution]:
     layers = []
     for i, (a, b) in enumerate(itertools.pairwise(channels)):
         side, how = (1, (1, 0)) if i == 0 else (2 << i, (2, 1))
-        run = lambda x, kernel, how=how: conv_transpose2d(x, kernel, *how)  # noqa: E731
+
+        def run(x, kernel, how=how):
+            return conv_transpose2d(x, kernel, *how)
+
         layers.append(Convolution(run, (side, side, a), (4, 4, a, b)))
     return layers
 
@@ -86,7 +105,8 @@ def layer_seconds(layer: Convolution, by: tuple[int, ...]) -> float:
 
     def step(_, arguments):
         out, back = jax.vjp(layer.run, *arguments)
-        # Something of every result, so that none is left out, and none can be taken out of the loop.
+        # Something of every result, so that none is left out, and none can be taken out of the
+        # loop.
         gradients = back(out)
         used = [gradients[i].ravel()[0] for i in by] if by else [out.ravel()[0]]
         return tuple(a + 1e-9 * sum(used) for a in arguments)
@@ -96,8 +116,13 @@ def layer_seconds(layer: Convolution, by: tuple[int, ...]) -> float:
 
 def convolution_seconds(rates: tuple[float, ...]) -> float:
     """All convolutions of a server step, one by one."""
-    total = lambda layers, by: sum(layer_seconds(layer, by) for layer in layers)  # noqa: E731
-    forward, led = ({rate: total(network_layers(rate), by) for rate in set(rates)} for by in ((), (0,)))
+
+    def total(layers, by):
+        return sum(layer_seconds(layer, by) for layer in layers)
+
+    forward, led = (
+        {rate: total(network_layers(rate), by) for rate in set(rates)} for by in ((), (0,))
+    )
     student, student_learns = total(network_layers(1.0), ()), total(network_layers(1.0), (0, 1))
     generator, generator_learns = (total(generator_layers(), by) for by in ((), (0, 1)))
     generator_step = sum(led[rate] for rate in rates) + student + generator_learns
@@ -107,7 +132,9 @@ def convolution_seconds(rates: tuple[float, ...]) -> float:
 
 def clients_of(count: int) -> Federation:
     """So many clients of the 4-conv CNN, rho = 5."""
-    return make_sliced_federation(sliced_network("conv4", CLASSES, SHAPE), width_budgets(count, 5), SHAPE, CLASSES)
+    return make_sliced_federation(
+        sliced_network("conv4", CLASSES, SHAPE), width_budgets(count, 5), SHAPE, CLASSES
+    )
 
 
 def team(federation: Federation) -> Teachers:
@@ -116,7 +143,9 @@ def team(federation: Federation) -> Teachers:
     for bucket in federation.buckets:
         keys = jax.random.split(jax.random.key(0), len(federation.members(bucket)))
         params[bucket.name] = jax.jit(
-            lambda keys, bucket=bucket: lax.map(lambda key: init_variables(bucket, key)["params"], keys)
+            lambda keys, bucket=bucket: lax.map(
+                lambda key: init_variables(bucket, key)["params"], keys
+            )
         )(keys)
     clients = federation.num_clients
     counts = np.random.default_rng(0).integers(0, 500, (clients, CLASSES))
@@ -129,21 +158,40 @@ def teacher_seconds(federation: Federation, teachers: Teachers) -> tuple[float, 
     images = jax.random.normal(jax.random.key(1), (RECIPE.batch_size, *SHAPE))
     labels = jnp.arange(RECIPE.batch_size) % CLASSES
     everyone = jnp.ones(RECIPE.batch_size, bool)
-    ensemble = lambda teachers, x: ask(federation.buckets, teachers, x, labels).ensemble  # noqa: E731
-    loss = lambda x, teachers: cross_entropy(ensemble(teachers, x), labels, everyone)  # noqa: E731
-    return fastest(jax.jit(ensemble), teachers, images), fastest(jax.jit(jax.value_and_grad(loss)), images, teachers)
+
+    def ensemble(teachers, x):
+        return ask(federation.buckets, teachers, x, labels).ensemble
+
+    def loss(x, teachers):
+        return cross_entropy(ensemble(teachers, x), labels, everyone)
+
+    return fastest(jax.jit(ensemble), teachers, images), fastest(
+        jax.jit(jax.value_and_grad(loss)), images, teachers
+    )
 
 
 def round_of(federation: Federation, recipe: Distillation) -> tuple[Callable, tuple]:
     """A round's distillation by this recipe from a team, and what it is of."""
-    model = jax.jit(lambda key: init_variables(federation.global_model, key)["params"])(jax.random.key(2))
-    generator = jax.jit(lambda key: init_generator(make_generator(federation, recipe), key))(jax.random.key(3))
+    model = jax.jit(lambda key: init_variables(federation.global_model, key)["params"])(
+        jax.random.key(2)
+    )
+    generator = jax.jit(lambda key: init_generator(make_generator(federation, recipe), key))(
+        jax.random.key(3)
+    )
     _, losses = losses_of(dfrd, "released", **vars(recipe))
 
     def step(teachers, learner, average, round, key):
-        return distil(recipe, losses, federation, federation.buckets, teachers, learner, average, round, key)
+        return distil(
+            recipe, losses, federation, federation.buckets, teachers, learner, average, round, key
+        )
 
-    return step, (team(federation), Learner(model, generator), generator, jnp.int32(1), jax.random.key(4))
+    return step, (
+        team(federation),
+        Learner(model, generator),
+        generator,
+        jnp.int32(1),
+        jax.random.key(4),
+    )
 
 
 def round_flops(step: Callable, args: tuple) -> float:
@@ -154,7 +202,11 @@ def round_seconds(step: Callable, args: tuple, repeats: int | None = None) -> tu
     """To compile, and of a call."""
     start = time.perf_counter()
     # As a simulation compiles its server.
-    compiled = jax.jit(step, compiler_options=compiler_options(jax.default_backend())).lower(*args).compile()
+    compiled = (
+        jax.jit(step, compiler_options=compiler_options(jax.default_backend()))
+        .lower(*args)
+        .compile()
+    )
     compiling = time.perf_counter() - start
     return compiling, fastest(compiled, *args, repeats=repeats)
 
@@ -162,15 +214,26 @@ def round_seconds(step: Callable, args: tuple, repeats: int | None = None) -> tu
 def main(_) -> None:
     jax.config.update("jax_default_matmul_precision", "float32")
     rates, federation = width_budgets(CLIENTS, 5), clients_of(CLIENTS)
-    recipe, rounds = dataclasses.replace(RECIPE, iterations=_ITERATIONS.value), 10 / _ITERATIONS.value
+    recipe, rounds = (
+        dataclasses.replace(RECIPE, iterations=_ITERATIONS.value),
+        10 / _ITERATIONS.value,
+    )
     step, args = round_of(federation, recipe)
     compiling, seconds = round_seconds(step, args)
     seconds, flops = rounds * seconds, rounds * round_flops(step, args)
-    once = rounds * round_seconds(*round_of(federation, dataclasses.replace(recipe, student_batch="iteration")))[1]
+    once = (
+        rounds
+        * round_seconds(
+            *round_of(federation, dataclasses.replace(recipe, student_batch="iteration"))
+        )[1]
+    )
     told, led = teacher_seconds(federation, args[0])
     of_teachers = 10 * (recipe.generator_steps * led + 2 * recipe.student_steps * told)
     bound = convolution_seconds(rates)
-    share = lambda part: f"{part / seconds:.0%}"  # noqa: E731
+
+    def share(part):
+        return f"{part / seconds:.0%}"
+
     rows = [
         ["a round's distillation", number(seconds), "100%"],
         ["teachers in it", number(of_teachers), share(of_teachers)],
@@ -178,9 +241,12 @@ def main(_) -> None:
         ["a round with one student batch an iteration", number(once), share(once)],
     ]
     text = (
-        f"DFRD's server, {CLIENTS} clients of the 4-conv CNN, rho = 5, {SHAPE}, A = 10 (timed: {recipe.iterations}), "
-        f"I_g = {recipe.generator_steps}, I_d = {recipe.student_steps}, batch {recipe.batch_size}. {machine()} "
-        f"Compiled in {compiling:.0f} s; {flops / 1e12:.2f} TFLOP, {flops / seconds / 1e9:.0f} GFLOP/s."
+        f"DFRD's server, {CLIENTS} clients of the 4-conv CNN, rho = 5, {SHAPE}, A = 10 (timed: "
+        f"{recipe.iterations}), "
+        f"I_g = {recipe.generator_steps}, I_d = {recipe.student_steps}, batch "
+        f"{recipe.batch_size}. {machine()} "
+        f"Compiled in {compiling:.0f} s; {flops / 1e12:.2f} TFLOP, {flops / seconds / 1e9:.0f} "
+        "GFLOP/s."
     )
     publish(f"{text}\n\n{table(('what', 'seconds', 'share'), rows)}")
 

@@ -1,11 +1,12 @@
-"""Trains F once as FedKTL's authors do, their server's code as it is; of `benchmarks.beside_fedktl`, which starts it.
+"""Trains F once as FedKTL's authors do, their server's code as it is; of
+`benchmarks.beside_fedktl`, which starts it.
 
     python fedktl_align.py SERVER INPUTS OUTPUTS
 
-SERVER is the file serverktl_stylegan_xl.py of a checkout; INPUTS an .npz with F before its training,
-the uploads, and what is drawn: the orders of the epochs, and valid latents one step behind another.
-OUTPUTS gets F and the class means as they are afterwards. It runs under any Python with torch:
-what else the file imports is not there, and not called.
+SERVER is the file serverktl_stylegan_xl.py of a checkout; INPUTS an .npz with F before its
+training, the uploads, and what is drawn: the orders of the epochs, and valid latents one step
+behind another. OUTPUTS gets F and the class means as they are afterwards. It runs under any Python
+with torch: what else the file imports is not there, and not called.
 """
 
 import importlib.util
@@ -20,8 +21,10 @@ import torch
 def server_module(path: str) -> types.ModuleType:
     """The authors' file, with nothing behind the names that it imports but torch and NumPy."""
     absent = (
-        "flcore", "flcore.clients", "flcore.clients.clientktl", "flcore.clients.clientbase", "flcore.servers",
-        "flcore.servers.serverbase", "torchvision", "torchvision.transforms", "torch_utils", "PIL", "PIL.Image",
+        "flcore", "flcore.clients", "flcore.clients.clientktl", "flcore.clients.clientbase",
+        "flcore.servers",
+        "flcore.servers.serverbase", "torchvision", "torchvision.transforms", "torch_utils", "PIL",
+        "PIL.Image",
     )  # fmt: skip
     for name in absent:
         sys.modules[name] = mock.MagicMock()
@@ -58,26 +61,44 @@ def main(path: str, inputs: str, outputs: str) -> None:
     torch.set_default_dtype(torch.float64)
     module = server_module(path)
     (width, latent_dim), classes = (given["w2"].shape, len(given["centroids"]))
-    transformer, table = module.Feature_Transformer(width, latent_dim), torch.nn.Embedding(classes, latent_dim)
+    transformer, table = (
+        module.Feature_Transformer(width, latent_dim),
+        torch.nn.Embedding(classes, latent_dim),
+    )
     first, norm, _, last = transformer.mlp
     values = {
-        first.weight: given["w1"].T, first.bias: given["b1"], norm.weight: given["scale"], norm.bias: given["bias"],
+        first.weight: given["w1"].T, first.bias: given["b1"], norm.weight: given["scale"],
+        norm.bias: given["bias"],
         norm.running_mean: given["running_mean"], norm.running_var: given["running_var"],
         last.weight: given["w2"].T, last.bias: given["b2"], table.weight: given["centroids"],
     }  # fmt: skip
     with torch.no_grad():
         for tensor, array in values.items():
             tensor.copy_(torch.from_numpy(array.copy()))
-    uploads = [(torch.from_numpy(p), torch.tensor(int(c))) for p, c in zip(given["prototypes"], given["labels"])]
-    items = {"uploaded_protos": uploads, "G": mock.MagicMock(), "F": transformer, "Centroids": table}
+    uploads = [
+        (torch.from_numpy(p), torch.tensor(int(c)))
+        for p, c in zip(given["prototypes"], given["labels"])
+    ]
+    items = {
+        "uploaded_protos": uploads,
+        "G": mock.MagicMock(),
+        "F": transformer,
+        "Centroids": table,
+    }
     module.load_item = lambda role, name, folder: items[name]
     module.save_item = lambda item, role, name, folder: items.update({name: item})
     everyone = np.arange(len(uploads))
-    Loader.orders = [everyone, *given["orders"], everyone]  # set_Centroids, the epochs, set_Centroids
+    # set_Centroids, the epochs, set_Centroids
+    Loader.orders = [everyone, *given["orders"], everyone]
     module.DataLoader = Loader
     latents = iter(given["latents"])
-    take = lambda n: np.stack([next(latents) for _ in range(n)])  # noqa: E731
-    module.gen_utils.get_w_from_seed = lambda generator, n, device: torch.from_numpy(take(n))[:, None]
+
+    def take(n):
+        return np.stack([next(latents) for _ in range(n)])
+
+    module.gen_utils.get_w_from_seed = lambda generator, n, device: torch.from_numpy(take(n))[
+        :, None
+    ]
 
     server = object.__new__(module.FedKTL)
     server.role, server.save_folder_name, server.device = "Server", "", "cpu"
@@ -92,7 +113,11 @@ def main(path: str, inputs: str, outputs: str) -> None:
         "running_mean": norm.running_mean, "running_var": norm.running_var,
         "w2": last.weight.T, "b2": last.bias, "centroids": items["latent_centroids"],
     }  # fmt: skip
-    np.savez(outputs, torch=torch.__version__, **{name: value.detach().numpy() for name, value in after.items()})
+    np.savez(
+        outputs,
+        torch=torch.__version__,
+        **{name: value.detach().numpy() for name, value in after.items()},
+    )
 
 
 if __name__ == "__main__":

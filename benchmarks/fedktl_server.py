@@ -1,9 +1,10 @@
-"""FedKTL's server: one round's alignment at CIFAR-100 shape, and images of all classes by the embedded generator.
+"""FedKTL's server: one round's alignment at CIFAR-100 shape, and images of all classes by the
+embedded generator.
 
 python -m benchmarks.fedktl_server [--out=benchmarks/results/NAME.md]
 
-100 classes, 20 clients with 45 classes each (900 prototypes of 100 dimensions), E_S = B_S = 100, H = 512. Random
-weights of the shipped architecture: time does not depend on them.
+100 classes, 20 clients with 45 classes each (900 prototypes of 100 dimensions), E_S = B_S = 100, H
+= 512. Random weights of the shipped architecture: time does not depend on them.
 """
 
 import time
@@ -28,7 +29,8 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each.")
 
 
 def uploads(classes: int = CLASSES, clients: int = CLIENTS, own_classes: int = OWN) -> Uploads:
-    """Every client's own classes, at random, as the server lays them out: [clients * classes] rows."""
+    """Every client's own classes, at random, as the server lays them out: [clients * classes]
+    rows."""
     rng = np.random.default_rng(0)
     own = np.stack([rng.permutation(classes) < own_classes for _ in range(clients)])
     labels = np.broadcast_to(np.arange(classes), own.shape).reshape(-1)
@@ -54,27 +56,41 @@ def as_a_server(run: Callable) -> Callable:
 def untrained() -> Generator:
     """Returns an untrained generator of the shipped architecture."""
     variables = embedded.init_variables(jax.random.key(0), latent_dim=LATENT)
-    generator = Generator(Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables)
+    generator = Generator(
+        Card("embedded"), LATENT, embedded.sample_w, embedded.synthesize, variables
+    )
     return in_units(generator, "raw")
 
 
-def alignment_seconds(variant: str, sent: Uploads, repeats: int = 3, **options) -> tuple[float, float]:
+def alignment_seconds(
+    variant: str, sent: Uploads, repeats: int = 3, **options
+) -> tuple[float, float]:
     """Of a round's alignment, with these of `Alignment`'s options: first call, and later ones."""
     key, generator, transformer = jax.random.key(0), untrained(), FeatureTransformer(LATENT)
     first = transformer.init(key, sent.prototypes, sent.valid)["params"]
     centroids = jnp.zeros((sent.prototypes.shape[1], LATENT))
 
     def aligned(weights, params, sent, key):
-        sample_w = lambda key, n: generator.sample_w(weights, key, n)  # noqa: E731
-        free = lambda p, rows, mask: transformer.apply({"params": p}, rows, mask)  # noqa: E731
-        held = lambda p, rows, mask: into(weights.ball, free(p, rows, mask))  # noqa: E731
+        def sample_w(key, n):
+            return generator.sample_w(weights, key, n)
+
+        def free(p, rows, mask):
+            return transformer.apply({"params": p}, rows, mask)
+
+        def held(p, rows, mask):
+            return into(weights.ball, free(p, rows, mask))
+
         transform = held if FORMS[variant].bounded else free
-        return align(transform, sample_w, Alignment(variant=variant, **options), params, centroids, sent, key)
+        return align(
+            transform, sample_w, Alignment(variant=variant, **options), params, centroids, sent, key
+        )
 
     return timed(as_a_server(aligned), generator.variables, first, sent, key, repeats=repeats)
 
 
-def image_seconds(shape: tuple[int, int, int], count: int = CLASSES, repeats: int = 3) -> tuple[float, float]:
+def image_seconds(
+    shape: tuple[int, int, int], count: int = CLASSES, repeats: int = 3
+) -> tuple[float, float]:
     """Of so many images in a shape: first call, and later ones."""
     generator = untrained()
     images = as_a_server(lambda weights, w: synthesise(generator, weights, w, shape, True))
@@ -85,10 +101,20 @@ def image_seconds(shape: tuple[int, int, int], count: int = CLASSES, repeats: in
 def main(_) -> None:
     rows, sent = [], uploads()
     for variant in ("paper", "released"):
-        rows.append([f"alignment, {variant}", *map(number, alignment_seconds(variant, sent, _REPEATS.value))])
+        rows.append(
+            [
+                f"alignment, {variant}",
+                *map(number, alignment_seconds(variant, sent, _REPEATS.value)),
+            ]
+        )
         print(*rows[-1], flush=True)
     for shape in ((32, 32, 3), (28, 28, 1)):
-        rows.append([f"{CLASSES} images, {shape}", *map(number, image_seconds(shape, repeats=_REPEATS.value))])
+        rows.append(
+            [
+                f"{CLASSES} images, {shape}",
+                *map(number, image_seconds(shape, repeats=_REPEATS.value)),
+            ]
+        )
         print(*rows[-1], flush=True)
     head = ("what", "first call (s)", "later calls (s)")
     publish(f"FedKTL's server, {sent.valid.sum()} prototypes. {machine()}\n\n{table(head, rows)}")

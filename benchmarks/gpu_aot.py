@@ -1,15 +1,18 @@
-"""What XLA makes of a round of clients on a GPU, asked without one: kernels, graphs, memory, time to compile.
+"""What XLA makes of a round of clients on a GPU, asked without one: kernels, graphs, memory, time
+to compile.
 
-    python -m benchmarks.gpu_aot [--groups=cnn4,resnet18,cnn5] [--lanes=3,9] [--out=benchmarks/results/gpu_aot_h100.md]
-    python -m benchmarks.gpu_aot --methods=all --out=benchmarks/results/gpu_aot_methods_h100.md
+    python -m benchmarks.gpu_aot [--groups=cnn4,resnet18,cnn5] [--lanes=3,9]
+    [--out=benchmarks/results/gpu_aot_h100.md] python -m benchmarks.gpu_aot --methods=all
+    --out=benchmarks/results/gpu_aot_methods_h100.md
 
-FedTGP's training, 32x32x3, batches of 10, compiled for a device that benchmarks/h100.txtpb describes; a group of
-several architectures is one program. With --methods it is theirs, of a small CNN or, where clients train slices, of
-slices of whole and half its width. Needs one of jax's CUDA plugins (pip install "jax[cuda12]" or "jax[cuda13]"; of the
-libraries that these bring, the compiler alone: nvidia-cuda-nvcc-cu12, or nvidia-cuda-nvcc and nvidia-nvvm), and no GPU.
-Without a device there is no autotuning, so that a real one may take other kernels for its products; how many there
-are, in which loops and graphs, and how much memory they take is what this tells. The estimate of a step's time is
-arithmetic.
+FedTGP's training, 32x32x3, batches of 10, compiled for a device that benchmarks/h100.txtpb
+describes; a group of several architectures is one program. With --methods it is theirs, of a small
+CNN or, where clients train slices, of slices of whole and half its width. Needs one of jax's CUDA
+plugins (pip install "jax[cuda12]" or "jax[cuda13]"; of the libraries that these bring, the compiler
+alone: nvidia-cuda-nvcc-cu12, or nvidia-cuda-nvcc and nvidia-nvvm), and no GPU. Without a device
+  there is no autotuning, so that a real one may take other kernels for its products; how many there
+are, in which loops and graphs, and how much memory they take is what this tells. The estimate of a
+step's time is arithmetic.
 """
 
 import contextlib
@@ -54,16 +57,40 @@ from fedjax_ht.simulation.lanes import H100
 
 SHAPE, CLASSES, BATCH, IMAGES, SCORED = (32, 32, 3), 10, 10, 50_000, 64
 TARGET = Path(__file__).parent / "h100.txtpb"
-OF_METHODS = ("method", "group", "kernels a step", "one graph", "scoring, too", "temporary MiB", "seconds to compile")
+OF_METHODS = (
+    "method",
+    "group",
+    "kernels a step",
+    "one graph",
+    "scoring, too",
+    "temporary MiB",
+    "seconds to compile",
+)
 # Plugin -> folder of its CUDA compiler, as NVIDIA's packages have it.
 PLUGINS = {"jax_cuda12_plugin": "nvidia/cuda_nvcc", "jax_cuda13_plugin": "nvidia/cu13"}
 SMALL = ("cnn4", "conv4")  # methods run on the first of them that they fit
-GROUPS = ("cnn4", "resnet18", "resnet34", "mobilenet_v2", "googlenet", "resnet50", "resnet101", "resnet152", "cnn5")
+GROUPS = (
+    "cnn4",
+    "resnet18",
+    "resnet34",
+    "mobilenet_v2",
+    "googlenet",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "cnn5",
+)
 
-_GROUPS = flags.DEFINE_list("groups", list(GROUPS), "Model groups; those of several architectures are one program.")
-_METHODS = flags.DEFINE_list("methods", [], "Instead of groups: these methods, or all.", allow_override=True)
+_GROUPS = flags.DEFINE_list(
+    "groups", list(GROUPS), "Model groups; those of several architectures are one program."
+)
+_METHODS = flags.DEFINE_list(
+    "methods", [], "Instead of groups: these methods, or all.", allow_override=True
+)
 _LANES = flags.DEFINE_list("lanes", ["3"], "Clients side by side.")
-_MEASURE = flags.DEFINE_string("measure", None, "Of the child: METHOD:GROUP:LANES:WHAT:FOLDER, whose JSON is printed.")
+_MEASURE = flags.DEFINE_string(
+    "measure", None, "Of the child: METHOD:GROUP:LANES:WHAT:FOLDER, whose JSON is printed."
+)
 
 
 def cuda_plugin() -> str | None:
@@ -75,30 +102,44 @@ def described_mesh() -> Mesh:
     """One GPU that is not there."""
     known = jax._src.xla_bridge.canonicalize_platform
     # jax takes "gpu" for what is present; here nothing is.
-    jax._src.xla_bridge.canonicalize_platform = lambda name: "cuda" if name in ("gpu", "cuda") else known(name)
-    found = topologies.get_topology_desc(platform="cuda", target_config=TARGET.read_text(), topology="1x1x1")
+    jax._src.xla_bridge.canonicalize_platform = lambda name: (
+        "cuda" if name in ("gpu", "cuda") else known(name)
+    )
+    found = topologies.get_topology_desc(
+        platform="cuda", target_config=TARGET.read_text(), topology="1x1x1"
+    )
     return Mesh(np.array(found.devices), (AXIS,))
 
 
 def arguments(method: Method, bucket: Bucket, clients: int, keeps: bool):
-    """Shapes of a bucket's (states, schedule, data); of clients that keep nothing the states are ()."""
+    """Shapes of a bucket's (states, schedule, data); of clients that keep nothing the states are
+    ()."""
     shape = jax.ShapeDtypeStruct
     key = jax.eval_shape(lambda: jax.random.key(0))
     one = jax.eval_shape(lambda k: any_state(method, bucket, k), key) if keeps else ()
     states = jax.tree.map(lambda x: shape((clients, *x.shape), x.dtype), one)
     ids, flags = shape((clients,), jnp.int32), shape((clients,), bool)
-    schedule = Schedule(ids, Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32))
+    schedule = Schedule(
+        ids, Participant(ids, ids, ClientInfo(ids, ids, ids), flags, flags), shape((1,), jnp.int32)
+    )
     split = Split(shape((clients, 2000), jnp.int32), ids)
     splits = {"train": split, "test": split}
     channels = shape((SHAPE[-1],), jnp.float32)
-    data = Data(shape((IMAGES, *SHAPE), jnp.uint8), shape((IMAGES,), jnp.int32), Pixels(channels, channels), splits)
+    data = Data(
+        shape((IMAGES, *SHAPE), jnp.uint8),
+        shape((IMAGES,), jnp.int32),
+        Pixels(channels, channels),
+        splits,
+    )
     return states, schedule, data
 
 
 def federation_of(group: str, lanes: int) -> Federation:
     """Two chunks of clients an architecture."""
     if group in SLICED:
-        return make_sliced_federation(sliced_network(group, CLASSES, SHAPE), (1.0, 0.5) * 2 * lanes, SHAPE, CLASSES)
+        return make_sliced_federation(
+            sliced_network(group, CLASSES, SHAPE), (1.0, 0.5) * 2 * lanes, SHAPE, CLASSES
+        )
     modules = model_group(group, CLASSES, SHAPE)
     return make_federation(modules, SHAPE, CLASSES, num_clients=2 * lanes * len(modules))
 
@@ -119,11 +160,12 @@ def small_group(name: str) -> str:
 def program(
     method: Method, federation: Federation, lanes: int, what: str
 ) -> tuple[dict[str, Callable], tuple[PyTree, ...]]:
-    """A bucket's functions of the "training" or "scoring" of a round, as `simulation.program.bind` makes them.
+    """A bucket's functions of the "training" or "scoring" of a round, as `simulation.program.bind`
+    makes them.
 
     Returns:
-      bucket name -> function of (states, schedule, servers, data, when), and the shapes of these five, the first two
-      and the data by bucket.
+      bucket name -> function of (states, schedule, servers, data, when), and the shapes of these
+      five, the first two and the data by bucket.
     """
     channel = Channel(wire.chain(()), wire.chain(()))
     runs, each = {}, {}
@@ -132,7 +174,9 @@ def program(
         keeps = keeps_state(*bound)
         # Clients that keep nothing are scored in the program that trains them.
         train = bucket_round(*bound, lanes, None if keeps else client_evaluation(*bound, SCORED))
-        runs[bucket.name] = train if what == "training" else bucket_evaluation(*bound, lanes, SCORED, keeps)
+        runs[bucket.name] = (
+            train if what == "training" else bucket_evaluation(*bound, lanes, SCORED, keeps)
+        )
         each[bucket.name] = arguments(method, bucket, 2 * lanes, keeps)
     states, schedules, data = ({name: own[i] for name, own in each.items()} for i in range(3))
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -144,8 +188,8 @@ def program(
 
 
 def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
-    """Compiles a method's "training" or "scoring" of a round, with a group of models or what it fits of `SMALL`, in
-    this process."""
+    """Compiles a method's "training" or "scoring" of a round, with a group of models or what it
+    fits of `SMALL`, in this process."""
     mesh, group = described_mesh(), group or small_group(name)
     federation = federation_of(group, lanes)
     runs, (states, schedules, *rest) = program(method_of(name), federation, lanes, what)
@@ -156,14 +200,17 @@ def measure(name: str, group: str, lanes: int, what: str, folder: str) -> dict:
 
     rest = [placed(x, REPLICATED) for x in rest]
     start = time.perf_counter()
-    with mock.patch.object(jax, "default_backend", return_value="gpu"):  # what functions ask that suit the device
+    # what functions ask that suit the device
+    with mock.patch.object(jax, "default_backend", return_value="gpu"):
         step = buckets_on_mesh(runs, mesh, donate=what == "training")
         lowered = step.lower(placed(states, SHARDED), placed(schedules, SHARDED), *rest)
     traced = time.perf_counter()
     compiled = lowered.compile()
     done = time.perf_counter()
     # The longest is the program, by passes that put it into graphs where there were any.
-    listings = sorted(Path(folder).glob("*thunk_sequence*.txt"), key=lambda path: path.stat().st_size)
+    listings = sorted(
+        Path(folder).glob("*thunk_sequence*.txt"), key=lambda path: path.stat().st_size
+    )
     nodes = read_thunks(listings[-1].read_text())
     every = loops(nodes, loop_turns(compiled.as_text()))
     outermost, steps = [loop for loop in every if loop.depth == 0], steps_of(every)
@@ -192,9 +239,12 @@ def in_a_child(name: str, group: str, lanes: int, what: str) -> dict:
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
             "CUDA_VISIBLE_DEVICES": "-1",
             "JAX_PLATFORMS": "cpu,cuda",
-            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={compiler} --xla_dump_to={folder}",
+            "XLA_FLAGS": f"--xla_gpu_autotune_level=0 --xla_gpu_cuda_data_dir={compiler} "
+            f"--xla_dump_to={folder}",
         }
-        return in_a_process("benchmarks.gpu_aot", [f"--measure={name}:{group}:{lanes}:{what}:{folder}"])
+        return in_a_process(
+            "benchmarks.gpu_aot", [f"--measure={name}:{group}:{lanes}:{what}:{folder}"]
+        )
 
 
 def row(name: str, group: str, lanes: int) -> dict[str, str]:
@@ -246,7 +296,8 @@ def main(_) -> None:
         what += f"Milliseconds are estimates, a step, at {H100.launch * 1e6:.1f} us a kernel, "
         what += f"{H100.bandwidth / 1e12:.2f} TB/s and {H100.arithmetic / 1e12:.0f} TFLOP/s. "
     head = OF_METHODS if names else [column for column in rows[0] if column != "method"]
-    publish(f"{what}{machine()}\n\n{table(head, ([cells[column] for column in head] for cells in rows))}")
+    lines = ([cells[column] for column in head] for cells in rows)
+    publish(f"{what}{machine()}\n\n{table(head, lines)}")
 
 
 if __name__ == "__main__":

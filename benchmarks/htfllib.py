@@ -13,8 +13,8 @@ from fedjax_ht.data.dataset import Dataset, Partition
 
 
 class Pair(NamedTuple):
-    """One method in both: ours with what of HtFLlib's defaults or scripts is a choice, and whether gradients are
-    clipped; HtFLlib's module, class and arguments."""
+    """One method in both: ours with what of HtFLlib's defaults or scripts is a choice, and whether
+    gradients are clipped; HtFLlib's module, class and arguments."""
 
     ours: dict
     clipped: bool
@@ -30,7 +30,9 @@ PAIRS = {
     "lg_fedavg": Pair({}, False, "serverlg", "LG_FedAvg", {}),
     "fedproto": Pair(RELEASED | {"weight": 1.0}, False, "serverproto", "FedProto", {}),
     "fd": Pair({}, False, "serverfd", "FD", {}),
-    "fedtgp": Pair(RELEASED | TGP, False, "servertgp", "FedTGP", {"lamda": 3.0, "margin_threthold": 3.0}),
+    "fedtgp": Pair(
+        RELEASED | TGP, False, "servertgp", "FedTGP", {"lamda": 3.0, "margin_threthold": 3.0}
+    ),
     "fedgh": Pair({}, False, "servergh", "FedGH", {"server_epochs": 1}),
     "fedgen": Pair(RELEASED, False, "servergen", "FedGen", {}),
     "fml": Pair(RELEASED, True, "serverfml", "FML", {"alpha": 0.5, "beta": 0.5}),
@@ -39,13 +41,16 @@ PAIRS = {
 
 
 def write_clients(folder: Path, dataset: Dataset, partition: Partition) -> None:
-    """Writes clients as HtFLlib reads them: `train/<i>.npz` and `test/<i>.npz`, images float32 [n, C, H, W]."""
+    """Writes clients as HtFLlib reads them: `train/<i>.npz` and `test/<i>.npz`, images float32 [n,
+    C, H, W]."""
     labels = np.asarray(dataset.labels)
     for part in ("train", "test"):
         (folder / part).mkdir(parents=True)
         for i, client in enumerate(partition):
             rows = getattr(client, part)
-            images = np.asarray(dataset.preprocess(np.asarray(dataset.inputs)[rows])).transpose(0, 3, 1, 2)
+            images = np.asarray(dataset.preprocess(np.asarray(dataset.inputs)[rows])).transpose(
+                0, 3, 1, 2
+            )
             np.savez(folder / part / f"{i}.npz", data={"x": images, "y": labels[rows]})
 
 
@@ -73,15 +78,19 @@ def job(
     """
     pair = PAIRS[name]
     arguments = {  # main.py's defaults, then the federation's
-        "random_join_ratio": False, "client_drop_rate": 0.0, "train_slow_rate": 0.0, "send_slow_rate": 0.0,
-        "time_select": False, "time_threthold": 10000, "auto_break": False, "goal": "test", "top_cnt": 100,
+        "random_join_ratio": False, "client_drop_rate": 0.0, "train_slow_rate": 0.0,
+        "send_slow_rate": 0.0,
+        "time_select": False, "time_threthold": 10000, "auto_break": False, "goal": "test",
+        "top_cnt": 100,
         "few_shot": 0, "models_folder_name": "", "lamda": 1.0, "noise_dim": 512, "hidden_dim": 512,
         "generator_learning_rate": 0.005, "server_epochs": 100,
         "alpha": 1.0, "beta": 1.0, "mentee_learning_rate": 0.01, "T_start": 0.95, "T_end": 0.98,
         "server_learning_rate": 0.01, "margin_threthold": 100.0,
-        "algorithm": pair.server, "dataset": "clients", "device": device, "num_classes": num_classes,
+        "algorithm": pair.server, "dataset": "clients", "device": device,
+        "num_classes": num_classes,
         "num_clients": num_clients, "feature_dim": feature_dim, "join_ratio": 1.0, "batch_size": 10,
-        "local_epochs": 1, "local_learning_rate": learning_rate, "eval_gap": 1, "models": list(models),
+        "local_epochs": 1, "local_learning_rate": learning_rate, "eval_gap": 1,
+        "models": list(models),
         "global_model": global_model,
     }  # fmt: skip
     arguments |= pair.arguments
@@ -102,7 +111,8 @@ def run(job: dict, python: str, checkout: Path, folder: Path) -> dict:
       folder: has the clients below `dataset/clients`.
 
     Returns:
-      "round" and "evaluation", seconds of each counted round and of the evaluation in it, "accuracy", "torch".
+      "round" and "evaluation", seconds of each counted round and of the evaluation in it,
+      "accuracy", "torch".
 
     Raises:
       RuntimeError: it failed, with its last line; all that it printed is on stderr by then.

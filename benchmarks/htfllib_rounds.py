@@ -2,10 +2,11 @@
 
     python htfllib_rounds.py SYSTEM JSON
 
-SYSTEM is the folder `system` of a checkout; JSON holds "module" and "server", the class that runs the method, "rounds",
-"clock" and "arguments", those of its main.py. It runs under any Python with what HtFLlib imports, in a folder beside
-`dataset`, and prints JSON: seconds of every round but the first, and of the evaluation in it, and accuracies. The clock
-is "processor", on one thread, or "wall".
+SYSTEM is the folder `system` of a checkout; JSON holds "module" and "server", the class that runs
+the method, "rounds", "clock" and "arguments", those of its main.py. It runs under any Python with
+what HtFLlib imports, in a folder beside `dataset`, and prints JSON: seconds of every round but the
+first, and of the evaluation in it, and accuracies. The clock is "processor", on one thread, or
+"wall".
 """
 
 import contextlib
@@ -24,12 +25,21 @@ from torch import nn
 
 
 class Grey(nn.Module):
-    """CNN-1..5 for grey images of 28x28 pixels, in the form that HtFLlib splits into base and head."""
+    """CNN-1..5 for grey images of 28x28 pixels, in the form that HtFLlib splits into base and
+    head."""
 
     def __init__(self, width: int, features: int, num_classes: int):
         super().__init__()
-        block = lambda ins, outs: (nn.Conv2d(ins, outs, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2))  # noqa: E731
-        hidden = nn.Linear(320, width), nn.ReLU(inplace=True), nn.Linear(width, features), nn.ReLU(inplace=True)
+
+        def block(ins, outs):
+            return (nn.Conv2d(ins, outs, 5), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+
+        hidden = (
+            nn.Linear(320, width),
+            nn.ReLU(inplace=True),
+            nn.Linear(width, features),
+            nn.ReLU(inplace=True),
+        )
         self.body = nn.Sequential(*block(1, 20), *block(20, 20), nn.Flatten(), *hidden)
         self.fc = nn.Linear(features, num_classes)
 
@@ -48,7 +58,8 @@ CLOCKS = {"processor": time.process_time, "wall": wall_clock}
 
 
 def end_with_parent() -> None:
-    """Ends this process soon after the one that started it, which a clock may end in the middle of anything."""
+    """Ends this process soon after the one that started it, which a clock may end in the middle of
+    anything."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -60,7 +71,8 @@ def end_with_parent() -> None:
 
 
 def rounds(module: str, server: str, rounds: int, clock: str, arguments: dict) -> dict:
-    """Runs them, from one evaluation to the next; see the module's text. HtFLlib runs a round more than it is told."""
+    """Runs them, from one evaluation to the next; see the module's text. HtFLlib runs a round more
+    than it is told."""
     models = importlib.import_module("flcore.trainmodel.models")
     models.Grey = Grey  # a model is a text that HtFLlib evaluates there
     marks, evaluations, now = [], [], CLOCKS[clock]
@@ -77,11 +89,17 @@ def rounds(module: str, server: str, rounds: int, clock: str, arguments: dict) -
         run.evaluate, run.save_results = timed_evaluation, lambda: None
         run.train()
     spent = [end - start for start, end in itertools.pairwise(marks[1:])]
-    return {"round": spent, "evaluation": evaluations[1:], "accuracy": run.rs_test_acc, "torch": torch.__version__}
+    return {
+        "round": spent,
+        "evaluation": evaluations[1:],
+        "accuracy": run.rs_test_acc,
+        "torch": torch.__version__,
+    }
 
 
 def main(system: str, job: str) -> None:
-    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # it stores whole modules, which torch from 2.6 on refuses
+    # it stores whole modules, which torch from 2.6 on refuses
+    os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     sys.path.insert(0, system)
     end_with_parent()
     told = json.loads(job)

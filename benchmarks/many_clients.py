@@ -1,11 +1,13 @@
-"""What grows with the number of clients: seconds of a round, an evaluation, a checkpoint; memory; bytes on disk.
+"""What grows with the number of clients: seconds of a round, an evaluation, a checkpoint; memory;
+bytes on disk.
 
-    python -m benchmarks.many_clients                                    random images of Fashion-MNIST's shape
-    python -m benchmarks.many_clients --data=fashion_mnist --data_dir=data --out=benchmarks/results/NAME.md
+    python -m benchmarks.many_clients                                    random images of
+    Fashion-MNIST's shape python -m benchmarks.many_clients --data=fashion_mnist --data_dir=data
+    --out=benchmarks/results/NAME.md
 
-FedProto with CNN-1..5, states in host memory. Each number of clients has a process of its own, the same 70,000 images,
-5 of them to train and 2 to test on a client, and 50 participants a round, so that only the clients at rest are more.
-With --out the curves are drawn beside it, as .png.
+FedProto with CNN-1..5, states in host memory. Each number of clients has a process of its own, the
+same 70,000 images, 5 of them to train and 2 to test on a client, and 50 participants a round, so
+that only the clients at rest are more. With --out the curves are drawn beside it, as .png.
 """
 
 import json
@@ -40,11 +42,17 @@ from fedjax_ht.simulation.simulation import make_simulation
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
-_DATA = flags.DEFINE_string("data", "synthetic", "A dataset of at least 7 images a client, or 'synthetic'.")
+_DATA = flags.DEFINE_string(
+    "data", "synthetic", "A dataset of at least 7 images a client, or 'synthetic'."
+)
 _DATA_DIR = flags.DEFINE_string("data_dir", "data", "The folder of the dataset's files.")
 _CLIENTS = flags.DEFINE_list("clients", ["1000", "3000", "10000"], "Numbers of clients.")
-_CHECKPOINTS = flags.DEFINE_integer("checkpoints", 3, "Checkpoints to write, each after ten rounds.")
-_MEASURE = flags.DEFINE_integer("measure", 0, "Measure this number of clients here and print JSON; for the child.")
+_CHECKPOINTS = flags.DEFINE_integer(
+    "checkpoints", 3, "Checkpoints to write, each after ten rounds."
+)
+_MEASURE = flags.DEFINE_integer(
+    "measure", 0, "Measure this number of clients here and print JSON; for the child."
+)
 
 PARTICIPANTS, SAMPLE, TRAIN, TEST, ROUNDS_BETWEEN = 50, 200, 5, 2, 10
 MB = 1e6
@@ -55,15 +63,21 @@ def images() -> Dataset:
     if _DATA.value != "synthetic":
         return load_dataset(_DATA.value, _DATA_DIR.value)
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (70_000, 28, 28, 1), np.uint8), rng.integers(0, 10, 70_000).astype(np.int32)
+    x, y = (
+        rng.integers(0, 256, (70_000, 28, 28, 1), np.uint8),
+        rng.integers(0, 10, 70_000).astype(np.int32),
+    )
     return Dataset("random images", x, y, tuple("0123456789"))
 
 
 def measure(num_clients: int) -> dict[str, float]:
-    """Figures of one number of clients; seconds are medians, without a process's first call, which compiles."""
+    """Figures of one number of clients; seconds are medians, without a process's first call, which
+    compiles."""
     started = time.perf_counter()
     dataset = images()
-    order = np.random.default_rng(1).permutation(len(dataset.labels))[: (TRAIN + TEST) * num_clients]
+    order = np.random.default_rng(1).permutation(len(dataset.labels))[
+        : (TRAIN + TEST) * num_clients
+    ]
     dealt = order.reshape(num_clients, TRAIN + TEST)
     partition = tuple(ClientIndices(hand[:TRAIN], hand[:0], hand[TRAIN:]) for hand in dealt)
     training = LocalTraining(optax.sgd(0.01), batch_size=10)
@@ -76,7 +90,9 @@ def measure(num_clients: int) -> dict[str, float]:
     state = simulation.init()
     sample = np.linspace(0, num_clients - 1, SAMPLE).astype(np.int64)
     figures = {"clients": num_clients, "start": time.perf_counter() - started}
-    figures["store"] = sum(x.nbytes for bucket in state.clients.values() for x in jax.tree.leaves(bucket)) / MB
+    figures["store"] = (
+        sum(x.nbytes for bucket in state.clients.values() for x in jax.tree.leaves(bucket)) / MB
+    )
     times: dict[str, list[float]] = {"round": [], "evaluation": [], "checkpoint": []}
     written = []
 
@@ -102,8 +118,14 @@ def measure(num_clients: int) -> dict[str, float]:
         start = time.perf_counter()
         checkpointer.restore()
         figures["restore"] = time.perf_counter() - start
-    figures |= {"round": float(np.median(times["round"][1:])), "checkpoint": float(np.median(times["checkpoint"]))}
-    return figures | {"evaluation": float(np.median(times["evaluation"][1:])), "written": np.median(written) / MB}
+    figures |= {
+        "round": float(np.median(times["round"][1:])),
+        "checkpoint": float(np.median(times["checkpoint"])),
+    }
+    return figures | {
+        "evaluation": float(np.median(times["evaluation"][1:])),
+        "written": np.median(written) / MB,
+    }
 
 
 def files(folder: Path | str) -> dict[Path, int]:
@@ -136,7 +158,8 @@ COLUMNS = {  # column -> (figure, format)
 def report(measured: list[dict[str, float]]) -> str:
     """The measurements as Markdown."""
     lines = [
-        f"FedProto, CNN-1..5, host store, {_DATA.value} images, {TRAIN} to train and {TEST} to test on a client; "
+        f"FedProto, CNN-1..5, host store, {_DATA.value} images, {TRAIN} to train and {TEST} to "
+        "test on a client; "
         f"{PARTICIPANTS} participants a round, a checkpoint every {ROUNDS_BETWEEN} rounds.",
         machine(),
         "",
@@ -157,7 +180,11 @@ def curves(measured: list[dict[str, float]]) -> plt.Figure:
     clients = [figures["clients"] for figures in measured]
     for name in ("round", "evaluation", "checkpoint"):
         left.plot(clients, [figures[name] for figures in measured], "o-", label=name)
-    for name, label in (("peak", "peak of the process"), ("store", "client store"), ("rest", "peak less store")):
+    for name, label in (
+        ("peak", "peak of the process"),
+        ("store", "client store"),
+        ("rest", "peak less store"),
+    ):
         right.plot(clients, [figures[name] for figures in measured], "o-", label=label)
     left.set(xlabel="clients", ylabel="seconds", ylim=(0, None))
     right.set(xlabel="clients", ylabel="MB", ylim=(0, None))

@@ -1,4 +1,5 @@
-"""What every benchmark shares: what it says of its machine, tables, where its text goes, processes of their own."""
+"""What every benchmark shares: what it says of its machine, tables, where its text goes, processes
+of their own."""
 
 import json
 import os
@@ -22,7 +23,8 @@ def machine() -> str:
     """One line: processor, cores, versions, date."""
     return (
         f"{processor()}, {len(os.sched_getaffinity(0))} cores, "
-        f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python {platform.python_version()}, "
+        f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python "
+        f"{platform.python_version()}, "
         f"{time.strftime('%Y-%m-%d')}."
     )
 
@@ -55,13 +57,21 @@ def peak_memory() -> int:
 
 
 def in_a_process(module: str, arguments: Sequence[str], devices: int = 1) -> dict:
-    """Runs `python -m module arguments`, with so many devices where jax runs on CPU; returns the JSON printed last.
+    """Runs `python -m module arguments`, with so many devices where jax runs on CPU; returns the
+    JSON printed last.
 
-    A process's peak memory never falls, and its number of CPU devices is fixed: each measurement has its own.
+    A process's peak memory never falls, and its number of CPU devices is fixed: each measurement
+    has its own.
     """
-    xla_flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    xla_flags = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
+    )
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"XLA_FLAGS": xla_flags}
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=os.environ | {"XLA_FLAGS": xla_flags},
     )
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,11 +1,12 @@
-"""What a round costs: ms per client step, and seconds split into training, upload, server, evaluation, compilation.
+"""What a round costs: ms per client step, and seconds split into training, upload, server,
+evaluation, compilation.
 
-    python -m benchmarks.round                                   synthetic images of MNIST's shape and split
-    python -m benchmarks.round --data=client_folders:PATH        real client folders (PFLlib, HtFLlib)
-    python -m benchmarks.round --shape=32,32,3 --out=benchmarks/results/NAME.md
+    python -m benchmarks.round                                   synthetic images of MNIST's shape
+    and split python -m benchmarks.round --data=client_folders:PATH        real client folders
+    (PFLlib, HtFLlib) python -m benchmarks.round --shape=32,32,3 --out=benchmarks/results/NAME.md
 
-Where torch is installed, a plain PyTorch loop of the same training steps is timed in the same process, before and after
-ours.
+Where torch is installed, a plain PyTorch loop of the same training steps is timed in the same
+process, before and after ours.
 """
 
 import importlib.util
@@ -31,13 +32,16 @@ from fedjax_ht.simulation.history import evaluation_row
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 
-_DATA = flags.DEFINE_string("data", "synthetic", "A dataset with a split of its own, or 'synthetic'.")
+_DATA = flags.DEFINE_string(
+    "data", "synthetic", "A dataset with a split of its own, or 'synthetic'."
+)
 _SHAPE = flags.DEFINE_list("shape", ["28", "28", "1"], "Image shape of the synthetic data.")
 _ROUNDS = flags.DEFINE_integer("rounds", 4, "Rounds to run; the first compiles and is not counted.")
 _LANES = flags.DEFINE_integer("lanes", 0, "Clients side by side; 0 chooses by backend.")
 
 MNIST_TRAIN = (
-    1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004, 2337, 2829, 2709, 1600, 4297, 4086, 2721, 4239, 3949, 4577,
+    1972, 374, 1222, 1905, 1437, 4641, 942, 951, 2700, 3004, 2337, 2829, 2709, 1600, 4297, 4086,
+    2721, 4239, 3949, 4577,
 )  # fmt: skip
 """Training samples of the 20 clients of PFLlib's MNIST split, Dirichlet 0.1."""
 
@@ -48,16 +52,23 @@ def synthetic(shape: tuple[int, int, int]) -> Dataset:
     for size in MNIST_TRAIN:
         total = size + size // 3
         clients.append(
-            ClientIndices(np.arange(start, start + size), np.array([], int), np.arange(start + size, start + total))
+            ClientIndices(
+                np.arange(start, start + size),
+                np.array([], int),
+                np.arange(start + size, start + total),
+            )
         )
         start += total
-    labels = np.concatenate([rng.integers(0, 2, len(c.train) + len(c.test)) + i % 9 for i, c in enumerate(clients)])
+    labels = np.concatenate(
+        [rng.integers(0, 2, len(c.train) + len(c.test)) + i % 9 for i, c in enumerate(clients)]
+    )
     images = rng.integers(0, 256, (start, *shape), np.uint8)
     return Dataset("synthetic", images, labels, tuple("0123456789"), clients=tuple(clients))
 
 
 def seconds_of_rounds(method: Method, federation: Federation, data: FederationData, rounds: int):
-    """Seconds of the first round, the median of the later ones, of evaluation likewise, and accuracies per round."""
+    """Seconds of the first round, the median of the later ones, of evaluation likewise, and
+    accuracies per round."""
     simulation = make_simulation(
         method, federation, data, SimulationOptions(lanes=_LANES.value or "auto", shared_init=True)
     )
@@ -70,7 +81,13 @@ def seconds_of_rounds(method: Method, federation: Federation, data: FederationDa
         row = evaluation_row(simulation.evaluate(state), method.rules)
         evaluate.append(time.perf_counter() - start)
         accuracy.append(row["accuracy_weighted"])
-    return train[0], float(np.median(train[1:])), evaluate[0], float(np.median(evaluate[1:])), accuracy
+    return (
+        train[0],
+        float(np.median(train[1:])),
+        evaluate[0],
+        float(np.median(evaluate[1:])),
+        accuracy,
+    )
 
 
 def without_server(method: Method) -> Method:
@@ -94,19 +111,26 @@ def report(dataset: Dataset) -> str:
     method = fedtgp(training, variant="released")
     shape = dataset.input_shape
     federation = make_federation(
-        model_group("cnn4", dataset.num_classes, shape), shape, dataset.num_classes, len(dataset.clients)
+        model_group("cnn4", dataset.num_classes, shape),
+        shape,
+        dataset.num_classes,
+        len(dataset.clients),
     )
     data = make_federation_data(dataset, dataset.clients, federation)
     steps = int(num_steps(training, data.counts["train"]).sum())
     torch_step = torch_seconds(shape)
-    first, full, eval_first, evaluate, accuracy = seconds_of_rounds(method, federation, data, _ROUNDS.value)
+    first, full, eval_first, evaluate, accuracy = seconds_of_rounds(
+        method, federation, data, _ROUNDS.value
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     _, clients, _, _, _ = seconds_of_rounds(without_server(method), federation, data, 3)
     _, train, _, _, _ = seconds_of_rounds(without_upload(method), federation, data, 3)
     torch_step = [torch_step, torch_seconds(shape)] if torch_step else None
     lines = [
-        f"FedTGP (released variant), 4-layer CNN, {Path(dataset.name).name} {shape}, {len(dataset.clients)} clients, "
-        f"{data.counts['train'].sum():,} training images, batch 10, one epoch = {steps:,} client steps a round.",
+        f"FedTGP (released variant), 4-layer CNN, {Path(dataset.name).name} {shape}, "
+        f"{len(dataset.clients)} clients, "
+        f"{data.counts['train'].sum():,} training images, batch 10, one epoch = {steps:,} client "
+        "steps a round.",
         machine(),
         "",
         "| what | seconds |",
@@ -119,15 +143,18 @@ def report(dataset: Dataset) -> str:
         f"| compilation, once | {first - full + eval_first - evaluate:.1f} |",
         "",
         f"* {1e3 * train / steps:.2f} ms a client step, inside the full round",
-        f"* peak memory of the process: {peak:.0f} MB" + (", torch loaded too" if torch_step else ""),
-        "* sample-weighted accuracy after each round: " + ", ".join(f"{100 * a:.2f} %" for a in accuracy),
+        f"* peak memory of the process: {peak:.0f} MB"
+        + (", torch loaded too" if torch_step else ""),
+        "* sample-weighted accuracy after each round: "
+        + ", ".join(f"{100 * a:.2f} %" for a in accuracy),
     ]
     if torch_step:
         import torch
 
         both = ", ".join(f"{1e3 * s:.2f}" for s in torch_step)
         lines.append(
-            f"* plain PyTorch {torch.__version__} loop of the same step, {torch.get_num_threads()} threads: {both} ms "
+            f"* plain PyTorch {torch.__version__} loop of the same step, "
+            f"{torch.get_num_threads()} threads: {both} ms "
             f"(before, after); ours / the faster = {train / steps / min(torch_step):.2f}"
         )
     return "\n".join(lines)

@@ -1,9 +1,11 @@
-"""What a client's training step costs on windows of signals: a plain PyTorch loop, and the real round of `local`.
+"""What a client's training step costs on windows of signals: a plain PyTorch loop, and the real
+round of `local`.
 
     python -m benchmarks.sensors --out=benchmarks/results/sensors.md
 
-The networks are HtFLlib's, on windows of 128 steps of 9 signals, as UCI HAR has them. Each measurement has a process of
-its own, PyTorch's before and after ours; without torch its columns are empty.
+The networks are HtFLlib's, on windows of 128 steps of 9 signals, as UCI HAR has them. Each
+measurement has a process of its own, PyTorch's before and after ours; without torch its columns are
+empty.
 """
 
 import json
@@ -26,7 +28,9 @@ _MODELS = flags.DEFINE_list("models", list(HARCNN), "What to measure.")
 def samples(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Windows float32 [count, LENGTH, SIGNALS] and labels."""
     rng = np.random.default_rng(0)
-    return rng.standard_normal((count, LENGTH, SIGNALS), np.float32), rng.integers(0, CLASSES, count)
+    return rng.standard_normal((count, LENGTH, SIGNALS), np.float32), rng.integers(
+        0, CLASSES, count
+    )
 
 
 def torch_network(name: str):
@@ -37,7 +41,9 @@ def torch_network(name: str):
     for own in channels:
         layers += [nn.Conv2d(before, own, (1, size)), nn.ReLU(), nn.MaxPool2d((1, 2), 2)]
         before = own
-    return nn.Sequential(*layers, nn.Flatten(), nn.AdaptiveAvgPool1d(FEATURES), nn.Linear(FEATURES, CLASSES))
+    return nn.Sequential(
+        *layers, nn.Flatten(), nn.AdaptiveAvgPool1d(FEATURES), nn.Linear(FEATURES, CLASSES)
+    )
 
 
 def measure_here(name: str, cores: int) -> dict:

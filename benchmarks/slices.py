@@ -1,8 +1,9 @@
-"""Measurements in slices: lists of items whose results outlive a call, a crash, an item that fails, and a clock.
+"""Measurements in slices: lists of items whose results outlive a call, a crash, an item that fails,
+and a clock.
 
-A slice's results are one JSON file, written anew after every item. A process of its own works the items off; who
-started it goes on with the next item where that process dies, and whoever starts the slice again goes on with those
-that are missing.
+A slice's results are one JSON file, written anew after every item. A process of its own works the
+items off; who started it goes on with the next item where that process dies, and whoever starts the
+slice again goes on with those that are missing.
 """
 
 import faulthandler
@@ -25,11 +26,11 @@ class Item(NamedTuple):
 
     Attributes:
       name: its own within the slice.
-      run: "module:function", or a function, of `arguments`; it returns JSON values. What is under "wrong" there says in
-        which way a check failed.
+      run: "module:function", or a function, of `arguments`; it returns JSON values. What is under
+        "wrong" there says in which way a check failed.
       arguments: by name.
-      process: items of one name, in a row, share a process; peak memory never falls in one, and an import that defines
-        a flag may not meet another.
+      process: items of one name, in a row, share a process; peak memory never falls in one, and an
+        import that defines a flag may not meet another.
     """
 
     name: str
@@ -92,7 +93,10 @@ def missing(log: dict, items: Iterable[Item]) -> list[Item]:
 
 def failures(log: dict) -> dict[str, str]:
     """Item -> why: it raised, or a check failed."""
-    told = {name: entry.get("error") or entry.get("result", {}).get("wrong") for name, entry in log["items"].items()}
+    told = {
+        name: entry.get("error") or entry.get("result", {}).get("wrong")
+        for name, entry in log["items"].items()
+    }
     return {name: why for name, why in told.items() if why}
 
 
@@ -109,9 +113,14 @@ def outcome(item: Item) -> dict:
 
 
 def work(
-    path: Path, items: Sequence[Item], machine: dict, deadline: float, tell: Callable[[str], None] = print
+    path: Path,
+    items: Sequence[Item],
+    machine: dict,
+    deadline: float,
+    tell: Callable[[str], None] = print,
 ) -> None:
-    """Runs, in this process, the missing items that share it; none begins after the deadline (of `time.time`)."""
+    """Runs, in this process, the missing items that share it; none begins after the deadline (of
+    `time.time`)."""
     log = read(path)
     todo = missing(log, items)
     if machine not in log["machines"]:
@@ -129,11 +138,17 @@ def work(
         log["items"][item.name] = {"machine": log["machines"].index(machine)} | entry
         del log["begun"]
         write(path, log)
-        tell(f"{item.name}: {entry['seconds']:.1f} s  {entry.get('error') or json.dumps(plain(entry['result']))[:300]}")
+        tell(
+            f"{item.name}: {entry['seconds']:.1f} s  "
+            f"{entry.get('error') or json.dumps(plain(entry['result']))[:300]}"
+        )
 
 
-def supervise(path: Path, items: Sequence[Item], start: Callable[[float], int], budget: float) -> str | None:
-    """Has all items run that are missing, within a budget of seconds; an entry is what is left of each.
+def supervise(
+    path: Path, items: Sequence[Item], start: Callable[[float], int], budget: float
+) -> str | None:
+    """Has all items run that are missing, within a budget of seconds; an entry is what is left of
+    each.
 
     Args:
       path: of the results.
@@ -164,8 +179,8 @@ def supervise(path: Path, items: Sequence[Item], start: Callable[[float], int], 
 
 
 def settle(log: dict, begun: dict, code: int, began: float, budget: float) -> None:
-    """The entry of an item in whose middle its process ended: none, so that it stays missing, if it began late and the
-    clock stopped it."""
+    """The entry of an item in whose middle its process ended: none, so that it stays missing, if it
+    began late and the clock stopped it."""
     given = began + budget + GRACE - begun["at"]
     spent = time.time() - begun["at"]
     if spent < given - 1:
@@ -174,7 +189,11 @@ def settle(log: dict, begun: dict, code: int, began: float, budget: float) -> No
         why = f"stopped after {spent:.0f} s"
     else:
         return
-    log["items"][begun["item"]] = {"machine": len(log["machines"]) - 1, "seconds": round(spent, 2), "error": why}
+    log["items"][begun["item"]] = {
+        "machine": len(log["machines"]) - 1,
+        "seconds": round(spent, 2),
+        "error": why,
+    }
 
 
 def section(number: int, part: Slice, log: dict | None) -> str:

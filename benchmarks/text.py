@@ -1,10 +1,12 @@
-"""What a client's training step costs on texts, model by model: a plain PyTorch loop, and the real round of `local`.
+"""What a client's training step costs on texts, model by model: a plain PyTorch loop, and the real
+round of `local`.
 
     python -m benchmarks.text --out=benchmarks/results/text.md
     python -m benchmarks.text --models=lstm --widths=32,128 --cores=1
 
-Each measurement has a process of its own, PyTorch's before and after ours; without torch its columns are empty. Both
-have as many cores: PyTorch so many threads, ours a device a core, where there are several.
+Each measurement has a process of its own, PyTorch's before and after ours; without torch its
+columns are empty. Both have as many cores: PyTorch so many threads, ours a device a core, where
+there are several.
 """
 
 import json
@@ -21,7 +23,8 @@ from fedjax_ht.runner.cli import parse_flags
 
 MODELS = ("fasttext", "text_logistic", "lstm", "gru", "bilstm", "transformer")
 LENGTH, VOCABULARY, CLASSES = 200, 32_000, 4
-TEXTS = {"full": "200 tokens", "short": "14 to 85 tokens"}  # AG News: 43 on average, 99 % at most 85
+# AG News: 43 on average, 99 % at most 85
+TEXTS = {"full": "200 tokens", "short": "14 to 85 tokens"}
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), "What to measure.")
 _WIDTHS = flags.DEFINE_list("widths", ["64"], "Features.")
@@ -44,18 +47,29 @@ def measure_here(name: str, width: int, kind: str, cores: int) -> dict:
         tokens, labels = samples(kind, CLIENTS * STEPS.value * BATCH)
         dataset = Dataset("random texts", tokens, labels, tuple("0123"), vocabulary=VOCABULARY)
         size = CLASSES, VOCABULARY, width
-        return beside_torch.ours(text_transformer(*size) if name == "transformer" else text_model(name, *size), dataset)
+        return beside_torch.ours(
+            text_transformer(*size) if name == "transformer" else text_model(name, *size), dataset
+        )
     from benchmarks.text_torch import text_network
 
     tokens, labels = samples(kind, STEPS.value * BATCH)
     packed = bool((tokens == 0).any())
-    network = lambda: text_network(name, VOCABULARY, width, CLASSES, packed)  # noqa: E731
+
+    def network():
+        return text_network(name, VOCABULARY, width, CLASSES, packed)
+
     return beside_torch.theirs(network, tokens.astype(np.int64), labels, cores)
 
 
 def main(_) -> None:
     jax.config.update("jax_default_matmul_precision", "float32")
-    cases = [(m, w, t, c) for t in _TEXTS.value for m in _MODELS.value for w in _WIDTHS.value for c in CORES.value]
+    cases = [
+        (m, w, t, c)
+        for t in _TEXTS.value
+        for m in _MODELS.value
+        for w in _WIDTHS.value
+        for c in CORES.value
+    ]
     if HOW.value:
         name, width, kind, cores = cases[0]
         print(json.dumps(measure_here(name, int(width), kind, int(cores))))
@@ -66,8 +80,11 @@ def main(_) -> None:
         cells, version = beside_torch.row("benchmarks.text", given, cores)
         rows.append([name, width, TEXTS[kind], *cells])
     what = f"{LENGTH} places, {VOCABULARY:,} token ids, {CLASSES} classes, dropout in both"
-    note = "; its recurrent layers packed where there is padding. The transformer has 8 heads and 2 layers"
-    beside_torch.publish_rows(what, ("model", "features", "texts", *beside_torch.HEAD), rows, version, note)
+    note = "; its recurrent layers packed where there is padding. "
+    note += "The transformer has 8 heads and 2 layers"
+    beside_torch.publish_rows(
+        what, ("model", "features", "texts", *beside_torch.HEAD), rows, version, note
+    )
 
 
 if __name__ == "__main__":

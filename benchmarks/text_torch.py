@@ -17,14 +17,17 @@ class Mean(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """LSTM and GRU: their state at the end of each text; of a BiLSTM, that of each direction behind the whole text.
-    Packed, so that padding is left out, or not, which for texts without padding is the same."""
+    """LSTM and GRU: their state at the end of each text; of a BiLSTM, that of each direction behind
+    the whole text. Packed, so that padding is left out, or not, which for texts without padding is
+    the same."""
 
     def __init__(self, cell, vocabulary, width, layers=2, both=False, packed=True, dropout=0.0):
         super().__init__()
         self.packed, self.width = packed, width
         self.embedding = nn.Embedding(vocabulary, width, 0)
-        self.rnn = getattr(nn, cell)(width, width, layers, batch_first=True, dropout=dropout, bidirectional=both)
+        self.rnn = getattr(nn, cell)(
+            width, width, layers, batch_first=True, dropout=dropout, bidirectional=both
+        )
         self.fc1 = nn.Linear(2 * width, width) if both else nn.Identity()
         relu = nn.ReLU() if cell == "LSTM" and not both else nn.Identity()
         self.activate = nn.Sequential(relu, nn.Dropout(dropout))
@@ -34,13 +37,19 @@ class Recurrent(nn.Module):
         if not self.packed:
             out = self.rnn(self.embedding(tokens))[0]
             return self.fc1(self.activate(self.ends(out, out[:, -1])))
-        packed = nn.utils.rnn.pack_padded_sequence(self.embedding(tokens), lengths, True, enforce_sorted=False)
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.embedding(tokens), lengths, True, enforce_sorted=False
+        )
         out, _ = nn.utils.rnn.pad_packed_sequence(self.rnn(packed)[0], batch_first=True)
         return self.fc1(self.activate(self.ends(out, out[torch.arange(len(tokens)), lengths - 1])))
 
     def ends(self, out, last):
         """The first direction at the last token, the other at the first."""
-        return torch.cat([last[:, : self.width], out[:, 0, self.width :]], 1) if self.rnn.bidirectional else last
+        return (
+            torch.cat([last[:, : self.width], out[:, 0, self.width :]], 1)
+            if self.rnn.bidirectional
+            else last
+        )
 
 
 class Transformer(nn.Module):
@@ -79,6 +88,9 @@ def text_base(name, vocabulary, width, heads=0, layers=0, packed=True, dropout=0
 
 
 def text_network(name, vocabulary, width, num_classes, packed):
-    """The extractor with dropout and a linear head, as the benchmark trains it; packed where there is padding."""
+    """The extractor with dropout and a linear head, as the benchmark trains it; packed where there
+    is padding."""
     dropout = 0.5 if name == "transformer" else 0.2
-    return nn.Sequential(text_base(name, vocabulary, width, 8, 2, packed, dropout), nn.Linear(width, num_classes))
+    return nn.Sequential(
+        text_base(name, vocabulary, width, 8, 2, packed, dropout), nn.Linear(width, num_classes)
+    )

@@ -1,4 +1,5 @@
-"""The plain PyTorch loop that ours is measured against: clients one after another, SGD, images held in memory."""
+"""The plain PyTorch loop that ours is measured against: clients one after another, SGD, images held
+in memory."""
 
 import time
 from collections.abc import Iterable
@@ -8,8 +9,14 @@ import torch
 from torch import nn
 
 
-def cnn(image_shape: tuple[int, int, int], convs: tuple[int, ...], widths: tuple[int, ...], num_classes: int):
-    """[conv 5x5, ReLU, max-pool 2] per conv, [linear, ReLU] per width, linear head, for images (H, W, C)."""
+def cnn(
+    image_shape: tuple[int, int, int],
+    convs: tuple[int, ...],
+    widths: tuple[int, ...],
+    num_classes: int,
+):
+    """[conv 5x5, ReLU, max-pool 2] per conv, [linear, ReLU] per width, linear head, for images (H,
+    W, C)."""
     height, width, channels = image_shape
     layers: list[nn.Module] = []
     for out in convs:
@@ -23,11 +30,15 @@ def cnn(image_shape: tuple[int, int, int], convs: tuple[int, ...], widths: tuple
     return nn.Sequential(*layers, nn.Linear(flat, num_classes))
 
 
-def random_batches(image_shape: tuple[int, int, int], num_classes: int, batch_size: int, steps: int, device: str):
+def random_batches(
+    image_shape: tuple[int, int, int], num_classes: int, batch_size: int, steps: int, device: str
+):
     """(images [steps, B, C, H, W], labels [steps, B]) on the device."""
     height, width, channels = image_shape
     rng = np.random.default_rng(0)
-    x = torch.from_numpy(rng.standard_normal((steps, batch_size, channels, height, width), np.float32))
+    x = torch.from_numpy(
+        rng.standard_normal((steps, batch_size, channels, height, width), np.float32)
+    )
     y = torch.from_numpy(rng.integers(0, num_classes, (steps, batch_size)))
     return x.to(device), y.to(device)
 
@@ -56,7 +67,8 @@ def seconds_per_step(
     clients: int = 5,
     steps: int = 60,
 ) -> float:
-    """Seconds of one training step of a small CNN, averaged over `clients` models, after one more has warmed up."""
+    """Seconds of one training step of a small CNN, averaged over `clients` models, after one more
+    has warmed up."""
     x, y = random_batches(image_shape, num_classes, batch_size, steps, "cpu")
     models = [cnn(image_shape, convs, widths, num_classes) for _ in range(clients + 1)]
     train_in_turn([models.pop()], x, y)

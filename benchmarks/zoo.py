@@ -1,11 +1,14 @@
-"""What a client's training step costs, model by model: a plain PyTorch loop, our scan, our lanes, one device a core.
+"""What a client's training step costs, model by model: a plain PyTorch loop, our scan, our lanes,
+one device a core.
 
     python -m benchmarks.zoo                                     all models
     python -m benchmarks.zoo --models=resnet18,vit_small --out=benchmarks/results/NAME.md
-    python -m benchmarks.zoo --htfe8                             also 20 clients of HtFE8's eight models, a whole epoch
+    python -m benchmarks.zoo --htfe8                             also 20 clients of HtFE8's eight
+    models, a whole epoch
 
-Ours is the real round of the method `local`. Each measurement has a process of its own, PyTorch's before and after
-ours; without torch its columns are empty. FLOPs and bytes are XLA's count for one compiled step.
+Ours is the real round of the method `local`. Each measurement has a process of its own, PyTorch's
+before and after ours; without torch its columns are empty. FLOPs and bytes are XLA's count for one
+compiled step.
 """
 
 import functools
@@ -37,7 +40,8 @@ from fedjax_ht.simulation.simulation import make_simulation
 
 
 class Row(NamedTuple):
-    """A model group, its images, how many clients train in a round and how many steps each takes."""
+    """A model group, its images, how many clients train in a round and how many steps each
+    takes."""
 
     title: str
     group: str
@@ -73,7 +77,9 @@ PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s: the makers
 _MODELS = flags.DEFINE_list("models", list(ROWS), "Rows to measure.")
 flags.register_validator("models", {*ROWS, "htfe8"}.issuperset, f"the rows are {', '.join(ROWS)}")
 _HTFE8 = flags.DEFINE_bool("htfe8", False, "Also a whole HtFE8 round.")
-_ROUNDS = flags.DEFINE_integer("rounds", 4, "Rounds of each measurement; the first compiles and is not counted.")
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 4, "Rounds of each measurement; the first compiles and is not counted."
+)
 _CLIENTS = flags.DEFINE_integer("clients", 0, "Clients of each row; 0 for the row's own.")
 _STEPS = flags.DEFINE_integer("steps", 0, "Steps of each client; 0 for the row's own.")
 _HOW = flags.DEFINE_enum(
@@ -90,9 +96,13 @@ def simulate(row: Row, lanes: int, devices: int) -> dict:
     rng, total = np.random.default_rng(0), row.clients * needed
     images = rng.integers(0, 256, (total, *row.shape), np.uint8)
     none = np.array([], np.int64)
-    partition = tuple(ClientIndices(own, none, none) for own in np.arange(total).reshape(row.clients, needed))
+    partition = tuple(
+        ClientIndices(own, none, none) for own in np.arange(total).reshape(row.clients, needed)
+    )
     dataset = Dataset("random images", images, rng.integers(0, CLASSES, total), tuple("0123456789"))
-    federation = make_federation(model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients)
+    federation = make_federation(
+        model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients
+    )
     training = LocalTraining(optax.sgd(0.01), BATCH)
     data = make_federation_data(dataset, partition, federation)
     options = SimulationOptions(lanes=lanes, devices=devices)
@@ -120,10 +130,16 @@ def step_cost(bucket: Bucket) -> dict:
             return cross_entropy(logits(bucket, params, representations), y, mask), stats
 
         gradients, stats = jax.grad(loss, has_aux=True)(model["params"])
-        return {"params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], gradients), "stats": stats}
+        return {
+            "params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], gradients),
+            "stats": stats,
+        }
 
     model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-    x, y = jax.ShapeDtypeStruct((BATCH, *bucket.input_shape), jnp.float32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    x, y = (
+        jax.ShapeDtypeStruct((BATCH, *bucket.input_shape), jnp.float32),
+        jax.ShapeDtypeStruct((BATCH,), jnp.int32),
+    )
     with mock.patch.object(stacking, "blocks_at_once", return_value=1000):
         cost = jax.jit(step, donate_argnums=0).lower(model, x, y).compile().cost_analysis()
     return {"flops": cost["flops"], "bytes": cost["bytes accessed"]}
@@ -131,13 +147,16 @@ def step_cost(bucket: Bucket) -> dict:
 
 def mean_step_cost(row: Row) -> dict:
     """`step_cost` averaged over the row's clients."""
-    federation = make_federation(model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients)
+    federation = make_federation(
+        model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients
+    )
     costs = [step_cost(bucket) for bucket in federation.buckets]
     return {key: statistics.mean(costs[i][key] for i in federation.assignment) for key in costs[0]}
 
 
 def peaks() -> dict:
-    """FLOP/s and byte/s of the device: by its maker, or measured with one large product and one large sum."""
+    """FLOP/s and byte/s of the device: by its maker, or measured with one large product and one
+    large sum."""
     if known := PEAKS.get(jax.devices()[0].device_kind):
         return {"flops": known[0] * 1e12, "bytes": known[1] * 1e12, "whence": "its data sheet"}
 
@@ -152,9 +171,15 @@ def peaks() -> dict:
         return work / min(seconds)
 
     side, length = 2048, 2**26
-    product = rate(functools.partial(jnp.matmul, precision="highest"), 2 * side**3, *jnp.ones((2, side, side)))
+    product = rate(
+        functools.partial(jnp.matmul, precision="highest"), 2 * side**3, *jnp.ones((2, side, side))
+    )
     total = rate(jnp.add, 3 * 4 * length, *jnp.ones((2, length)))
-    return {"flops": product, "bytes": total, "whence": f"a product of {side}x{side} and a sum of 256 MB arrays"}
+    return {
+        "flops": product,
+        "bytes": total,
+        "whence": f"a product of {side}x{side} and a sum of 256 MB arrays",
+    }
 
 
 def measure_here(row: Row, how: str) -> dict:
@@ -167,12 +192,15 @@ def measure_here(row: Row, how: str) -> dict:
         from benchmarks import zoo_torch
 
         modules = model_group(row.group, CLASSES, row.shape)
-        return zoo_torch.measure(modules, row.shape, CLASSES, BATCH, row.clients, row.steps, _ROUNDS.value)
+        return zoo_torch.measure(
+            modules, row.shape, CLASSES, BATCH, row.clients, row.steps, _ROUNDS.value
+        )
     return simulate(row, LANES if how == "lanes" else 1, len(jax.devices()))
 
 
 def measure(name: str) -> dict[str, dict | None]:
-    """All measurements of one row, each in its own process; None where there is nothing to measure."""
+    """All measurements of one row, each in its own process; None where there is nothing to
+    measure."""
 
     def child(how: str, devices: int = 1) -> dict:
         given = [f"--{flag.name}={flag.value}" for flag in (_ROUNDS, _CLIENTS, _STEPS)]
@@ -181,7 +209,9 @@ def measure(name: str) -> dict[str, dict | None]:
     cores = len(os.sched_getaffinity(0))
     several = jax.default_backend() == "cpu" and cores > 1
     needs_torchvision = not row_of(name).group.startswith(("cnn", "vit"))
-    with_torch = all(importlib.util.find_spec(m) for m in ("torch", *["torchvision"] * needs_torchvision))
+    with_torch = all(
+        importlib.util.find_spec(m) for m in ("torch", *["torchvision"] * needs_torchvision)
+    )
     measured = {"before": child("torch") if with_torch else None}
     measured |= {how: child(how) for how in ("scan", "lanes")}
     measured["devices"] = child("devices", cores) if several else None
@@ -196,8 +226,10 @@ def row_of(name: str) -> Row:
 
 
 HEAD = (
-    "model", "PyTorch, before and after", "one client at a time", f"{LANES} lanes", "a device per core",
-    "best / PyTorch", "compile s", "peak MB: ours, PyTorch", "GFLOP", "GFLOP/s (share)", "MB", "GB/s",
+    "model", "PyTorch, before and after", "one client at a time", f"{LANES} lanes",
+    "a device per core",
+    "best / PyTorch", "compile s", "peak MB: ours, PyTorch", "GFLOP", "GFLOP/s (share)", "MB",
+    "GB/s",
 )  # fmt: skip
 
 
@@ -210,7 +242,8 @@ def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
     loop = min(ms["before"], ms["after"]) if "before" in ms else None
     cost, scan = measured["cost"], measured["scan"]
     flops, moved = (cost[key] / (ours[best] / 1e3) for key in ("flops", "bytes"))
-    # A CPU's caches serve most of what is counted: a share of its memory's bandwidth would mean nothing.
+    # A CPU's caches serve most of what is counted: a share of its memory's bandwidth would mean
+    # nothing.
     bandwidth = "" if jax.default_backend() == "cpu" else f" ({moved / peak['bytes']:.0%})"
     return [
         row.title,
@@ -218,7 +251,8 @@ def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
         *(number(ms.get(how)) for how in ("scan", "lanes", "devices")),
         number(loop and ours[best] / loop),
         number(scan["first"] - scan["round"], 1),
-        f"{scan['peak'] / 1e6:,.0f}, " + (f"{measured['after']['peak'] / 1e6:,.0f}" if loop else "-"),
+        f"{scan['peak'] / 1e6:,.0f}, "
+        + (f"{measured['after']['peak'] / 1e6:,.0f}" if loop else "-"),
         number(cost["flops"] / 1e9, 3),
         f"{number(flops / 1e9, 1)} ({flops / peak['flops']:.0%})",
         number(cost["bytes"] / 1e6, 1),
@@ -230,20 +264,31 @@ def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
     """The measurements as Markdown."""
     loops = [m["after"] for m in measured.values() if m["after"]]
     lines = [
-        f"Milliseconds of one client's training step, batch {BATCH}, {CLASSES} classes, SGD, float32.",
+        f"Milliseconds of one client's training step, batch {BATCH}, {CLASSES} classes, SGD, "
+        "float32.",
         machine(),
-        f"PyTorch {loops[0]['version']}, {loops[0]['threads']} threads." if loops else "PyTorch is not installed.",
+        f"PyTorch {loops[0]['version']}, {loops[0]['threads']} threads."
+        if loops
+        else "PyTorch is not installed.",
         f"The device's peak, from {peak['whence']}: {number(peak['flops'] / 1e9)} GFLOP/s, "
-        f"{number(peak['bytes'] / 1e9)} GB/s. The ratio is to the faster of PyTorch's two; GFLOP and MB are of one "
-        "step, rates and shares the best variant's. A CPU's caches serve most of what is read, beyond its memory's "
+        f"{number(peak['bytes'] / 1e9)} GB/s. The ratio is to the faster of PyTorch's two; GFLOP "
+        "and MB are of one "
+        "step, rates and shares the best variant's. A CPU's caches serve most of what is read, "
+        "beyond its memory's "
         "peak.",
         "",
         table(HEAD, [cells(row_of(name), m, peak) for name, m in measured.items()]),
     ]
     if "htfe8" in measured:
-        row, seconds = row_of("htfe8"), {how: m["round"] for how, m in measured["htfe8"].items() if m and "round" in m}
+        row, seconds = (
+            row_of("htfe8"),
+            {how: m["round"] for how, m in measured["htfe8"].items() if m and "round" in m},
+        )
         told = ", ".join(f"{how} {number(s)} s" for how, s in seconds.items())
-        lines += ["", f"HtFE8: {row.clients} clients, {row.steps} steps each, a whole round: {told}."]
+        lines += [
+            "",
+            f"HtFE8: {row.clients} clients, {row.steps} steps each, a whole round: {told}.",
+        ]
     return "\n".join(lines)
 
 

@@ -1,7 +1,9 @@
-"""The zoo's models in PyTorch, trained one after another. Imported only where torch is to be measured.
+"""The zoo's models in PyTorch, trained one after another. Imported only where torch is to be
+measured.
 
-The convolutional networks are torchvision's, with the feature pooling and head that ours have; the small CNNs and the
-vision transformer are plain torch. Float32 is float32 here too: TF32 is switched off.
+The convolutional networks are torchvision's, with the feature pooling and head that ours have; the
+small CNNs and the vision transformer are plain torch. Float32 is float32 here too: TF32 is switched
+off.
 """
 
 import functools
@@ -33,9 +35,18 @@ class VisionTransformer(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, sizes.width))
         self.positions = nn.Parameter(0.02 * torch.randn(1, tokens, sizes.width))
         layer = nn.TransformerEncoderLayer(
-            sizes.width, sizes.heads, sizes.mlp_width, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True
+            sizes.width,
+            sizes.heads,
+            sizes.mlp_width,
+            0.0,
+            "gelu",
+            1e-6,
+            batch_first=True,
+            norm_first=True,
         )
-        self.encoder = nn.TransformerEncoder(layer, sizes.layers, nn.LayerNorm(sizes.width, 1e-6), False)
+        self.encoder = nn.TransformerEncoder(
+            layer, sizes.layers, nn.LayerNorm(sizes.width, 1e-6), False
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
@@ -45,8 +56,8 @@ class VisionTransformer(nn.Module):
 
 @functools.cache
 def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
-    """torchvision's models. Where its compiled operators cannot be loaded, a library declares the two that its import
-    asks for; it must live as long."""
+    """torchvision's models. Where its compiled operators cannot be loaded, a library declares the
+    two that its import asks for; it must live as long."""
     folder, library = Path(importlib.util.find_spec("torchvision").origin).parent, None
     try:
         torch.ops.load_library(str(next(folder.glob("_C*"))))
@@ -57,7 +68,9 @@ def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
     return importlib.import_module("torchvision.models"), library
 
 
-def build(name: str, module: flax.linen.Module, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def build(
+    name: str, module: flax.linen.Module, image_shape: tuple[int, int, int], num_classes: int
+) -> nn.Module:
     """The model of our `module`, called `name` in its group."""
     base = module.base
     if isinstance(base, ConvFeatures):
@@ -68,7 +81,11 @@ def build(name: str, module: flax.linen.Module, image_shape: tuple[int, int, int
         head = nn.Sequential(nn.Linear(FEATURES, hidden), nn.Tanh(), nn.Linear(hidden, num_classes))
         return nn.Sequential(VisionTransformer(image_shape, base), pool, head)
     zoo, _ = torchvision_models()
-    options = {"aux_logits": False, "init_weights": False, "transform_input": False} if name == "googlenet" else {}
+    options = (
+        {"aux_logits": False, "init_weights": False, "transform_input": False}
+        if name == "googlenet"
+        else {}
+    )
     model = getattr(zoo, name)(weights=None, **options)
     head = nn.Sequential(pool, nn.Linear(FEATURES, num_classes))
     if name == "mobilenet_v2":
@@ -82,9 +99,16 @@ def build(name: str, module: flax.linen.Module, image_shape: tuple[int, int, int
 
 
 def measure(
-    modules: dict[str, flax.linen.Module], image_shape, num_classes, batch_size, clients, steps, rounds
+    modules: dict[str, flax.linen.Module],
+    image_shape,
+    num_classes,
+    batch_size,
+    clients,
+    steps,
+    rounds,
 ) -> dict:
-    """Seconds of a round and peak bytes: client i trains model i mod their number for `steps` steps."""
+    """Seconds of a round and peak bytes: client i trains model i mod their number for `steps`
+    steps."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     x, y = random_batches(image_shape, num_classes, batch_size, steps, device)

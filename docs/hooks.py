@@ -1,7 +1,9 @@
-"""What the site has beside docs/*.md, as hooks of mkdocs: what pages link to outside docs/, and the reference.
+"""What the site has beside docs/*.md, as hooks of mkdocs: what pages link to outside docs/, and the
+reference.
 
-Pages keep their paths in the repository, so that a link means the same there and in the site. Whatever a page links to
-in the repository is part of the site: Markdown and sources as pages, folders as lists, all else as files.
+Pages keep their paths in the repository, so that a link means the same there and in the site.
+Whatever a page links to in the repository is part of the site: Markdown and sources as pages,
+folders as lists, all else as files.
 """
 
 import posixpath
@@ -21,7 +23,11 @@ SOURCES = (".py", ".pyi", ".toml", ".yml")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """docs/ under that name, a page of reference for each package, and all that pages link to."""
-    ours = [file.src_uri for file in files if file.src_dir == config.docs_dir and not file.src_uri.endswith(".py")]
+    ours = [
+        file.src_uri
+        for file in files
+        if file.src_dir == config.docs_dir and not file.src_uri.endswith(".py")
+    ]
     texts = {f"docs/{name}": text_of(f"docs/{name}") for name in ours} | reference()
     waiting = list(texts)
     while waiting:
@@ -39,15 +45,25 @@ def on_page_markdown(markdown: str, page: Page, **_) -> str:
     """Links to sources and folders go to the pages that show them."""
     name = page.file.src_uri
     start = posixpath.dirname(name)
-    return LINK.sub(lambda m: posixpath.relpath(linked(name, m[0]) or posixpath.join(start, m[0]), start), markdown)
+    return LINK.sub(
+        lambda m: posixpath.relpath(linked(name, m[0]) or posixpath.join(start, m[0]), start),
+        markdown,
+    )
 
 
 def linked(page: str, target: str) -> str | None:
-    """The path in the site of what a page links to; None where there is nothing in the repository."""
+    """The path in the site of what a page links to; None where there is nothing in the
+    repository."""
     name = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
     if name.startswith("..") or not (ROOT / name).exists():
         return None
-    return f"{name}/index.md" if (ROOT / name).is_dir() else f"{name}.md" if name.endswith(SOURCES) else name
+    return (
+        f"{name}/index.md"
+        if (ROOT / name).is_dir()
+        else f"{name}.md"
+        if name.endswith(SOURCES)
+        else name
+    )
 
 
 def text_of(name: str) -> str | None:
@@ -59,7 +75,9 @@ def text_of(name: str) -> str | None:
         return path.read_text()
     if path.name == "index.md":
         files = sorted(file.name for file in path.parent.iterdir() if file.is_file())
-        return "\n".join([f"# {path.parent.relative_to(ROOT)}", "", *(f"* [{file}]({file})" for file in files)])
+        return "\n".join(
+            [f"# {path.parent.relative_to(ROOT)}", "", *(f"* [{file}]({file})" for file in files)]
+        )
     source = path.with_suffix("")
     return f"# {source.name}\n\n```{source.suffix[1:]}\n{source.read_text()}```\n"
 
@@ -84,10 +102,12 @@ def as_file(name: str, text: str | None, config: MkDocsConfig) -> File:
 
 
 class Apart(Extension):
-    """Docstrings say "server_lr, server_epochs: ..." of several arguments; the reference has a row for each."""
+    """Docstrings say "server_lr, server_epochs: ..." of several arguments; the reference has a row
+    for each."""
 
     def on_instance(self, *, obj: Object, **_) -> None:
         if obj.docstring:
             obj.docstring.value = TOGETHER.sub(
-                lambda m: "\n".join(f"{m[1]}{name}: {m[3]}" for name in m[2].split(", ")), obj.docstring.value
+                lambda m: "\n".join(f"{m[1]}{name}: {m[3]}" for name in m[2].split(", ")),
+                obj.docstring.value,
             )

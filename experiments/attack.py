@@ -1,15 +1,17 @@
 r"""What an honest server learns about the clients of a run from what they send (docs/leaks.md).
 
-    python -m experiments.attack --workdir=RUN --attack=dlg,geiping [--client=0] [--uploads=1] [--batch=1] \
+    python -m experiments.attack --workdir=RUN --attack=dlg,geiping [--client=0] [--uploads=1]
+    [--batch=1] \
         [--noise=0,0.05] [--tv=0.01,0.3] [--method=fedavg] [--trial=0] [--csv=STEM.csv]
     python -m experiments.attack --workdir=RUN --attack=membership [--csv=STEM.csv]
     python -m experiments.attack --csv=STEM.csv
 
-dlg and geiping play one more round of a client whose only training samples are its first --batch ones and who takes one
-step, and look for images that would have been sent alike; then the same with its next ones, --uploads times in all. A
-private run's client clips and adds noise as it does in the run. --csv adds to a file what is found and, of inversions,
-writes the images to STEM_METHOD.png; without --workdir it shows the file's table. All entries of the run count, or the
-one that --method names. (What bad clients do to a federation is another thing: docs/bad_clients.md.)
+dlg and geiping play one more round of a client whose only training samples are its first --batch
+ones and who takes one step, and look for images that would have been sent alike; then the same with
+its next ones, --uploads times in all. A private run's client clips and adds noise as it does in the
+run. --csv adds to a file what is found and, of inversions, writes the images to STEM_METHOD.png;
+without --workdir it shows the file's table. All entries of the run count, or the one that --method
+names. (What bad clients do to a federation is another thing: docs/bad_clients.md.)
 """
 
 import math
@@ -29,11 +31,17 @@ from fedjax_ht.trust.leaks import inversion
 _ATTACK = flags.DEFINE_list("attack", None, "dlg, geiping, membership.")
 _UPLOADS = flags.DEFINE_integer("uploads", 1, "Uploads that are inverted, one after another.")
 _BATCH = flags.DEFINE_integer("batch", 1, "Images of the step that is inverted, 1 to 16.")
-_NOISE = flags.DEFINE_list("noise", ["0"], "Standard deviations of Gaussian noise on every number sent.")
-_TV = flags.DEFINE_list("tv", ["0.01", "0.3"], "Weights of the total variation in geiping, each an inversion.")
+_NOISE = flags.DEFINE_list(
+    "noise", ["0"], "Standard deviations of Gaussian noise on every number sent."
+)
+_TV = flags.DEFINE_list(
+    "tv", ["0.01", "0.3"], "Weights of the total variation in geiping, each an inversion."
+)
 _STEPS = flags.DEFINE_integer("adam_steps", 1000, "Steps of an inversion.")
 _ROUNDS = flags.DEFINE_integer(
-    "epsilon_rounds", None, "Rounds that epsilon is told of; by default all until the one that is attacked."
+    "epsilon_rounds",
+    None,
+    "Rounds that epsilon is told of; by default all until the one that is attacked.",
 )
 _CSV = flags.DEFINE_string("csv", None, "File to add to, or to show.", allow_override=True)
 
@@ -47,7 +55,9 @@ def numbers(flag: str, texts: list[str]) -> tuple[float, ...]:
     except ValueError:
         found = [-1.0]
     if not all(0 <= number < math.inf for number in found):
-        raise ValueError(f"--{flag} is {','.join(texts)!r}; it must be numbers of at least 0, such as 0,0.05")
+        raise ValueError(
+            f"--{flag} is {','.join(texts)!r}; it must be numbers of at least 0, such as 0,0.05"
+        )
     return tuple(found)
 
 
@@ -74,10 +84,18 @@ def wanted_inversions(client: int, trial: int) -> Wanted:
 
 
 def picture_of(path: Path, method: str, found: Inverted) -> Path:
-    """Where the images of a method go: STEM_METHOD.png, with whatever else makes them another case."""
+    """Where the images of a method go: STEM_METHOD.png, with whatever else makes them another
+    case."""
     row = found.row
-    parts = [path.stem, method, f"batch{row.batch}" if row.batch > 1 else "", f"trial{row.trial}" if row.trial else ""]
-    return path.with_name("_".join(filter(None, [*parts, f"{row.unit}{row.scale:g}" if row.unit else ""])) + ".png")
+    parts = [
+        path.stem,
+        method,
+        f"batch{row.batch}" if row.batch > 1 else "",
+        f"trial{row.trial}" if row.trial else "",
+    ]
+    return path.with_name(
+        "_".join(filter(None, [*parts, f"{row.unit}{row.scale:g}" if row.unit else ""])) + ".png"
+    )
 
 
 def main(_) -> None:

@@ -3,8 +3,8 @@
     python -m experiments.attack_table checkpoints/runs experiments/results/attacked.csv
     python -m experiments.attack_table experiments/results/attacked.csv
 
-The mean over trials of the last evaluation. Without attackers the same clients are scored as with them: those that
-would be honest at 10 and at 30 %.
+The mean over trials of the last evaluation. Without attackers the same clients are scored as with
+them: those that would be honest at 10 and at 30 %.
 """
 
 import csv
@@ -67,14 +67,21 @@ def write(found: Iterable[Score], path: Path) -> None:
     with atomic_open(path) as file:
         writer = csv.writer(file)
         writer.writerow(Score._fields)
-        writer.writerows([f"{x:.6g}" if isinstance(x, float) else x for x in score] for score in sorted(found))
+        writer.writerows(
+            [f"{x:.6g}" if isinstance(x, float) else x for x in score] for score in sorted(found)
+        )
 
 
 def read(path: Path) -> list[Score]:
     with path.open(newline="") as file:
         rows = [Score(**row) for row in csv.DictReader(file)]
     return [
-        row._replace(share=float(row.share), seed=int(row.seed), round=int(row.round), accuracy=float(row.accuracy))
+        row._replace(
+            share=float(row.share),
+            seed=int(row.seed),
+            round=int(row.round),
+            accuracy=float(row.accuracy),
+        )
         for row in rows
     ]
 
@@ -87,7 +94,10 @@ def markdown(found: Iterable[Score]) -> str:
         methods[score.method] = None
     tables = []
     for share in sorted({key[0] for key in cells}):
-        lines = [f"| {100 * share:.0f} % attack | defence | {' | '.join(methods)} |", "|---" * (2 + len(methods)) + "|"]
+        lines = [
+            f"| {100 * share:.0f} % attack | defence | {' | '.join(methods)} |",
+            "|---" * (2 + len(methods)) + "|",
+        ]
         for attack, defence in dict.fromkeys(key[1:3] for key in sorted(cells) if key[0] == share):
             means = (cells.get((share, attack, defence, method)) for method in methods)
             shown = " | ".join("" if one is None else f"{100 * np.mean(one):.1f}" for one in means)

@@ -1,4 +1,5 @@
-"""python -m experiments.evaluate: the same as `fedjax-ht evaluate`, which fedjax_ht/runner/evaluate.py does."""
+"""python -m experiments.evaluate: the same as `fedjax-ht evaluate`, which
+fedjax_ht/runner/evaluate.py does."""
 
 from fedjax_ht.runner.command import main
 

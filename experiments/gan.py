@@ -1,12 +1,13 @@
 """Adversarial training of the embedded generator, as pure functions.
 
-discriminator  E softplus(D(G(z)) - D(x)) + (gamma / 2) (E ||grad D(x)||^2 + E ||grad D(G(z))||^2), the penalties
+discriminator  E softplus(D(G(z)) - D(x)) + (gamma / 2) (E ||grad D(x)||^2 + E ||grad D(G(z))||^2),
+the penalties
                every few steps and that many times as strong (lazily, Karras et al., CVPR 2020)
 generator      E softplus(D(x) - D(G(z))), on the same pairs and the discriminator before its step
 shipped        an exponential moving average of the generator
 
-The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024): the non-saturating loss with
-the first penalty alone took up one kind of garment after the other.
+The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024): the
+non-saturating loss with the first penalty alone took up one kind of garment after the other.
 """
 
 import functools
@@ -23,7 +24,8 @@ from fedjax_ht.generators import embedded
 from fedjax_ht.generators.embedded import activate, dense, normal
 from fedjax_ht.ops import conv2d
 
-LOWERING = "native"  # outside loops and vmap, as here, XLA's own convolution takes half as long as a product of patches
+# outside loops and vmap, as here, XLA's own convolution takes half as long as a product of patches
+LOWERING = "native"
 
 
 class Recipe(NamedTuple):
@@ -58,7 +60,8 @@ class GanState(NamedTuple):
       generator, discriminator: the networks' weights.
       generator_optimizer, discriminator_optimizer: what Adam keeps.
       average: the generator's moving average, which is what is shipped.
-      losses: moving averages of "discriminator" and "generator" loss and of "penalty", the sum of both.
+      losses: moving averages of "discriminator" and "generator" loss and of "penalty", the sum of
+        both.
     """
 
     step: jax.Array
@@ -82,10 +85,20 @@ def init_gan(recipe: Recipe, image_channels: int, seed: int) -> GanState:
     discriminator = init_discriminator(keys[1], recipe.channels, image_channels)
     start = optimizer(recipe).init
     losses = {name: jnp.float32(0) for name in ("discriminator", "generator", "penalty")}
-    return GanState(jnp.int32(0), generator, discriminator, start(generator), start(discriminator), generator, losses)
+    return GanState(
+        jnp.int32(0),
+        generator,
+        discriminator,
+        start(generator),
+        start(discriminator),
+        generator,
+        losses,
+    )
 
 
-def init_discriminator(key: jax.Array, channels: tuple[int, int, int, int], image_channels: int) -> PyTree:
+def init_discriminator(
+    key: jax.Array, channels: tuple[int, int, int, int], image_channels: int
+) -> PyTree:
     """Weights from N(0, 1) (their layer's gain comes with use), biases of zero."""
     low, middle, high, _ = channels
     kernels = {
@@ -99,15 +112,23 @@ def init_discriminator(key: jax.Array, channels: tuple[int, int, int, int], imag
     names = (*kernels, "dense", "score")
     keys = dict(zip(names, jax.random.split(key, len(names))))
     return {
-        **{name: {"kernel": normal(keys[name], s), "bias": jnp.zeros(s[-1])} for name, s in kernels.items()},
+        **{
+            name: {"kernel": normal(keys[name], s), "bias": jnp.zeros(s[-1])}
+            for name, s in kernels.items()
+        },
         "dense": {"weight": normal(keys["dense"], (16 * low, low)), "bias": jnp.zeros(low)},
-        "score": normal(keys["score"], (low,)),  # without a bias, which a difference of scores would not see
+        # without a bias, which a difference of scores would not see
+        "score": normal(keys["score"], (low,)),
     }
 
 
 def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
-    """float [B, 32, 32, C] in [-1, 1] -> float [B], high for images that look real. B is a multiple of min(B, 32)."""
-    layer = lambda name, x: activate(_conv(discriminator[name], x))  # noqa: E731
+    """float [B, 32, 32, C] in [-1, 1] -> float [B], high for images that look real. B is a multiple
+    of min(B, 32)."""
+
+    def layer(name, x):
+        return activate(_conv(discriminator[name], x))
+
     x = layer("image", _unshuffle(images))
     x = _halve(layer("16b", layer("16a", x)))
     x = _halve(layer("8b", layer("8a", x)))
@@ -135,14 +156,19 @@ def _unshuffle(x: jax.Array) -> jax.Array:
 
 
 def _with_spread(x: jax.Array, group: int = 32) -> jax.Array:
-    """Appends a channel: the mean standard deviation within the sample's group, which tells of repeated images."""
+    """Appends a channel: the mean standard deviation within the sample's group, which tells of
+    repeated images."""
     groups = x.reshape(min(group, len(x)), -1, *x.shape[1:])
     spread = jnp.sqrt(groups.var(0) + 1e-8).mean((1, 2, 3))
-    return jnp.concatenate([x, jnp.tile(spread, len(groups))[:, None, None, None] * jnp.ones_like(x[..., :1])], -1)
+    return jnp.concatenate(
+        [x, jnp.tile(spread, len(groups))[:, None, None, None] * jnp.ones_like(x[..., :1])], -1
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
-def train_step(recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Array, penalise: bool) -> GanState:
+def train_step(
+    recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Array, penalise: bool
+) -> GanState:
     """One step of both networks; all randomness is of (seed, step).
 
     Args:
@@ -156,7 +182,9 @@ def train_step(recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Arr
     batch = images[jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))]
     real = flip(keys[1], batch.astype(jnp.float32) / 127.5 - 1)
     z = jax.random.normal(keys[2], (recipe.batch_size, embedded.NOISE_DIM))
-    fake, generator_vjp = jax.vjp(lambda g: embedded.render(g, embedded.map_noise(g, z), LOWERING), state.generator)
+    fake, generator_vjp = jax.vjp(
+        lambda g: embedded.render(g, embedded.map_noise(g, z), LOWERING), state.generator
+    )
 
     def penalty(discriminator):
         both = [jax.grad(lambda x: discriminate(discriminator, x).sum())(x) for x in (real, fake)]
@@ -182,7 +210,9 @@ def train_step(recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Arr
     generator = optax.apply_updates(state.generator, updates)
     seen = (state.step + 1) * recipe.batch_size
     half_life = jnp.minimum(recipe.average_images, recipe.average_share * seen)
-    average = optax.incremental_update(generator, state.average, 1 - 0.5 ** (recipe.batch_size / half_life))
+    average = optax.incremental_update(
+        generator, state.average, 1 - 0.5 ** (recipe.batch_size / half_life)
+    )
     losses = {
         "discriminator": jax.nn.softplus(fake_scores - real_scores).mean(),
         "generator": jax.nn.softplus(real_scores - fake_scores).mean(),
@@ -190,7 +220,13 @@ def train_step(recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Arr
     }
     losses = optax.incremental_update(losses, state.losses, jnp.maximum(0.02, 1 / (state.step + 1)))
     return GanState(
-        state.step + 1, generator, discriminator, generator_optimizer, discriminator_optimizer, average, losses
+        state.step + 1,
+        generator,
+        discriminator,
+        generator_optimizer,
+        discriminator_optimizer,
+        average,
+        losses,
     )
 
 

@@ -1,4 +1,5 @@
-"""Images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an .npz of JPEG files."""
+"""Images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an .npz
+of JPEG files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from fedjax_ht.generators.npz import one_line
 
 
 class Pictures(NamedTuple):
-    """images: uint8 [N, 32, 32, 1 or 3]. labels: int32 [N], positions in `classes`. classes: their names."""
+    """images: uint8 [N, 32, 32, 1 or 3]. labels: int32 [N], positions in `classes`. classes: their
+    names."""
 
     images: np.ndarray
     labels: np.ndarray
@@ -26,20 +28,27 @@ def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str]
     """Reads training images.
 
     Args:
-      data: a name that `load_dataset` knows, whose official training set is taken if it has one; or the path of an .npz
-        with "jpeg" (uint8, JPEG files one after another), "offset" (where each starts, and the end), "label" and
-        "wnid" (the classes' names). Images smaller than 32x32 get a black frame, larger ones are resized.
+      data: a name that `load_dataset` knows, whose official training set is taken if it has one; or
+        the path of an .npz with "jpeg" (uint8, JPEG files one after another), "offset" (where each
+        starts, and the end), "label" and "wnid" (the classes' names). Images smaller than 32x32 get
+        a black frame, larger ones are resized.
       data_dir: where the dataset's files are.
       classes: names of the classes to keep; all if empty.
 
     Raises:
-      ValueError: there is no such dataset or class, a class is named twice, the set is none of images, or the images of
-        the .npz are not 32x32. FileNotFoundError: a file is missing.
+      ValueError: there is no such dataset or class, a class is named twice, the set is none of
+        images, or the images of the .npz are not 32x32. FileNotFoundError: a file is missing.
     """
-    pictures = _read_jpegs(Path(data)) if data.endswith(".npz") and ":" not in data else _read_dataset(data, data_dir)
+    pictures = (
+        _read_jpegs(Path(data))
+        if data.endswith(".npz") and ":" not in data
+        else _read_dataset(data, data_dir)
+    )
     unknown = sorted(set(classes) - set(pictures.classes))
     if unknown:
-        raise ValueError(f"{data} has no class {unknown[0]!r}; it has {', '.join(pictures.classes[:20])}, ...")
+        raise ValueError(
+            f"{data} has no class {unknown[0]!r}; it has {', '.join(pictures.classes[:20])}, ..."
+        )
     if len(set(classes)) < len(classes):
         raise ValueError(f"classes are {', '.join(classes)}; each must be named once")
     if not classes:
@@ -58,7 +67,9 @@ def _read_dataset(name: str, data_dir: str | None) -> Pictures:
     if max(dataset.input_shape[:2]) > SIZE:
         dataset = load_dataset(name, data_dir, SIZE)
     train = dataset.official.get("train", np.arange(len(dataset.inputs)))
-    frame = [((SIZE - side) // 2, SIZE - side - (SIZE - side) // 2) for side in dataset.input_shape[:2]]
+    frame = [
+        ((SIZE - side) // 2, SIZE - side - (SIZE - side) // 2) for side in dataset.input_shape[:2]
+    ]
     images = np.pad(dataset.inputs[train], ((0, 0), *frame, (0, 0)))
     return Pictures(images, dataset.labels[train], dataset.class_names)
 

@@ -1,4 +1,5 @@
-"""How good a generator is: sharpness, variety, distance to real images; and pictures to judge it by eye."""
+"""How good a generator is: sharpness, variety, distance to real images; and pictures to judge it by
+eye."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +31,8 @@ LABELS = {
 
 
 def latents(generator: Generator, key: jax.Array, n: int) -> dict[str, jax.Array]:
-    """Latents of an embedded generator by kind, float [n, H]: valid, truncated, and three kinds of invalid ones."""
+    """Latents of an embedded generator by kind, float [n, H]: valid, truncated, and three kinds of
+    invalid ones."""
     keys = jax.random.split(key)
     valid = generator.sample_w(generator.variables, keys[0], n)
     normal = jax.random.normal(keys[1], valid.shape)
@@ -51,12 +53,15 @@ def render_all(generator: Generator, w: jax.Array, batch_size: int = 100) -> np.
 
 
 def laplacian_variance(images: np.ndarray) -> np.ndarray:
-    """Sharpness: the variance over pixels of 4 x minus its four neighbours, x the mean of the channels.
+    """Sharpness: the variance over pixels of 4 x minus its four neighbours, x the mean of the
+    channels.
 
     float [n, h, w, C] in [0, 1] -> float [n].
     """
     x = np.asarray(images).mean(-1)
-    laplacian = 4 * x[:, 1:-1, 1:-1] - x[:, :-2, 1:-1] - x[:, 2:, 1:-1] - x[:, 1:-1, :-2] - x[:, 1:-1, 2:]
+    laplacian = (
+        4 * x[:, 1:-1, 1:-1] - x[:, :-2, 1:-1] - x[:, 2:, 1:-1] - x[:, 1:-1, :-2] - x[:, 1:-1, 2:]
+    )
     return laplacian.var((1, 2))
 
 
@@ -66,7 +71,8 @@ def pair_distance(images: np.ndarray) -> float:
 
 
 def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Between Gaussians fitted to two samples of features, float [n, D] and [m, D] (Heusel et al., NeurIPS 2017)."""
+    """Between Gaussians fitted to two samples of features, float [n, D] and [m, D] (Heusel et al.,
+    NeurIPS 2017)."""
     a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
     shared = np.sqrt(np.linalg.eigvals(a @ b).real.clip(0)).sum()
     return float(np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(a) + np.trace(b) - 2 * shared)
@@ -78,24 +84,35 @@ def train_classifier(
     """A small CNN trained on nine tenths of the pictures.
 
     Returns:
-      (images float [n, 32, 32, 3] in [0, 1] -> its features, float [n, 64]), and its accuracy on the last tenth.
+      (images float [n, 32, 32, 3] in [0, 1] -> its features, float [n, 64]), and its accuracy on
+      the last tenth.
     """
     model = SplitModel(ConvFeatures((16, 32), (64,)), Linear(len(pictures.classes)))
     order = np.random.default_rng(seed).permutation(len(pictures.images))
     held_out = order[: len(order) // 10]
     images, labels = jnp.asarray(pictures.images), jnp.asarray(pictures.labels)
     order = jnp.asarray(order[len(held_out) :])
-    colour = lambda x: jnp.broadcast_to(x, (*x.shape[:-1], 3)).astype(jnp.float32) / 255  # noqa: E731
+
+    def colour(x):
+        return jnp.broadcast_to(x, (*x.shape[:-1], 3)).astype(jnp.float32) / 255
+
     params = jax.jit(model.init)(jax.random.key(seed), colour(images[:1]))
     optimizer = optax.adam(optax.cosine_decay_schedule(2e-3, steps))
 
     @jax.jit
     def step(carry: PyTree, number: jax.Array) -> PyTree:
         params, state = carry
-        rows = order[jax.random.randint(jax.random.fold_in(jax.random.key(seed), number), (batch_size,), 0, len(order))]
-        loss = lambda p: optax.softmax_cross_entropy_with_integer_labels(  # noqa: E731
-            model.apply(p, colour(images[rows])), labels[rows]
-        ).mean()
+        rows = order[
+            jax.random.randint(
+                jax.random.fold_in(jax.random.key(seed), number), (batch_size,), 0, len(order)
+            )
+        ]
+
+        def loss(p):
+            return optax.softmax_cross_entropy_with_integer_labels(
+                model.apply(p, colour(images[rows])), labels[rows]
+            ).mean()
+
         updates, state = optimizer.update(jax.grad(loss)(params), state)
         return optax.apply_updates(params, updates), state
 
@@ -105,33 +122,49 @@ def train_classifier(
     features = jax.jit(lambda x: model.apply(carry[0], x, method="features"))
 
     def batched(images: np.ndarray) -> np.ndarray:
-        return np.concatenate([np.asarray(features(images[i : i + 500])) for i in range(0, len(images), 500)])
+        return np.concatenate(
+            [np.asarray(features(images[i : i + 500])) for i in range(0, len(images), 500)]
+        )
 
     scores = model.apply(carry[0], batched(np.asarray(colour(images[held_out]))), method="classify")
     return batched, float((scores.argmax(-1) == labels[held_out]).mean())
 
 
-def score(generator: Generator, pictures: Pictures, n: int = 2000, steps: int = 1000) -> dict[str, Any]:
+def score(
+    generator: Generator, pictures: Pictures, n: int = 2000, steps: int = 1000
+) -> dict[str, Any]:
     """Scores of an embedded generator against the images it was trained on.
 
     Returns:
-      "classifier_accuracy" of the CNN whose features the Frechet distances are measured in, and for "real" and each
-      kind of latents "laplacian_variance", "pair_distance" and (not "real") "frechet_distance", over `n` images.
+      "classifier_accuracy" of the CNN whose features the Frechet distances are measured in, and for
+      "real" and each kind of latents "laplacian_variance", "pair_distance" and (not "real")
+      "frechet_distance", over `n` images.
     """
     features, accuracy = train_classifier(pictures, steps)
     chosen = np.random.default_rng(0).permutation(len(pictures.images))[:n]
-    real = np.broadcast_to(pictures.images[chosen] / np.float32(255), (len(chosen), *pictures.images.shape[1:3], 3))
-    described = lambda x: {"laplacian_variance": float(laplacian_variance(x).mean()), "pair_distance": pair_distance(x)}  # noqa: E731
+    real = np.broadcast_to(
+        pictures.images[chosen] / np.float32(255), (len(chosen), *pictures.images.shape[1:3], 3)
+    )
+
+    def described(x):
+        return {
+            "laplacian_variance": float(laplacian_variance(x).mean()),
+            "pair_distance": pair_distance(x),
+        }
+
     scores: dict[str, Any] = {"classifier_accuracy": accuracy, "real": described(real)}
     real_features = features(real)
     for kind, w in latents(generator, jax.random.key(0), n).items():
         images = render_all(generator, w)
-        scores[kind] = described(images) | {"frechet_distance": frechet_distance(features(images), real_features)}
+        scores[kind] = described(images) | {
+            "frechet_distance": frechet_distance(features(images), real_features)
+        }
     return scores
 
 
 def write_grid(path: Path, images: np.ndarray, zoom: int = 2) -> None:
-    """Writes images, float [rows, columns, h, w, 3] in [0, 1], as one .png, each pixel `zoom` pixels wide."""
+    """Writes images, float [rows, columns, h, w, 3] in [0, 1], as one .png, each pixel `zoom`
+    pixels wide."""
     with atomic_open(path, "wb") as file:
         Image.fromarray(_sheet(images, zoom)).save(file, format="png")
 

@@ -21,7 +21,8 @@ from fedjax_ht.generators.base import Card
 
 SAVE_SECONDS = 300
 LOG_STEPS = 50
-SQUARED_DISTANCE = 60.0  # median ||w - w'||^2 of what is shipped; FedKTL's kernels have bandwidths of 10 to 50
+# median ||w - w'||^2 of what is shipped; FedKTL's kernels have bandwidths of 10 to 50
+SQUARED_DISTANCE = 60.0
 LOG_FIELDS = ("images", "discriminator", "generator", "penalty")
 
 Log = list[tuple[float, ...]]  # rows of LOG_FIELDS
@@ -36,12 +37,14 @@ def train(
     stop: Callable[[int], bool],
     save: Callable[[GanState, Log], None],
 ) -> tuple[GanState, Log]:
-    """Trains until `stop`, which is asked before each step with its number; saves every five minutes and at the end.
+    """Trains until `stop`, which is asked before each step with its number; saves every five
+    minutes and at the end.
 
     Args:
       recipe: hyper-parameters.
       images: uint8 [N, 32, 32, 1 or 3].
-      seed: of all randomness, which is a function of (seed, step): a run that goes on is the run that never stopped.
+      seed: of all randomness, which is a function of (seed, step): a run that goes on is the run
+        that never stopped.
       state: where to go on; it is donated.
       log: rows so far.
       stop: step -> whether this is the end.
@@ -52,7 +55,10 @@ def train(
         state = train_step(recipe, state, images, jnp.uint32(seed), is_penalised(recipe, step))
         step += 1
         if step % LOG_STEPS == 0:
-            log = [*log, (step * recipe.batch_size, *(float(state.losses[name]) for name in LOG_FIELDS[1:]))]
+            log = [
+                *log,
+                (step * recipe.batch_size, *(float(state.losses[name]) for name in LOG_FIELDS[1:])),
+            ]
         if time.monotonic() - saved > SAVE_SECONDS:
             save(state, log)
             saved = time.monotonic()
@@ -94,7 +100,9 @@ def revision() -> str:
     """Of the working tree, "-dirty" if it has changes; "unknown" outside version control."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()
@@ -102,14 +110,23 @@ def revision() -> str:
 
 def write_samples(path: Path, variables: Any, seed: int = 0) -> None:
     """A picture of 100 samples of a generator."""
-    images = jax.jit(embedded.synthesize)(variables, embedded.sample_w(variables, jax.random.key(seed), 100))
+    images = jax.jit(embedded.synthesize)(
+        variables, embedded.sample_w(variables, jax.random.key(seed), 100)
+    )
     write_grid(path, np.asarray(images).reshape(10, 10, *images.shape[1:]))
 
 
 def export(
-    out: Path, state: GanState, recipe: Recipe, pictures: Pictures, card: Card, seed: int, score: Callable = score
+    out: Path,
+    state: GanState,
+    recipe: Recipe,
+    pictures: Pictures,
+    card: Card,
+    seed: int,
+    score: Callable = score,
 ) -> dict[str, Any]:
-    """Writes the moving average, its w rescaled, with scores, to `out` and its samples to a .png beside it.
+    """Writes the moving average, its w rescaled, with scores, to `out` and its samples to a .png
+    beside it.
 
     Args:
       out: the file.

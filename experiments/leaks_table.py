@@ -1,4 +1,5 @@
-"""What attacks have found: rows of a CSV, tables of them in Markdown, and pictures; of `experiments.attack`."""
+"""What attacks have found: rows of a CSV, tables of them in Markdown, and pictures; of
+`experiments.attack`."""
 
 import csv
 import math
@@ -13,7 +14,8 @@ from fedjax_ht.report import plots
 
 T = TypeVar("T")
 
-NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"  # what the attacker has of the client's state
+# what the attacker has of the client's state
+NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"
 
 
 class Row(NamedTuple):
@@ -21,9 +23,10 @@ class Row(NamedTuple):
 
     Attributes:
       round, method, attack, client: of what.
-      batch, tv, noise: images of the step, weight of the total variation, and deviation of the noise.
-      state: the client's model is sent, known, or guessed to be another client's first one; of membership, which model
-        is asked: the server's, which is sent, or the client's own.
+      batch, tv, noise: images of the step, weight of the total variation, and deviation of the
+        noise.
+      state: the client's model is sent, known, or guessed to be another client's first one; of
+        membership, which model is asked: the server's, which is sent, or the client's own.
       numbers: floats sent.
       psnr, ssim: means over the images of an inversion; "" of membership.
       auc: of membership; "" of inversions.
@@ -72,7 +75,9 @@ def add(rows: Iterable[Row], path: Path) -> None:
     with atomic_open(path) as file:
         writer = csv.writer(file)
         writer.writerow(Row._fields)
-        writer.writerows([f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in (*before, *rows))
+        writer.writerows(
+            [f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in (*before, *rows)
+        )
 
 
 def read(path: Path) -> list[Row]:
@@ -91,7 +96,9 @@ def read(path: Path) -> list[Row]:
         reader = csv.DictReader(file)
         columns = reader.fieldnames or ()
         if not set(NEEDED) <= set(columns) <= set(Row._fields):
-            raise ValueError(f"{path} has the columns {reader.fieldnames}; expected {', '.join(Row._fields)}")
+            raise ValueError(
+                f"{path} has the columns {reader.fieldnames}; expected {', '.join(Row._fields)}"
+            )
         return [Row(**{name: value(name, text) for name, text in row.items()}) for row in reader]
 
 
@@ -117,7 +124,12 @@ def round_and_step(r: Row) -> tuple:
 
 def round_and_model(r: Row) -> tuple:
     """Of memberships."""
-    return str(r.round), r.method, "the server's" if r.state == NOT_NEEDED else "the client's own", hidden(r)
+    return (
+        str(r.round),
+        r.method,
+        "the server's" if r.state == NOT_NEEDED else "the client's own",
+        hidden(r),
+    )
 
 
 def inversions(groups: Mapping[tuple, list[Row]]) -> str:
@@ -128,11 +140,23 @@ def inversions(groups: Mapping[tuple, list[Row]]) -> str:
         by_attack = grouped(rows, title)
         shown = [psnr_and_ssim(by_attack[c]) if c in by_attack else "" for c in columns]
         lines.append([*about, epsilon_of(rows), str(max(map(len, by_attack.values()))), *shown])
-    return table([*heads, "epsilon", "uploads", *columns], lines, droppable=("noise", "privacy", "epsilon"))
+    return table(
+        [*heads, "epsilon", "uploads", *columns], lines, droppable=("noise", "privacy", "epsilon")
+    )
 
 
 def memberships(groups: Mapping[tuple, list[Row]]) -> str:
-    heads = ["round", "method", "the model", "privacy", "epsilon", "AUC, mean over clients", "least", "most", "clients"]
+    heads = [
+        "round",
+        "method",
+        "the model",
+        "privacy",
+        "epsilon",
+        "AUC, mean over clients",
+        "least",
+        "most",
+        "clients",
+    ]
     lines = []
     for about, rows in groups.items():
         values = [r.auc for r in rows]
@@ -143,7 +167,9 @@ def memberships(groups: Mapping[tuple, list[Row]]) -> str:
 
 def table(heads: Sequence[str], lines: Sequence[Sequence[str]], droppable: Sequence[str]) -> str:
     """Markdown, without the columns that may be dropped and are empty; "" without lines."""
-    kept = [i for i, head in enumerate(heads) if head not in droppable or any(line[i] for line in lines)]
+    kept = [
+        i for i, head in enumerate(heads) if head not in droppable or any(line[i] for line in lines)
+    ]
     first, *others = (f"| {' | '.join(row[i] for i in kept)} |" for row in (heads, *lines))
     return "\n".join([first, f"|{'---|' * len(kept)}", *others]) if lines else ""
 
@@ -171,14 +197,17 @@ def psnr_and_ssim(rows: Sequence[Row]) -> str:
 
 
 def picture(found: Sequence[Inverted], path: Path) -> None:
-    """The real images of all uploads side by side, and below each other what the attacks found of them."""
+    """The real images of all uploads side by side, and below each other what the attacks found of
+    them."""
     columns = grouped(found, lambda one: (one.row.state, one.row.noise))
     attacks = [grouped(column, lambda one: title(one.row)) for column in columns.values()]
     first = next(iter(attacks[0].values()))
     real = np.concatenate([one.real for one in first])
     grid = max(map(len, attacks)), len(columns) + 1
     size = (1.4, 1.5) if len(real) == 1 else (0.75 * len(real), 1.2)  # of a cell, in inches
-    figure, axes = plots.subplots(*grid, squeeze=False, figsize=(size[0] * grid[1], size[1] * grid[0]))
+    figure, axes = plots.subplots(
+        *grid, squeeze=False, figsize=(size[0] * grid[1], size[1] * grid[0])
+    )
     for cell in axes.flat:
         cell.axis("off")
     draw(axes[0, 0], real, "real")
@@ -186,7 +215,11 @@ def picture(found: Sequence[Inverted], path: Path) -> None:
         for cell, (attack, own) in zip(place, by_attack.items()):
             added = f", noise {noise:g}" if noise else ""
             score = np.mean([one.row.psnr for one in own])
-            draw(cell, np.concatenate([one.images for one in own]), f"{attack}\nmodel {state}{added}\n{score:.1f} dB")
+            draw(
+                cell,
+                np.concatenate([one.images for one in own]),
+                f"{attack}\nmodel {state}{added}\n{score:.1f} dB",
+            )
     plots.save(figure, path)
 
 

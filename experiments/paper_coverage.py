@@ -63,11 +63,14 @@ def check_item(item: Item, paper: str) -> None:
     """Raises ValueError for an unknown status or need, or where what was not run has no reason."""
     if item.status not in STATUSES:
         raise ValueError(
-            f"{paper}, {item.item}: the status is {item.status!r}; it must be one of {', '.join(STATUSES)}"
+            f"{paper}, {item.item}: the status is {item.status!r}; it must be one of "
+            f"{', '.join(STATUSES)}"
         )
     for need in item.needs:
         if need not in NEEDS:
-            raise ValueError(f"{paper}, {item.item}: {need!r} is no need; there are {', '.join(NEEDS)}")
+            raise ValueError(
+                f"{paper}, {item.item}: {need!r} is no need; there are {', '.join(NEEDS)}"
+            )
     if item.status == "not run" and not item.needs:
         raise ValueError(f"{paper}, {item.item} was not run; `needs` must say why")
 

@@ -1,4 +1,5 @@
-"""experiments/results/tables.toml: which runs stand beside which published numbers. Its head explains the fields."""
+"""experiments/results/tables.toml: which runs stand beside which published numbers. Its head
+explains the fields."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,8 @@ Kind = TypeVar("Kind", bound=tuple)
 
 
 class Selection(NamedTuple):
-    """Runs of one dataset in a CSV of `write_evaluations`; all methods, seeds and rounds unless told."""
+    """Runs of one dataset in a CSV of `write_evaluations`; all methods, seeds and rounds unless
+    told."""
 
     csv: str
     dataset: str
@@ -75,11 +77,16 @@ def read_manifest(path: Path) -> Manifest:
     tables = [filled(Table, values, "tables") for values in manifest.tables]
     for number, table in enumerate(tables):
         parts = [filled(Part, values, table.title) for values in table.parts]
-        parts = [part._replace(runs=filled(Selection, part.runs, f"{table.title}, {part.title}")) for part in parts]
+        parts = [
+            part._replace(runs=filled(Selection, part.runs, f"{table.title}, {part.title}"))
+            for part in parts
+        ]
         tables[number] = table._replace(parts=parts)
     pictures = [filled(Picture, values, "pictures") for values in manifest.pictures]
     for number, picture in enumerate(pictures):
-        pictures[number] = picture._replace(runs=[filled(Selection, runs, picture.file) for runs in picture.runs])
+        pictures[number] = picture._replace(
+            runs=[filled(Selection, runs, picture.file) for runs in picture.runs]
+        )
     return Manifest(tables, pictures)
 
 
@@ -87,7 +94,9 @@ def filled(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
     """A `kind` with these fields, and the defaults of the others."""
     for name in values:
         if name not in kind._fields:
-            raise ValueError(f"{where}: there is no field {name!r}; there are {', '.join(kind._fields)}")
+            raise ValueError(
+                f"{where}: there is no field {name!r}; there are {', '.join(kind._fields)}"
+            )
     for name in kind._fields:
         if name not in values and name not in kind._field_defaults:
             raise ValueError(f"{where}: the field {name!r} is missing")

@@ -1,19 +1,21 @@
 r"""Many runs in one table, beside published numbers.
 
-    python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV] [--score=global_accuracy_head] \
+    python -m experiments.paper_table --runs=FOLDER --out=STEM [--published=CSV]
+    [--score=global_accuracy_head] \
         [--published_score=accuracy_participants] [--rounds=25] [--also=CSV] [--curves=PNG]
 
-Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one dataset and method that
-differ in their seeds alone are pooled; where runs of a method differ in more, a run is named by what sets it apart: of
-the method's options by what differs from their defaults, as "fedktl mu=0.0", of other settings by what most of its runs
-do not share. What it trained by (optimizer, learning rate, epochs) is held against all runs of the dataset, as
-"fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv, the
-evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method (with what sets it
-apart), accuracy (in %, empty where a paper says that it did not converge) and source, and may have std.
---published_score says which of our scores these numbers are of, if it is not --score. --curves draws --score over the
-evaluations that all runs of a method have. --also names files like STEM.csv of earlier tables, whose runs then stand
-beside these under the names that they have there. `experiments.paper_tables` makes the page of all papers' tables of
-such files.
+Every run below --runs that has a config.json and a method's metrics.jsonl counts. Runs of one
+dataset and method that differ in their seeds alone are pooled; where runs of a method differ in
+more, a run is named by what sets it apart: of the method's options by what differs from their
+defaults, as "fedktl mu=0.0", of other settings by what most of its runs do not share. What it
+trained by (optimizer, learning rate, epochs) is held against all runs of the dataset, as
+"fedclassavg optimizer=adam", so that no method has a training of its own unseen. Writes STEM.csv,
+the evaluations of every run, and STEM_table.md. The published CSV has the columns dataset, method
+(with what sets it apart), accuracy (in %, empty where a paper says that it did not converge) and
+source, and may have std. --published_score says which of our scores these numbers are of, if it is
+not --score. --curves draws --score over the evaluations that all runs of a method have. --also
+names files like STEM.csv of earlier tables, whose runs then stand beside these under the names that
+they have there. `experiments.paper_tables` makes the page of all papers' tables of such files.
 """
 
 import json
@@ -46,15 +48,33 @@ from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
-_PUBLISHED = flags.DEFINE_string("published", None, "CSV of the published numbers, if there are any.")
+_PUBLISHED = flags.DEFINE_string(
+    "published", None, "CSV of the published numbers, if there are any."
+)
 _OUT = flags.DEFINE_string("out", None, "Where to write, without an ending.")
-_SCORE = flags.DEFINE_string("score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl.")
-_AS = flags.DEFINE_string("published_score", None, "The score that the published numbers are of; by default --score.")
+_SCORE = flags.DEFINE_string(
+    "score", "accuracy", "The accuracy that the table is about, a key of metrics.jsonl."
+)
+_AS = flags.DEFINE_string(
+    "published_score", None, "The score that the published numbers are of; by default --score."
+)
 _ALSO = flags.DEFINE_list("also", [], "CSV files of earlier tables, whose runs count as well.")
-_ROUNDS = flags.DEFINE_integer("rounds", None, "Leave out what came after, so that longer runs compare with shorter.")
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", None, "Leave out what came after, so that longer runs compare with shorter."
+)
 _CURVES = flags.DEFINE_string("curves", None, "Where to draw the score against rounds, a PNG.")
 
-SAME_RESULT = ("run", "seed", "partition.seed", "trials", "compare", "entries", "given", "tuned", "tuned_on")
+SAME_RESULT = (
+    "run",
+    "seed",
+    "partition.seed",
+    "trials",
+    "compare",
+    "entries",
+    "given",
+    "tuned",
+    "tuned_on",
+)
 SAME_RESULT += ("dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
 
 
@@ -71,8 +91,8 @@ def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = ()) -> list[Run]:
-    """Every trial below a folder, up to a round, in order of their paths, its method named by what sets it apart, from
-    runs of an `earlier` table, too."""
+    """Every trial below a folder, up to a round, in order of their paths, its method named by what
+    sets it apart, from runs of an `earlier` table, too."""
     found = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
@@ -80,13 +100,19 @@ def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = 
         config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
         with path.open() as file:
-            history = [row for row in map(json.loads, file) if rounds is None or row["round"] <= rounds]
+            history = [
+                row for row in map(json.loads, file) if rounds is None or row["round"] <= rounds
+            ]
         for trial in by_trial(history):
             seed = config["seed"] + trial[0]["trial"]
             found.append(Run(config["dataset"]["name"], method, seed, trial, settings))
     # Which settings tell an earlier table's runs of a method apart can be read off their names.
     names = {(run.dataset, *run.method.split()) for run in earlier}
-    told = {(dataset, method, part.partition("=")[0]) for dataset, method, *parts in names for part in parts}
+    told = {
+        (dataset, method, part.partition("=")[0])
+        for dataset, method, *parts in names
+        for part in parts
+    }
     return [run._replace(method=" ".join([run.method, *apart(run, found, told)])) for run in found]
 
 
@@ -101,10 +127,10 @@ def settings_of(config: Mapping, folder: str) -> tuple[str, dict[str, str]]:
 
 
 def apart(run: Run, runs: Sequence[Run], told: Collection[tuple[str, str, str]] = ()) -> list[str]:
-    """What sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the method's options that are
-    not at their defaults, and other settings that most of those runs do not share with it. Settings of local training,
-    as "optimizer=adam", are held against all runs of the dataset. `told` are (dataset, method, option) in which runs of
-    earlier tables differ."""
+    """What sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the
+    method's options that are not at their defaults, and other settings that most of those runs do
+    not share with it. Settings of local training, as "optimizer=adam", are held against all runs of
+    the dataset. `told` are (dataset, method, option) in which runs of earlier tables differ."""
     beside = [r for r in runs if r.dataset == run.dataset]
     alike = [r for r in beside if r.method == run.method]
     defaults = dict(leaves(method_config(run.method).to_dict(), "method."))
@@ -123,11 +149,21 @@ def apart(run: Run, runs: Sequence[Run], told: Collection[tuple[str, str, str]] 
 
 
 def line(
-    runs: Sequence[Run], published: Sequence[dict[str, str]], score: str, others: Sequence[str], theirs: str
+    runs: Sequence[Run],
+    published: Sequence[dict[str, str]],
+    score: str,
+    others: Sequence[str],
+    theirs: str,
 ) -> list[str]:
-    """The cells of one method on one dataset; `others` are scores shown beside, `theirs` the one that was published."""
+    """The cells of one method on one dataset; `others` are scores shown beside, `theirs` the one
+    that was published."""
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
-    spent = [row for run in runs for row in run.history if row["round"] > 0 and "uplink_payload_bytes" in row]
+    spent = [
+        row
+        for run in runs
+        for row in run.history
+        if row["round"] > 0 and "uplink_payload_bytes" in row
+    ]
     numbers = [row["accuracy"] or "no convergence" for row in published]
     known = [float(row["accuracy"]) for row in published if row["accuracy"]]
     same = tops(runs, theirs)
@@ -147,20 +183,37 @@ def line(
 
 
 def markdown(
-    runs: Sequence[Run], published: dict[tuple[str, str], list[dict[str, str]]], score: str, theirs: str | None = None
+    runs: Sequence[Run],
+    published: dict[tuple[str, str], list[dict[str, str]]],
+    score: str,
+    theirs: str | None = None,
 ) -> str:
-    """A table a dataset, methods by falling score; `theirs` is the score that was published, the same unless given."""
+    """A table a dataset, methods by falling score; `theirs` is the score that was published, the
+    same unless given."""
     theirs = theirs or score
     parts = []
     for dataset in dict.fromkeys(run.dataset for run in runs):
         grouped = by_method([run for run in runs if run.dataset == dataset], score)
         titles = SHOWN | (SHOWN_BESIDE_GLOBAL if score == "global_accuracy_head" else {})
         others = [key for key in titles if key != score and differs(key, score, runs)]
-        head = ("method", "ours %", "by validation %", "last round %", *(f"{titles[key]} %" for key in others))
+        head = (
+            "method",
+            "ours %",
+            "by validation %",
+            "last round %",
+            *(f"{titles[key]} %" for key in others),
+        )
         of = titles.get(theirs, theirs) if theirs != score else ""
-        head += ("best round", "seeds", "paper %", f"{of} - paper" if of else "difference", "bytes a round")
+        head += (
+            "best round",
+            "seeds",
+            "paper %",
+            f"{of} - paper" if of else "difference",
+            "bytes a round",
+        )
         lines = [
-            line(group, published.get((dataset, name), []), score, others, theirs) for name, group in grouped.items()
+            line(group, published.get((dataset, name), []), score, others, theirs)
+            for name, group in grouped.items()
         ]
         lines.sort(key=lambda cells: -float(cells[1].split()[0]))
         parts.append(f"## {dataset}\n\n{markdown_table(head, lines)}")

@@ -2,10 +2,11 @@
 
     python -m experiments.paper_tables
 
-Run it in the repository's root. experiments/results/tables.toml says which runs stand beside which published numbers,
-by which score, and how each was made; its head explains the fields. `experiments.paper_table` makes the CSVs from runs.
-experiments/results/coverage.toml says of every table of the papers what runs it.
-Of a page only what is between the two marks changes, the rest is written by hand.
+Run it in the repository's root. experiments/results/tables.toml says which runs stand beside which
+published numbers, by which score, and how each was made; its head explains the fields.
+`experiments.paper_table` makes the CSVs from runs. experiments/results/coverage.toml says of every
+table of the papers what runs it. Of a page only what is between the two marks changes, the rest is
+written by hand.
 """
 
 import textwrap
@@ -38,21 +39,31 @@ RESULTS, PAGE = Path("experiments/results"), Path("docs/results.md")
 COVERAGE = Path("docs/coverage.md")
 BEGIN, END = "<!-- made by python -m experiments.paper_tables -->", "<!-- until here -->"
 WIDTH = 128  # of a line of the page
-SCORES = SHOWN | SHOWN_BESIDE_GLOBAL | {"accuracy": "all clients", "accuracy_weighted": "clients by test samples"}
+SCORES = (
+    SHOWN
+    | SHOWN_BESIDE_GLOBAL
+    | {"accuracy": "all clients", "accuracy_weighted": "clients by test samples"}
+)
 
 
 def selected(selection: Selection, results: Path) -> list[Run]:
     """Raises:
     ValueError: there are none, or none of a method that is named.
     """
-    runs = [run for run in read_evaluations(results / selection.csv) if run.dataset == selection.dataset]
+    runs = [
+        run for run in read_evaluations(results / selection.csv) if run.dataset == selection.dataset
+    ]
     runs = [run for run in runs if not selection.methods or run.method in selection.methods]
     runs = [run for run in runs if not selection.seeds or run.seed in selection.seeds]
     absent = [method for method in selection.methods if method not in {run.method for run in runs}]
     if absent or not runs:
-        raise ValueError(f"{selection.csv} has no {', '.join(absent) or 'runs'} on {selection.dataset}")
+        raise ValueError(
+            f"{selection.csv} has no {', '.join(absent) or 'runs'} on {selection.dataset}"
+        )
     last = selection.rounds or max(row["round"] for run in runs for row in run.history)
-    return [run._replace(history=[row for row in run.history if row["round"] <= last]) for run in runs]
+    return [
+        run._replace(history=[row for row in run.history if row["round"] <= last]) for run in runs
+    ]
 
 
 def part_markdown(part: Part, results: Path) -> str:
@@ -77,16 +88,28 @@ def part_markdown(part: Part, results: Path) -> str:
     rows = []
     for method in sorted(groups, key=means.__getitem__, reverse=True):
         row = theirs.get(names[method])
-        cells = our_cells(part, method, groups[method]) + ([paper_number(row) if row else "-"] if theirs else [])
+        cells = our_cells(part, method, groups[method]) + (
+            [paper_number(row) if row else "-"] if theirs else []
+        )
         if theirs and not apart:
-            cells.append(f"{means[method] - float(row['accuracy']):+.2f}" if row and row["accuracy"] else "")
+            cells.append(
+                f"{means[method] - float(row['accuracy']):+.2f}" if row and row["accuracy"] else ""
+            )
         rows.append(cells)
     text = [markdown_table(part_head(part, dataset, bool(theirs), not apart), rows)]
     if theirs and apart:
-        text.append(wrapped(f"No difference is given: the paper's numbers are of {' and of '.join(apart)}."))
-    left = [f"{method} {paper_number(row)}" for method, row in theirs.items() if method not in names.values()]
+        text.append(
+            wrapped(f"No difference is given: the paper's numbers are of {' and of '.join(apart)}.")
+        )
+    left = [
+        f"{method} {paper_number(row)}"
+        for method, row in theirs.items()
+        if method not in names.values()
+    ]
     if left:
-        text.append(wrapped(f"Rows of the paper that were not run in this form: {', '.join(left)}."))
+        text.append(
+            wrapped(f"Rows of the paper that were not run in this form: {', '.join(left)}.")
+        )
     return "\n\n".join(text)
 
 
@@ -106,7 +129,11 @@ def published_rows(part: Part, dataset: str, results: Path) -> dict[str, dict[st
 
 def part_head(part: Part, dataset: str, published: bool, comparable: bool) -> list[str]:
     """The titles of a part's columns; `dataset` is the published numbers'."""
-    head = ["method", f"{SCORES[part.score]}, best %", *(["last round %"] if evaluated_last(part) else [])]
+    head = [
+        "method",
+        f"{SCORES[part.score]}, best %",
+        *(["last round %"] if evaluated_last(part) else []),
+    ]
     head += [*(f"{SCORES[key]}, best %" for key in part.also), "rounds", "seeds"]
     paper = "paper %" if dataset == part.runs.dataset else f"paper % ({dataset})"
     return head + [paper] * published + ["ours - paper"] * (published and comparable)
@@ -114,12 +141,19 @@ def part_head(part: Part, dataset: str, published: bool, comparable: bool) -> li
 
 def our_cells(part: Part, method: str, runs: Sequence[Run]) -> list[str]:
     """What `part_head` has up to the paper's."""
-    rule, (score, *others) = part.rules.get(method), (by_rule(part, method, key) for key in (part.score, *part.also))
+    rule, (score, *others) = (
+        part.rules.get(method),
+        (by_rule(part, method, key) for key in (part.score, *part.also)),
+    )
     ends = sorted({run.history[-1]["round"] for run in runs})
     return [
         f"{method}, by {SHOWN[f'accuracy_{rule}']}" if rule else method,
         percent(tops(runs, score), score),
-        *([percent([evaluated(run.history)[-1] for run in runs], score)] if evaluated_last(part) else []),
+        *(
+            [percent([evaluated(run.history)[-1] for run in runs], score)]
+            if evaluated_last(part)
+            else []
+        ),
         *(percent(tops(runs, key), key) for key in others),
         f"{ends[0]} to {ends[-1]}" if len(ends) > 1 else str(ends[0]),
         str(len(runs)),
@@ -149,13 +183,19 @@ def paper_number(row: Mapping[str, str]) -> str:
     """As "91.97 ± 0.37", or "no convergence" where it has none."""
     if not row["accuracy"]:
         return "no convergence"
-    return f"{float(row['accuracy']):.2f}" + (f" ± {float(row['std']):.2f}" if row.get("std") else "")
+    return f"{float(row['accuracy']):.2f}" + (
+        f" ± {float(row['std']):.2f}" if row.get("std") else ""
+    )
 
 
 def wrapped(text: str, indent: str = "") -> str:
     """Words at most WIDTH columns wide; lines after the first are indented."""
     return textwrap.fill(
-        " ".join(text.split()), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        " ".join(text.split()),
+        WIDTH,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
@@ -163,14 +203,22 @@ def table_markdown(table: Table, results: Path) -> str:
     """A section of the page."""
     configs = ", ".join(f"[{name}](../experiments/configs/{name})" for name in table.configs)
     discussed = f"[{table.page.partition('#')[0]}](../experiments/results/{table.page})"
-    made = f"Configs: {configs}. Machine: {table.machine}. Seconds: {table.seconds}. Discussed in {discussed}."
+    made = f"Configs: {configs}. Machine: {table.machine}. Seconds: {table.seconds}. "
+    made += f"Discussed in {discussed}."
     text, before = [f"### {table.title}", wrapped(made)], ""
     for part in table.parts:
-        command = textwrap.indent(part.command.strip(), "    ") if part.command else f"Command: {UNKNOWN}."
+        command = (
+            textwrap.indent(part.command.strip(), "    ")
+            if part.command
+            else f"Command: {UNKNOWN}."
+        )
         text += [f"**{part.title}**", "Command: as above." if command == before else command]
         text.append(part_markdown(part, results))
         before = command
-    notes = {"How it differs from the paper": table.differs, "Unstated in the paper": table.unstated}
+    notes = {
+        "How it differs from the paper": table.differs,
+        "Unstated in the paper": table.unstated,
+    }
     notes |= {"What was tried": table.tried}
     text.append("\n".join(wrapped(f"* **{name}**: {note}", "  ") for name, note in notes.items()))
     return "\n\n".join(text)
@@ -218,7 +266,9 @@ def main(_) -> None:
             COVERAGE: coverage_page(COVERAGE.read_text(encoding="utf-8"), RESULTS),
         }
         drawn = {
-            picture.file: curves([run for part in picture.runs for run in selected(part, RESULTS)], picture.score)
+            picture.file: curves(
+                [run for part in picture.runs for run in selected(part, RESULTS)], picture.score
+            )
             for picture in manifest.pictures
         }
     except (ValueError, OSError) as error:

@@ -4,10 +4,10 @@ r"""How much the best round of "accuracy of a round's participants" owes to who 
     python -m experiments.participants_bias --csv=experiments/results/participants_bias.csv \
         --picture=docs/pictures/participants_bias.png
 
-Takes the accuracies of all clients of a run's last evaluation, which then do not change any more, draws some of them
-at random as a round does, round after round, and follows the highest mean so far. What lies above the mean over all
-clients is bias, not learning. Prints it for 100, 300 and 500 rounds.
---csv keeps a run's accuracies, and is read where no --run is given.
+Takes the accuracies of all clients of a run's last evaluation, which then do not change any more,
+draws some of them at random as a round does, round after round, and follows the highest mean so
+far. What lies above the mean over all clients is bias, not learning. Prints it for 100, 300 and 500
+rounds. --csv keeps a run's accuracies, and is read where no --run is given.
 """
 
 import csv
@@ -24,7 +24,9 @@ from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated
 
 _RUN = flags.DEFINE_string("run", None, "Folder of one method of a run, with its metrics.jsonl.")
-_CSV = flags.DEFINE_string("csv", None, "CSV of the clients' accuracies: written from --run, or read without one.")
+_CSV = flags.DEFINE_string(
+    "csv", None, "CSV of the clients' accuracies: written from --run, or read without one."
+)
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.")
 _DRAWN = flags.DEFINE_integer("drawn", 10, "Clients drawn in a round.")
 _DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.", allow_override=True)
@@ -32,8 +34,11 @@ _DRAWS = flags.DEFINE_integer("draws", 500, "Rounds, each with a draw.", allow_o
 REPEATS = 200  # histories of draws
 
 
-def best_so_far(accuracy: np.ndarray, participants: int, rounds: int, repeats: int, seed: int = 0) -> np.ndarray:
-    """The highest mean over a round's participants up to each round, clients being as good as they are.
+def best_so_far(
+    accuracy: np.ndarray, participants: int, rounds: int, repeats: int, seed: int = 0
+) -> np.ndarray:
+    """The highest mean over a round's participants up to each round, clients being as good as they
+    are.
 
     Args:
       accuracy: float [num_clients].
@@ -50,15 +55,22 @@ def best_so_far(accuracy: np.ndarray, participants: int, rounds: int, repeats: i
 
 
 def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.Figure:
-    """The clients' own accuracies on the left, the best of the draws against rounds on the right, in percent."""
+    """The clients' own accuracies on the left, the best of the draws against rounds on the right,
+    in percent."""
     figure, (left, right) = plots.subplots(1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3))
-    left.boxplot(100 * accuracy, showmeans=True, flierprops={"markersize": 3}, tick_labels=["all clients"])
+    left.boxplot(
+        100 * accuracy, showmeans=True, flierprops={"markersize": 3}, tick_labels=["all clients"]
+    )
     left.set(ylabel="test accuracy (%)")
     low, middle, high = 100 * np.percentile(best, (5, 50, 95), axis=0)
     rounds = np.arange(1, best.shape[1] + 1)
     right.fill_between(rounds, low, high, alpha=0.2, lw=0)
-    right.plot(rounds, middle, label=f"best round of {participants} drawn clients (median, 5 to 95 %)")
-    right.axhline(100 * accuracy.mean(), color="black", ls="--", lw=1, label="mean over all clients")
+    right.plot(
+        rounds, middle, label=f"best round of {participants} drawn clients (median, 5 to 95 %)"
+    )
+    right.axhline(
+        100 * accuracy.mean(), color="black", ls="--", lw=1, label="mean over all clients"
+    )
     right.set(xlabel="rounds, in which nobody learns anything")
     right.legend(frameon=False, loc="lower right")
     for axes in (left, right):
@@ -67,7 +79,8 @@ def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.
 
 
 def last_accuracies(lines: Sequence[str]) -> np.ndarray:
-    """Of a metrics.jsonl's first trial, the clients' accuracies at the last evaluation; without samples, none."""
+    """Of a metrics.jsonl's first trial, the clients' accuracies at the last evaluation; without
+    samples, none."""
     trial = by_trial([json.loads(line) for line in lines])[0]
     return np.array([a for a in evaluated(trial)[-1]["clients"] if a is not None])
 
@@ -98,7 +111,9 @@ def main(_) -> None:
         if not _RUN.value and not _CSV.value:
             raise ValueError("give --run or --csv; see --help")
         if _RUN.value:
-            accuracy = last_accuracies((Path(_RUN.value) / "metrics.jsonl").read_text().splitlines())
+            accuracy = last_accuracies(
+                (Path(_RUN.value) / "metrics.jsonl").read_text().splitlines()
+            )
         if _RUN.value and _CSV.value:
             write_accuracies(accuracy, Path(_CSV.value))
         if _CSV.value:  # rounded, so that the file makes the same numbers again

@@ -1,12 +1,15 @@
-r"""Margins between class prototypes, of clients and global ones, in a run (FedTGP, Zhang et al., AAAI 2024, Figure 1).
+r"""Margins between class prototypes, of clients and global ones, in a run (FedTGP, Zhang et al.,
+AAAI 2024, Figure 1).
 
-    python -m experiments.prototype_margins --workdir=RUN [--method=fedtgp] [--trial=0] --csv=margins.csv \
+    python -m experiments.prototype_margins --workdir=RUN [--method=fedtgp] [--trial=0]
+    --csv=margins.csv \
         [--picture=margins.png]
 
-A class's margin is the Euclidean distance from its prototype to that of the nearest other class. A client's prototypes
-are the mean features of its training samples by its trained model in evaluation mode, of the run's newest checkpoint;
-the global ones are what the server sends. All entries of the run that have global prototypes count, or the one that
---method names. Writes a row for each client and class, and prints a table of them.
+A class's margin is the Euclidean distance from its prototype to that of the nearest other class. A
+client's prototypes are the mean features of its training samples by its trained model in evaluation
+mode, of the run's newest checkpoint; the global ones are what the server sends. All entries of the
+run that have global prototypes count, or the one that --method names. Writes a row for each client
+and class, and prints a table of them.
 """
 
 import csv
@@ -60,11 +63,14 @@ class Row(NamedTuple):
 
 
 def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean features by class of every client: float32 [N, C, K], and which classes it has, bool [N, C]."""
+    """Mean features by class of every client: float32 [N, C, K], and which classes it has, bool [N,
+    C]."""
     federation, dataset = run.experiment.federations[run.method], run.experiment.dataset
     train = stack([client.train for client in run.experiment.partitions[trial]])
     inputs, labels = (jax.tree.map(jnp.asarray, x) for x in (dataset.inputs, dataset.labels))
-    collectors = {bucket.name: jax.jit(functools.partial(class_sums, bucket)) for bucket in federation.buckets}
+    collectors = {
+        bucket.name: jax.jit(functools.partial(class_sums, bucket)) for bucket in federation.buckets
+    }
     values, present = [], []
     for client in range(federation.num_clients):
         bucket = federation.buckets[federation.assignment[client]]
@@ -77,20 +83,30 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
 
 
 def global_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the prototypes that the server sends, float32 [C, K], and which classes have one, bool [C]."""
+    """Returns the prototypes that the server sends, float32 [C, K], and which classes have one,
+    bool [C]."""
     server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
     sent = run.experiment.methods[run.method].view.prototypes(server)
     return np.asarray(sent.values), np.asarray(sent.mask)
 
 
 def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
-    """Rows of one entry: those of its clients in order, then the server's; classes without a margin have none."""
+    """Rows of one entry: those of its clients in order, then the server's; classes without a margin
+    have none."""
     clients = prototype_margins(*client_prototypes(run, trial))
     server = prototype_margins(*global_prototypes(run, trial))
     owners = [(str(i), nearest, mean) for i, (nearest, mean) in enumerate(zip(*clients))]
     for owner, nearest, mean in [*owners, (GLOBAL, *server)]:
         for label in np.flatnonzero(~np.isnan(nearest)).tolist():
-            yield Row(run.method, trial, int(run.state.round), owner, label, float(nearest[label]), float(mean[label]))
+            yield Row(
+                run.method,
+                trial,
+                int(run.state.round),
+                owner,
+                label,
+                float(nearest[label]),
+                float(mean[label]),
+            )
 
 
 def write(rows: Iterable[Row], path: Path) -> None:
@@ -102,10 +118,21 @@ def write(rows: Iterable[Row], path: Path) -> None:
 
 
 def table_of(rows: Sequence[Row]) -> str:
-    """Returns a table with a row an entry: the clients' margins, the largest of them by class, and the global
-    prototypes' margins."""
-    heads = ["method", "round", "clients: mean", "largest of a class, mean", "global: mean", "least"]
-    heads += ["mean distance: clients", "global", "classes whose global margin is above all clients'"]
+    """Returns a table with a row an entry: the clients' margins, the largest of them by class, and
+    the global prototypes' margins."""
+    heads = [
+        "method",
+        "round",
+        "clients: mean",
+        "largest of a class, mean",
+        "global: mean",
+        "least",
+    ]
+    heads += [
+        "mean distance: clients",
+        "global",
+        "classes whose global margin is above all clients'",
+    ]
     lines = []
     for method in dict.fromkeys(row.method for row in rows):
         of_method = [row for row in rows if row.method == method]
@@ -134,15 +161,31 @@ def mean(values: Sequence[float]) -> float:
 
 
 def picture(rows: Sequence[Row]) -> plots.Figure:
-    """Draws margins by class for each entry: a dot a client, a triangle for the global prototype."""
+    """Draws margins by class for each entry: a dot a client, a triangle for the global
+    prototype."""
     methods = list(dict.fromkeys(row.method for row in rows))
     figure, axes = plots.subplots(1, len(methods), squeeze=False, figsize=(4.2 * len(methods), 3.4))
     for place, method in zip(axes[0], methods):
         for marker, name in (("o", "clients"), ("^", GLOBAL)):
-            shown = [row for row in rows if row.method == method and (row.client == GLOBAL) == (name == GLOBAL)]
+            shown = [
+                row
+                for row in rows
+                if row.method == method and (row.client == GLOBAL) == (name == GLOBAL)
+            ]
             size = 60 if name == GLOBAL else 14
-            place.scatter([r.label for r in shown], [r.nearest for r in shown], s=size, marker=marker, label=name)
-        place.set(title=method, xlabel="class", ylabel="distance to the nearest other prototype", ylim=(0, None))
+            place.scatter(
+                [r.label for r in shown],
+                [r.nearest for r in shown],
+                s=size,
+                marker=marker,
+                label=name,
+            )
+        place.set(
+            title=method,
+            xlabel="class",
+            ylabel="distance to the nearest other prototype",
+            ylim=(0, None),
+        )
         place.legend(frameon=False)
     return figure
 
@@ -161,7 +204,9 @@ def main(_) -> None:
                 continue
             rows += rows_of(load_run(given.workdir, label, given.trust), given.trial)
         if not rows:
-            raise ValueError(f"no entry of the run in {given.workdir} has prototypes of several classes")
+            raise ValueError(
+                f"no entry of the run in {given.workdir} has prototypes of several classes"
+            )
     except (ValueError, OSError, ImportError) as error:
         fail(error)
     write(rows, Path(_CSV.value))

@@ -1,8 +1,9 @@
-"""Ranks entries over settings: python -m experiments.ranks --of=a.csv,b.csv [--by=by_validation] [--table=FILE.md].
+"""Ranks entries over settings: python -m experiments.ranks --of=a.csv,b.csv [--by=by_validation]
+[--table=FILE.md].
 
-The files are trials.csv of comparisons (`fedjax-ht compare`), one a setting, and name it. Ranks are taken within a
-trial, where all entries have one seed and one split, and averaged: first over trials, then over settings. 1 is the
-best, equal ones share the mean of their ranks.
+The files are trials.csv of comparisons (`fedjax-ht compare`), one a setting, and name it. Ranks are
+taken within a trial, where all entries have one seed and one split, and averaged: first over
+trials, then over settings. 1 is the best, equal ones share the mean of their ranks.
 """
 
 from pathlib import Path
@@ -14,14 +15,18 @@ from fedjax_ht.report.statistics import SCORES, ranked, read_trials
 from fedjax_ht.runner.cli import fail, parse_flags
 
 _OF = flags.DEFINE_list("of", None, "trials.csv of comparisons, one a setting.")
-_BY = flags.DEFINE_enum("by", "best", SCORES, "The round whose accuracy counts: best on test, on validation, or last.")
+_BY = flags.DEFINE_enum(
+    "by", "best", SCORES, "The round whose accuracy counts: best on test, on validation, or last."
+)
 _TABLE = flags.DEFINE_string("table", None, "Where to write the table; it is printed, too.")
 
 
 def main(_) -> None:
     try:
         if not _OF.value:
-            raise ValueError("no --of; for example --of=few_samples/trials.csv,quickstart/trials.csv")
+            raise ValueError(
+                "no --of; for example --of=few_samples/trials.csv,quickstart/trials.csv"
+            )
         paths = [Path(path) for path in _OF.value]
         names = [path.parent.name if path.stem == "trials" else path.stem for path in paths]
         text = ranked({name: read_trials(path, _BY.value) for name, path in zip(names, paths)})

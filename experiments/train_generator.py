@@ -1,8 +1,11 @@
-"""Trains an embedded generator, from the start or from where the same command stopped, and writes it as .npz.
+"""Trains an embedded generator, from the start or from where the same command stopped, and writes
+it as .npz.
 
-python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minutes=60 --workdir=DIR --out=FILE.npz
+python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minutes=60 --workdir=DIR
+--out=FILE.npz
 
-Ctrl-C and SIGTERM save first. --minutes=0 with --out exports what a workdir holds, also while another process trains.
+Ctrl-C and SIGTERM save first. --minutes=0 with --out exports what a workdir holds, also while
+another process trains.
 """
 
 import json
@@ -14,7 +17,14 @@ from absl import app, flags
 
 from experiments.gan import GanState, Recipe, init_gan
 from experiments.generator_data import load_pictures
-from experiments.generator_training import Log, export, read_checkpoint, train, write_checkpoint, write_samples
+from experiments.generator_training import (
+    Log,
+    export,
+    read_checkpoint,
+    train,
+    write_checkpoint,
+    write_samples,
+)
 from fedjax_ht.core.bounds import INT
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.generators.base import Card
@@ -26,16 +36,24 @@ WIDEST = 1024  # channels
 
 _DATA = flags.DEFINE_string("data", None, "A dataset's name, or an .npz of 32x32 JPEG files.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Where the dataset's files are.")
-_CHANNELS = flags.DEFINE_list("channels", ["128", "96", "48", "16"], "Of the maps of 4, 8, 16 and 32 pixels.")
+_CHANNELS = flags.DEFINE_list(
+    "channels", ["128", "96", "48", "16"], "Of the maps of 4, 8, 16 and 32 pixels."
+)
 _CLASSES = flags.DEFINE_list("classes", [], "Names of the classes to train on; all by default.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where checkpoints, losses.csv and sample pictures are written.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where checkpoints, losses.csv and sample pictures are written."
+)
 _MINUTES = flags.DEFINE_float("minutes", 60.0, "For how long to train now.")
 _IMAGES = flags.DEFINE_integer(
     "images", None, "Stop when so many images have been seen, all calls together.", lower_bound=1
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of weights, batches and noise.", 0, INT)
-_OUT = flags.DEFINE_string("out", None, "Write the generator to this .npz, and a picture of its samples beside it.")
-_TRAINED_ON = flags.DEFINE_list("trained_on", None, "Names of the datasets it has seen; by default --data.")
+_OUT = flags.DEFINE_string(
+    "out", None, "Write the generator to this .npz, and a picture of its samples beside it."
+)
+_TRAINED_ON = flags.DEFINE_list(
+    "trained_on", None, "Names of the datasets it has seen; by default --data."
+)
 _DOMAIN = flags.DEFINE_string("domain", "", "For the card: what the images show.")
 _LICENCE = flags.DEFINE_string("licence", "", "For the card: of the weights.")
 
@@ -43,7 +61,10 @@ _LICENCE = flags.DEFINE_string("licence", "", "For the card: of the weights.")
 def main(_) -> None:
     try:
         if _DATA.value is None or _WORKDIR.value is None:
-            raise ValueError("give --data and --workdir; for example --data=fashion_mnist --workdir=checkpoints/runs/g")
+            raise ValueError(
+                "give --data and --workdir; for example --data=fashion_mnist "
+                "--workdir=checkpoints/runs/g"
+            )
         sizes = [int(c) if c.isdecimal() else 0 for c in _CHANNELS.value]
         if len(sizes) != 4 or not all(0 < n <= WIDEST for n in sizes):
             rule = f"they must be four integers from 1 to {WIDEST}"
@@ -55,7 +76,12 @@ def main(_) -> None:
         workdir, seed = Path(_WORKDIR.value), _SEED.value
         recipe = Recipe(channels=tuple(sizes))
         pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
-        config = {"data": _DATA.value, "classes": _CLASSES.value, "seed": seed, "recipe": recipe._asdict()}
+        config = {
+            "data": _DATA.value,
+            "classes": _CLASSES.value,
+            "seed": seed,
+            "recipe": recipe._asdict(),
+        }
         remember_fields(json.loads(json.dumps(config)), workdir)
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     except (ValueError, OSError, ImportError) as error:
@@ -72,12 +98,18 @@ def main(_) -> None:
 
     if _MINUTES.value > 0:
         with catch_signals() as caught:
-            stop = lambda step: bool(caught) or time.monotonic() > end or step * recipe.batch_size >= images  # noqa: E731
+
+            def stop(step):
+                return bool(caught) or time.monotonic() > end or step * recipe.batch_size >= images
+
             state, _ = train(recipe, pictures.images, seed, state, log, stop, save)
         if caught:
             raise SystemExit(128 + caught[0])
     if _OUT.value:
-        out, origin = Path(_OUT.value), "trained by experiments.train_generator, see the card beside the file"
+        out, origin = (
+            Path(_OUT.value),
+            "trained by experiments.train_generator, see the card beside the file",
+        )
         names = tuple(_TRAINED_ON.value or [_DATA.value])
         card = Card(out.stem, names, _DOMAIN.value, _LICENCE.value, origin)
         print(export(out, state, recipe, pictures, card, seed))

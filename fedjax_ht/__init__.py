@@ -1,6 +1,7 @@
 """Model-heterogeneous federated learning in JAX.
 
-The public names stand in __init__.pyi, and each is imported when it is first used: nothing slow before."""
+The public names stand in __init__.pyi, and each is imported when it is first used: nothing slow
+before."""
 
 import lazy_loader
 

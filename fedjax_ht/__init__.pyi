@@ -1,4 +1,5 @@
-"""The public names: what `fedjax_ht.NAME` imports when it is first used, and what type checkers read."""
+"""The public names: what `fedjax_ht.NAME` imports when it is first used, and what type checkers
+read."""
 
 from .configs.base import (
     apply_argument as apply_argument,

@@ -1,4 +1,5 @@
-"""FedKTL's server as the reference sees it: F's parameters by the reference's names, and the library's own draws."""
+"""FedKTL's server as the reference sees it: F's parameters by the reference's names, and the
+library's own draws."""
 
 from collections.abc import Iterator
 
@@ -26,20 +27,26 @@ def as_reference(params) -> dict[str, np.ndarray]:
 def draws(
     key, valid: np.ndarray, epochs: int, size: int, sample_w: SampleW, drop_single: bool = False
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each step of `align` with this key: rows, counted among the valid ones, and as many valid latents.
+    """For each step of `align` with this key: rows, counted among the valid ones, and as many valid
+    latents.
 
     With `drop_single` batches of a single row are left out, as in the released form.
     """
     shuffle_key, loss_key = jax.random.split(jax.random.split(key, 4)[0])
     number = 0
     for epoch in range(epochs):
-        order = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[: valid.sum()]
+        order = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[
+            : valid.sum()
+        ]
         order = np.searchsorted(np.flatnonzero(valid), order)
         for start in range(0, len(order), size):
             rows = order[start : start + size]
             if drop_single and len(rows) == 1:
                 continue
-            yield rows, np.float64(sample_w(jax.random.fold_in(loss_key, number), size)[: len(rows)])
+            yield (
+                rows,
+                np.float64(sample_w(jax.random.fold_in(loss_key, number), size)[: len(rows)]),
+            )
             number += 1
 
 

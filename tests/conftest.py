@@ -22,11 +22,13 @@ if (0, 10) <= jax.__version_info__ < (0, 11):
     flags = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
 
-# Tracing makes many small objects that live on: looking for garbage after every 700 of them is a tenth of the suite.
+# Tracing makes many small objects that live on: looking for garbage after every 700 of them is a
+# tenth of the suite.
 gc.set_threshold(20_000, 20, 50)
 
 MAPS = Path("/proc/self/maps")
-MOST_MAPS = 5_000  # of the 65,530 that Linux allows a process; a process of 20,000 had grown to 5 GB
+# of the 65,530 that Linux allows a process; a process of 20,000 had grown to 5 GB
+MOST_MAPS = 5_000
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,8 +39,9 @@ def full_float32():
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(request):
-    """XLA optimises little here, and two simulations that lower to the same program compile it once: in two processes
-    of xdist, and in all runs until `make clean`. The notebook's and the quickstart's processes are compiled in full."""
+    """XLA optimises little here, and two simulations that lower to the same program compile it
+    once: in two processes of xdist, and in all runs until `make clean`. The notebook's and the
+      quickstart's processes are compiled in full."""
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", str(request.config.cache.mkdir("compiled")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -65,8 +68,9 @@ def group_of(nodeid: str) -> str:
 
 @pytest.fixture(autouse=True)
 def programs_of_few_groups(request, newest_group):
-    """Compiled programs of earlier groups are dropped before they are too many: thousands of them exhaust a process's
-    memory maps. They stay as long as they may, since tests share more than those of their group."""
+    """Compiled programs of earlier groups are dropped before they are too many: thousands of them
+    exhaust a process's memory maps. They stay as long as they may, since tests share more than
+    those of their group."""
     name = group_of(request.node.nodeid)
     if newest_group["name"] not in (None, name) and memory_maps() > MOST_MAPS:
         jax.clear_caches()
@@ -78,7 +82,8 @@ def pytest_collection_modifyitems(items):
 
 
 class GroupScheduling(LoadScopeScheduling):
-    """One process runs a group. (`--dist loadgroup` would do, but does not see groups under pytest 9.2.)"""
+    """One process runs a group. (`--dist loadgroup` would do, but does not see groups under pytest
+    9.2.)"""
 
     def _split_scope(self, nodeid):
         return group_of(nodeid)

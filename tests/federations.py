@@ -1,7 +1,7 @@
 """A tiny federation with every awkward client in it, and how tests steer and compare its rounds.
 
-Eight clients, five classes, 4x4 grey images. Client 2 fills no batch, client 3 has no training sample, client 6 has no
-test sample, and nobody trains on class 4.
+Eight clients, five classes, 4x4 grey images. Client 2 fills no batch, client 3 has no training
+sample, client 6 has no test sample, and nobody trains on class 4.
 """
 
 import contextlib
@@ -48,9 +48,11 @@ TEST_COUNTS = np.where(np.arange(NUM_CLIENTS) == 6, 0, 3)
 ASSIGNMENT = ("narrow", "narrow", "narrow", "narrow", "wide", "narrow", "wide", "wide")
 MODULES = {"narrow": mlp(NUM_CLASSES, (FEATURE_DIM,)), "wide": mlp(NUM_CLASSES, (6, FEATURE_DIM))}
 TRAINING = LocalTraining(optax.sgd(0.1), batch_size=BATCH_SIZE)
-RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)  # width rates of a sliced federation
+# width rates of a sliced federation
+RATES = tuple(0.5 if name == "narrow" else 1.0 for name in ASSIGNMENT)
 ONE_ARCHITECTURE = {"fedavg"}  # methods that run on no other federation
-SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}  # methods for slices of one network
+# methods for slices of one network
+SLICES = {"heterofl", "feddropout", "fedrolex", "dense", "fedftg", "dfrd"}
 
 
 COMPOSED = ("fedrolex+dfrd", "feddropout+fedftg", "heterofl+dense", "heterofl+dfrd")
@@ -81,18 +83,25 @@ def mixed_federation(reverse: bool = False) -> Federation:
 
     The names change places too: where buckets are a dict's entries, jit sorts them by name.
     """
-    names = {"narrow": "wide", "wide": "narrow"} if reverse else {"narrow": "narrow", "wide": "wide"}
+    names = (
+        {"narrow": "wide", "wide": "narrow"} if reverse else {"narrow": "narrow", "wide": "wide"}
+    )
     modules = {name: MODULES[names[name]] for name in MODULES}
-    return make_federation(modules, SHAPE, NUM_CLASSES, assignment=[names[name] for name in ASSIGNMENT])
+    return make_federation(
+        modules, SHAPE, NUM_CLASSES, assignment=[names[name] for name in ASSIGNMENT]
+    )
 
 
 def uniform_federation() -> Federation:
     """One architecture."""
-    return make_federation({"narrow": MODULES["narrow"]}, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS)
+    return make_federation(
+        {"narrow": MODULES["narrow"]}, SHAPE, NUM_CLASSES, num_clients=NUM_CLIENTS
+    )
 
 
 class SlicedDense(nn.Module):
-    """[linear, ReLU] per entry of `widths` on the flattened image: a sliceable network of one's own."""
+    """[linear, ReLU] per entry of `widths` on the flattened image: a sliceable network of one's
+    own."""
 
     widths: tuple[int, ...]
     rate: float = 1.0
@@ -107,17 +116,28 @@ class SlicedDense(nn.Module):
     @nn.nowrap
     def channels(self, per_layer=False):
         groups = [f"fc{i}" for i in range(1, len(self.widths) + 1)]
-        return Channels(dict(zip(groups, self.widths)), dict(zip(groups, zip([None, *groups], groups))), groups[-1])
+        return Channels(
+            dict(zip(groups, self.widths)),
+            dict(zip(groups, zip([None, *groups], groups))),
+            groups[-1],
+        )
 
 
 def sliced_federation(reverse: bool = False) -> Federation:
     """Slices of half and whole width; with `reverse`, in the other order also by name."""
-    network = lambda rate: sliced_model(SlicedDense((6, FEATURE_DIM), rate), NUM_CLASSES)  # noqa: E731
+
+    def network(rate):
+        return sliced_model(SlicedDense((6, FEATURE_DIM), rate), NUM_CLASSES)
+
     federation = make_sliced_federation(network, RATES, SHAPE, NUM_CLASSES)
     if not reverse:
         return federation
-    buckets = tuple(dataclasses.replace(b, name=f"{i}_{b.name}") for i, b in enumerate(federation.buckets[::-1]))
-    return dataclasses.replace(federation, buckets=buckets, assignment=tuple(1 - i for i in federation.assignment))
+    buckets = tuple(
+        dataclasses.replace(b, name=f"{i}_{b.name}") for i, b in enumerate(federation.buckets[::-1])
+    )
+    return dataclasses.replace(
+        federation, buckets=buckets, assignment=tuple(1 - i for i in federation.assignment)
+    )
 
 
 class Normed(nn.Module):
@@ -137,18 +157,23 @@ class Normed(nn.Module):
 
 def normed_federation(shape: tuple[int, int, int] = SHAPE) -> Federation:
     """Slices of half and whole width of a model with batch norm."""
-    return make_sliced_federation(lambda rate: sliced_model(Normed(rate), NUM_CLASSES), RATES, shape, NUM_CLASSES)
+    return make_sliced_federation(
+        lambda rate: sliced_model(Normed(rate), NUM_CLASSES), RATES, shape, NUM_CLASSES
+    )
 
 
 def federation_for(name: str, reverse: bool = False) -> Federation:
     """What a method of this name runs on."""
     if name in ONE_ARCHITECTURE:
         return uniform_federation()
-    return sliced_federation(reverse) if name.split("+")[-1] in SLICES else mixed_federation(reverse)
+    return (
+        sliced_federation(reverse) if name.split("+")[-1] in SLICES else mixed_federation(reverse)
+    )
 
 
 def federation_data(federation: Federation, padding: int = 0) -> FederationData:
-    """The clients' data, with `padding` further columns and all padding filled with real samples of anybody."""
+    """The clients' data, with `padding` further columns and all padding filled with real samples of
+    anybody."""
     dataset, partition = samples()
     data = make_federation_data(dataset, partition, federation)
     if not padding:
@@ -177,14 +202,19 @@ def to_device(state: SimulationState) -> SimulationState:
     """Placed as a simulation on one device places it."""
     mesh = client_mesh(1)
     clients = scatter(mesh, state.clients)
-    return state._replace(servers=collect(mesh, state.servers), clients=clients, last_round=state.last_round.copy())
+    return state._replace(
+        servers=collect(mesh, state.servers), clients=clients, last_round=state.last_round.copy()
+    )
 
 
 @contextlib.contextmanager
 def chosen(ids, dropped=()):
     """Makes these the participants and drop-outs of every round played inside."""
     ids = np.sort(np.asarray(ids, np.int64))
-    choice = lambda options, num_clients, round, busy=None: (ids, np.isin(ids, dropped))  # noqa: E731
+
+    def choice(options, num_clients, round, busy=None):
+        return (ids, np.isin(ids, dropped))
+
     name = "choose_participants"
     with mock.patch.object(steps, name, choice), mock.patch.object(faults, name, choice):
         yield
@@ -193,7 +223,8 @@ def chosen(ids, dropped=()):
 def play(
     simulation: Simulation, state: SimulationState, ids, dropped=(), round: int | None = None
 ) -> tuple[SimulationState, RoundReport]:
-    """One round from a copy of `state`, with participants, drop-outs and round number of the test's choice."""
+    """One round from a copy of `state`, with participants, drop-outs and round number of the test's
+    choice."""
     state = state._replace(round=state.round if round is None else round)
     with chosen(ids, dropped):
         state, report = simulation.run_round(to_device(to_host(state)))
@@ -205,14 +236,19 @@ def each_client(federation: Federation, state: SimulationState) -> list:
     states = {}
     for bucket in federation.buckets:
         for row, i in enumerate(federation.members(bucket)):
-            states[i] = jax.tree.map(lambda x, row=row: np.array(x[row]), state.clients[bucket.name])
+            states[i] = jax.tree.map(
+                lambda x, row=row: np.array(x[row]), state.clients[bucket.name]
+            )
     return [states[i] for i in range(federation.num_clients)]
 
 
 def identical(a, b) -> bool:
     """Whether two pytrees agree bit by bit."""
     x, y = jax.tree.leaves(a), jax.tree.leaves(b)
-    same = lambda p, q: np.array_equal(p, q, equal_nan=np.issubdtype(np.asarray(p).dtype, np.inexact))  # noqa: E731
+
+    def same(p, q):
+        return np.array_equal(p, q, equal_nan=np.issubdtype(np.asarray(p).dtype, np.inexact))
+
     return jax.tree.structure(a) == jax.tree.structure(b) and all(map(same, x, y))
 
 
@@ -223,7 +259,8 @@ def changed(federation: Federation, before: SimulationState, after: SimulationSt
 
 
 def check_idle_client_weighs_nothing(simulation: Simulation, start: SimulationState) -> None:
-    """Asserts that the server makes the same of uploads with and without that of client 3, which has no samples."""
+    """Asserts that the server makes the same of uploads with and without that of client 3, which
+    has no samples."""
     beside, _ = play(simulation, start, [0, 4, 3])
     alone, _ = play(simulation, start, [0, 4])
     assert identical(beside.server, alone.server)

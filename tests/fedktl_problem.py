@@ -1,4 +1,5 @@
-"""A round of FedKTL's server in the released form, small enough to be held against the authors' code.
+"""A round of FedKTL's server in the released form, small enough to be held against the authors'
+code.
 
 `benchmarks.beside_fedktl` runs that code; `tests.methods.test_alignment` holds what came out.
 """
@@ -31,15 +32,24 @@ class Problem(NamedTuple):
     epochs: int
 
 
-def problem(classes: int, latent_dim: int, num_uploads: int, batch_size: int, epochs: int) -> Problem:
+def problem(
+    classes: int, latent_dim: int, num_uploads: int, batch_size: int, epochs: int
+) -> Problem:
     """A problem of float32 numbers, the same at each call."""
     rng = np.random.default_rng(0)
-    normal = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
-    uniform = lambda *shape: rng.uniform(-1, 1, shape).astype(np.float32) / np.float32(classes**0.5)  # noqa: E731
+
+    def normal(*shape):
+        return rng.normal(size=shape).astype(np.float32)
+
+    def uniform(*shape):
+        return rng.uniform(-1, 1, shape).astype(np.float32) / np.float32(classes**0.5)
+
     f = {
         "w1": uniform(classes, classes), "b1": uniform(classes), "scale": 1 + normal(classes) / 10,
-        "bias": normal(classes) / 10, "running_mean": normal(classes) / 10, "running_var": 1 + uniform(classes) ** 2,
-        "w2": uniform(classes, latent_dim), "b2": uniform(latent_dim), "centroids": normal(classes, latent_dim),
+        "bias": normal(classes) / 10, "running_mean": normal(classes) / 10,
+        "running_var": 1 + uniform(classes) ** 2,
+        "w2": uniform(classes, latent_dim), "b2": uniform(latent_dim), "centroids": normal(classes,
+        latent_dim),
     }  # fmt: skip
     prototypes = normal(num_uploads, classes)
     prototypes /= np.linalg.norm(prototypes, axis=1, keepdims=True)
@@ -48,8 +58,10 @@ def problem(classes: int, latent_dim: int, num_uploads: int, batch_size: int, ep
     return Problem(f, uploads, batch_size, epochs)
 
 
-LARGE = {"classes": 10, "latent_dim": 32, "num_uploads": 33, "batch_size": 8, "epochs": 25}  # 100 steps
-SMALL = {"classes": 3, "latent_dim": 4, "num_uploads": 7, "batch_size": 3, "epochs": 50}  # 100 steps, too
+# 100 steps
+LARGE = {"classes": 10, "latent_dim": 32, "num_uploads": 33, "batch_size": 8, "epochs": 25}
+# 100 steps, too
+SMALL = {"classes": 3, "latent_dim": 4, "num_uploads": 7, "batch_size": 3, "epochs": 50}
 
 
 def sample_w(latent_dim: int):
@@ -65,14 +77,20 @@ def ours(of: Problem) -> dict[str, np.ndarray]:
         "norm": {"scale": f["scale"], "bias": f["bias"]},
         "fc2": {"kernel": f["w2"], "bias": f["b2"]},
     }
-    options = Alignment(epochs=of.epochs, batch_size=of.batch_size, bandwidths=BANDWIDTHS, variant="released")
+    options = Alignment(
+        epochs=of.epochs, batch_size=of.batch_size, bandwidths=BANDWIDTHS, variant="released"
+    )
     latent_dim = f["b2"].shape[0]
     module, draw = FeatureTransformer(latent_dim), sample_w(latent_dim)
-    transform = lambda params, rows, mask: module.apply({"params": params}, rows, mask)  # noqa: E731
+
+    def transform(params, rows, mask):
+        return module.apply({"params": params}, rows, mask)
+
     run = jax.jit(lambda *args: align(transform, draw, options, *args, KEY))
     params, means, _ = run(params, f["centroids"], jax.tree.map(jnp.asarray, of.uploads))
     after = {
-        "w1": params["fc1"], **params["norm"], "w2": params["fc2"]["kernel"], "b2": params["fc2"]["bias"],
+        "w1": params["fc1"], **params["norm"], "w2": params["fc2"]["kernel"],
+        "b2": params["fc2"]["bias"],
         "centroids": means,
     }  # fmt: skip
     return jax.tree.map(np.asarray, after)

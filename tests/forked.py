@@ -1,5 +1,6 @@
-"""Commands in processes forked from one that has imported what they all need: each starts seconds earlier than a fresh
-Python, which on two cores is minutes of the suite. What is imported here defines no flags and touches no device."""
+"""Commands in processes forked from one that has imported what they all need: each starts seconds
+earlier than a fresh Python, which on two cores is minutes of the suite. What is imported here
+defines no flags and touches no device."""
 
 import json
 import os
@@ -18,16 +19,20 @@ class Forks:
 
     def __init__(self, cwd: Path, env: dict[str, str]):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._server = subprocess.Popen([sys.executable, "-m", "tests.forked"], cwd=cwd, env=env, **pipes)
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.forked"], cwd=cwd, env=env, **pipes
+        )
 
     def run(
         self, module: str, *arguments: str, timeout: int = 240, cwd: Path | None = None
     ) -> subprocess.CompletedProcess:
-        """`python -m MODULE ARGUMENTS`, when it has ended; after so many seconds the alarm's signal ends it. It runs in
-        the folder `cwd`, or else in the one of all."""
+        """`python -m MODULE ARGUMENTS`, when it has ended; after so many seconds the alarm's signal
+        ends it. It runs in the folder `cwd`, or else in the one of all."""
         folder = None if cwd is None else str(cwd)
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
-            self._server.stdin.write(json.dumps([timeout, folder, module, arguments, out.name, err.name]) + "\n")
+            self._server.stdin.write(
+                json.dumps([timeout, folder, module, arguments, out.name, err.name]) + "\n"
+            )
             self._server.stdin.flush()
             code = int(self._server.stdout.readline())
             return subprocess.CompletedProcess([module, *arguments], code, out.read(), err.read())
@@ -47,7 +52,9 @@ def _serve() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
-def _run(timeout: int, folder: str | None, module: str, arguments: list[str], *outputs: str) -> None:
+def _run(
+    timeout: int, folder: str | None, module: str, arguments: list[str], *outputs: str
+) -> None:
     signal.alarm(timeout)
     if folder is not None:
         os.chdir(folder)

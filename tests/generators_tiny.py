@@ -9,7 +9,8 @@ LATENT_DIM, SIDE = 6, 5
 
 
 def tiny_generator(trained_on: tuple[str, ...] = (), seed: int = 5) -> Generator:
-    """Latents on a curved surface of three dimensions; 5x5 colour images. Conditional, with seven classes."""
+    """Latents on a curved surface of three dimensions; 5x5 colour images. Conditional, with seven
+    classes."""
     keys = jax.random.split(jax.random.key(seed), 3)
     variables = {
         "mapping": jax.random.normal(keys[0], (3, LATENT_DIM)),
@@ -27,4 +28,6 @@ def tiny_generator(trained_on: tuple[str, ...] = (), seed: int = 5) -> Generator
     def synthesize(variables, w):
         return jax.nn.sigmoid(w @ variables["image"]).reshape(-1, SIDE, SIDE, 3)
 
-    return Generator(Card("tiny", trained_on), LATENT_DIM, sample_w, synthesize, variables, conditional, 7)
+    return Generator(
+        Card("tiny", trained_on), LATENT_DIM, sample_w, synthesize, variables, conditional, 7
+    )

@@ -10,7 +10,10 @@ ALWAYS_THOROUGH = ("fedavg", "fedtgp")
 
 def by_name(always) -> pytest.MarkDecorator:
     """A test of every method and of some compositions; all but `always` behind the marker."""
-    mark = lambda name: name if name in always else pytest.param(name, marks=pytest.mark.slow)  # noqa: E731
+
+    def mark(name):
+        return name if name in always else pytest.param(name, marks=pytest.mark.slow)
+
     return pytest.mark.parametrize("name", list(map(mark, (*METHODS, *COMPOSED))))
 
 

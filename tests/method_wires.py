@@ -1,4 +1,5 @@
-"""The methods as their contract is tested: settings that end soon, and what each sends, by its paper's arithmetic."""
+"""The methods as their contract is tested: settings that end soon, and what each sends, by its
+paper's arithmetic."""
 
 from typing import NamedTuple
 
@@ -12,12 +13,24 @@ FLAT = int(np.prod(SHAPE))
 HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
 NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
 
-TINY_DISTILLATION = {"iterations": 2, "generator_steps": 1, "student_steps": 2, "batch_size": 6, "noise_dim": 4}
+TINY_DISTILLATION = {
+    "iterations": 2,
+    "generator_steps": 1,
+    "student_steps": 2,
+    "batch_size": 6,
+    "noise_dim": 4,
+}
 
 SETTINGS = {  # many batches a round, so that order could tell
     "fedtgp": {"server_batch_size": 3, "server_epochs": 10},
     # Losses not so steep that prototypes grow large.
-    "fedktl": {"generator": tiny_generator(), "server_batch_size": 6, "server_epochs": 3, "scale": 2.0, "mu": 0.5},
+    "fedktl": {
+        "generator": tiny_generator(),
+        "server_batch_size": 6,
+        "server_epochs": 3,
+        "scale": 2.0,
+        "mu": 0.5,
+    },
     "fedgh": {"server_batch_size": 3, "server_epochs": 10},
     "fedgen": {"noise_dim": 4, "hidden_dim": 8, "server_steps": 10},
     "fedkd": {"start": 1.0, "end": 1.0},  # the wire is then known beforehand
@@ -25,7 +38,8 @@ SETTINGS = {  # many batches a round, so that order could tell
     "dense": TINY_DISTILLATION,
     "fedftg": TINY_DISTILLATION,
     "dfrd": TINY_DISTILLATION,
-    "heterofl+dfrd": TINY_DISTILLATION | {"images": "real"},  # a control that sees the clients' data
+    # a control that sees the clients' data
+    "heterofl+dfrd": TINY_DISTILLATION | {"images": "real"},
 }
 
 
@@ -51,7 +65,9 @@ def fedproto_wire(participants, arrived, earlier) -> Sent:
 
 
 def fedtgp_wire(participants, arrived, earlier) -> Sent:
-    return Sent(prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants))
+    return Sent(
+        prototypes_up(arrived), FEATURE_DIM * NUM_CLASSES * bool(earlier) * len(participants)
+    )
 
 
 def fedktl_wire(participants, arrived, earlier) -> Sent:
@@ -63,7 +79,10 @@ def fedktl_wire(participants, arrived, earlier) -> Sent:
 
 def fedssa_wire(participants, arrived, earlier) -> Sent:
     """Whom the server has not heard from gets every row of the header."""
-    rows = lambda i: len(CLASSES[i])  # noqa: E731
+
+    def rows(i):
+        return len(CLASSES[i])
+
     heard = {i for ids in earlier for i in ids if rows(i)}
     down = sum(rows(i) if i in heard else NUM_CLASSES for i in participants)
     return Sent((FEATURE_DIM + 1) * sum(map(rows, arrived)), (FEATURE_DIM + 1) * down)
@@ -93,7 +112,9 @@ def fedgen_wire(participants, arrived, earlier) -> Sent:
     """The generator is sent once it has been trained."""
     hidden, inputs = SETTINGS["fedgen"]["hidden_dim"], SETTINGS["fedgen"]["noise_dim"] + NUM_CLASSES
     generator = (inputs * hidden + hidden) + 2 * hidden + (hidden * FEATURE_DIM + FEATURE_DIM)
-    return Sent(HEAD_SIZE * len(arrived), (HEAD_SIZE + generator * bool(earlier)) * len(participants))
+    return Sent(
+        HEAD_SIZE * len(arrived), (HEAD_SIZE + generator * bool(earlier)) * len(participants)
+    )
 
 
 def auxiliary_wire(participants, arrived, earlier) -> Sent:
@@ -102,14 +123,16 @@ def auxiliary_wire(participants, arrived, earlier) -> Sent:
 
 
 def fedkd_wire(participants, arrived, earlier) -> Sent:
-    """Whole at threshold 1; but the change of a client without samples is zero and has no singular component."""
+    """Whole at threshold 1; but the change of a client without samples is zero and has no singular
+    component."""
     biases = FEATURE_DIM + NUM_CLASSES
     up = sum(NARROW_SIZE if SAMPLES[i] else biases for i in arrived)
     return Sent(up, NARROW_SIZE * len(participants))
 
 
 def slice_size(i: int, classes: int) -> int:
-    """Parameters of client i's slice with so many of the head's rows: at half width it has half of the channels."""
+    """Parameters of client i's slice with so many of the head's rows: at half width it has half of
+    the channels."""
     hidden, features = (int(RATES[i] * width) for width in (6, FEATURE_DIM))
     return (FLAT + 1) * hidden + (hidden + 1) * features + (features + 1) * classes
 
@@ -127,14 +150,20 @@ def alone_wire(participants, arrived, earlier) -> Sent:
 
 def composed_wire(participants, arrived, earlier) -> Sent:
     """Slices with all rows of the head both ways: the server goes on to use the uploaded models."""
-    size = lambda ids: sum(slice_size(i, NUM_CLASSES) for i in ids)  # noqa: E731
+
+    def size(ids):
+        return sum(slice_size(i, NUM_CLASSES) for i in ids)
+
     return Sent(size(arrived), size(participants))
 
 
-# (participants, those that arrived, those that arrived in each earlier round) -> what the papers' arithmetic gives
+# (participants, those that arrived, those that arrived in each earlier round) -> what the papers'
+# arithmetic gives
 WIRE = {
     "local": lambda participants, arrived, earlier: Sent(0, 0),
-    "fedavg": lambda participants, arrived, earlier: Sent(NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)),
+    "fedavg": lambda participants, arrived, earlier: Sent(
+        NARROW_SIZE * len(arrived), NARROW_SIZE * len(participants)
+    ),
     "fedproto": fedproto_wire,
     "fedtgp": fedtgp_wire,
     "fedktl": fedktl_wire,

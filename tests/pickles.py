@@ -23,11 +23,26 @@ def dictionary(entries: Mapping[str, bytes], start: bytes = b"}") -> bytes:
     return start + b"(" + b"".join(plain(name) + value for name, value in entries.items()) + b"u"
 
 
-def storage(array: np.ndarray, kind: str = "FloatStorage", key: str = "7", little: bool = True) -> bytes:
-    """A storage in the stream of torch before 1.6, which is also what pickle makes of a tensor's numbers."""
-    record = b"(" + plain("storage") + f"ctorch\n{kind}\n".encode() + b"".join(map(plain, (key, "cuda:0", array.size)))
-    start = [0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": little, "type_sizes": {}}]
-    pickled = [pickle.dumps(value, 2) for value in start] + [b"\x80\x02" + record + b"NtQ.", pickle.dumps([key], 2)]
+def storage(
+    array: np.ndarray, kind: str = "FloatStorage", key: str = "7", little: bool = True
+) -> bytes:
+    """A storage in the stream of torch before 1.6, which is also what pickle makes of a tensor's
+    numbers."""
+    record = (
+        b"("
+        + plain("storage")
+        + f"ctorch\n{kind}\n".encode()
+        + b"".join(map(plain, (key, "cuda:0", array.size)))
+    )
+    start = [
+        0x1950A86A20F9469CFC6C,
+        1001,
+        {"protocol_version": 1001, "little_endian": little, "type_sizes": {}},
+    ]
+    pickled = [pickle.dumps(value, 2) for value in start] + [
+        b"\x80\x02" + record + b"NtQ.",
+        pickle.dumps([key], 2),
+    ]
     return b"".join(pickled) + array.size.to_bytes(8, "little") + array.tobytes()
 
 
@@ -35,12 +50,17 @@ def tensor(array: np.ndarray, stream: bytes | None = None) -> bytes:
     """The opcodes of a float32 tensor, its storage inside the pickle."""
     array = np.asarray(array, np.float32, order="C")
     strides = tuple(step // 4 for step in array.strides)
-    inside = call("torch.storage _load_from_bytes", plain(storage(array.ravel()) if stream is None else stream))
+    inside = call(
+        "torch.storage _load_from_bytes",
+        plain(storage(array.ravel()) if stream is None else stream),
+    )
     places = b"".join(map(plain, (0, array.shape, strides, False)))
     return call("torch._utils _rebuild_tensor_v2", inside, places, ORDERED_DICT)
 
 
-def network(class_name: str, attributes: Mapping[str, bytes], modules=None, arrays=None, source: str = "") -> bytes:
+def network(
+    class_name: str, attributes: Mapping[str, bytes], modules=None, arrays=None, source: str = ""
+) -> bytes:
     """The opcodes of a network as NVIDIA's code pickles it: its class's source and its state."""
     state = dict(attributes) | {
         "_parameters": dictionary(arrays or {}, ORDERED_DICT),

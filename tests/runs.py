@@ -1,4 +1,5 @@
-"""A tiny data set and experiment on disk, and the commands run on it. Its fixtures are those of tests/conftest.py."""
+"""A tiny data set and experiment on disk, and the commands run on it. Its fixtures are those of
+tests/conftest.py."""
 
 import functools
 import importlib.util
@@ -38,14 +39,18 @@ def tiny_config(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     rng = np.random.default_rng(0)
     labels = np.arange(200) % 4
-    images = np.clip(rng.integers(0, 90, (200, 6, 6, 1)) + 40 * labels[:, None, None, None], 0, 255).astype(np.uint8)
+    images = np.clip(
+        rng.integers(0, 90, (200, 6, 6, 1)) + 40 * labels[:, None, None, None], 0, 255
+    ).astype(np.uint8)
     np.savez(folder / "data.npz", images=images, labels=labels)
     (folder / "tiny.py").write_text(CONFIG.format(data=folder / "data.npz"))
     return folder / "tiny.py"
 
 
 def metrics(workdir, method):
-    rows = [json.loads(line) for line in (workdir / method / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (workdir / method / "metrics.jsonl").read_text().splitlines()
+    ]
     return [{k: v for k, v in row.items() if k not in TIMING} for row in rows]
 
 
@@ -62,8 +67,9 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The caller's, with a home of its own, so that no cache of another run is read but that of fonts, whose making
-    takes long enough on a slow machine for matplotlib to say so. XLA optimises little, as in the tests' own process."""
+    """The caller's, with a home of its own, so that no cache of another run is read but that of
+    fonts, whose making takes long enough on a slow machine for matplotlib to say so. XLA optimises
+    little, as in the tests' own process."""
     import matplotlib
 
     own = {"HOME": str(home), "JAX_PLATFORMS": "cpu", "MPLCONFIGDIR": matplotlib.get_configdir()}

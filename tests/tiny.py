@@ -24,7 +24,9 @@ class Flat(nn.Module):
         return Linear(self.width, name="fc")(x.reshape(x.shape[0], -1))
 
 
-def linear_federation(num_classes: int = 4, width: int = 3, clients: int = 4, buckets: int = 2) -> Federation:
+def linear_federation(
+    num_classes: int = 4, width: int = 3, clients: int = 4, buckets: int = 2
+) -> Federation:
     """Linear models on 2x2 grey images, client i in bucket i mod `buckets`."""
     modules = {f"linear{i}": SplitModel(Flat(width), Linear(num_classes)) for i in range(buckets)}
     return make_federation(modules, (2, 2, 1), num_classes, num_clients=clients)
@@ -42,8 +44,11 @@ def flat_params(params) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
-def client_data(labels, indices=None, shape=(2, 2, 1), mean=0.4, std=0.3, seed=0, padding: int = 0) -> Data:
-    """Random images with the given labels; the client trains on `indices` (all by default), padded by `padding`."""
+def client_data(
+    labels, indices=None, shape=(2, 2, 1), mean=0.4, std=0.3, seed=0, padding: int = 0
+) -> Data:
+    """Random images with the given labels; the client trains on `indices` (all by default), padded
+    by `padding`."""
     labels = np.asarray(labels, np.int32)
     images = np.random.default_rng(seed).integers(0, 256, (len(labels), *shape), np.uint8)
     indices = np.arange(len(labels)) if indices is None else np.asarray(indices)
@@ -55,7 +60,9 @@ def client_data(labels, indices=None, shape=(2, 2, 1), mean=0.4, std=0.3, seed=0
 
 def pixels(data: Data) -> np.ndarray:
     """All images normalised and flattened, float64 [N, D]."""
-    x = (np.asarray(data.inputs, np.float64) / 255 - np.asarray(data.preprocess.mean)) / np.asarray(data.preprocess.std)
+    x = (np.asarray(data.inputs, np.float64) / 255 - np.asarray(data.preprocess.mean)) / np.asarray(
+        data.preprocess.std
+    )
     return x.reshape(len(x), -1)
 
 
@@ -68,28 +75,39 @@ def context(client_id: int | None = None, seed: int = 0) -> Context:
 def infos(ids, num_samples) -> ClientInfo:
     """ClientInfo with a leading axis."""
     ids = jnp.asarray(ids, jnp.int32)
-    return ClientInfo(ids, jnp.broadcast_to(jnp.asarray(num_samples, jnp.int32), ids.shape), jnp.full_like(ids, -1))
+    return ClientInfo(
+        ids,
+        jnp.broadcast_to(jnp.asarray(num_samples, jnp.int32), ids.shape),
+        jnp.full_like(ids, -1),
+    )
 
 
 ClassRows = dict[int, dict[int, np.ndarray]]  # client id -> class -> prototype (or count)
 
 
 def receive_prototypes(
-    uploads: ClassRows, order: list[list[int]], num_classes: int, width: int, counts: ClassRows | None = None
+    uploads: ClassRows,
+    order: list[list[int]],
+    num_classes: int,
+    width: int,
+    counts: ClassRows | None = None,
 ) -> dict[str, Received]:
     """What the server holds after a round of prototypes.
 
     Args:
       uploads: of the clients that arrived.
-      order: per bucket of `linear_federation` its rows' client ids, in running order; an id without uploads did not
-        arrive. Whatever must not be read is NaN, under a mask that claims every class.
+      order: per bucket of `linear_federation` its rows' client ids, in running order; an id without
+        uploads did not arrive. Whatever must not be read is NaN, under a mask that claims every
+        class.
       num_classes, width: of the prototypes.
       counts: the samples behind each prototype, where they are sent.
     """
 
     def stack(rows: ClassRows, ids: list[int], shape: tuple[int, ...]) -> Masked:
         values = np.full((len(ids), num_classes, *shape), np.nan, np.float32)
-        mask = np.array([[i not in uploads or c in uploads[i] for c in range(num_classes)] for i in ids])
+        mask = np.array(
+            [[i not in uploads or c in uploads[i] for c in range(num_classes)] for i in ids]
+        )
         for row, i in enumerate(ids):
             for c, value in rows.get(i, {}).items():
                 values[row, c] = value
@@ -97,13 +115,17 @@ def receive_prototypes(
 
     received = {}
     for bucket, ids in enumerate(order):
-        uplink = Uplink(stack(uploads, ids, (width,)), () if counts is None else Metadata(stack(counts, ids, ())))
+        uplink = Uplink(
+            stack(uploads, ids, (width,)),
+            () if counts is None else Metadata(stack(counts, ids, ())),
+        )
         arrived = jnp.array([i in uploads for i in ids])
         received[f"linear{bucket}"] = Received(uplink, infos(ids, 10), arrived)
     return received
 
 
-# A round of four clients in two buckets, told in two ways: client 3 is lost, ids from 4 on are padding.
+# A round of four clients in two buckets, told in two ways: client 3 is lost, ids from 4 on are
+# padding.
 ORDER = [[0, 2], [1, 3]]
 OTHER_ORDER = [[4, 2, 5, 0], [3, 1, 4]]
 
@@ -111,4 +133,6 @@ OTHER_ORDER = [[4, 2, 5, 0], [3, 1, 4]]
 def prototypes_of(classes: dict[int, list[int]], width: int, seed: int = 0) -> ClassRows:
     """Random prototypes of each client's classes."""
     rng = np.random.default_rng(seed)
-    return {i: {c: rng.normal(size=width).astype(np.float32) for c in own} for i, own in classes.items()}
+    return {
+        i: {c: rng.normal(size=width).astype(np.float32) for c in own} for i, own in classes.items()
+    }

@@ -1,5 +1,5 @@
-"""A federation with the numbers behind the papers' communication tables: CIFAR-100's 100 classes, 20 clients, 512
-features. Models and images are as small as they can be, since neither is sent."""
+"""A federation with the numbers behind the papers' communication tables: CIFAR-100's 100 classes,
+20 clients, 512 features. Models and images are as small as they can be, since neither is sent."""
 
 import functools
 
@@ -19,18 +19,24 @@ from tests.tiny import Flat
 
 CLASSES, CLIENTS, WIDTH = 100, 20, 512
 HEAD = WIDTH * CLASSES + CLASSES
-TRAINING = LocalTraining(optax.sgd(0.01), batch_size=32, drop_remainder=False)  # every sample is seen
+# every sample is seen
+TRAINING = LocalTraining(optax.sgd(0.01), batch_size=32, drop_remainder=False)
 
 
 @functools.cache
 def samples() -> tuple[Dataset, Partition]:
-    """One image for each class of a client; client i has the classes 5 i and up and as many of the others by chance."""
+    """One image for each class of a client; client i has the classes 5 i and up and as many of the
+    others by chance."""
     rng = np.random.default_rng(0)
-    owned = [np.union1d(rng.integers(0, CLASSES, 60), np.arange(5 * i, 5 * i + 5)) for i in range(CLIENTS)]
+    owned = [
+        np.union1d(rng.integers(0, CLASSES, 60), np.arange(5 * i, 5 * i + 5))
+        for i in range(CLIENTS)
+    ]
     ends = np.cumsum([len(classes) for classes in owned])
     nothing = np.array([], int)
     partition = [
-        ClientIndices(np.arange(end - len(classes), end), nothing, nothing) for classes, end in zip(owned, ends)
+        ClientIndices(np.arange(end - len(classes), end), nothing, nothing)
+        for classes, end in zip(owned, ends)
     ]
     labels = np.concatenate(owned).astype(np.int32)
     images = rng.integers(0, 256, (len(labels), 2, 2, 1), np.uint8)
@@ -47,7 +53,9 @@ def reports(method: Method, rounds: int = 2) -> list[RoundReport]:
     model = SplitModel(Flat(WIDTH), Linear(CLASSES))
     federation = make_federation({"linear": model}, (2, 2, 1), CLASSES, num_clients=CLIENTS)
     dataset, partition = samples()
-    simulation = make_simulation(method, federation, make_federation_data(dataset, partition, federation))
+    simulation = make_simulation(
+        method, federation, make_federation_data(dataset, partition, federation)
+    )
     state, costs = simulation.init(), []
     for _ in range(rounds):
         state, report = simulation.run_round(state)

@@ -14,9 +14,13 @@ from benchmarks.peers.protocols import PROTOCOLS, write_problem
 from benchmarks.report import machine, number, publish, table
 from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 
-_ENVIRONMENTS = flags.DEFINE_string("environments", None, "A folder with a virtual environment for each peer.")
+_ENVIRONMENTS = flags.DEFINE_string(
+    "environments", None, "A folder with a virtual environment for each peer."
+)
 _PEERS = flags.DEFINE_list("peers", ["torch", "pfl", "flower", "blazefl", "fedjax"], "Beside whom.")
-_PROTOCOLS = flags.DEFINE_list("protocols", ["pfl", "blazefl"], f"What to play, of {', '.join(PROTOCOLS)}.")
+_PROTOCOLS = flags.DEFINE_list(
+    "protocols", ["pfl", "blazefl"], f"What to play, of {', '.join(PROTOCOLS)}."
+)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Warm rounds that are timed.")
 _CORES = flags.DEFINE_integer("cores", 1, "Of the processor, for every side.")
 
@@ -27,7 +31,10 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TQDM_DI
 def sides() -> dict[str, list[str]]:
     """How each is called, ours before and after the others."""
     here, envs = Path(__file__).parent, Path(_ENVIRONMENTS.value)
-    peers = {name: [str(envs / name / "bin" / "python"), str(here / f"with_{name}.py")] for name in _PEERS.value}
+    peers = {
+        name: [str(envs / name / "bin" / "python"), str(here / f"with_{name}.py")]
+        for name in _PEERS.value
+    }
     ours = [sys.executable, str(here / "ours.py")]
     return {"fedjax_ht": ours} | peers | {"fedjax_ht again": ours}
 
@@ -58,23 +65,30 @@ def row(side: str, found: dict[str, np.ndarray], first: dict[str, np.ndarray]) -
     seconds, wall = found["seconds"], found["wall"]
     spread = f"{number(seconds.min())} to {number(seconds.max())}"
     return [
-        side, str(found["versions"]), number(float(np.median(seconds))), spread, number(float(np.median(wall))),
+        side, str(found["versions"]), number(float(np.median(seconds))), spread,
+        number(float(np.median(wall))),
         number(float(found["peak"]) / 1e9), f"{apart:.1e}",
     ]  # fmt: skip
 
 
 HEAD = (
-    "side", "version", "processor's s a round", "least to most", "s a round", "GB", "weights apart after round 1",
+    "side", "version", "processor's s a round", "least to most", "s a round", "GB",
+    "weights apart after round 1",
 )  # fmt: skip
 
 
 def main(_) -> None:
     """Plays all protocols by all sides, one after another."""
-    text = [f"{machine()} {_CORES.value} of them for every side; medians of {_ROUNDS.value} warm rounds."]
+    text = [
+        f"{machine()} {_CORES.value} of them for every side; medians of {_ROUNDS.value} warm "
+        "rounds."
+    ]
     for name in _PROTOCOLS.value:
         protocol = PROTOCOLS[name]
         options = SimulationOptions(participation=protocol.cohort / protocol.users)
-        cohorts = [choose_participants(options, protocol.users, r)[0] for r in range(_ROUNDS.value + 1)]
+        cohorts = [
+            choose_participants(options, protocol.users, r)[0] for r in range(_ROUNDS.value + 1)
+        ]
         with tempfile.TemporaryDirectory(prefix="peers") as folder:
             problem = Path(folder) / "problem.npz"
             write_problem(str(problem), protocol, np.stack(cohorts))

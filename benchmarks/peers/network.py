@@ -23,7 +23,9 @@ class Features(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         # Training gives a key, scoring none.
-        convs, hidden = (nn.Dropout(rate, deterministic=not self.has_rng("dropout")) for rate in self.dropout)
+        convs, hidden = (
+            nn.Dropout(rate, deterministic=not self.has_rng("dropout")) for rate in self.dropout
+        )
         for i, (channels, kernel, pooled) in enumerate(self.protocol.convs):
             x = Conv(channels, kernel, name=f"conv{i}")(x)
             x = nn.relu(max_pool(x, 2, 2) if pooled else x)

@@ -15,7 +15,9 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 
 def layers(params: PyTree, protocol: Protocol) -> list[PyTree]:
     """The layers' parameters in order."""
-    names = [f"conv{i}" for i in range(len(protocol.convs))] + [f"fc{i}" for i in range(len(protocol.widths))]
+    names = [f"conv{i}" for i in range(len(protocol.convs))] + [
+        f"fc{i}" for i in range(len(protocol.widths))
+    ]
     return [params["base"][name] for name in names] + [params["head"]]
 
 
@@ -23,23 +25,37 @@ def main() -> None:
     """See `side`."""
     protocol, problem, rounds, answer = arguments()
     images, labels = problem["images"], problem["labels"].astype(np.int32)
-    dataset = Dataset("images", images, labels, tuple(map(str, range(CLASSES))), preprocess=fl.Pixels(0.0, 1.0))
+    dataset = Dataset(
+        "images", images, labels, tuple(map(str, range(CLASSES))), preprocess=fl.Pixels(0.0, 1.0)
+    )
     nobody = np.zeros(0, np.int64)
     users = [rows_of(protocol, user, len(labels)) for user in range(protocol.users)]
-    federation = fl.make_federation({"cnn": split_model(protocol)}, dataset.input_shape, CLASSES, protocol.users)
-    training = fl.LocalTraining(
-        optax.sgd(protocol.learning_rate), epochs=protocol.epochs, batch_size=protocol.batch_size, shuffle=False
+    federation = fl.make_federation(
+        {"cnn": split_model(protocol)}, dataset.input_shape, CLASSES, protocol.users
     )
-    data = make_federation_data(dataset, [ClientIndices(own, nobody, nobody) for own in users], federation)
+    training = fl.LocalTraining(
+        optax.sgd(protocol.learning_rate),
+        epochs=protocol.epochs,
+        batch_size=protocol.batch_size,
+        shuffle=False,
+    )
+    data = make_federation_data(
+        dataset, [ClientIndices(own, nobody, nobody) for own in users], federation
+    )
     options = fl.SimulationOptions(participation=protocol.cohort / protocol.users)
     simulation = fl.make_simulation(fl.fedavg(training), federation, data, options)
     state = simulation.init()
     given = first_weights(problem)
     server = jax.tree.map(np.asarray, state.server)
-    for layer, channels, weight, bias in zip(layers(server, protocol), flattened(protocol), given[::2], given[1::2]):
+    for layer, channels, weight, bias in zip(
+        layers(server, protocol), flattened(protocol), given[::2], given[1::2]
+    ):
         layer["kernel"], layer["bias"] = from_torch(weight, channels), bias
-    # Placed as the weights that they replace: another placement would compile the next round once more.
-    servers = jax.tree.map(lambda old, new: jax.device_put(new[None], old.sharding), state.servers, server)
+    # Placed as the weights that they replace: another placement would compile the next round once
+    # more.
+    servers = jax.tree.map(
+        lambda old, new: jax.device_put(new[None], old.sharding), state.servers, server
+    )
     state = state._replace(servers=servers)
 
     def one_round(number: int) -> None:

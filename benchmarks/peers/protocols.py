@@ -1,4 +1,5 @@
-"""Defines what every side trains: the protocols, and files with a protocol's samples and first weights. NumPy alone."""
+"""Defines what every side trains: the protocols, and files with a protocol's samples and first
+weights. NumPy alone."""
 
 from typing import NamedTuple
 
@@ -8,14 +9,15 @@ CLASSES = 10
 
 
 class Protocol(NamedTuple):
-    """FedAvg on images of 32x32x3 with plain SGD, in stored order so that all sides end with the same weights.
+    """FedAvg on images of 32x32x3 with plain SGD, in stored order so that all sides end with the
+    same weights.
 
     Attributes:
       users, samples: how many there are, and training images of each.
       cohort: users of a round.
       epochs, batch_size, learning_rate: local training.
-      convs: (channels, kernel size, whether a pooling by 2 follows) of each convolution, without padding, each
-        followed by a ReLU.
+      convs: (channels, kernel size, whether a pooling by 2 follows) of each convolution, without
+        padding, each followed by a ReLU.
       widths: of the hidden linear layers, each followed by a ReLU.
     """
 
@@ -31,13 +33,14 @@ class Protocol(NamedTuple):
 
 _PFL = Protocol(1000, 50, 50, 1, 10, 0.1, ((32, 3, False), (64, 3, True)), (128,))
 PROTOCOLS = {
-    # pfl-research's CIFAR-10 benchmark (arXiv 2404.06430), without its dropout; and with more users of the same images.
+    # pfl-research's CIFAR-10 benchmark (arXiv 2404.06430), without its dropout; and with more users
+    # of the same images.
     "pfl": _PFL,
     "pfl-10000": _PFL._replace(users=10_000),
     "pfl-100000": _PFL._replace(users=100_000),
-    # BlazeFL's (arXiv 2604.03606): the clients' training share of 500 images; the CNN of PyTorch's tutorial.
-    # Its 40 steps magnify rounding: the same PyTorch loop ends 3.6e-5 apart after round 1 if pixels are multiplied by
-    # 1/255 instead of divided by 255.
+    # BlazeFL's (arXiv 2604.03606): the clients' training share of 500 images; the CNN of PyTorch's
+    # tutorial. Its 40 steps magnify rounding: the same PyTorch loop ends 3.6e-5 apart after round 1
+    # if pixels are multiplied by 1/255 instead of divided by 255.
     "blazefl": Protocol(100, 400, 100, 5, 50, 0.1, ((6, 5, True), (16, 5, True)), (120, 84)),
 }
 
@@ -45,8 +48,8 @@ PROTOCOLS = {
 def write_problem(path: str, protocol: Protocol, cohorts: np.ndarray) -> None:
     """Writes random images and labels, who takes part, and first weights in torch's layout.
 
-    The file has images uint8 [N, 32, 32, 3], labels int64 [N], user i's being those from i times `samples` on, modulo
-    N; cohorts int64 [rounds, cohort], and `weight_<k>`, `bias_<k>` of layer k.
+    The file has images uint8 [N, 32, 32, 3], labels int64 [N], user i's being those from i times
+    `samples` on, modulo N; cohorts int64 [rounds, cohort], and `weight_<k>`, `bias_<k>` of layer k.
     """
     rng = np.random.default_rng(0)
     count = min(protocol.users * protocol.samples, 50_000)
@@ -63,8 +66,8 @@ def write_problem(path: str, protocol: Protocol, cohorts: np.ndarray) -> None:
 
 
 def weight_shapes(protocol: Protocol) -> list[tuple[int, ...]]:
-    """Returns the shapes of the layers' weights as torch has them: [out, in, k, k], and [out, in] behind a
-    flattening of [C, H, W]."""
+    """Returns the shapes of the layers' weights as torch has them: [out, in, k, k], and [out, in]
+    behind a flattening of [C, H, W]."""
     shapes, channels, size = [], 3, 32
     for out, kernel, pooled in protocol.convs:
         shapes.append((out, channels, kernel, kernel))
@@ -82,7 +85,8 @@ def rows_of(protocol: Protocol, user: int, count: int) -> np.ndarray:
 
 
 def flattened(protocol: Protocol) -> list[int]:
-    """Returns for each layer the channels of the map that is flattened before it, or 1 if none is."""
+    """Returns for each layer the channels of the map that is flattened before it, or 1 if none
+    is."""
     dense = [protocol.convs[-1][0]] + [1] * len(protocol.widths)
     return [1] * len(protocol.convs) + dense
 

@@ -1,8 +1,10 @@
-"""Parts that the scripts of all sides share: arguments, processor's seconds of a round, the answer. NumPy alone.
+"""Parts that the scripts of all sides share: arguments, processor's seconds of a round, the answer.
+NumPy alone.
 
-Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are compared, and ROUNDS
-more, each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS], `peak` (bytes, of all its processes),
-`versions`, and `after_<k>`, the weights after round 1 as `write_problem` lays them out.
+Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are
+compared, and ROUNDS more, each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS],
+`peak` (bytes, of all its processes), `versions`, and `after_<k>`, the weights after round 1 as
+`write_problem` lays them out.
 """
 
 import os
@@ -32,8 +34,8 @@ def first_weights(problem: dict[str, np.ndarray]) -> list[np.ndarray]:
 class Marks:
     """Marks the ends of rounds, for an engine that plays all rounds by itself.
 
-    It is called at the end of each round, the first one included, with a function that returns the server's weights, of
-    all layers. A call's own time counts in no round.
+    It is called at the end of each round, the first one included, with a function that returns the
+    server's weights, of all layers. A call's own time counts in no round.
     """
 
     def __init__(self) -> None:
@@ -43,13 +45,16 @@ class Marks:
         self._ends.append((processor_seconds(), time.perf_counter()))
         if not self._after:
             self._after = [np.array(x) for x in weights()]
-        self._peak = peak_memory()  # at each round, as an engine may end its processes before it returns
+        # at each round, as an engine may end its processes before it returns
+        self._peak = peak_memory()
         self._starts.append((processor_seconds(), time.perf_counter()))
 
     def write(self, rounds: int, answer: str, versions: str) -> None:
         """Writes the answer. Raises ValueError if the engine has not ended `rounds` + 1 rounds."""
         if len(self._ends) != rounds + 1:
-            raise ValueError(f"{rounds + 1} rounds were to be played, {len(self._ends)} have ended.")
+            raise ValueError(
+                f"{rounds + 1} rounds were to be played, {len(self._ends)} have ended."
+            )
         seconds, wall = np.transpose(np.subtract(self._ends[1:], self._starts[:-1]))
         kinds = {f"after_{k}": x for k, x in enumerate(self._after)}
         np.savez(answer, seconds=seconds, wall=wall, peak=self._peak, versions=versions, **kinds)
@@ -62,7 +67,8 @@ def play(
     answer: str,
     versions: str,
 ) -> None:
-    """Plays and times `one_round(number)`, and writes the answer; `weights()` are the server's, of all layers."""
+    """Plays and times `one_round(number)`, and writes the answer; `weights()` are the server's, of
+    all layers."""
     marks = Marks()
     for number in range(rounds + 1):
         one_round(number)
@@ -71,11 +77,13 @@ def play(
 
 
 def processor_seconds() -> float:
-    """User and system seconds of this process and of all below it, of those that have ended, too."""
+    """User and system seconds of this process and of all below it, of those that have ended,
+    too."""
     total = 0
     for pid in family():
         fields = _read(pid, "stat").rpartition(")")[2].split()
-        total += sum(map(int, fields[11:15])) if fields else 0  # its own, and of its children that have ended
+        # its own, and of its children that have ended
+        total += sum(map(int, fields[11:15])) if fields else 0
     return total / _TICK
 
 

@@ -1,4 +1,5 @@
-"""BlazeFL's FedAvg: on one core by its sequential trainer, on more by its pool of as many threads."""
+"""BlazeFL's FedAvg: on one core by its sequential trainer, on more by its pool of as many
+threads."""
 
 import copy
 import os
@@ -40,7 +41,8 @@ class Users:
     ) -> DataLoader:
         """Returns a user's batches in stored order.
 
-        They are cut beforehand: collating them sample by sample would be a cost of the loader, not of BlazeFL.
+        They are cut beforehand: collating them sample by sample would be a cost of the loader, not
+        of BlazeFL.
         """
         rows = rows_of(self._protocol, cid, len(self._labels))
         batches = zip(self._images[rows].split(batch_size), self._labels[rows].split(batch_size))

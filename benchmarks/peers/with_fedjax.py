@@ -1,4 +1,5 @@
-"""FedJAX's federated averaging with its `jit` backend: its `pmap` backend calls what JAX has dropped."""
+"""FedJAX's federated averaging with its `jit` backend: its `pmap` backend calls what JAX has
+dropped."""
 
 from importlib.metadata import version
 
@@ -11,7 +12,8 @@ import optax
 from protocols import CLASSES, Protocol, flattened, from_torch, rows_of, to_torch
 from side import arguments, first_weights, play
 
-jax.tree_map = jax.tree_util.tree_map  # of the names that JAX has dropped the only one that fedjax 0.0.17 calls here
+# of the names that JAX has dropped the only one that fedjax 0.0.17 calls here
+jax.tree_map = jax.tree_util.tree_map
 
 
 def network(protocol: Protocol) -> hk.Transformed:
@@ -49,8 +51,13 @@ def loss(batch: fedjax.BatchExample, logits: jax.Array) -> jax.Array:
 def from_layers(protocol: Protocol, weights: list[np.ndarray]) -> fedjax.Params:
     """Returns haiku's parameters with these weights of all layers."""
     params = {}
-    for k, (channels, weight, bias) in enumerate(zip(flattened(protocol), weights[::2], weights[1::2])):
-        params[f"layer{k}"] = {"w": jnp.asarray(from_torch(weight, channels)), "b": jnp.asarray(bias)}
+    for k, (channels, weight, bias) in enumerate(
+        zip(flattened(protocol), weights[::2], weights[1::2])
+    ):
+        params[f"layer{k}"] = {
+            "w": jnp.asarray(from_torch(weight, channels)),
+            "b": jnp.asarray(bias),
+        }
     return params
 
 

@@ -1,4 +1,5 @@
-"""Flower's simulation engine with Ray: one processor for each client, as many of them as cores, and one thread each."""
+"""Flower's simulation engine with Ray: one processor for each client, as many of them as cores, and
+one thread each."""
 
 import functools
 import os
@@ -22,7 +23,8 @@ from with_torch import network, set_weights, tensors, train, weights_of
 
 @functools.cache
 def loaded(path: str, name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
-    """Returns the model, images and labels: an actor of Ray reads them once, for all users that it trains."""
+    """Returns the model, images and labels: an actor of Ray reads them once, for all users that it
+    trains."""
     torch.set_num_threads(1)
     problem = dict(np.load(path))
     model = network(PROTOCOLS[name], first_weights(problem))
@@ -30,7 +32,8 @@ def loaded(path: str, name: str) -> tuple[nn.Module, torch.Tensor, torch.Tensor]
 
 
 class User(NumPyClient):
-    """Trains the user whom its instructions name: Flower's server does not know a node's partition."""
+    """Trains the user whom its instructions name: Flower's server does not know a node's
+    partition."""
 
     def __init__(self, path: str, name: str) -> None:
         self._path, self._name = path, name
@@ -46,7 +49,8 @@ class User(NumPyClient):
 
 
 class Cohorts(FedAvg):
-    """FedAvg with the problem's cohorts [rounds, cohort]. A client that fails ends the simulation."""
+    """FedAvg with the problem's cohorts [rounds, cohort]. A client that fails ends the
+    simulation."""
 
     def __init__(self, cohorts: np.ndarray, **options) -> None:
         super().__init__(**options)
@@ -63,7 +67,8 @@ class Cohorts(FedAvg):
     def aggregate_fit(
         self, server_round: int, results: list[tuple[ClientProxy, FitRes]], failures: list
     ) -> tuple[Parameters | None, dict]:
-        """Returns the mean of the models, weighted by the users' samples, of which all have as many."""
+        """Returns the mean of the models, weighted by the users' samples, of which all have as
+        many."""
         if failures:
             raise RuntimeError(failures[0])
         return super().aggregate_fit(server_round, results, failures)
@@ -105,7 +110,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # As a module that Ray's actors can import: they would unpickle what a script defines, the cache with it.
+    # As a module that Ray's actors can import: they would unpickle what a script defines, the cache
+    # with it.
     import with_flower
 
     with_flower.main()

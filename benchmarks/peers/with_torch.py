@@ -1,4 +1,5 @@
-"""A plain PyTorch loop on one thread: users one after another, and a running weighted sum of their models."""
+"""A plain PyTorch loop on one thread: users one after another, and a running weighted sum of their
+models."""
 
 import numpy as np
 import torch
@@ -36,13 +37,19 @@ def weights_of(model: nn.Module) -> list[np.ndarray]:
 
 
 def tensors(images: np.ndarray, labels: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the model's inputs and labels: float32 [N, 3, 32, 32] between 0 and 1, and int64 [N]."""
-    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(labels).long()
+    """Returns the model's inputs and labels: float32 [N, 3, 32, 32] between 0 and 1, and int64
+    [N]."""
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255, torch.from_numpy(
+        labels
+    ).long()
 
 
 def train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, protocol: Protocol) -> None:
     """Local training, in place."""
-    loss, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=protocol.learning_rate)
+    loss, optimizer = (
+        nn.CrossEntropyLoss(),
+        torch.optim.SGD(model.parameters(), lr=protocol.learning_rate),
+    )
     for _ in range(protocol.epochs):
         for images, labels in zip(x.split(protocol.batch_size), y.split(protocol.batch_size)):
             optimizer.zero_grad()

@@ -1,4 +1,5 @@
-"""Checkpoints that write only what changed: the newest few stay, and a run goes on from them bit for bit.
+"""Checkpoints that write only what changed: the newest few stay, and a run goes on from them bit
+for bit.
 
 A run's first client states are a pure function of its config and seed, so a client that never
 changed is not stored. A checkpoint writes the states that changed since the one that it builds on
@@ -13,8 +14,9 @@ process has neither written nor read that: two in a row share no file, so that n
 takes both. Where few clients change between checkpoints that is up to twice the bytes written, and
 up to four times the states that have ever changed kept; where all do, it is not one byte more.
 
-Every folder carries the checksums of its files, and a checkpoint those of its segments (`sealed`): they are looked at
-before anything is read. What cannot be read is passed over, and moved aside when the run goes on; it is never deleted.
+Every folder carries the checksums of its files, and a checkpoint those of its segments (`sealed`):
+they are looked at before anything is read. What cannot be read is passed over, and moved aside when
+the run goes on; it is never deleted.
 """
 
 import json
@@ -34,7 +36,8 @@ from fedjax_ht.checkpoints.trees import is_key, load_tree, plain, save_tree
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
-SEGMENT_BYTES = 64 << 20  # more is cut into several segments, so that host memory needs no second copy of all states
+# more is cut into several segments, so that host memory needs no second copy of all states
+SEGMENT_BYTES = 64 << 20
 CHAINS = 2  # checkpoints in a row that share no segment
 COPIED_BYTES = 4 << 30  # for more the run waits, until all is written
 
@@ -45,14 +48,15 @@ class Checkpointer(NamedTuple):
     """Saves and restores a run.
 
     Attributes:
-      save: (state, history) -> None; atomic, named by the state's round. It returns when all is on disk; in the
-        background, when what changed is copied, and what then goes wrong is raised by the next `save` or `wait`. The
-        round that was saved or restored last is left as it is. Checkpoints of later rounds than that one are of another
-        course of the run, such as broken ones that were passed over; they go.
+      save: (state, history) -> None; atomic, named by the state's round. It returns when all is on
+        disk; in the background, when what changed is copied, and what then goes wrong is raised by
+        the next `save` or `wait`. The round that was saved or restored last is left as it is.
+        Checkpoints of later rounds than that one are of another course of the run, such as broken
+        ones that were passed over; they go.
       wait: () -> None; returns when all that was saved is on disk.
-      restore: (warn) -> (state, history), or None if there is none. A checkpoint that cannot be read is passed over
-        with one line to `warn`, for the one before it. On another kind of device than it was saved on, initial states
-        may differ in their last bit.
+      restore: (warn) -> (state, history), or None if there is none. A checkpoint that cannot be
+        read is passed over with one line to `warn`, for the one before it. On another kind of
+        device than it was saved on, initial states may differ in their last bit.
     """
 
     save: Callable[[SimulationState, list[dict]], None]
@@ -65,7 +69,8 @@ class Placement(NamedTuple):
 
     Attributes:
       round: the checkpoint's; -1 for no checkpoint.
-      where: bucket -> int32 [rows], the segment with each row's newest state, 0 where that is still the initial one.
+      where: bucket -> int32 [rows], the segment with each row's newest state, 0 where that is still
+        the initial one.
       held: segment -> bucket -> how many rows it has, whether still the newest or not.
     """
 
@@ -95,11 +100,12 @@ class Copied(NamedTuple):
 def make_checkpointer(
     directory: Path | str, simulation: Simulation, keep: int = 2, background: bool = False
 ) -> Checkpointer:
-    """Checkpoints of a simulation in `directory` and "`directory`.segments", of which the newest `keep` stay.
+    """Checkpoints of a simulation in `directory` and "`directory`.segments", of which the newest
+    `keep` stay.
 
     Args:
-      background: write in a thread while the run goes on. With several processes, or more than `COPIED_BYTES` to
-        write, the run waits all the same.
+      background: write in a thread while the run goes on. With several processes, or more than
+        `COPIED_BYTES` to write, the run waits all the same.
 
     Raises:
       ValueError: `keep` is below 1.
@@ -146,7 +152,8 @@ def make_checkpointer(
         save_tree(sealed.temporary(path) / "small", (*copied.small, placed.where, copied.waiting))
         if jax.process_index() == 0:
             held = {
-                str(s): {"rows": rows, "seal": sealed.seal_of(segments / str(s))} for s, rows in placed.held.items()
+                str(s): {"rows": rows, "seal": sealed.seal_of(segments / str(s))}
+                for s, rows in placed.held.items()
             }
             for name, content in (("segments.json", held), ("history.json", copied.history)):
                 (sealed.temporary(path) / name).write_text(json.dumps(content))
@@ -165,9 +172,13 @@ def make_checkpointer(
                 state, placed, history = read(directory / str(step), simulation)
                 placements, reached = [] if placed is None else [placed], step
                 return state, history
-            except Exception as error:  # whatever is wrong with one file, an older checkpoint may be whole
+            # whatever is wrong with one file, an older checkpoint may be whole
+            except Exception as error:
                 reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-                warn(f"checkpoint {directory / str(step)} cannot be read ({reason}); trying the one before it")
+                warn(
+                    f"checkpoint {directory / str(step)} cannot be read ({reason}); trying the "
+                    "one before it"
+                )
         return None
 
     return Checkpointer(save, wait, restore)
@@ -179,8 +190,8 @@ def segments_of(directory: Path) -> Path:
 
 
 def make_room(directory: Path, reached: int) -> None:
-    """Before a run goes on from round `reached`, -1 for none: later checkpoints, and segments that no other has, are
-    moved aside; what a killed process left half written goes."""
+    """Before a run goes on from round `reached`, -1 for none: later checkpoints, and segments that
+    no other has, are moved aside; what a killed process left half written goes."""
     segments = segments_of(directory)
     for folder in (directory, segments):
         folder.mkdir(parents=True, exist_ok=True)
@@ -194,10 +205,13 @@ def make_room(directory: Path, reached: int) -> None:
         sealed.set_aside(paths, directory.parent)
 
 
-def rows_to_write(base: Placement, changed: dict[str, np.ndarray], row_bytes: dict[str, int]) -> Rows:
+def rows_to_write(
+    base: Placement, changed: dict[str, np.ndarray], row_bytes: dict[str, int]
+) -> Rows:
     """Rows for the next segments: those changed since `base`, and those of its emptiest segments.
 
-    So many of the latter that the segments in use then hold at most twice the bytes of the rows ever changed.
+    So many of the latter that the segments in use then hold at most twice the bytes of the rows
+    ever changed.
     """
     taken = {name: rounds > max(base.round, 0) for name, rounds in changed.items()}
     live = dict.fromkeys(base.held, 0)
@@ -205,8 +219,13 @@ def rows_to_write(base: Placement, changed: dict[str, np.ndarray], row_bytes: di
         for segment, count in zip(*np.unique(where[~taken[name]], return_counts=True)):
             if segment:
                 live[int(segment)] += int(count) * row_bytes[name]
-    size = {s: sum(count * row_bytes[name] for name, count in rows.items()) for s, rows in base.held.items()}
-    total = sum(int(taken[name].sum()) * row_bytes[name] for name in taken) + sum(size[s] for s in live if live[s])
+    size = {
+        s: sum(count * row_bytes[name] for name, count in rows.items())
+        for s, rows in base.held.items()
+    }
+    total = sum(int(taken[name].sum()) * row_bytes[name] for name in taken) + sum(
+        size[s] for s in live if live[s]
+    )
     bound = 2 * sum(int((rounds > 0).sum()) * row_bytes[name] for name, rounds in changed.items())
     for segment in sorted(filter(live.get, live), key=lambda s: live[s] / size[s]):
         if total <= bound:
@@ -219,14 +238,22 @@ def rows_to_write(base: Placement, changed: dict[str, np.ndarray], row_bytes: di
 def pieces(rows: Rows, row_bytes: dict[str, int], limit: int) -> Iterator[Rows]:
     """Cuts rows into parts of about `limit` bytes."""
     cost = np.repeat([row_bytes[name] for name in rows], [len(x) for x in rows.values()])
-    part = np.split((np.cumsum(cost) - cost) // limit, np.cumsum([len(x) for x in rows.values()])[:-1])
+    part = np.split(
+        (np.cumsum(cost) - cost) // limit, np.cumsum([len(x) for x in rows.values()])[:-1]
+    )
     for i in np.unique(np.concatenate(part)):
         yield {name: x[p == i] for (name, x), p in zip(rows.items(), part) if (p == i).any()}
 
 
-def copy(simulation: Simulation, state: SimulationState, history: list[dict], base: Placement) -> tuple[Copied, int]:
-    """What a checkpoint after `base` is written from, and how many bytes of clients' states that is."""
-    row_bytes = {name: _bytes(simulation.read_clients(state, name, np.zeros(1, np.int64))) for name in state.changed}
+def copy(
+    simulation: Simulation, state: SimulationState, history: list[dict], base: Placement
+) -> tuple[Copied, int]:
+    """What a checkpoint after `base` is written from, and how many bytes of clients' states that
+    is."""
+    row_bytes = {
+        name: _bytes(simulation.read_clients(state, name, np.zeros(1, np.int64)))
+        for name in state.changed
+    }
     rows = rows_to_write(base, state.changed, row_bytes)
     parts = (
         (piece, {name: simulation.read_clients(state, name, x) for name, x in piece.items()})
@@ -234,7 +261,9 @@ def copy(simulation: Simulation, state: SimulationState, history: list[dict], ba
     )
     small = jax.tree.map(plain, (state.servers, state.last_round, state.changed))
     size = sum(len(x) * row_bytes[name] for name, x in rows.items())
-    return Copied(state.round, small, jax.tree.map(plain, state.waiting), list(history), parts), size
+    return Copied(
+        state.round, small, jax.tree.map(plain, state.waiting), list(history), parts
+    ), size
 
 
 def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement:
@@ -244,7 +273,8 @@ def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement
     there = max(sealed.numbers(segments), default=0)
     if jax.process_count() > 1:
         there = int(multihost_utils.broadcast_one_to_all(np.int32(there)))
-    for number, (piece, states) in enumerate(copied.parts, there + 1):  # a number is never used twice
+    # a number is never used twice
+    for number, (piece, states) in enumerate(copied.parts, there + 1):
         tree = {name: (x.astype(np.int32), states[name]) for name, x in piece.items()}
         path = segments / str(number)
         save_tree(sealed.temporary(path), tree)
@@ -257,7 +287,9 @@ def write_segments(segments: Path, copied: Copied, base: Placement) -> Placement
     return Placement(copied.round, where, {s: rows for s, rows in held.items() if s in used})
 
 
-def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement | None, list[dict]]:
+def read(
+    path: Path, simulation: Simulation
+) -> tuple[SimulationState, Placement | None, list[dict]]:
     """A checkpoint; without a placement where later ones cannot build on it.
 
     Raises:
@@ -272,9 +304,14 @@ def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement
             sealed.check(segments / str(segment), found["seal"])
     small = (state.servers, state.last_round, state.changed, state.changed, state.waiting)
     servers, last_round, changed, where, waiting = load_tree(path / "small", small)
-    examples = {name: simulation.read_clients(state, name, np.zeros(1, np.int64)) for name in changed}
+    examples = {
+        name: simulation.read_clients(state, name, np.zeros(1, np.int64)) for name in changed
+    }
     for segment, found in held.items():
-        template = {name: (np.zeros(m, np.int32), _repeated(examples[name], m)) for name, m in found["rows"].items()}
+        template = {
+            name: (np.zeros(m, np.int32), _repeated(examples[name], m))
+            for name, m in found["rows"].items()
+        }
         for name, (rows, states) in load_tree(segments / str(segment), template).items():
             newest = where[name][rows] == segment
             if newest.any():
@@ -284,18 +321,21 @@ def read(path: Path, simulation: Simulation) -> tuple[SimulationState, Placement
     state = state._replace(round=int(path.name), **small)
     if is_older(path):
         return state, None, json.loads((path / "history" / "metadata").read_text())["rows"]
-    placed = Placement(state.round, where, {segment: found["rows"] for segment, found in held.items()})
+    placed = Placement(
+        state.round, where, {segment: found["rows"] for segment, found in held.items()}
+    )
     return state, placed, sealed.read_json(path, "history.json")
 
 
 def is_older(path: Path) -> bool:
-    """Whether a checkpoint was written before there were checksums; it can be read, and nothing is built on it."""
+    """Whether a checkpoint was written before there were checksums; it can be read, and nothing is
+    built on it."""
     return (path / "held").is_dir()
 
 
 def held_segments(path: Path) -> dict[int, dict]:
-    """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint. ValueError or OSError if it is
-    damaged."""
+    """Segment -> its "rows", see `Placement.held`, and its "seal", of a checkpoint. ValueError or
+    OSError if it is damaged."""
     if is_older(path):
         held = json.loads((path / "held" / "metadata").read_text())
         return {int(s): {"rows": rows, "seal": None} for s, rows in held.items()}
@@ -303,7 +343,8 @@ def held_segments(path: Path) -> dict[int, dict]:
 
 
 def used_segments(directory: Path, steps: Iterable[int]) -> set[int] | None:
-    """The segments that these checkpoints refer to; None where one is damaged, and so all may be needed."""
+    """The segments that these checkpoints refer to; None where one is damaged, and so all may be
+    needed."""
     try:
         return {segment for step in steps for segment in held_segments(directory / str(step))}
     except (ValueError, OSError, AttributeError):
@@ -326,9 +367,13 @@ def _together(what: str) -> None:
 
 def _repeated(example: PyTree, count: int) -> PyTree:
     """A view of `count` rows like the example's only one."""
-    repeat = lambda x: (jnp if is_key(x) else np).broadcast_to(x, (count, *x.shape[1:]))  # noqa: E731
+
+    def repeat(x):
+        return (jnp if is_key(x) else np).broadcast_to(x, (count, *x.shape[1:]))
+
     return jax.tree.map(repeat, example)
 
 
 def _bytes(row: PyTree) -> int:
-    return 4 + sum(plain(leaf).nbytes for leaf in jax.tree.leaves(row))  # its number, and its states
+    # its number, and its states
+    return 4 + sum(plain(leaf).nbytes for leaf in jax.tree.leaves(row))

@@ -1,4 +1,5 @@
-"""Numbered folders that carry the checksums of their files: each is whole and unchanged, or known to be damaged."""
+"""Numbered folders that carry the checksums of their files: each is whole and unchanged, or known
+to be damaged."""
 
 import hashlib
 import json
@@ -13,7 +14,8 @@ _HALF_WRITTEN = re.compile(r"[0-9]+\.(tmp|orbax-checkpoint-tmp).*")
 
 
 def numbers(parent: Path) -> list[int]:
-    """Of the numbered folders, ascending; whatever else lies there does not count. None where `parent` is missing."""
+    """Of the numbered folders, ascending; whatever else lies there does not count. None where
+    `parent` is missing."""
     names = [path.name for path in parent.iterdir() if path.is_dir()] if parent.exists() else []
     return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
 
@@ -26,7 +28,11 @@ def temporary(path: Path) -> Path:
 def place(path: Path) -> None:
     """Seals the folder `temporary(path)` and puts it in place."""
     half = temporary(path)
-    files = {str(file.relative_to(half)): _sha256(file) for file in sorted(half.rglob("*")) if file.is_file()}
+    files = {
+        str(file.relative_to(half)): _sha256(file)
+        for file in sorted(half.rglob("*"))
+        if file.is_file()
+    }
     (half / SEAL).write_text(json.dumps({"sha256": _sha256_of(files), "files": files}))
     os.rename(half, path)
 
@@ -41,7 +47,8 @@ def seal_of(folder: Path) -> str:
 
 
 def check(folder: Path, seal: str | None = None) -> None:
-    """ValueError or OSError, one line, unless every file is as it was sealed, and the seal the given one."""
+    """ValueError or OSError, one line, unless every file is as it was sealed, and the seal the
+    given one."""
     files = _checksums(folder)
     if seal is not None and _sha256_of(files) != seal:
         raise ValueError(f"{folder} is not the one that was written with it")
@@ -72,8 +79,8 @@ def remove_half_written(parent: Path) -> None:
 
 
 def set_aside(paths: Iterable[Path], root: Path) -> Path | None:
-    """Moves what there is of some files and folders below `root` to root/set_aside_1, or the next free number, under
-    their own names; returns that folder, None where nothing was there."""
+    """Moves what there is of some files and folders below `root` to root/set_aside_1, or the next
+    free number, under their own names; returns that folder, None where nothing was there."""
     paths = [path for path in paths if path.exists()]
     if not paths:
         return None

@@ -1,4 +1,5 @@
-"""Pytrees of arrays on disk, by orbax: leaves by position, so that it need not know a method's types."""
+"""Pytrees of arrays on disk, by orbax: leaves by position, so that it need not know a method's
+types."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,10 @@ def load_tree(path: Path, template: PyTree) -> PyTree:
         like = plain(leaf)
         value = stored[f"{i:05d}"] if like.size else like
         if value.shape != like.shape or value.dtype != like.dtype:
-            raise ValueError(f"it holds {value.dtype}{list(value.shape)}, expected {like.dtype}{list(like.shape)}")
+            raise ValueError(
+                f"it holds {value.dtype}{list(value.shape)}, expected "
+                f"{like.dtype}{list(like.shape)}"
+            )
         value = (
             jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
             if is_key(leaf)

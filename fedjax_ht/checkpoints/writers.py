@@ -17,14 +17,16 @@ FILES = ("metrics.csv", "metrics.jsonl", "clients.csv")
 def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: int = 0) -> int:
     """Brings the three files up to date with a history.
 
-    metrics.jsonl holds every row; metrics.csv the same without the per-client values; clients.csv the accuracy of every
-    evaluated client on its own test set, one line an evaluation of a trial (empty where a client has no test sample).
+    metrics.jsonl holds every row; metrics.csv the same without the per-client values; clients.csv
+    the accuracy of every evaluated client on its own test set, one line an evaluation of a trial
+    (empty where a client has no test sample).
 
     Args:
       history: all rows.
       workdir: where the files are.
-      written: how many of them this process has written before; only the others are then appended, unless they bring a
-        column that the files lack. 0 writes the files anew, so that a resumed run leaves no row twice.
+      written: how many of them this process has written before; only the others are then appended,
+        unless they bring a column that the files lack. 0 writes the files anew, so that a resumed
+        run leaves no row twice.
 
     Returns:
       How many rows the files hold: all.
@@ -45,13 +47,18 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
         "clients.csv": _csv([_accuracies(row) for row in new if "clients" in row]),
     }
     for name, text in texts.items():
-        with atomic_open(workdir / name) if rewritten else (workdir / name).open("a", newline="") as file:
+        with (
+            atomic_open(workdir / name)
+            if rewritten
+            else (workdir / name).open("a", newline="") as file
+        ):
             file.write(heads[name] + text)
     return len(history)
 
 
 def read_history(workdir: Path | str) -> list[HistoryRow]:
-    """The rows of a metrics.jsonl; none without that file. A last line that was cut off is left out.
+    """The rows of a metrics.jsonl; none without that file. A last line that was cut off is left
+    out.
 
     Raises:
       ValueError: another line is broken.
@@ -64,7 +71,9 @@ def read_history(workdir: Path | str) -> list[HistoryRow]:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
             if number < len(lines):
-                raise ValueError(f"{path}, line {number} is not readable as JSON ({error})") from None
+                raise ValueError(
+                    f"{path}, line {number} is not readable as JSON ({error})"
+                ) from None
     return rows
 
 
@@ -82,7 +91,11 @@ def _header(path: Path) -> list[str]:
 
 def _client_columns(history: Sequence[HistoryRow]) -> list[str]:
     first = next((row for row in history if "clients" in row), {"clients": ()})
-    return ["round", "trial", *(f"client_{i}" for i in first.get("client_ids") or range(len(first["clients"])))]
+    return [
+        "round",
+        "trial",
+        *(f"client_{i}" for i in first.get("client_ids") or range(len(first["clients"]))),
+    ]
 
 
 def _accuracies(row: HistoryRow) -> list:

@@ -1,12 +1,14 @@
-r"""Local training (or :method=fedproto, fedtgp) on AG News, Dirichlet 0.1, 20 clients of HtFLlib's four text models.
+r"""Local training (or :method=fedproto, fedtgp) on AG News, Dirichlet 0.1, 20 clients of HtFLlib's
+four text models.
 
     fedjax-ht compare --config=ag_news:set=ag_news_test --fair=5 --trials=3 \
         --methods=local,fedproto,fedtgp,fedgh,fd,fml,lg_fedavg,fedgen,fedssa
 
-fastText, logistic regression, LSTM and BiLSTM in turn, of 64 features (HtFLlib's have 512), batches of 10, one epoch a
-round. Needs train.csv and test.csv of AG News in `data/ag_news/`; with set=ag_news_test the 7,600 texts of test.csv
-alone, in `data/ag_news/test.csv` or `data/ag_news_test.csv`, a seventeenth of the data. A part of each client's texts
-validates, for --fair.
+fastText, logistic regression, LSTM and BiLSTM in turn, of 64 features (HtFLlib's have 512), batches
+of 10, one epoch a round. Needs train.csv and test.csv of AG News in `data/ag_news/`; with
+set=ag_news_test the 7,600 texts of test.csv alone, in `data/ag_news/test.csv` or
+`data/ag_news_test.csv`, a seventeenth of the data. A part of each client's texts validates, for
+--fair.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
@@ -19,7 +21,9 @@ def get_config(argument=None):
     config.method = method_config("local")
     config.dataset.name = "ag_news"
     # Four classes and alpha 0.1: few draws leave every client 40 samples.
-    config.partition = partition_config("practical", alpha=0.1, max_tries=10_000, train_share=0.6, val_share=0.15)
+    config.partition = partition_config(
+        "practical", alpha=0.1, max_tries=10_000, train_share=0.6, val_share=0.15
+    )
     config.model.group = "htfe_txt4"
     config.model.feature_dim = 64
     config.training.optimizer = "adam"

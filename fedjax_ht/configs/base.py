@@ -1,12 +1,14 @@
-"""The fields that every experiment has, with their defaults, and the string arguments that every config takes.
+"""The fields that every experiment has, with their defaults, and the string arguments that every
+config takes.
 
     --config=quickstart:runlocal                a short check of the same experiment
     --config=quickstart:method=fedproto         the same experiment with another method
     --config=quickstart:partition=pathological  another split, with its default options
     --config=quickstart:method=local,runlocal   several of them
 
-A method or a split that is named so starts from its own defaults, not from those of the config; any of its options can
-be overridden: --config.method.options.tau=50, --config.partition.options.classes_per_client=3.
+A method or a split that is named so starts from its own defaults, not from those of the config; any
+of its options can be overridden: --config.method.options.tau=50,
+--config.partition.options.classes_per_client=3.
 """
 
 import inspect
@@ -15,7 +17,17 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from ml_collections import ConfigDict, config_dict
 
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole, hints_of, kind_of
+from fedjax_ht.core.bounds import (
+    Count,
+    NonNegative,
+    Part,
+    Positive,
+    Rest,
+    Seed,
+    Whole,
+    hints_of,
+    kind_of,
+)
 from fedjax_ht.core.names import unknown, unknown_option
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.moments import Normalisation
@@ -38,8 +50,10 @@ class DatasetFields(NamedTuple):
     classes: tuple[str, ...] = ()  # names of the classes to keep; none: all
     subset: Whole = 0  # this many random images, the same for every seed; 0: all
     normalisation: Normalisation = "half"  # pixels to [-1, 1]; others: data/moments.py
-    shift: str = ""  # rotate/4 or corrupt/3: so many domains of the images, by partition.seed (data/shift.py)
-    seen_before: bool = False  # True lets a method's pre-trained part have been trained on this dataset
+    # rotate/4 or corrupt/3: so many domains of the images, by partition.seed (data/shift.py)
+    shift: str = ""
+    # True lets a method's pre-trained part have been trained on this dataset
+    seen_before: bool = False
 
 
 class PartitionFields(NamedTuple):
@@ -52,19 +66,23 @@ class PartitionFields(NamedTuple):
 class ModelFields(NamedTuple):
     group: str = "cnn5"  # or module:function of your own (docs/own_model_and_data.md)
     feature_dim: Whole = 0  # 0: the group's own
-    shared: str = ""  # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
+    # architecture of the group that FML, FedKD and FedAPEN share; "" is the smallest
+    shared: str = ""
     norm: NormKind = "batch"  # of models that normalise by batch
-    rates: str = ""  # clients train slices of one network: rho=10 (DFRD's budgets), or 1,1/2,1/4 in turn
+    # clients train slices of one network: rho=10 (DFRD's budgets), or 1,1/2,1/4 in turn
+    rates: str = ""
     scaler: bool = True  # of slices: divide by the width rate before every norm, in training
     output_relu: bool = False  # True: htc4 heads with the released code's ReLU behind the logits
-    weights: str | Mapping[str, str] = ""  # a file that models start from, or architecture -> file (docs/models.md)
+    # a file that models start from, or architecture -> file (docs/models.md)
+    weights: str | Mapping[str, str] = ""
     weights_head: bool = False  # True: classifiers, too, where they fit
 
 
 class TrainingFields(NamedTuple):
     optimizer: Literal["sgd", "adam"] = "sgd"  # made new every round
     learning_rate: Positive = 0.01
-    schedule: str = "constant"  # by round: cosine/500 falls to 0 in 500 rounds, step/100/0.1 by 10 every 100
+    # by round: cosine/500 falls to 0 in 500 rounds, step/100/0.1 by 10 every 100
+    schedule: str = "constant"
     momentum: Rest = 0.0  # of sgd
     beta1: Rest = 0.9  # of adam: how much of its mean gradient stays; the mean square keeps 0.999
     weight_decay: NonNegative = 0.0
@@ -74,7 +92,8 @@ class TrainingFields(NamedTuple):
     steps: Whole = 0  # above 0: this many steps instead of epochs
     shuffle: bool = True
     drop_remainder: bool = True
-    augmentation: tuple[str, ...] = ()  # flip, padded_crop, mean_padded_crop, resized_crop, random_erasing
+    # flip, padded_crop, mean_padded_crop, resized_crop, random_erasing
+    augmentation: tuple[str, ...] = ()
 
 
 class AttackFields(NamedTuple):
@@ -85,22 +104,27 @@ class AttackFields(NamedTuple):
 
 
 class DevicesProfileFields(NamedTuple):
-    """Simulated devices of the clients, see docs/devices.md. A quantity is empty (not simulated), a number, or
-    lognormal/MEDIAN/SIGMA, drawn once for each client."""
+    """Simulated devices of the clients, see docs/devices.md. A quantity is empty (not simulated), a
+    number, or lognormal/MEDIAN/SIGMA, drawn once for each client."""
 
     flops: str = ""  # FLOP/s of training: 1e9, or lognormal/1e9/0.5
     up: str = ""  # bytes/s of an upload
     down: str = ""  # bytes/s of a download
-    memory: str = ""  # bytes: each client trains the largest architecture of model.group that fits
-    csv: str = ""  # a file with columns client and any of flops, up, down, memory, instead of those fields
-    available: str = ""  # in each round: 0.8, by chance; or csv:PATH with columns client, first_round, last_round
-    deadline: NonNegative = 0.0  # simulated seconds of a round after which uploads are late; 0: none
+    # bytes: each client trains the largest architecture of model.group that fits
+    memory: str = ""
+    # a file with columns client and any of flops, up, down, memory, instead of those fields
+    csv: str = ""
+    # in each round: 0.8, by chance; or csv:PATH with columns client, first_round, last_round
+    available: str = ""
+    # simulated seconds of a round after which uploads are late; 0: none
+    deadline: NonNegative = 0.0
     late: Late = "lost"  # or "arrives": in the later round in which the client is done with it
     seed: Seed = 0  # of what is drawn; all trials have the same devices
 
 
 class PrivacyFields(NamedTuple):
-    unit: Literal["none"] | Unit = "none"  # what noise hides, see fedjax_ht/trust/privacy.py and docs/privacy.md
+    # what noise hides, see fedjax_ht/trust/privacy.py and docs/privacy.md
+    unit: Literal["none"] | Unit = "none"
     clip: Positive = 1.0  # L2 norm of a client's update, or of a sample's gradient
     noise: NonNegative = 1.0  # standard deviation on the sum, in clip
     delta: Delta = 1e-5  # at which epsilon is told
@@ -109,12 +133,15 @@ class PrivacyFields(NamedTuple):
 class EvaluateFields(NamedTuple):
     every: Count = 1
     mode: Literal["received", "trained"] = "received"
-    batch_size: Whole = 0  # 0: as the device likes, or 64 where norms of a model go by the batch they see
+    # 0: as the device likes, or 64 where norms of a model go by the batch they see
+    batch_size: Whole = 0
     patience: Whole = 0  # 0: never
-    global_statistics: Literal["batch", "training"] = "batch"  # of static_batch norms of a model on the server
+    # of static_batch norms of a model on the server
+    global_statistics: Literal["batch", "training"] = "batch"
     train: bool = False  # also on training samples: train_accuracy
     sample: Whole = 0  # clients that every evaluation looks at, the same ones in a run; 0: all
-    participants: Count = 1  # rounds between those whose participants are scored as training left them
+    # rounds between those whose participants are scored as training left them
+    participants: Count = 1
 
 
 class CheckpointFields(NamedTuple):
@@ -127,20 +154,22 @@ class ReportFields(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """Every field, its default and what it may be (core/bounds.py). By default FedTGP runs on the embedded images."""
+    """Every field, its default and what it may be (core/bounds.py). By default FedTGP runs on the
+    embedded images."""
 
     seed: Seed = 0  # initial weights, shuffles, participation; the split has its own
     trials: Count = 1  # seeds seed, seed + 1, ... in one program
     rounds: Count = 100
     method: MethodFields = MethodFields()
-    compare: tuple[
-        str, ...
-    ] = ()  # what else runs on the same split, see fedjax_ht/experiment/entries.py: "fedproto:weight=3.0"
+    # what else runs on the same split, see fedjax_ht/experiment/entries.py: "fedproto:weight=3.0"
+    compare: tuple[str, ...] = ()
     entries: tuple[str | Mapping[str, Any], ...] = ()  # what runs instead of all these
     given: tuple[str, ...] = ()  # what a setting fixes of a method: "fedktl:generator=natural_32"
-    tuned: tuple[str, ...] = ()  # entries that somebody has chosen: what "fedtgp@tuned" stands for
+    # entries that somebody has chosen: what "fedtgp@tuned" stands for
+    tuned: tuple[str, ...] = ()
     tuned_on: str = ""  # on what they were chosen
-    searched: tuple[str, ...] = ()  # what was searched of each: "fedproto: weight from 0.01 to 10"
+    # what was searched of each: "fedproto: weight from 0.01 to 10"
+    searched: tuple[str, ...] = ()
     dataset: DatasetFields = DatasetFields()
     partition: PartitionFields = PartitionFields()
     model: ModelFields = ModelFields()
@@ -148,20 +177,28 @@ class Fields(NamedTuple):
     participation: Part = 1.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
-    uplink: tuple[Any, ...] = ()  # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
+    # transforms, such as (("gaussian_noise", 0.05, 0.2),): scale s and coefficient p
+    uplink: tuple[Any, ...] = ()
     downlink: tuple[Any, ...] = ()
     refuse_outliers: NonNegative = 1000.0  # times the round's median upload at most; 0: no bound
-    robust: tuple[Any, ...] = ()  # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/robust.py
+    # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/robust.py
+    robust: tuple[Any, ...] = ()
     attack: AttackFields = AttackFields()  # what some clients do, to see what that does
-    devices_profile: DevicesProfileFields = DevicesProfileFields()  # time and memory of the clients, simulated
+    # time and memory of the clients, simulated
+    devices_profile: DevicesProfileFields = DevicesProfileFields()
     privacy: PrivacyFields = PrivacyFields()
-    give_up: Whole = 10  # rounds in a row from which nothing arrives, after which a run stops; 0: never
+    # rounds in a row from which nothing arrives, after which a run stops; 0: never
+    give_up: Whole = 10
     evaluate: EvaluateFields = EvaluateFields()
-    lanes: Whole = 0  # clients side by side on a device; 0 chooses, see lanes.json in the run's folder
-    devices: Whole = 0  # to shard the clients over; 0: all there are, on CPU one a core, at most 8
-    precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"  # of matrix products and convolutions
+    # clients side by side on a device; 0 chooses, see lanes.json in the run's folder
+    lanes: Whole = 0
+    # to shard the clients over; 0: all there are, on CPU one a core, at most 8
+    devices: Whole = 0
+    # of matrix products and convolutions
+    precision: Literal["float32", "tensorfloat32", "bfloat16"] = "float32"
     client_store: Literal["device", "host"] = "device"
-    profile: bool = False  # also measure the seconds of a round's stages, which then wait for each other
+    # also measure the seconds of a round's stages, which then wait for each other
+    profile: bool = False
     checkpoint: CheckpointFields = CheckpointFields()
     report: ReportFields = ReportFields()
 
@@ -179,7 +216,8 @@ def as_config(fields: tuple) -> ConfigDict:
     hints = hints_of(type(fields))
 
     def field(name: str, value: Any) -> Any:
-        if Mapping in map(get_origin, get_args(hints[name])):  # text or a mapping: a ConfigDict takes one type only
+        # text or a mapping: a ConfigDict takes one type only
+        if Mapping in map(get_origin, get_args(hints[name])):
             return config_dict.FieldReference(value, field_type=object)
         return as_config(value) if hasattr(value, "_fields") else value
 
@@ -188,7 +226,8 @@ def as_config(fields: tuple) -> ConfigDict:
 
 def method_config(name: str, **options) -> ConfigDict:
     """A method with all the options its factory has, so that any can be overridden."""
-    parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]  # the first is local training
+    # the first is local training
+    parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]
     config = as_config(MethodFields(name))
     config.options = all_options(name, parameters, options)
     return config
@@ -206,7 +245,9 @@ def all_options(owner: str, parameters: Iterable[inspect.Parameter], given: dict
     options = ConfigDict()
     for parameter in parameters:
         value = given.pop(parameter.name, parameter.default)
-        options[parameter.name] = config_dict.placeholder(kind_of(parameter.annotation)) if value is None else value
+        options[parameter.name] = (
+            config_dict.placeholder(kind_of(parameter.annotation)) if value is None else value
+        )
     if given:
         raise ValueError(unknown_option(owner, next(iter(given)), list(options)))
     return options
@@ -223,7 +264,8 @@ def apply_argument(
     Args:
       config: what the config file describes.
       argument: what stands behind the colon, parts with commas between them.
-      own: further arguments of this config, name -> (config, value) -> None; `clients=50` is `own["clients"]`.
+      own: further arguments of this config, name -> (config, value) -> None; `clients=50` is
+        `own["clients"]`.
       **run_locally: the fields that make it a first check, of a few rounds.
     """
     own = own or {}
@@ -234,10 +276,17 @@ def apply_argument(
         elif part.startswith("method="):
             config.method = method_config(part.removeprefix("method="))
         elif part.startswith("partition="):
-            config.partition = partition_config(part.removeprefix("partition="), config.partition.num_clients)
+            config.partition = partition_config(
+                part.removeprefix("partition="), config.partition.num_clients
+            )
         elif name in own:
             own[name](config, value)
         else:
-            there = ["runlocal", "method=NAME", "partition=KIND", *(f"{name}=VALUE" for name in own)]
+            there = [
+                "runlocal",
+                "method=NAME",
+                "partition=KIND",
+                *(f"{name}=VALUE" for name in own),
+            ]
             raise ValueError(unknown("config argument", part, there))
     return config

@@ -1,37 +1,44 @@
-r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes a client, ten clients a round.
+r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes a client,
+ten clients a round.
 
     fedjax-ht run --config=cifar10_class_shares:method=fedral
     fedjax-ht run --config=cifar10_class_shares:method=fedssa,clients=50
     fedjax-ht run --config=cifar10_class_shares:method=fedssa,recipe=released
-    ... --config.partition.options.sets=merged        # each client's own samples 8:1:1, as the papers' texts say
+    # each client's own samples 8:1:1, as the papers' texts say
+    ... --config.partition.options.sets=merged
 
 The authors of FedClassAvg train by another optimizer, which here is asked for:
 
     ...:method=fedclassavg --config.training.optimizer=adam --config.training.learning_rate=1e-4 \
         --config.training.beta1=0.5
 
-FedSSA, Table 2, and FedRAL, Table 3 (column "pathological"): pFedHN's class shares of 40,000 training, 10,000
-validation and 10,000 test images, flips, erasing and crops. Ten clients take part in a round: `clients=10` is all of
-them, `clients=50` a fifth. As in the authors' code, all clients of one architecture start from the same weights, and
-the score to put beside their tables is `accuracy_participants`, that of a round's participants freshly trained; the
-mean over all clients is `accuracy`.
+FedSSA, Table 2, and FedRAL, Table 3 (column "pathological"): pFedHN's class shares of 40,000
+training, 10,000 validation and 10,000 test images, flips, erasing and crops. Ten clients take part
+in a round: `clients=10` is all of them, `clients=50` a fifth. As in the authors' code, all clients
+of one architecture start from the same weights, and the score to put beside their tables is
+`accuracy_participants`, that of a round's participants freshly trained; the mean over all clients
+is `accuracy`.
 
 The recipe of training:
 
-    recipe=paper      as the papers' texts have it: SGD at 0.01, here batches of 10 and one epoch (the default)
-    recipe=released   as FedSSA's released code: 25 epochs in batches of 512, SGD at 0.005 with momentum 0.9, weight
+    recipe=paper      as the papers' texts have it: SGD at 0.01, here batches of 10 and one epoch
+    (the default) recipe=released   as FedSSA's released code: 25 epochs in batches of 512, SGD at
+    0.005 with momentum 0.9, weight
                       decay 5e-5, gradients clipped at 50, pixels normalised by ImageNet's moments
 
-The papers search over batches of 32 to 512, 1 or 10 local epochs, 100 or 500 rounds and each method's own options, and
-name no momentum. Nothing is searched here: 500 rounds, the methods' defaults, and for FedRAL 5 x 5 blocks. The released
-recipe has FedSSA's T_stable, too, 2 where all clients take part and 45 elsewhere, in global rounds; the code has values
-for ten of 10 and ten of 50 clients, none for ten of 100. FedSSA's Table 1, one model for all, is
+The papers search over batches of 32 to 512, 1 or 10 local epochs, 100 or 500 rounds and each
+method's own options, and name no momentum. Nothing is searched here: 500 rounds, the methods'
+defaults, and for FedRAL 5 x 5 blocks. The released recipe has FedSSA's T_stable, too, 2 where all
+clients take part and 45 elsewhere, in global rounds; the code has values for ten of 10 and ten of
+50 clients, none for ten of 100. FedSSA's Table 1, one model for all, is
 
     ...:method=fedssa,recipe=released --config.model.group=fedssa_cnn1 --config.training.epochs=10
 
-with the ten epochs of the authors' script for it. FedRAL's code has not been at hand; what it trains by is not known.
+with the ten epochs of the authors' script for it. FedRAL's code has not been at hand; what it
+trains by is not known.
 
-Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10 (python or binary version) in `data/`.
+Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10 (python or binary
+version) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
@@ -56,7 +63,9 @@ def get_config(argument=None):
 
 def set_clients(config, value):
     if not value.isdigit() or not int(value):
-        raise ValueError(f"clients is {value!r}; it must be a positive integer, such as 10, 50 or 100")
+        raise ValueError(
+            f"clients is {value!r}; it must be a positive integer, such as 10, 50 or 100"
+        )
     config.partition.num_clients = int(value)
     config.participation = min(1.0, PARTICIPANTS / int(value))
 
@@ -67,7 +76,8 @@ def set_recipe(config, value):
     if value == "paper":
         return
     config.training.update(RELEASED)
-    if config.dataset.name == "cifar10":  # the code has no Fashion-MNIST, whose pixels stay as they are
+    # the code has no Fashion-MNIST, whose pixels stay as they are
+    if config.dataset.name == "cifar10":
         config.dataset.normalisation = "imagenet"
 
 
@@ -91,7 +101,9 @@ def setting(dataset, fedral_blocks, argument):
     config = base_config()
     config.method = method_config("fedssa")
     config.dataset.name = dataset
-    config.partition = partition_config("class_shares", num_clients=100, classes_per_client=2, val_size=10_000)
+    config.partition = partition_config(
+        "class_shares", num_clients=100, classes_per_client=2, val_size=10_000
+    )
     config.training.augmentation = ("flip", "random_erasing", "mean_padded_crop")
     config.participation = 0.1
     config.shared_init = True

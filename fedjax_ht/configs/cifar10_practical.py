@@ -3,21 +3,25 @@
     fedjax-ht compare --config=cifar10_practical
     fedjax-ht run --config=cifar10_practical:method=fedtgp --config.method.options.variant=released
 
-The second runs one method alone. FedTGP's and FedKTL's Table 1 have this split with other models, all 60,000 images
-and 1,000 rounds. The two forms differ in how hard and along what clients are pulled to the global prototypes:
+The second runs one method alone. FedTGP's and FedKTL's Table 1 have this split with other models,
+all 60,000 images and 1,000 rounds. The two forms differ in how hard and along what clients are
+pulled to the global prototypes:
 
-    fedtgp, fedproto                       the paper's text: Euclidean distance of class means, lambda 0.1
-    fedtgp:variant=released, fedproto:...  the released code: mean square between sample and prototype, lambda 10
+    fedtgp, fedproto                       the paper's text: Euclidean distance of class means,
+    lambda 0.1 fedtgp:variant=released, fedproto:...  the released code: mean square between sample
+    and prototype, lambda 10
 
-FedTGP's authors' script has lambda 10, so that the published numbers are of the second. Neither form has been recorded
-here in full; the first, on 10,000 images, is in experiments/results/fedktl.md.
+FedTGP's authors' script has lambda 10, so that the published numbers are of the second. Neither
+form has been recorded here in full; the first, on 10,000 images, is in
+experiments/results/fedktl.md.
 
 Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, partition_config
 
-FORMS = ("local", "fedproto", "fedproto:variant=released", "fedtgp:variant=released")  # beside FedTGP
+# beside FedTGP
+FORMS = ("local", "fedproto", "fedproto:variant=released", "fedtgp:variant=released")
 
 
 def get_config(argument=None):

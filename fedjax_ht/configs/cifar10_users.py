@@ -1,14 +1,17 @@
-"""FedAvg among a thousand users of one CNN: the CIFAR-10 benchmark by which pfl-research compares simulators.
+"""FedAvg among a thousand users of one CNN: the CIFAR-10 benchmark by which pfl-research compares
+simulators.
 
     fedjax-ht run --config=cifar10_users
 
-50 training images for each of 1,000 users, dealt at random; 50 users take part in a round, with one epoch of batches of
-10 and plain SGD at 0.1; 1,500 rounds (arXiv 2404.06430, with the network of its comparison code). Every tenth round
-scores all test images, ten at each user, so that `accuracy` is the server model's.
+50 training images for each of 1,000 users, dealt at random; 50 users take part in a round, with one
+epoch of batches of 10 and plain SGD at 0.1; 1,500 rounds (arXiv 2404.06430, with the network of its
+comparison code). Every tenth round scores all test images, ten at each user, so that `accuracy` is
+the server model's.
 
-The published code reads CIFAR-10's planes of colour as if they were interleaved pixels, which scrambles its images.
-Here they are not scrambled, so accuracies lie apart; a round costs the same. Seconds beside other simulators:
-benchmarks/results/peers_cpu.md. Needs CIFAR-10 (python or binary version) in `data/`.
+The published code reads CIFAR-10's planes of colour as if they were interleaved pixels, which
+scrambles its images. Here they are not scrambled, so accuracies lie apart; a round costs the same.
+Seconds beside other simulators: benchmarks/results/peers_cpu.md. Needs CIFAR-10 (python or binary
+version) in `data/`.
 """
 
 import flax.linen as nn

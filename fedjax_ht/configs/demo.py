@@ -1,10 +1,11 @@
-"""What working together is worth to clients with few samples: local training, LG-FedAvg and FedSSA, equally tuned.
+"""What working together is worth to clients with few samples: local training, LG-FedAvg and FedSSA,
+equally tuned.
 
     fedjax-ht compare --config=demo
 
-Twenty clients with five architectures, four classes each and some hundred images to train on; three trials, each with
-a seed and a split of its own. Settings are those that nine of each method's were searched for by validation, on the
-first of these splits (few_samples.py:classes=4).
+Twenty clients with five architectures, four classes each and some hundred images to train on; three
+trials, each with a seed and a split of its own. Settings are those that nine of each method's were
+searched for by validation, on the first of these splits (few_samples.py:classes=4).
 """
 
 from fedjax_ht.configs import few_samples

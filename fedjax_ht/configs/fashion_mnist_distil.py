@@ -1,15 +1,17 @@
-r"""Where distillation has something to win, on a CPU: FedRolex (or :method=fedrolex+dfrd, ...) on 16 pixels a side.
+r"""Where distillation has something to win, on a CPU: FedRolex (or :method=fedrolex+dfrd, ...) on
+16 pixels a side.
 
     fedjax-ht run --config=fashion_mnist_distil
     fedjax-ht run --config=fashion_mnist_distil:method=fedrolex+dfrd
     fedjax-ht run --config=fashion_mnist_distil:method=fedrolex+dfrd \
         --config.method.options.images=real
 
-Ten clients, Dirichlet(0.1), 20 steps of batch 64, all as in fashion_mnist_sliced.py next to this file, but for: the
-4-conv CNN with a quarter of its channels, of which clients hold half and a quarter in turn; 16 pixels; and the
-distilling methods in their released form (variant="released"), but for divergences at temperature 4 that are scaled by
-its square. As released, at 10 and unscaled, the server's model hardly follows its teachers, whatever the images.
-DENSE's generator is given the label, as in fashion_mnist_sliced.py.
+Ten clients, Dirichlet(0.1), 20 steps of batch 64, all as in fashion_mnist_sliced.py next to this
+file, but for: the 4-conv CNN with a quarter of its channels, of which clients hold half and a
+quarter in turn; 16 pixels; and the distilling methods in their released form (variant="released"),
+but for divergences at temperature 4 that are scaled by its square. As released, at 10 and unscaled,
+the server's model hardly follows its teachers, whatever the images. DENSE's generator is given the
+label, as in fashion_mnist_sliced.py.
 
 Chosen on 10,000 of the training images, held out, one seed, alpha = 0; the test images were not
 looked at. Results and what they say: experiments/results/dfrd.md. Real images, which no server has,

@@ -1,4 +1,5 @@
-"""FedTGP (or :method=fedproto, local) on Fashion-MNIST, two classes a client, 20 clients of CNN-1..5.
+"""FedTGP (or :method=fedproto, local) on Fashion-MNIST, two classes a client, 20 clients of
+CNN-1..5.
 
     fedjax-ht run --config=fashion_mnist_pathological
 

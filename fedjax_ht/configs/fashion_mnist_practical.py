@@ -2,8 +2,8 @@
 
     fedjax-ht run --config=fashion_mnist_practical
 
-The whole run has not been recorded yet; its first round, compilation included, took 47 s on 2 CPU cores.
-Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
+The whole run has not been recorded yet; its first round, compilation included, took 47 s on 2 CPU
+cores. Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, partition_config

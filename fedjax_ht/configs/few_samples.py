@@ -1,18 +1,19 @@
-r"""Twenty clients with five architectures, some hundred training images each, and validation sets to choose by.
+r"""Twenty clients with five architectures, some hundred training images each, and validation sets
+to choose by.
 
     fedjax-ht compare --config=few_samples --fair=9 --trials=6
     fedjax-ht compare --config=few_samples:classes=4 --fair=9 --trials=6
 
-The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of a client's samples
-trains, a fifth validates, three fifths test; every trial has a split of its own. `@tuned` is what these commands'
-search chose. Results: docs/comparisons.md.
+The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of
+a client's samples trains, a fifth validates, three fifths test; every trial has a split of its own.
+`@tuned` is what these commands' search chose. Results: docs/comparisons.md.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
 
 SHARES = {"train_share": 0.2, "val_share": 0.2}
-# What --fair=9 chose; of four classes local, lg_fedavg and fedssa in a second search, which left out settings in which
-# a client stops being finite (local's 0.21).
+# What --fair=9 chose; of four classes local, lg_fedavg and fedssa in a second search, which left
+# out settings in which a client stops being finite (local's 0.21).
 TUNED = (
     "local:training.learning_rate=0.11",
     "lg_fedavg:training.learning_rate=0.11",
@@ -49,13 +50,23 @@ SEARCHED = (
 def get_config(argument=None):
     config = base_config()
     config.method = method_config("local")
-    config.compare = ("lg_fedavg", "fedproto", "fedtgp", "fedssa", "fedgen", "fedclassavg", "fedktl")
+    config.compare = (
+        "lg_fedavg",
+        "fedproto",
+        "fedtgp",
+        "fedssa",
+        "fedgen",
+        "fedclassavg",
+        "fedktl",
+    )
     config.given = ("fedktl:generator=natural_32:latents=spread",)  # in which mu was searched
     config.partition = partition_config("practical", alpha=1.0, **SHARES)
     config.partition.per_trial = True
     config.tuned = TUNED
     config.searched = SEARCHED
-    config.tuned_on = "9 settings, 120 rounds of training, by validation on 1 split of seed 1, seed 0"
+    config.tuned_on = (
+        "9 settings, 120 rounds of training, by validation on 1 split of seed 1, seed 0"
+    )
     config.training.learning_rate = 0.05
     config.rounds = 24
     config.evaluate.every = 6

@@ -1,11 +1,13 @@
-r"""FedAvg and LG-FedAvg with differential privacy beside none: what it costs with a hundred clients.
+r"""FedAvg and LG-FedAvg with differential privacy beside none: what it costs with a hundred
+clients.
 
     fedjax-ht run --config=private
     fedjax-ht run --config=private:unit=client,noise=4
     fedjax-ht run --config=private:unit=sample,noise=1
 
-A hundred clients with about a hundred of the embedded images each (16x16, Dirichlet(1.0)), one perceptron for all,
-whose 8,554 numbers FedAvg averages; LG-FedAvg averages the head's 330. Nobody tuned for it. Results: docs/privacy.md.
+A hundred clients with about a hundred of the embedded images each (16x16, Dirichlet(1.0)), one
+perceptron for all, whose 8,554 numbers FedAvg averages; LG-FedAvg averages the head's 330. Nobody
+tuned for it. Results: docs/privacy.md.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config

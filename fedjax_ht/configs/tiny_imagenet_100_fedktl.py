@@ -1,4 +1,5 @@
-"""FedKTL on 100 classes of Tiny-ImageNet at 32 pixels, as many as CIFAR-100 has, with the generator of garments.
+"""FedKTL on 100 classes of Tiny-ImageNet at 32 pixels, as many as CIFAR-100 has, with the generator
+of garments.
 
     fedjax-ht run --config=tiny_imagenet_100_fedktl
 

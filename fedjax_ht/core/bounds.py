@@ -1,14 +1,16 @@
-"""Which values an option may have: said in its annotation, where it is documented, and checked here.
+"""Which values an option may have: said in its annotation, where it is documented, and checked
+here.
 
     @checked
-    def fedfoo(training, weight: NonNegative = 1.0, steps: Count | None = None, variant: Literal["a", "b"] = "a"): ...
+    def fedfoo(training, weight: NonNegative = 1.0, steps: Count | None = None, variant:
+    Literal["a", "b"] = "a"): ...
 
-Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions, tuples and mappings
-of these, and dataclasses, of which a value must be an instance; everything else passes. A number is
-never NaN or infinite: without narrower bounds an int fits in int32 and a float in float32, which is
-what they become in compiled functions. A float may be given as an int, an int never as a float, and
-True is no number. Traced values pass: they were checked where they were chosen (see
-`core.method.varied`).
+Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions,
+tuples and mappings of these, and dataclasses, of which a value must be an instance; everything else
+passes. A number is never NaN or infinite: without narrower bounds an int fits in int32 and a float
+in float32, which is what they become in compiled functions. A float may be given as an int, an int
+never as a float, and True is no number. Traced values pass: they were checked where they were
+chosen (see `core.method.varied`).
 """
 
 import dataclasses
@@ -16,7 +18,17 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import jax
 import numpy as np
@@ -34,8 +46,9 @@ SHOWN = 100  # characters of a value in a message
 class SearchRange(NamedTuple):
     """The range in which a fair comparison searches an option, from `low` to `high`.
 
-    It stands in the option's annotation, `weight: Annotated[NonNegative, SearchRange(0.01, 10.0)]`, and bounds nothing.
-    Values are spread evenly by their logarithms (`low` is then above 0), or, without `log`, as they are.
+    It stands in the option's annotation, `weight: Annotated[NonNegative, SearchRange(0.01, 10.0)]`,
+    and bounds nothing. Values are spread evenly by their logarithms (`low` is then above 0), or,
+    without `log`, as they are.
     """
 
     low: float
@@ -44,8 +57,8 @@ class SearchRange(NamedTuple):
 
 
 class Within(NamedTuple):
-    """Bounds of a number, or of a tuple's length: from `least` to `most`, or without the ends from `above` to
-    `below`."""
+    """Bounds of a number, or of a tuple's length: from `least` to `most`, or without the ends from
+    `above` to `below`."""
 
     least: float | None = None
     most: float | None = None
@@ -67,8 +80,8 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
     """Refuses a value that its annotation does not allow.
 
     Raises:
-      ValueError: the value is none that the annotation allows. One line, such as "weight is nan; it must be a number of
-        at least 0".
+      ValueError: the value is none that the annotation allows. One line, such as "weight is nan; it
+        must be a number of at least 0".
     """
     if passes(value, annotation):
         return
@@ -78,17 +91,22 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
         shown = f"a {type(value).__name__}"
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
     rule = f"it must be {describe(annotation, value)}"
-    raise ValueError(f"{name} is {shown}" + (meant(value, words, rule) if isinstance(value, str) else f"; {rule}"))
+    raise ValueError(
+        f"{name} is {shown}"
+        + (meant(value, words, rule) if isinstance(value, str) else f"; {rule}")
+    )
 
 
 def check_fields(self: Any, prefix: str = "") -> None:
-    """Checks the fields of a dataclass, or of a NamedTuple, as its `__post_init__` may; errors as of `check_value`."""
+    """Checks the fields of a dataclass, or of a NamedTuple, as its `__post_init__` may; errors as
+    of `check_value`."""
     for name, annotation in hints_of(type(self)).items():
         check_value(f"{prefix}{name}", getattr(self, name), annotation)
 
 
 def checked(function: F) -> F:
-    """The function, made to refuse arguments that its annotations do not allow; errors as of `check_value`."""
+    """The function, made to refuse arguments that its annotations do not allow; errors as of
+    `check_value`."""
     if hasattr(function, "checks_its_arguments"):
         return function
     signature = inspect.signature(function)
@@ -110,15 +128,19 @@ def checked(function: F) -> F:
 
 @functools.cache
 def annotations_of(function: Callable) -> dict[str, Any]:
-    """Of a function's arguments, by name; not of *args and **kwargs. Annotations that are text stay so, and everything
-    passes, where they name what only type checkers import."""
+    """Of a function's arguments, by name; not of *args and **kwargs. Annotations that are text stay
+    so, and everything passes, where they name what only type checkers import."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
         signature = inspect.signature(function, eval_str=True)
     except NameError:
         signature = inspect.signature(function)
     found = signature.parameters.values()
-    return {p.name: p.annotation for p in found if p.kind not in variadic and p.annotation is not p.empty}
+    return {
+        p.name: p.annotation
+        for p in found
+        if p.kind not in variadic and p.annotation is not p.empty
+    }
 
 
 @functools.cache
@@ -128,8 +150,8 @@ def hints_of(kind: type) -> dict[str, Any]:
 
 
 def traced(value: Any) -> bool:
-    """Whether an option is an argument of compiled functions, see `core.method.varied`: it was checked where it was
-    chosen, and no branch can hang on it."""
+    """Whether an option is an argument of compiled functions, see `core.method.varied`: it was
+    checked where it was chosen, and no branch can hang on it."""
     return isinstance(value, jax.core.Tracer)
 
 
@@ -152,15 +174,19 @@ def passes(value: Any, annotation: Any) -> bool:
     if origin in (Union, types.UnionType):
         return any(passes(value, each) for each in arguments)
     if origin is tuple:
-        return isinstance(value, tuple | list | np.ndarray) and _tuple_passes(list(value), arguments, within)
+        return isinstance(value, tuple | list | np.ndarray) and _tuple_passes(
+            list(value), arguments, within
+        )
     if origin is Mapping:
-        return isinstance(value, Mapping) and all(passes(each, arguments[1]) for each in value.values())
+        return isinstance(value, Mapping) and all(
+            passes(each, arguments[1]) for each in value.values()
+        )
     return isinstance(value, kind) if dataclasses.is_dataclass(kind) else True
 
 
 def describe(annotation: Any, value: Any = None) -> str:
-    """What an annotation allows, in words, as in "it must be ..."; of the bounds that every number has those that
-    `value` is beyond."""
+    """What an annotation allows, in words, as in "it must be ..."; of the bounds that every number
+    has those that `value` is beyond."""
     kind, within = _bounded(annotation)
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (int, float):
@@ -183,7 +209,8 @@ def describe(annotation: Any, value: Any = None) -> str:
 
 
 def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
-    """The numbers that an annotation allows: int or float, and their bounds, None where none are stated."""
+    """The numbers that an annotation allows: int or float, and their bounds, None where none are
+    stated."""
     kind, within = _bounded(annotation)
     if kind in (int, float):
         yield kind, within
@@ -193,8 +220,8 @@ def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
 
 
 def kind_of(annotation: Any) -> type:
-    """Returns the type of an option's values that are not None, as a config has it: bool, int, float, str or tuple;
-    float where the annotation names several or none of these."""
+    """Returns the type of an option's values that are not None, as a config has it: bool, int,
+    float, str or tuple; float where the annotation names several or none of these."""
     kind, _ = _bounded(annotation)
     if get_origin(kind) is Literal:
         kinds = {type(choice) for choice in get_args(kind)}
@@ -219,7 +246,8 @@ def limits(kind: type, within: Within | None) -> Within:
 
 
 def search_ranges(function: Callable) -> dict[str, SearchRange]:
-    """Returns the options of a factory whose annotations have a `SearchRange`, in the order of its signature."""
+    """Returns the options of a factory whose annotations have a `SearchRange`, in the order of its
+    signature."""
     ranges = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         search_range = _extra(parameter.annotation, SearchRange)
@@ -263,13 +291,19 @@ def _tuple_passes(values: list, arguments: tuple, within: Within | None) -> bool
 def _describe_number(kind: type, within: Within | None, number: int | float | None) -> str:
     least, most, above, below = within or Within()
     widest = limits(kind, None)
-    if number is not None:  # the bounds that every number has are said of a number that is beyond them
+    # the bounds that every number has are said of a number that is beyond them
+    if number is not None:
         least = widest.least if least is None and number < widest.least else least
         most = widest.most if most is None and number > widest.most else most
     name, ends = "an integer" if kind is int else "a number", []
     if least is not None and most is not None:
         return f"{name} from {_bound(least)} to {_bound(most)}"
-    for words, end in (("of at least", least), ("above", above), ("of at most", most), ("below", below)):
+    for words, end in (
+        ("of at least", least),
+        ("above", above),
+        ("of at most", most),
+        ("below", below),
+    ):
         if end is not None:
             ends.append(f"{words.removeprefix('of ') if ends else words} {_bound(end)}")
     return " ".join([name, *[" and ".join(ends)] * bool(ends)])

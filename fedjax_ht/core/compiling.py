@@ -1,4 +1,5 @@
-"""How functions become programs on the devices of a mesh: one program a bucket on CPU, one for all on GPUs."""
+"""How functions become programs on the devices of a mesh: one program a bucket on CPU, one for all
+on GPUs."""
 
 import functools
 import logging
@@ -12,7 +13,16 @@ from jax.sharding import Mesh
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
 
-GRAPHED = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "DYNAMIC_SLICE_FUSION", "CONDITIONAL", "WHILE")
+GRAPHED = (
+    "FUSION",
+    "CUBLAS",
+    "CUBLASLT",
+    "CUDNN",
+    "CUSTOM_CALL",
+    "DYNAMIC_SLICE_FUSION",
+    "CONDITIONAL",
+    "WHILE",
+)
 """What XLA may put into a CUDA graph: all that it does by itself, and conditionals and loops."""
 
 
@@ -23,19 +33,20 @@ _IN_GRAPHS = {
 }
 
 GRAPH_OPTIONS = {(0, 10): _IN_GRAPHS, (0, 11): _IN_GRAPHS, (0, 12): _IN_GRAPHS}
-"""Options of programs on GPUs, by the (major, minor) versions of jax that programs were compiled with,
-see benchmarks/gpu_aot.py. They are no promise of jax, and XLA refuses those that it does not know."""
+"""Options of programs on GPUs, by the (major, minor) versions of jax that programs were compiled
+with, see benchmarks/gpu_aot.py. They are no promise of jax, and XLA refuses those that it does not
+know."""
 
 
 def compiler_options(platform: str) -> dict[str, str] | None:
     """Returns the options of `jax.jit` for programs on "cpu", "gpu" or "tpu".
 
-    On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops whose lengths are
-    known on the device alone: outside a graph the host copies the condition back and waits, once an iteration. Inside
-    one a round is a single launch; and what does not depend on each other, such as two buckets, is free to run side by
-    side, for memory of its own. By default XLA leaves out what has fewer than five steps, such as the loop that scores
-    a bucket's clients. With a jax that `GRAPH_OPTIONS` lacks, programs are compiled without, and a
-    warning says so.
+    On GPUs loops become part of CUDA graphs. A client's chunks, epochs, steps and batches are loops
+    whose lengths are known on the device alone: outside a graph the host copies the condition back
+    and waits, once an iteration. Inside one a round is a single launch; and what does not depend on
+    each other, such as two buckets, is free to run side by side, for memory of its own. By default
+    XLA leaves out what has fewer than five steps, such as the loop that scores a bucket's clients.
+    With a jax that `GRAPH_OPTIONS` lacks, programs are compiled without, and a warning says so.
     """
     if platform != "gpu":
         return None
@@ -49,16 +60,19 @@ def compiler_options(platform: str) -> dict[str, str] | None:
 def _warn_of_no_graphs(version: str) -> None:
     tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
     logging.warning(
-        f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their options were "
+        f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their "
+        "options were "
         f"tried with jax {tried}; install one of these"
     )
 
 
 def compile_ahead(calls: Sequence[tuple[Callable, tuple]]) -> None:
-    """Compiles jitted functions for the arguments that they are about to be called with, side by side.
+    """Compiles jitted functions for the arguments that they are about to be called with, side by
+    side.
 
-    Tracing is Python's and goes on one core, while XLA compiles what is traced on the others; by itself it leaves much
-    of a program's compilation to one core, too. The calls themselves then find their programs.
+    Tracing is Python's and goes on one core, while XLA compiles what is traced on the others; by
+    itself it leaves much of a program's compilation to one core, too. The calls themselves then
+    find their programs.
     """
     if len(calls) < 2 or jax.config.jax_disable_jit:
         return
@@ -73,14 +87,19 @@ def platform_of(mesh: Mesh) -> str:
 
 
 def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
-    """Compiles a function of (states, schedule, servers, data, when): every device runs its own clients.
+    """Compiles a function of (states, schedule, servers, data, when): every device runs its own
+    clients.
 
     States, schedule and data may be dicts by bucket. What it returns is sharded over the clients.
     """
 
     def local(states, schedule, *shared):
-        own = lambda s: s._replace(count=s.count[0])  # noqa: E731
-        return run(states, jax.tree.map(own, schedule, is_leaf=lambda x: isinstance(x, Schedule)), *shared)
+        def own(s):
+            return s._replace(count=s.count[0])
+
+        return run(
+            states, jax.tree.map(own, schedule, is_leaf=lambda x: isinstance(x, Schedule)), *shared
+        )
 
     sharded = jax.shard_map(
         local,
@@ -89,27 +108,40 @@ def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
         out_specs=SHARDED,
         check_vma=False,
     )
-    return jax.jit(sharded, donate_argnums=0 if donate else (), compiler_options=compiler_options(platform_of(mesh)))
+    return jax.jit(
+        sharded,
+        donate_argnums=0 if donate else (),
+        compiler_options=compiler_options(platform_of(mesh)),
+    )
 
 
 def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> Callable:
-    """Compiles functions of (states, schedule, servers, data, when), one a bucket, to one of ({bucket: states},
-    {bucket: schedule}, servers, {bucket: data}, when) that returns {bucket: result}, of the buckets that it is given.
+    """Compiles functions of (states, schedule, servers, data, when), one a bucket, to one of
+    ({bucket: states}, {bucket: schedule}, servers, {bucket: data}, when) that returns {bucket:
+    result}, of the buckets that it is given.
 
-    On GPUs that is one program: buckets do not depend on each other, so that they are parallel branches of its graph.
-    On CPU it is one program a bucket: there is nothing to win (docs/architecture.md), and less to compile anew.
+    On GPUs that is one program: buckets do not depend on each other, so that they are parallel
+    branches of its graph. On CPU it is one program a bucket: there is nothing to win
+    (docs/architecture.md), and less to compile anew.
     """
     if platform_of(mesh) == "gpu":
 
         def together(states, schedules, servers, data, when):
-            return {name: runs[name](own, schedules[name], servers, data[name], when) for name, own in states.items()}
+            return {
+                name: runs[name](own, schedules[name], servers, data[name], when)
+                for name, own in states.items()
+            }
 
         return on_mesh(together, mesh, donate)
     programs, called = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}, set()
 
     def one_by_one(states, schedules, servers, data, when):
-        given = {name: (own, schedules[name], servers, data[name], when) for name, own in states.items()}
-        compile_ahead([(programs[name], args) for name, args in given.items() if name not in called])
+        given = {
+            name: (own, schedules[name], servers, data[name], when) for name, own in states.items()
+        }
+        compile_ahead(
+            [(programs[name], args) for name, args in given.items() if name not in called]
+        )
         called.update(given)
         return {name: programs[name](*args) for name, args in given.items()}
 

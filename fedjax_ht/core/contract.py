@@ -12,7 +12,15 @@ import jax
 
 from fedjax_ht.core.method import Method, PyTree, around
 
-TRACED = ("init_server", "init_client", "broadcast", "receive", "client_update", "server_update", "predict")
+TRACED = (
+    "init_server",
+    "init_client",
+    "broadcast",
+    "receive",
+    "client_update",
+    "server_update",
+    "predict",
+)
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
 
 
@@ -35,14 +43,20 @@ def _guarded(method: Method) -> Method:
 
     def client_update(bucket, client, downlink, data, ctx):
         out = calls["client_update"](bucket, client, downlink, data, ctx)
-        new, uplink, metrics = _require_values(method, "client_update", out, "(client, uplink, metrics)")
-        _require_form(f"the client's state that client_update of {method.name!r} returns", client, new)
+        new, uplink, metrics = _require_values(
+            method, "client_update", out, "(client, uplink, metrics)"
+        )
+        _require_form(
+            f"the client's state that client_update of {method.name!r} returns", client, new
+        )
         return new, uplink, _require_metrics(method, "client_update", metrics)
 
     def server_update(federation, server, received, ctx):
         out = calls["server_update"](federation, server, received, ctx)
         new, metrics = _require_values(method, "server_update", out, "(server, metrics)")
-        _require_form(f"the server's state that server_update of {method.name!r} returns", server, new)
+        _require_form(
+            f"the server's state that server_update of {method.name!r} returns", server, new
+        )
         return new, _require_metrics(method, "server_update", metrics)
 
     def predict(bucket, client, downlink, x, mask):
@@ -82,7 +96,8 @@ def one_line(what: str) -> Iterator[None]:
         yield
     except AssertionError as error:
         reason = re.sub(r"^\[Chex\] Assertion \w+ failed:", "", str(error))
-        reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)  # no values
+        # no values
+        reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)
         for phrase, clearer in CLEARER.items():
             reason = reason.replace(phrase, clearer)
         raise ValueError(f"{what}: {' '.join(reason.split())}") from error
@@ -117,12 +132,14 @@ def _require_metrics(method: Method, name: str, metrics: Any) -> Mapping[str, An
 def _require_scores(method: Method, scores: Any, shape: tuple[int, int]) -> None:
     if not isinstance(scores, Mapping):
         raise ValueError(
-            f"predict of {method.name!r} returns a {type(scores).__name__}; it must return a dict: rule -> scores"
+            f"predict of {method.name!r} returns a {type(scores).__name__}; it must return a "
+            "dict: rule -> scores"
         )
     if missing := [rule for rule in method.rules if rule not in scores]:
         raise ValueError(
             f"predict of {method.name!r} lacks the rule {missing[0]!r}; "
-            f"it returns {', '.join(scores) or 'none'}, and Method.rules names {', '.join(method.rules)}"
+            f"it returns {', '.join(scores) or 'none'}, and Method.rules names "
+            f"{', '.join(method.rules)}"
         )
     for rule, values in scores.items():
         with one_line(f"rule {rule!r} of predict of {method.name!r} must be [samples, classes]"):

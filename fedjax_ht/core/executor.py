@@ -1,4 +1,5 @@
-"""The one place where clients are batched: how a bucket's participants run through a function of one client."""
+"""The one place where clients are batched: how a bucket's participants run through a function of
+one client."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
@@ -12,7 +13,8 @@ from fedjax_ht.core.bounds import Count
 from fedjax_ht.core.method import PyTree
 
 Lanes = Count | Literal["auto"] | Mapping[str, Count]
-"""Clients that run side by side: a number for all buckets, one a bucket, or what `simulation.lanes` makes of it."""
+"""Clients that run side by side: a number for all buckets, one a bucket, or what `simulation.lanes`
+makes of it."""
 
 
 class Schedule(NamedTuple):
@@ -30,20 +32,22 @@ class Schedule(NamedTuple):
 
 
 def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:
-    """Rows to provide in a bucket so that any draw of participants fits, a multiple of the lanes; and the lanes, of
-    which no more are left than there are rows."""
+    """Rows to provide in a bucket so that any draw of participants fits, a multiple of the lanes;
+    and the lanes, of which no more are left than there are rows."""
     most = max(1, min(participants, bucket_size))
     width = min(lanes, most)
     return -(-most // width) * width, width
 
 
 def longest_first(steps: np.ndarray) -> np.ndarray:
-    """Order of participants by number of steps, so that lanes of one chunk finish together. int [P] -> int [P]."""
+    """Order of participants by number of steps, so that lanes of one chunk finish together. int [P]
+    -> int [P]."""
     return np.argsort(-np.asarray(steps), kind="stable")
 
 
 def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
-    """Share of lane-steps in which a lane has finished and waits for its chunk, for participants in running order."""
+    """Share of lane-steps in which a lane has finished and waits for its chunk, for participants in
+    running order."""
     padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
     padded[: len(steps)] = steps
     total = padded.reshape(-1, lanes).max(1).sum() * lanes
@@ -51,33 +55,43 @@ def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
 
 
 def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyTree:
-    """fn over the leading axis of xs, stacked: one after another on CPU, or where `apart` asks for it, else vmapped; a
-    single one as it is."""
+    """fn over the leading axis of xs, stacked: one after another on CPU, or where `apart` asks for
+    it, else vmapped; a single one as it is."""
     if jax.tree.leaves(xs)[0].shape[0] == 1:
         return jax.tree.map(lambda x: jnp.asarray(x)[None], fn(jax.tree.map(lambda x: x[0], xs)))
     return lax.map(fn, xs) if apart or jax.default_backend() == "cpu" else jax.vmap(fn)(xs)
 
 
 def run_clients(
-    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]], states: PyTree, schedule: Schedule, lanes: int
+    fn: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+    states: PyTree,
+    schedule: Schedule,
+    lanes: int,
 ) -> tuple[PyTree, PyTree]:
     """Runs `fn(state, own) -> (new state, output)` over a schedule, `lanes` clients at a time.
 
-    The number of chunks is dynamic: padding beyond the last real chunk costs nothing, so one compiled function serves
-    any number of participants.
+    The number of chunks is dynamic: padding beyond the last real chunk costs nothing, so one
+    compiled function serves any number of participants.
 
     Args:
       fn: for one client; padding reaches it too where it shares a chunk with real ones.
-      states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are donated.
+      states: stacked [n, ...]; only the schedule's slots change, in place where the buffers are
+        donated.
       schedule: P is a multiple of `lanes`.
       lanes: 1 calls `fn` without a client axis.
 
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
     """
-    fn = jax.jit(fn, inline=True)  # no call is left of it; it is traced once, for its shapes and to run
-    one = lambda tree: jax.tree.map(lambda x: x[0], tree)  # noqa: E731
-    output_shapes = jax.eval_shape(lambda states, own: fn(one(states), one(own))[1], states, schedule.own)
+    # no call is left of it; it is traced once, for its shapes and to run
+    fn = jax.jit(fn, inline=True)
+
+    def one(tree):
+        return jax.tree.map(lambda x: x[0], tree)
+
+    output_shapes = jax.eval_shape(
+        lambda states, own: fn(one(states), one(own))[1], states, schedule.own
+    )
     capacity = schedule.slots.shape[0]
     outputs = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), output_shapes)
     batched = fn if lanes == 1 else jax.vmap(fn)
@@ -89,7 +103,9 @@ def run_clients(
         states, outputs = carry
         start = i * lanes
         slot, own = jax.tree.map(lambda x: read(x, start), (schedule.slots, schedule.own))
-        new, out = batched(jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states), own)
+        new, out = batched(
+            jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states), own
+        )
         states = jax.tree.map(lambda x, y: x.at[slot].set(y, mode="drop"), states, new)
         where = start if lanes == 1 else start + jnp.arange(lanes)
         return states, jax.tree.map(lambda x, y: x.at[where].set(y), outputs, out)

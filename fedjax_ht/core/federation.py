@@ -16,20 +16,23 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Bucket:
-    """All clients of one architecture. Static and hashable: it names a compiled function, and knows no client.
+    """All clients of one architecture. Static and hashable: it names a compiled function, and knows
+    no client.
 
     Attributes:
       name: unique in the federation.
-      module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train, mask)` [B, feature_dim]
-        and `classify(features)` [B, num_classes], whose parameters have the entries "base" and "head".
+      module: a `models.SplitModel`, or any flax module with `__call__(x)`, `features(x, train,
+        mask)` [B, feature_dim] and `classify(features)` [B, num_classes], whose parameters have the
+        entries "base" and "head".
       input_shape: of one sample, such as (H, W, C), see `core.inputs.InputShape`.
       num_classes, feature_dim: what `classify` and `features` return.
-      shared: the auxiliary model that every client may hold beside its own, as a bucket of its own (so that all
-        functions below take it); None in that bucket itself.
+      shared: the auxiliary model that every client may hold beside its own, as a bucket of its own
+        (so that all functions below take it); None in that bucket itself.
       width: width rate of a sliced model, 1.0 for a whole one.
-      weights: what its models start from instead of random values, NumPy arrays: a part of what `init_variables`
-        returns, such as {"params": {"base"}, "stats": {"base"}}; None where there is nothing. They name no function and
-        stand in none as constants: what compiles takes them as an argument (`weights_of`).
+      weights: what its models start from instead of random values, NumPy arrays: a part of what
+        `init_variables` returns, such as {"params": {"base"}, "stats": {"base"}}; None where there
+        is nothing. They name no function and stand in none as constants: what compiles takes them
+        as an argument (`weights_of`).
     """
 
     name: str
@@ -77,7 +80,10 @@ class Federation:
         """The feature width that all buckets share; ValueError where they do not share one."""
         dims = {b.name: b.feature_dim for b in self.buckets}
         if len(set(dims.values())) != 1:
-            raise ValueError(f"all models must have one feature width, got {dims}; set one feature_dim for the group")
+            raise ValueError(
+                f"all models must have one feature width, got {dims}; set one feature_dim for the "
+                "group"
+            )
         return self.buckets[0].feature_dim
 
 
@@ -98,19 +104,25 @@ def make_federation(
       num_classes: classes of the task.
       num_clients: with it, client i takes module i mod len(modules), as the papers deal them out.
       assignment: the module's name for each client, instead of `num_clients`.
-      shared: the auxiliary model, used only by methods that train one beside the client's own; None takes the module
-        with the fewest parameters, the first of equals.
+      shared: the auxiliary model, used only by methods that train one beside the client's own; None
+        takes the module with the fewest parameters, the first of equals.
       **options: further fields of `Federation`.
 
     Raises:
-      ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; or the assignment names
-        no module.
+      ValueError: a module does not return [B, features] and [B, num_classes], or has no hash; or
+        the assignment names no module.
     """
     if (num_clients is None) == (assignment is None):
         raise ValueError("give either num_clients or assignment, not both or neither")
     names = list(modules)
-    if not names or (num_clients is not None and num_clients < 1) or (assignment is not None and not len(assignment)):
-        raise ValueError(f"a federation needs a model and a client, got {len(names)} models and {num_clients=}")
+    if (
+        not names
+        or (num_clients is not None and num_clients < 1)
+        or (assignment is not None and not len(assignment))
+    ):
+        raise ValueError(
+            f"a federation needs a model and a client, got {len(names)} models and {num_clients=}"
+        )
     if assignment is None:
         assignment = [names[i % len(names)] for i in range(num_clients)]
     if unknown := sorted(set(assignment) - set(names)):
@@ -123,7 +135,9 @@ def make_federation(
         auxiliary, _ = _bucket("shared", shared, *task)
     used = [name for name in names if name in set(assignment)]  # no bucket without clients
     buckets = tuple(dataclasses.replace(group[name][0], shared=auxiliary) for name in used)
-    return Federation(buckets, tuple(used.index(name) for name in assignment), num_classes, **options)
+    return Federation(
+        buckets, tuple(used.index(name) for name in assignment), num_classes, **options
+    )
 
 
 def make_sliced_federation(
@@ -132,11 +146,12 @@ def make_sliced_federation(
     input_shape: InputShape,
     num_classes: int,
 ) -> Federation:
-    """A federation whose clients train slices of one network: one bucket a width rate, widest first.
+    """A federation whose clients train slices of one network: one bucket a width rate, widest
+    first.
 
     Args:
-      network: (rate) -> a module as in `Bucket.module`, such as `models.sliced_network` returns; network(1.0) is what
-        the server holds, `Federation.global_model`.
+      network: (rate) -> a module as in `Bucket.module`, such as `models.sliced_network` returns;
+        network(1.0) is what the server holds, `Federation.global_model`.
       rates: client i has width rate rates[i], above 0 and at most 1; it is its bucket's `width`.
       input_shape, num_classes: as in `make_federation`.
 
@@ -145,32 +160,43 @@ def make_sliced_federation(
     """
     for i, rate in enumerate(rates):
         if not 0 < rate <= 1:
-            raise ValueError(f"the width rate of client {i} is {rate}; it must be above 0 and at most 1")
+            raise ValueError(
+                f"the width rate of client {i} is {rate}; it must be above 0 and at most 1"
+            )
     names = {float(rate): f"rate{float(rate)}" for rate in sorted(set(rates), reverse=True)}
     modules = {name: network(rate) for rate, name in names.items()}
     assignment = [names[float(rate)] for rate in rates]
     federation = make_federation(modules, input_shape, num_classes, assignment=assignment)
-    buckets = tuple(dataclasses.replace(b, width=rate) for b, rate in zip(federation.buckets, names))
+    buckets = tuple(
+        dataclasses.replace(b, width=rate) for b, rate in zip(federation.buckets, names)
+    )
     whole, _ = _bucket("global", network(1.0), plain(input_shape), num_classes)
     return dataclasses.replace(federation, buckets=buckets, global_model=whole)
 
 
-def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: int) -> tuple[Bucket, int]:
+def _bucket(
+    name: str, module: nn.Module, input_shape: InputShape, num_classes: int
+) -> tuple[Bucket, int]:
     """The bucket of a module, and its number of parameters."""
     _check_module(name, module)
     try:
         hash(module)
     except TypeError:  # jax keeps compiled programs by it
-        raise ValueError(f"model {name!r} has no hash: give its modules tuples where they have lists") from None
+        raise ValueError(
+            f"model {name!r} has no hash: give its modules tuples where they have lists"
+        ) from None
 
     def outputs(key):
         x = zeros(input_shape)
         variables = module.init(key, x)
         seen = x, True, jnp.ones(1, bool)
-        features, changed = module.apply(variables, *seen, method="features", mutable=["batch_stats"])
+        features, changed = module.apply(
+            variables, *seen, method="features", mutable=["batch_stats"]
+        )
         if not getattr(module, "stateful", True) and _rewrites(variables, changed):
             raise ValueError(
-                f"model {name!r} normalises by the batch that it sees, its padding included, and would be "
+                f"model {name!r} normalises by the batch that it sees, its padding included, and "
+                "would be "
                 "scored so: wrap it as SplitModel(base, head, stateful=True), whose base takes "
                 "(x, train, mask)"
             )
@@ -179,11 +205,15 @@ def _bucket(name: str, module: nn.Module, input_shape: InputShape, num_classes: 
     params, features, logits = jax.eval_shape(outputs, jax.random.key(0))
     if features.ndim != 2 or logits.shape != (1, num_classes):
         raise ValueError(
-            f"model {name!r} returns features {features.shape} and logits {logits.shape} for one sample; "
+            f"model {name!r} returns features {features.shape} and logits {logits.shape} for one "
+            "sample; "
             f"expected (1, K) and (1, {num_classes})"
         )
     if set(params) != {"base", "head"}:
-        raise ValueError(f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use SplitModel)")
+        raise ValueError(
+            f"model {name!r} has parameters {sorted(params)}; expected 'base' and 'head' (use "
+            "SplitModel)"
+        )
     size = sum(x.size for x in jax.tree.leaves(params))
     return Bucket(name, module, input_shape, num_classes, features.shape[-1]), size
 
@@ -192,7 +222,9 @@ def _check_module(name: str, module: Any) -> None:
     """Refuses what is no Flax module with an extractor and a head, in one line."""
     kind = module if isinstance(module, type) else type(module)
     if isinstance(module, type):
-        raise ValueError(f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)")
+        raise ValueError(
+            f"model {name!r} is the class {kind.__name__}; give an instance: {kind.__name__}(...)"
+        )
     if not isinstance(module, nn.Module):
         raise ValueError(
             f"model {name!r} is a {kind.__module__}.{kind.__name__}; "
@@ -213,21 +245,27 @@ def _rewrites(variables: PyTree, changed: PyTree) -> bool:
 
 
 def init_variables(bucket: Bucket, key: jax.Array) -> PyTree:
-    """A client's model: {"params": {"base", "head"}, "stats": batch statistics, {} where the model keeps none}. It has
-    the bucket's weights where there are any, and is random elsewhere."""
+    """A client's model: {"params": {"base", "head"}, "stats": batch statistics, {} where the model
+    keeps none}. It has the bucket's weights where there are any, and is random elsewhere."""
     variables = bucket.module.init(key, zeros(bucket.input_shape))
-    return start_from(bucket.weights, {"params": variables["params"], "stats": variables.get("batch_stats", {})})
+    return start_from(
+        bucket.weights, {"params": variables["params"], "stats": variables.get("batch_stats", {})}
+    )
 
 
 def start_from(weights: PyTree, variables: PyTree) -> PyTree:
-    """Variables with those parts (`variables[collection][part]`) that `weights` has in the same form. A method may give
-    models heads of its own (FedKTL's has as many outputs as its ETF): those stay as they are."""
+    """Variables with those parts (`variables[collection][part]`) that `weights` has in the same
+    form. A method may give models heads of its own (FedKTL's has as many outputs as its ETF): those
+    stay as they are."""
 
     def chosen(collection: str, part: str, tree: PyTree) -> PyTree:
         given = (weights or {}).get(collection, {}).get(part)
         return given if given is not None and _form(given) == _form(tree) else tree
 
-    return {c: {part: chosen(c, part, tree) for part, tree in parts.items()} for c, parts in variables.items()}
+    return {
+        c: {part: chosen(c, part, tree) for part, tree in parts.items()}
+        for c, parts in variables.items()
+    }
 
 
 def _form(tree: PyTree) -> PyTree:
@@ -243,7 +281,9 @@ def put_weights(bucket: Bucket | None, weights: PyTree) -> Bucket | None:
     """The bucket with what `weights_of` gave, inside of that function."""
     if bucket is None:
         return None
-    return dataclasses.replace(bucket, weights=weights[0], shared=put_weights(bucket.shared, weights[1]))
+    return dataclasses.replace(
+        bucket, weights=weights[0], shared=put_weights(bucket.shared, weights[1])
+    )
 
 
 def all_weights(federation: Federation) -> PyTree:
@@ -284,7 +324,8 @@ def features(
 
 @functools.partial(jax.jit, static_argnames=("module", "train"), inline=True)
 def _features(module: nn.Module, params, stats, x, mask, train: bool, key):
-    # Inlined, it leaves no call in a program; being a jit, it is traced once a module and not once a use.
+    # Inlined, it leaves no call in a program; being a jit, it is traced once a module and not once
+    # a use.
     rngs = None if key is None else {"dropout": key}
     run = functools.partial(module.apply, method="features", mutable=["batch_stats"], rngs=rngs)
     out, changed = run({"params": params, "batch_stats": stats}, x, train, mask)
@@ -292,7 +333,8 @@ def _features(module: nn.Module, params, stats, x, mask, train: bool, key):
 
 
 def own_features(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Features in evaluation mode, float [B, K], of a client whose state has its model as "params" and "stats"."""
+    """Features in evaluation mode, float [B, K], of a client whose state has its model as "params"
+    and "stats"."""
     return features(bucket, client["params"], client["stats"], x, mask, train=False)[0]
 
 
@@ -309,7 +351,10 @@ def head_scores(bucket: Bucket, client: PyTree, x: jax.Array, mask: jax.Array) -
 def count_parameters(bucket: Bucket) -> dict[str, int]:
     """Parameters of the base and of the head."""
     variables = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-    return {part: sum(x.size for x in jax.tree.leaves(tree)) for part, tree in variables["params"].items()}
+    return {
+        part: sum(x.size for x in jax.tree.leaves(tree))
+        for part, tree in variables["params"].items()
+    }
 
 
 def require_equal_heads(federation: Federation) -> None:
@@ -323,7 +368,8 @@ def require_equal_heads(federation: Federation) -> None:
         if (one := _head_shapes(first)) != (other := _head_shapes(bucket)):
             raise ValueError(
                 f"the heads of all models must be equal, but that of {first.name!r} is {one} "
-                f"and that of {bucket.name!r} is {other}; choose a group whose models share one head"
+                f"and that of {bucket.name!r} is {other}; choose a group whose models share one "
+                "head"
             )
 
 
@@ -332,4 +378,6 @@ def _head_shapes(bucket: Bucket) -> dict[str, tuple[int, ...]]:
         return bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")
 
     leaves = jax.tree.leaves_with_path(jax.eval_shape(init, jax.random.key(0))["params"]["head"])
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves}
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in leaves
+    }

@@ -10,12 +10,15 @@ from typing import IO
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
-    """Opens a temporary file beside `path` and renames it into place when the block ends without an error."""
+    """Opens a temporary file beside `path` and renames it into place when the block ends without an
+    error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": ""})) as file:
+        with os.fdopen(
+            handle, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": ""})
+        ) as file:
             yield file
         umask = os.umask(0)
         os.umask(umask)

@@ -1,5 +1,5 @@
-"""The forms of a method's messages, and whether its clients keep anything, told from its trace: nothing is run, and no
-form need cross a wire."""
+"""The forms of a method's messages, and whether its clients keep anything, told from its trace:
+nothing is run, and no form need cross a wire."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,9 @@ _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 
 
-def downlink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> PyTree:
+def downlink_form(
+    method: Method, federation: Federation, bucket: Bucket, channel: Channel
+) -> PyTree:
     """Returns what comes down to a client of a bucket, as `jax.ShapeDtypeStruct`s."""
 
     def sent(key, round, info):
@@ -47,17 +49,23 @@ def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel:
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), _key())
     downlink = downlink_form(method, federation, bucket, channel)
     try:
-        _, sources = influences(received, client, downlink, _data_form(bucket), _key(), _NUMBER, _INFO)
+        _, sources = influences(
+            received, client, downlink, _data_form(bucket), _key(), _NUMBER, _INFO
+        )
     except Exception:  # it raises again, and is named, where a round is traced
         return True
-    return any(0 in source for source in jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources)))
+    return any(
+        0 in source for source in jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources))
+    )
 
 
 def _data_form(bucket: Bucket) -> Data:
     """A client's view of no samples."""
     none = Split(np.zeros(1, np.int32), np.int32(0))
     splits = dict.fromkeys(("train", "val", "test"), none)
-    return Data(zeros(bucket.input_shape), np.zeros(1, np.int32), usual_rule(bucket.input_shape), splits)
+    return Data(
+        zeros(bucket.input_shape), np.zeros(1, np.int32), usual_rule(bucket.input_shape), splits
+    )
 
 
 def sends_payload(form: PyTree) -> bool:

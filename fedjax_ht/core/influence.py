@@ -1,7 +1,7 @@
 """Which arguments of a function its results depend on, told from its trace: nothing is run.
 
-An operation's results depend on all of its arguments, a loop's or a called program's, too. So a dependence may be
-named that is none; none is missed.
+An operation's results depend on all of its arguments, a loop's or a called program's, too. So a
+dependence may be named that is none; none is missed.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,9 @@ Sources = frozenset
 
 
 def influences(fn: Callable[..., PyTree], *arguments: PyTree) -> tuple[PyTree, PyTree]:
-    """What fn(*arguments) returns, as `jax.ShapeDtypeStruct`s, and of the same structure what each array depends on: a
-    frozenset of the arguments' numbers, with "loop" where it comes out of a loop.
+    """What fn(*arguments) returns, as `jax.ShapeDtypeStruct`s, and of the same structure what each
+    array depends on: a frozenset of the arguments' numbers, with "loop" where it comes out of a
+    loop.
 
     Arguments may be `jax.ShapeDtypeStruct`s.
     """
@@ -34,7 +35,9 @@ def influences(fn: Callable[..., PyTree], *arguments: PyTree) -> tuple[PyTree, P
     for equation in program.jaxpr.eqns:
         found = Sources({LOOP} if _loops(equation) else ()).union(*map(sources, equation.invars))
         known |= dict.fromkeys(equation.outvars, found)
-    return shapes, jax.tree.unflatten(jax.tree.structure(shapes), list(map(sources, program.jaxpr.outvars)))
+    return shapes, jax.tree.unflatten(
+        jax.tree.structure(shapes), list(map(sources, program.jaxpr.outvars))
+    )
 
 
 def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:

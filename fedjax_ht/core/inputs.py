@@ -7,18 +7,20 @@ import jax
 import jax.numpy as jnp
 
 InputShape = Any
-"""Of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a `jax.ShapeDtypeStruct` where it
-is of another dtype; or a pytree of these."""
+"""Of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
+`jax.ShapeDtypeStruct` where it is of another dtype; or a pytree of these."""
 
 CHANNELS = (1, 3)  # of an image
 
 Preprocess = Callable[[Any], Any]
-"""Stored samples with a leading axis -> what a model sees of them, pure and traced: a pytree, so that its arrays are
-arguments of what is compiled. `Pixels`, `AsStored`, or a function of one's own as a `jax.tree_util.Partial`."""
+"""Stored samples with a leading axis -> what a model sees of them, pure and traced: a pytree, so
+that its arrays are arguments of what is compiled. `Pixels`, `AsStored`, or a function of one's own
+as a `jax.tree_util.Partial`."""
 
 
 class Pixels(NamedTuple):
-    """Images: bytes, or floats in [0, 1], to (x - mean) / std by channel; bytes are divided by 255 before.
+    """Images: bytes, or floats in [0, 1], to (x - mean) / std by channel; bytes are divided by 255
+    before.
 
     Attributes:
       mean, std: float32 [C], of pixels in [0, 1]; one number serves every channel.
@@ -60,7 +62,8 @@ class AsStored(NamedTuple):
 
 
 def usual_rule(shape: InputShape) -> Preprocess:
-    """What a set of such samples is preprocessed by, where only the kind of rule matters: a trace without data."""
+    """What a set of such samples is preprocessed by, where only the kind of rule matters: a trace
+    without data."""
     return Pixels() if is_image(shape) else AsStored()
 
 
@@ -80,13 +83,14 @@ def abstract(shape: InputShape, count: int) -> Any:
 
 
 def on_device(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Returns the form that an array of the host has on a device: numbers of at most 32 bits, unless jax
-    is set to 64. From jax 0.11 on others are warned of."""
+    """Returns the form that an array of the host has on a device: numbers of at most 32 bits,
+    unless jax is set to 64. From jax 0.11 on others are warned of."""
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def shape_of(samples: Any) -> InputShape:
-    """The `InputShape` of what a model sees, arrays (or `jax.ShapeDtypeStruct`s) with a leading sample axis."""
+    """The `InputShape` of what a model sees, arrays (or `jax.ShapeDtypeStruct`s) with a leading
+    sample axis."""
 
     def one(x):
         own = tuple(x.shape[1:])
@@ -97,7 +101,11 @@ def shape_of(samples: Any) -> InputShape:
 
 def plain(shape: InputShape) -> InputShape:
     """With a tuple where a list was given for the shape of an array."""
-    return tuple(shape) if isinstance(shape, list) and all(isinstance(n, int) for n in shape) else shape
+    return (
+        tuple(shape)
+        if isinstance(shape, list) and all(isinstance(n, int) for n in shape)
+        else shape
+    )
 
 
 def is_array(shape: InputShape) -> bool:
@@ -128,18 +136,24 @@ def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
     """
     if is_image(shape):
         return shape
-    raise ValueError(f"{who} needs images, float [H, W, 1 or 3]; these models take {described(shape)}")
+    raise ValueError(
+        f"{who} needs images, float [H, W, 1 or 3]; these models take {described(shape)}"
+    )
 
 
 def pixels_of(preprocess: Preprocess, who: str) -> Pixels:
-    """The rule of a set of images; of one that does more, such as `data.shift.Rotated`, the `rule` that it has.
+    """The rule of a set of images; of one that does more, such as `data.shift.Rotated`, the `rule`
+    that it has.
 
     Raises:
-      ValueError: it is no `Pixels`, and has none; `who` needs it to go from pixels to what a model sees, or back.
+      ValueError: it is no `Pixels`, and has none; `who` needs it to go from pixels to what a model
+        sees, or back.
     """
     rule = getattr(preprocess, "rule", preprocess)
     if not isinstance(rule, Pixels):
-        raise ValueError(f"{who} needs to know what a pixel is: give the dataset preprocess=fl.Pixels(mean, std)")
+        raise ValueError(
+            f"{who} needs to know what a pixel is: give the dataset preprocess=fl.Pixels(mean, std)"
+        )
     return rule
 
 

@@ -1,4 +1,5 @@
-"""Every random number is folded from (seed, purpose, round, client id): never from a position or a loop counter."""
+"""Every random number is folded from (seed, purpose, round, client id): never from a position or a
+loop counter."""
 
 import enum
 from collections.abc import Sequence
@@ -33,13 +34,16 @@ def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(root, purpose), round)
 
 
-def client_key(root: jax.Array, purpose: Purpose, round: jax.Array, client_id: jax.Array) -> jax.Array:
+def client_key(
+    root: jax.Array, purpose: Purpose, round: jax.Array, client_id: jax.Array
+) -> jax.Array:
     """A client's key of a round."""
     return jax.random.fold_in(round_key(root, purpose, round), client_id)
 
 
 def privacy_key(key: jax.Array, secret: Sequence[int] = ()) -> jax.Array:
-    """The stream of a key that hides what is private; `secret` are 32-bit words that the seed does not tell."""
+    """The stream of a key that hides what is private; `secret` are 32-bit words that the seed does
+    not tell."""
     key = jax.random.fold_in(key, Purpose.PRIVACY)
     for word in secret:
         key = jax.random.fold_in(key, word)

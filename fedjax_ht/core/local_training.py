@@ -1,6 +1,8 @@
-"""Local training of one client: epochs or steps over its own samples. One function for every method.
+"""Local training of one client: epochs or steps over its own samples. One function for every
+method.
 
-Trip counts are dynamic: under `vmap` a finished client is masked by the loop itself, alone it stops early.
+Trip counts are dynamic: under `vmap` a finished client is masked by the loop itself, alone it stops
+early.
 """
 
 import dataclasses
@@ -16,8 +18,8 @@ from fedjax_ht.core.bounds import Count, check_fields
 from fedjax_ht.core.method import Data, PyTree, Split
 
 Augment = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(key, normalised images float [B, H, W, C], black: what a black pixel is among them, float [C]) -> images; of inputs
-that are no images it takes those, and 0.0."""
+"""(key, normalised images float [B, H, W, C], black: what a black pixel is among them, float [C])
+-> images; of inputs that are no images it takes those, and 0.0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,15 +30,18 @@ class LocalTraining:
       optimizer: made new each round, so that no optimiser state lives between rounds.
       batch_size: samples a step.
       epochs: passes over the client's training samples.
-      steps: if set, this number of steps instead of `epochs`. In stored order they go on where those of the round
-        before ended, as in DFRD's released code: round t begins with batch t * steps, modulo the client's batches.
-        Nothing is kept of a client for it, so that one that was not there leaves out what it would have seen.
-      shuffle: a new order every epoch; False visits samples in stored order (released code of HtFLlib).
-      drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch at all;
-        False trains on it, masked.
+      steps: if set, this number of steps instead of `epochs`. In stored order they go on where
+        those of the round before ended, as in DFRD's released code: round t begins with batch t *
+        steps, modulo the client's batches. Nothing is kept of a client for it, so that one that was
+        not there leaves out what it would have seen.
+      shuffle: a new order every epoch; False visits samples in stored order (released code of
+        HtFLlib).
+      drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch
+        at all; False trains on it, masked.
       augment: applied to every training batch on the device, or None.
-      schedule: (round int32, from 0) -> what the optimiser's updates are multiplied by, such as an `optax` schedule
-        from 1 on; or None. An optimiser made new each round cannot know the round by itself.
+      schedule: (round int32, from 0) -> what the optimiser's updates are multiplied by, such as an
+        `optax` schedule from 1 on; or None. An optimiser made new each round cannot know the round
+        by itself.
     """
 
     optimizer: optax.GradientTransformation
@@ -52,12 +57,14 @@ class LocalTraining:
         check_fields(self)
         if not (hasattr(self.optimizer, "init") and hasattr(self.optimizer, "update")):
             raise ValueError(
-                f"optimizer is {self.optimizer!r}; it must be an optax optimizer, such as optax.adam(1e-3)"
+                f"optimizer is {self.optimizer!r}; it must be an optax optimizer, such as "
+                "optax.adam(1e-3)"
             )
 
 
 class Batch(NamedTuple):
-    """x: what a model sees, such as images float32 [B, H, W, C]; y int32 [B]; mask bool [B]: False marks padding."""
+    """x: what a model sees, such as images float32 [B, H, W, C]; y int32 [B]; mask bool [B]: False
+    marks padding."""
 
     x: PyTree
     y: jax.Array
@@ -65,7 +72,8 @@ class Batch(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What a per-batch loss returns: the scalar to descend on, new batch statistics, and rows to sum per class."""
+    """What a per-batch loss returns: the scalar to descend on, new batch statistics, and rows to
+    sum per class."""
 
     value: jax.Array
     stats: PyTree
@@ -80,7 +88,8 @@ class ClassSums(NamedTuple):
 
 
 class TrainingResult(NamedTuple):
-    """params and stats after training; the mean loss of the steps; per-class sums of `Loss.rows`, or None."""
+    """params and stats after training; the mean loss of the steps; per-class sums of `Loss.rows`,
+    or None."""
 
     params: PyTree
     stats: PyTree
@@ -92,7 +101,8 @@ LossFn = Callable[[PyTree, PyTree, Batch, jax.Array], Loss]  # (params, stats, b
 
 
 def num_steps(training: LocalTraining, num_samples: Any) -> Any:
-    """Optimiser steps of one round for a client with `num_samples` samples (an int or an array of them)."""
+    """Optimiser steps of one round for a client with `num_samples` samples (an int or an array of
+    them)."""
     if training.steps is not None:
         return (num_samples > 0) * training.steps
     return training.epochs * _steps_per_epoch(training, num_samples)
@@ -110,7 +120,9 @@ def inputs_at(data: Data, index: jax.Array) -> PyTree:
     return data.preprocess(jax.tree.map(lambda x: x[index], data.inputs))
 
 
-def take_batch(data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int) -> Batch:
+def take_batch(
+    data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int
+) -> Batch:
     """`size` samples of `order` from `start`; positions at or past `count` are masked out."""
     positions = start + jnp.arange(size)
     # Past the end some sample is read, and masked.
@@ -119,7 +131,8 @@ def take_batch(data: Data, order: jax.Array, count: jax.Array, start: jax.Array,
 
 
 def shuffled(key: jax.Array, split: Split) -> jax.Array:
-    """The split's indices in random order, padding last: the same order however long the padding is."""
+    """The split's indices in random order, padding last: the same order however long the padding
+    is."""
     positions = jnp.arange(split.indices.shape[0])
     bits = jax.random.bits(key, positions.shape) >> 1  # the top bit marks padding
     bits = jnp.where(positions < split.count, bits, jnp.uint32(1 << 31))
@@ -136,7 +149,8 @@ def train(
     num_classes: int,
     split: str = "train",
 ) -> TrainingResult:
-    """Trains one client on one of its splits. A client without samples comes back unchanged, with loss 0.
+    """Trains one client on one of its splits. A client without samples comes back unchanged, with
+    loss 0.
 
     Args:
       training: the recipe; static.
@@ -163,10 +177,16 @@ def train(
 
     def step(order, number, state):
         params, opt_state, stats, total, sums = state
-        batch = take_batch(data, order, source.count, number % per_epoch * training.batch_size, training.batch_size)
+        batch = take_batch(
+            data, order, source.count, number % per_epoch * training.batch_size, training.batch_size
+        )
         if training.augment is not None:
-            batch = batch._replace(x=training.augment(jax.random.fold_in(augment_key, number), batch.x, black))
-        gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, jax.random.fold_in(loss_key, number))
+            batch = batch._replace(
+                x=training.augment(jax.random.fold_in(augment_key, number), batch.x, black)
+            )
+        gradients, out = jax.grad(loss_of, has_aux=True)(
+            params, stats, batch, jax.random.fold_in(loss_key, number)
+        )
         params, opt_state = descend(training, data, gradients, opt_state, params)
         if sums is not None:
             sums = _add(sums, class_sums(out.rows, batch, num_classes))
@@ -178,15 +198,20 @@ def train(
         last = jnp.minimum(first + per_epoch, start + steps)
         return lax.fori_loop(jnp.maximum(first, start), last, lambda i, s: step(order, i, s), state)
 
-    sums = _zero_sums(loss_fn, params, stats, data, source, training.batch_size, loss_key, num_classes)
+    sums = _zero_sums(
+        loss_fn, params, stats, data, source, training.batch_size, loss_key, num_classes
+    )
     state = (params, training.optimizer.init(params), stats, jnp.float32(0), sums)
     epochs = (start + steps + per_epoch - 1) // per_epoch
     params, _, stats, total, sums = lax.fori_loop(0, epochs, epoch, state)
     return TrainingResult(params, stats, total / jnp.maximum(steps, 1), sums)
 
 
-def descend(training: LocalTraining, data: Data, gradients: PyTree, state: PyTree, params: PyTree) -> tuple:
-    """A step of the recipe's optimiser in `data.round`: the parameters and the optimiser's state behind it."""
+def descend(
+    training: LocalTraining, data: Data, gradients: PyTree, state: PyTree, params: PyTree
+) -> tuple:
+    """A step of the recipe's optimiser in `data.round`: the parameters and the optimiser's state
+    behind it."""
     updates, state = training.optimizer.update(gradients, state, params)
     if training.schedule is not None:
         factor = training.schedule(0 if isinstance(data.round, tuple) else data.round)
@@ -197,7 +222,8 @@ def descend(training: LocalTraining, data: Data, gradients: PyTree, state: PyTre
 def label_counts(
     training: LocalTraining, data: Data, key: jax.Array, num_classes: int, split: str = "train"
 ) -> jax.Array:
-    """The labels that `train` steps on, given the same arguments: int32 [num_classes], repeated samples repeatedly."""
+    """The labels that `train` steps on, given the same arguments: int32 [num_classes], repeated
+    samples repeatedly."""
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     steps, shuffle_key = num_steps(training, source.count), jax.random.split(key, 3)[0]
@@ -240,8 +266,8 @@ def class_means(sums: ClassSums) -> jax.Array:
 
 
 def forward_batch() -> int:
-    """Samples of a forward pass whose result does not depend on it: on CPU so few that what a layer makes of them stays
-    in the cache."""
+    """Samples of a forward pass whose result does not depend on it: on CPU so few that what a layer
+    makes of them stays in the cache."""
     return 16 if jax.default_backend() == "cpu" else 64
 
 
@@ -252,7 +278,8 @@ def sum_by_class(
     batch_size: int | None = None,
     split: str = "train",
 ) -> ClassSums:
-    """One pass over a split, in stored order, that sums `extract(x, mask) [B, D]` by class: how prototypes are made."""
+    """One pass over a split, in stored order, that sums `extract(x, mask) [B, D]` by class: how
+    prototypes are made."""
     source, batch_size = data.splits[split], batch_size or forward_batch()
 
     def rows(i):
@@ -264,17 +291,25 @@ def sum_by_class(
 
     width = jax.eval_shape(rows, jnp.int32(0))[0].shape[-1]
     batches = (source.count + batch_size - 1) // batch_size
-    return lax.fori_loop(0, batches, body, ClassSums(jnp.zeros((num_classes, width)), jnp.zeros(num_classes)))
+    return lax.fori_loop(
+        0, batches, body, ClassSums(jnp.zeros((num_classes, width)), jnp.zeros(num_classes))
+    )
 
 
 def _add(a: PyTree, b: PyTree) -> PyTree:
     return jax.tree.map(jnp.add, a, b)
 
 
-def _zero_sums(loss_fn, params, stats, data, source, batch_size, key, num_classes) -> ClassSums | None:
+def _zero_sums(
+    loss_fn, params, stats, data, source, batch_size, key, num_classes
+) -> ClassSums | None:
     def rows():
         batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)
         return loss_fn(params, stats, batch, key).rows
 
     shape = jax.eval_shape(rows)
-    return None if shape is None else ClassSums(jnp.zeros((num_classes, shape.shape[-1])), jnp.zeros(num_classes))
+    return (
+        None
+        if shape is None
+        else ClassSums(jnp.zeros((num_classes, shape.shape[-1])), jnp.zeros(num_classes))
+    )

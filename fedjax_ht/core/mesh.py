@@ -1,4 +1,5 @@
-"""Devices: clients are sharded over one mesh axis, in one process or in many; the server lives on one device.
+"""Devices: clients are sharded over one mesh axis, in one process or in many; the server lives on
+one device.
 
 Every process runs the same server step on its own first device, from the same uplinks.
 """
@@ -26,7 +27,9 @@ def client_mesh(devices: int | None = None) -> Mesh:
         raise ValueError(f"devices is {devices}; there are {len(found)} ({found[0].platform})")
     chosen = found[:devices]
     if len({sum(d.process_index == p for d in chosen) for p in range(jax.process_count())}) > 1:
-        raise ValueError(f"devices is {devices}; every process must give as many of its devices as the others")
+        raise ValueError(
+            f"devices is {devices}; every process must give as many of its devices as the others"
+        )
     return Mesh(np.array(chosen), (AXIS,))
 
 
@@ -41,11 +44,11 @@ def spread(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def share(mesh: Mesh, tree: PyTree) -> PyTree:
-    """As `spread`, for large NumPy arrays that no program writes to: on CPU all devices of a process use one memory,
-    where each would copy an array of its own.
+    """As `spread`, for large NumPy arrays that no program writes to: on CPU all devices of a
+    process use one memory, where each would copy an array of its own.
 
-    It is the array's own memory, such as a file that is mapped, if nobody can write to it and XLA takes it as it is;
-    else one copy.
+    It is the array's own memory, such as a file that is mapped, if nobody can write to it and XLA
+    takes it as it is; else one copy.
     """
     if mesh.devices.flat[0].platform == "cpu":
         tree = jax.tree.map(lambda x: _aligned_copy(x) if _needs_copy(x) else x, tree)
@@ -53,7 +56,8 @@ def share(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def _needs_copy(x) -> bool:
-    """Whether it is an array that XLA would copy, or must not take as it is, since somebody can write to it."""
+    """Whether it is an array that XLA would copy, or must not take as it is, since somebody can
+    write to it."""
     owner = x
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -83,13 +87,17 @@ def _place(tree: PyTree, sharding: NamedSharding) -> PyTree:
 
 def collect(mesh: Mesh, tree: PyTree) -> PyTree:
     """Sharded arrays -> whole, on the server's device."""
-    tree = jax.tree.map(lambda x: x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True), tree)
+    tree = jax.tree.map(
+        lambda x: x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True), tree
+    )
     return jax.device_put(tree, mesh.local_devices[0])
 
 
 def fetch(tree: PyTree) -> PyTree:
     """Arrays of any placement -> NumPy, whole on every process; one transfer."""
-    gathered = jax.tree.map(lambda x: x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True), tree)
+    gathered = jax.tree.map(
+        lambda x: x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True), tree
+    )
     return jax.device_get(gathered)
 
 

@@ -1,7 +1,8 @@
-"""The contract of a federated method: a NamedTuple of pure functions, and the types that pass between them.
+"""The contract of a federated method: a NamedTuple of pure functions, and the types that pass
+between them.
 
-A method is written for ONE client. The executor decides how the clients of a bucket run (one after another, vmapped in
-lanes, sharded), so nothing here carries a client axis unless its shape says so.
+A method is written for ONE client. The executor decides how the clients of a bucket run (one after
+another, vmapped in lanes, sharded), so nothing here carries a client axis unless its shape says so.
 
 Order of a round, for every participating client:
 
@@ -13,8 +14,8 @@ then, once, with the uplinks of every bucket:
 
     server, metrics = method.server_update(federation, server, {bucket.name: Received}, ctx)
 
-"Received" evaluation scores `predict(receive(client))` and throws the received client away; "trained" evaluation scores
-`predict(client)`. Both see the newest downlink.
+"Received" evaluation scores `predict(receive(client))` and throws the received client away;
+"trained" evaluation scores `predict(client)`. Both see the newest downlink.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_ht.core.federation import Bucket, Federation, PyTree, head_scores, init_variables, own_features
+from fedjax_ht.core.federation import (
+    Bucket,
+    Federation,
+    PyTree,
+    head_scores,
+    init_variables,
+    own_features,
+)
 
 if TYPE_CHECKING:
     from fedjax_ht.core.local_training import LocalTraining
@@ -52,9 +60,11 @@ class Context(NamedTuple):
       round: int32 scalar, from 0.
       info: of the client; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
-      shared_key: folded from (seed, round) alone, the same for the server and all clients: what broadcast drew for a
-        client, server_update draws again from this key and the client's id. None for init_client.
-      data: of `Method.sees_data`, for server_update: all clients' training samples as the split "train"; else None.
+      shared_key: folded from (seed, round) alone, the same for the server and all clients: what
+        broadcast drew for a client, server_update draws again from this key and the client's id.
+        None for init_client.
+      data: of `Method.sees_data`, for server_update: all clients' training samples as the split
+        "train"; else None.
     """
 
     key: jax.Array
@@ -66,7 +76,8 @@ class Context(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One client's share of a set: int32 [max] indices into `Data.inputs`, of which the first `count` are real."""
+    """One client's share of a set: int32 [max] indices into `Data.inputs`, of which the first
+    `count` are real."""
 
     indices: jax.Array
     count: jax.Array
@@ -76,14 +87,15 @@ class Data(NamedTuple):
     """One client's view of the data; inputs and labels are stored once for all clients.
 
     Attributes:
-      inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a pytree of such.
+      inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a
+        pytree of such.
       labels: int32 [N].
       preprocess: what a model sees of them, see `core.inputs`.
       splits: {"train" | "val" | "test" | ...: Split}.
-      round: int32 scalar in client_update, the round, by which training in stored order knows where it goes on (see
-        `LocalTraining.steps`); () elsewhere.
-      trainer: a `jax.tree_util.Partial` of what trains in place of `local_training.train`, with its arguments (see
-        `trust.dp_sgd`); None where that trains itself.
+      round: int32 scalar in client_update, the round, by which training in stored order knows where
+        it goes on (see `LocalTraining.steps`); () elsewhere.
+      trainer: a `jax.tree_util.Partial` of what trains in place of `local_training.train`, with its
+        arguments (see `trust.dp_sgd`); None where that trains itself.
     """
 
     inputs: PyTree
@@ -95,12 +107,14 @@ class Data(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A bucket's uplinks at the server, stacked over its participants by ascending client id, padding last.
+    """A bucket's uplinks at the server, stacked over its participants by ascending client id,
+    padding last.
 
     Attributes:
       uplink: the method's uplink with a leading client axis [P].
       info: ClientInfo with a leading axis [P].
-      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Never read the others' values.
+      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Never read
+        the others' values.
     """
 
     uplink: PyTree
@@ -109,7 +123,8 @@ class Received(NamedTuple):
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:
-    """The default `init_client`: a client's state is its model, {"params": {"base", "head"}, "stats"}."""
+    """The default `init_client`: a client's state is its model, {"params": {"base", "head"},
+    "stats"}."""
     return init_variables(bucket, ctx.key)
 
 
@@ -118,7 +133,9 @@ def send_server(federation: Federation, bucket: Bucket, server: PyTree, ctx: Con
     return server
 
 
-def keep_state(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
+def keep_state(
+    bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
+) -> PyTree:
     """The default `receive`: the downlink leaves the client's state as it is."""
     return client
 
@@ -138,15 +155,17 @@ class Wire(NamedTuple):
     """What a method's messages mean, for code that compares, sums, delays or hides them.
 
     Attributes:
-      positions: what a position in an uplink means to `trust.robust`, which compares uplinks: the same in all uplinks
-        of one shape ("alike"); in a smaller one what it means in a larger one ("nested"); or every client's own
-        ("own").
-      server_reads: "sums" where server_update is a function of sums over clients and of nothing else of single uplinks:
-        entry by entry over uplinks of one shape, of what masks say is sent, with weights that are equal where counts
-        (`ClientInfo.num_samples`, `Metadata`) are. Noise on a sum then hides every client (`trust.privacy`), and a
-        server need see no more. Else "uploads".
-      redrawn: True where server_update works out again, from the round or its shared key, what broadcast chose for each
-        client of this very round: an upload that arrives in a later one would be taken for something else.
+      positions: what a position in an uplink means to `trust.robust`, which compares uplinks: the
+        same in all uplinks of one shape ("alike"); in a smaller one what it means in a larger one
+        ("nested"); or every client's own ("own").
+      server_reads: "sums" where server_update is a function of sums over clients and of nothing
+        else of single uplinks: entry by entry over uplinks of one shape, of what masks say is sent,
+        with weights that are equal where counts (`ClientInfo.num_samples`, `Metadata`) are. Noise
+        on a sum then hides every client (`trust.privacy`), and a server need see no more. Else
+        "uploads".
+      redrawn: True where server_update works out again, from the round or its shared key, what
+        broadcast chose for each client of this very round: an upload that arrives in a later one
+        would be taken for something else.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"
@@ -158,13 +177,15 @@ class View(NamedTuple):
     """What can be looked at of a method. Nothing here changes a result.
 
     Attributes:
-      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], what a client makes of inputs before
-        it compares classes; by default the features of the model in its state. None: there is nothing to look at.
+      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], what a client
+        makes of inputs before it compares classes; by default the features of the model in its
+        state. None: there is nothing to look at.
       prototypes: (server) -> Masked float [C, K] among those features, one a class; or None.
-      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows of its state, image
-        i being of class i mod num_classes; or None.
-      warn: (a round's metrics, client and server, as floats) -> one line for the user where they say that something is
-        wrong, such as weights that grow without bound, or None. Host code; the runner prints each line once.
+      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows
+        of its state, image i being of class i mod num_classes; or None.
+      warn: (a round's metrics, client and server, as floats) -> one line for the user where they
+        say that something is wrong, such as weights that grow without bound, or None. Host code;
+        the runner prints each line once.
     """
 
     features: Callable | None = own_features
@@ -177,8 +198,8 @@ class Pretrained(NamedTuple):
     """A part of the server that was trained before, such as a generator.
 
     Attributes:
-      variables: arrays that server_update reads and nothing changes, `Context.pretrained`. They are an argument of the
-        compiled server step, not a constant in it, and are in no checkpoint.
+      variables: arrays that server_update reads and nothing changes, `Context.pretrained`. They are
+        an argument of the compiled server step, not a constant in it, and are in no checkpoint.
       trained_on: names of the datasets that it has seen; a run on one of them must be asked for.
       host: True if it is host code; server_update is then not jitted.
     """
@@ -189,27 +210,31 @@ class Pretrained(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A federated method. `bucket` and `federation` are static; see the module's text for the order of calls.
+    """A federated method. `bucket` and `federation` are static; see the module's text for the order
+    of calls.
 
     Attributes:
       name: as in the registry and in tables.
       training: the recipe that client_update trains by; it says how many steps that takes.
       init_server: (federation, key) -> Server.
-      client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after `receive`.
+      client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after
+        `receive`.
       server_update: (federation, server, {bucket name: Received}, ctx) -> (Server, Metrics).
       init_client: (bucket, ctx) -> Client.
       broadcast: (federation, bucket, server, ctx) -> Downlink, for one client.
       receive: (bucket, client, downlink, data, ctx) -> Client.
-      predict: (bucket, client, downlink, x as of `Batch`, mask bool [B]) -> {rule: scores [B, num_classes]}.
-      rules: the rules that `predict` returns; the first is the one the method reports. (A dict forgets its order when
-        it passes through jit.)
-      global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored on everybody's test
-        samples; or None.
-      check: (federation) -> None; raises a one-line ValueError, before any compilation, where the method cannot run.
-      sees_data: True for a control whose server_update reads the clients' training samples, `Context.data`: no real
-        server could run it.
-      vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which may be traced: one
-        program then serves many of them. See `varied`; None without any.
+      predict: (bucket, client, downlink, x as of `Batch`, mask bool [B]) -> {rule: scores [B,
+        num_classes]}.
+      rules: the rules that `predict` returns; the first is the one the method reports. (A dict
+        forgets its order when it passes through jit.)
+      global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored
+        on everybody's test samples; or None.
+      check: (federation) -> None; raises a one-line ValueError, before any compilation, where the
+        method cannot run.
+      sees_data: True for a control whose server_update reads the clients' training samples,
+        `Context.data`: no real server could run it.
+      vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which
+        may be traced: one program then serves many of them. See `varied`; None without any.
       wire: what messages mean.
       view: what can be looked at.
       pretrained: what the server had before the first round.
@@ -242,15 +267,18 @@ def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
     """A method whose numbers are arguments of its compiled functions.
 
     Args:
-      make: settings -> the method, such as `lambda s: fedtgp(LocalTraining(optax.sgd(s["rate"])), weight=s["weight"])`.
-        It is called with traced scalars: no number among them may decide a shape or a branch.
-      settings: values to begin with; whatever is asked of the method outside compiled functions is asked of these.
+      make: settings -> the method, such as `lambda s: fedtgp(LocalTraining(optax.sgd(s["rate"])),
+        weight=s["weight"])`. It is called with traced scalars: no number among them may decide a
+        shape or a branch.
+      settings: values to begin with; whatever is asked of the method outside compiled functions is
+        asked of these.
     """
     return make(settings)._replace(vary=make)
 
 
 def around(method: Method, wrap: Callable[[Method], Method]) -> Method:
-    """Returns the method that `wrap` makes of this one, whatever its settings: of what it varies into, too."""
+    """Returns the method that `wrap` makes of this one, whatever its settings: of what it varies
+    into, too."""
     wrapped = wrap(method)
     if method.vary is None:
         return wrapped

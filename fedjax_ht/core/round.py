@@ -15,7 +15,16 @@ from fedjax_ht.core.executor import Schedule, run_clients
 from fedjax_ht.core.federation import Bucket, Federation, put_weights
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.mesh import REPLICATED, SHARDED
-from fedjax_ht.core.method import ClientInfo, Context, Data, Method, Metrics, PyTree, Received, Split
+from fedjax_ht.core.method import (
+    ClientInfo,
+    Context,
+    Data,
+    Method,
+    Metrics,
+    PyTree,
+    Received,
+    Split,
+)
 
 
 class Participant(NamedTuple):
@@ -51,7 +60,8 @@ class TrialServers(NamedTuple):
 
     def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
         """The state, the root key and the settings of one trial."""
-        # A known index, where there is one trial alone, keeps the server shared by clients side by side.
+        # A known index, where there is one trial alone, keeps the server shared by clients side by
+        # side.
         which = 0 if self.seeds.shape[0] == 1 else trial
         state, settings = jax.tree.map(lambda x: x[which], (self.state, self.settings))
         return state, jax.random.key(self.seeds[which]), settings
@@ -97,8 +107,8 @@ def all_finite(tree: PyTree) -> jax.Array:
     for leaf in jax.tree.leaves(wire.sent(tree)):
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
             broken.append(~jnp.all(jnp.isfinite(leaf)))
-    # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of it holds: compiling
-    # MobileNetV2's round took 56 s on 2 cores, and takes 33.
+    # A product, since XLA would repeat a chain of `and` at every leaf that is written where all of
+    # it holds: compiling MobileNetV2's round took 56 s on 2 cores, and takes 33.
     flags = jnp.stack([jnp.array(False), *broken]).astype(jnp.float32)
     return jnp.dot(flags, jnp.ones_like(flags)) == 0
 
@@ -119,37 +129,54 @@ def view(data: Data, participant: Participant) -> Data:
 
 
 def without_samples(data: Data) -> Data:
-    """A client's view of no samples. Their number is a constant, so that loops over them leave the program."""
+    """A client's view of no samples. Their number is a constant, so that loops over them leave the
+    program."""
     nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
     return data._replace(splits=nothing)
 
 
-def client_context(purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo) -> Context:
+def client_context(
+    purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo
+) -> Context:
     """Where a client's call of a round stands."""
     shared = round_key(root, Purpose.SHARED, round)
     return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
 
 
-def send(method: Method, federation: Federation, bucket: Bucket, channel: Channel, server, root, round, info) -> PyTree:
+def send(
+    method: Method,
+    federation: Federation,
+    bucket: Bucket,
+    channel: Channel,
+    server,
+    root,
+    round,
+    info,
+) -> PyTree:
     """The downlink as a client receives it."""
     ctx = client_context(Purpose.BROADCAST, root, round, info)
     downlink = method.broadcast(federation, bucket, server, ctx)
     return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
 
 
-def receive(method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info) -> PyTree:
+def receive(
+    method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info
+) -> PyTree:
     """The client's state after receipt."""
     ctx = client_context(Purpose.RECEIVE, root, round, info)
     return method.receive(bucket, client, downlink, data, ctx)
 
 
 def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
-    """(client, downlink, its own data, root, round, info) -> Taught: all that happens where the client is."""
+    """(client, downlink, its own data, root, round, info) -> Taught: all that happens where the
+    client is."""
 
     def run(client, downlink, own: Data, root, round, info: ClientInfo) -> Taught:
         received = receive(method, bucket, client, downlink, own, root, round, info)
         ctx = client_context(Purpose.TRAIN, root, round, info)
-        trained, uplink, metrics = method.client_update(bucket, received, downlink, own._replace(round=round), ctx)
+        trained, uplink, metrics = method.client_update(
+            bucket, received, downlink, own._replace(round=round), ctx
+        )
         uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
         return Taught(trained, uplink, all_finite((trained, uplink)), metrics)
 
@@ -159,8 +186,9 @@ def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
 def client_round(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """(client, participant, servers, data, round) -> (client, ClientResult), for one client. Where clients keep nothing
-    between rounds (`keeps`, see `forms.keeps_state`), the client that comes in is ()."""
+    """(client, participant, servers, data, round) -> (client, ClientResult), for one client. Where
+    clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that comes in
+    is ()."""
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
         own, info = view(data, participant), participant.info
@@ -168,37 +196,54 @@ def client_round(
         mine = method.at(settings)
         downlink = send(mine, federation, bucket, channel, server, root, round, info)
         if not keeps:
-            client = receive(mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info)
-        trained, uplink, finite, metrics = client_step(mine, bucket, channel)(client, downlink, own, root, round, info)
-        # A client whose result is not finite keeps its old state, or what came down, and does not arrive.
+            client = receive(
+                mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info
+            )
+        trained, uplink, finite, metrics = client_step(mine, bucket, channel)(
+            client, downlink, own, root, round, info
+        )
+        # A client whose result is not finite keeps its old state, or what came down, and does not
+        # arrive.
         client = select(participant.valid & finite, trained, client)
         arrived = participant.valid & finite & ~participant.dropped
-        cost = lambda message: jax.tree.map(jnp.int32, wire.wire_elements(message))  # noqa: E731
-        return client, ClientResult(uplink, arrived, finite | ~participant.valid, metrics, cost(uplink), cost(downlink))
+
+        def cost(message):
+            return jax.tree.map(jnp.int32, wire.wire_elements(message))
+
+        return client, ClientResult(
+            uplink, arrived, finite | ~participant.valid, metrics, cost(uplink), cost(downlink)
+        )
 
     return run
 
 
 def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
-    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites it, any client's."""
+    """Returns a newcomer's state in its first round: by its form, or where a downlink overwrites
+    it, any client's."""
     return method.init_client(bucket, Context(key, jnp.int32(0), None))
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """((seeds uint32 [P], client ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on all devices) ->
-    the clients' first states, sharded; compiled."""
+    """((seeds uint32 [P], client ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on
+    all devices) -> the clients' first states, sharded; compiled."""
 
     def local(args, weights):
         given = put_weights(bucket, weights)
 
         def one(args):
             seed, client_id, settings = args
-            ctx = Context(client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id), jnp.int32(0), None)
+            ctx = Context(
+                client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id),
+                jnp.int32(0),
+                None,
+            )
             return method.at(settings).init_client(given, ctx)
 
         return lax.map(one, args)
 
-    run = jax.shard_map(local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False)
+    run = jax.shard_map(
+        local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False
+    )
     return jax.jit(run, compiler_options=compiler_options(platform_of(mesh)))
 
 
@@ -210,11 +255,12 @@ def bucket_round(
     lanes: int,
     score: Callable | None = None,
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, (round, what to score)) -> (states, (ClientResult, scores) [P]),
-    on one device.
+    """(states, schedule of Participant, servers, data, (round, what to score)) -> (states,
+    (ClientResult, scores) [P]), on one device.
 
-    `score` is for clients that keep nothing between rounds, whose states are (): (client, participant, servers, data,
-    round, what to score) -> scores of what training left. Without it scores are ().
+    `score` is for clients that keep nothing between rounds, whose states are (): (client,
+    participant, servers, data, round, what to score) -> scores of what training left. Without it
+    scores are ().
     """
     one = client_round(method, federation, bucket, channel, keeps=score is None)
 
@@ -231,8 +277,8 @@ def bucket_round(
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
-    """(server, {bucket: Received}, root, round, Pretrained.variables, Context.data) -> (server, metrics); nothing
-    changes if nobody arrives."""
+    """(server, {bucket: Received}, root, round, Pretrained.variables, Context.data) -> (server,
+    metrics); nothing changes if nobody arrives."""
 
     def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)
@@ -245,10 +291,11 @@ def server_step(method: Method, federation: Federation) -> Callable:
 
 
 def gather_received(received: dict[str, Received]) -> Received:
-    """All buckets' uplinks as one, ordered by client id with the absent last; for uplinks of bucket-free shapes.
+    """All buckets' uplinks as one, ordered by client id with the absent last; for uplinks of
+    bucket-free shapes.
 
-    Order and padding then cannot leak into what the server computes. A sum over one bucket needs no such copy: its rows
-    ascend by client id, and who is absent weighs nothing.
+    Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
+    such copy: its rows ascend by client id, and who is absent weighs nothing.
     """
     joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
     rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)

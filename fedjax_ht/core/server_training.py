@@ -1,4 +1,5 @@
-"""A server that trains on what it received: epochs of mini-batches over the valid rows, as one compiled loop."""
+"""A server that trains on what it received: epochs of mini-batches over the valid rows, as one
+compiled loop."""
 
 from collections.abc import Callable
 
@@ -12,8 +13,11 @@ from fedjax_ht.core.method import PyTree, Split
 
 
 def compact(valid: jax.Array) -> Split:
-    """Indices of the rows where valid [M] is True, in order and first, so that padding between them changes nothing."""
-    return Split(jnp.argsort(~valid, stable=True).astype(jnp.int32), jnp.sum(valid, dtype=jnp.int32))
+    """Indices of the rows where valid [M] is True, in order and first, so that padding between them
+    changes nothing."""
+    return Split(
+        jnp.argsort(~valid, stable=True).astype(jnp.int32), jnp.sum(valid, dtype=jnp.int32)
+    )
 
 
 def train_on_rows(
@@ -27,7 +31,8 @@ def train_on_rows(
     batch_size: int,
     drop_single: bool = False,
 ) -> tuple[PyTree, jax.Array]:
-    """Trains `params` on the valid rows, shuffled anew each epoch; the last batch of an epoch is masked.
+    """Trains `params` on the valid rows, shuffled anew each epoch; the last batch of an epoch is
+    masked.
 
     The number of steps follows the number of valid rows at run time.
 
@@ -70,8 +75,8 @@ def train_with_stats(
 ) -> tuple[PyTree, PyTree, jax.Array]:
     """`train_on_rows` of a model that keeps batch statistics.
 
-    Args and returns as there, with `stats` behind `params`: loss_fn is (params, stats, batch, mask, key) -> (scalar,
-    stats).
+    Args and returns as there, with `stats` behind `params`: loss_fn is (params, stats, batch, mask,
+    key) -> (scalar, stats).
     """
     source = compact(valid)
     batches = (source.count + batch_size - 1) // batch_size
@@ -89,7 +94,9 @@ def train_with_stats(
             batch = jax.tree.map(lambda x: x[index], rows)
             step_key = jax.random.fold_in(loss_key, number * batches + i)
             differentiate = jax.value_and_grad(loss_fn, has_aux=True)
-            (loss, stats), gradients = differentiate(params, stats, batch, position < source.count, step_key)
+            (loss, stats), gradients = differentiate(
+                params, stats, batch, position < source.count, step_key
+            )
             updates, state = optimizer.update(gradients, state, params)
             return optax.apply_updates(params, updates), stats, state, total + loss
 

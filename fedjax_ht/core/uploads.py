@@ -1,8 +1,10 @@
-"""A round's uploads as vectors that can be compared: whole models, rows of prototypes or heads by class.
+"""A round's uploads as vectors that can be compared: whole models, rows of prototypes or heads by
+class.
 
-What a client sends falls into groups. All plain arrays of an uplink are one vector, its model. Of a `Masked` leaf each
-row is a vector, a class's prototype say, which is compared with other clients' rows of that class alone; where single
-entries are masked they are one vector of which a client holds a part. `Metadata` and integers are no vectors.
+What a client sends falls into groups. All plain arrays of an uplink are one vector, its model. Of a
+`Masked` leaf each row is a vector, a class's prototype say, which is compared with other clients'
+rows of that class alone; where single entries are masked they are one vector of which a client
+holds a part. `Metadata` and integers are no vectors.
 
 Which positions mean the same in two uplinks is for the method to say, `Wire.positions`.
 """
@@ -51,8 +53,8 @@ PutBack = Callable[[Uploads], dict[str, Received]]
 
 
 def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Received]]:
-    """The buckets by what can be compared: all together where their uplinks have one shape, or where smaller ones lie
-    in larger ones (`nested`), else one by one."""
+    """The buckets by what can be compared: all together where their uplinks have one shape, or
+    where smaller ones lie in larger ones (`nested`), else one by one."""
     shapes = {name: _shapes(r.uplink) for name, r in received.items()}
     first = next(iter(shapes.values()))
     together = all(own == first if not nested else own[0] == first[0] for own in shapes.values())
@@ -60,8 +62,9 @@ def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Re
 
 
 def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
-    """The vectors of buckets that `comparable` has put together, groups in a fixed order; and a function that puts such
-    groups, changed, back in place: vectors that are no longer present have not arrived."""
+    """The vectors of buckets that `comparable` has put together, groups in a fixed order; and a
+    function that puts such groups, changed, back in place: vectors that are no longer present have
+    not arrived."""
     arrived = jnp.concatenate([r.arrived for r in received.values()])
     columns = list(zip(*(leaves_of(r.uplink) for r in received.values())))
     groups, places, model = [], [], []
@@ -107,10 +110,11 @@ def leaves_of(uplink: Any) -> list:
 
 
 def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
-    """Takes square roots of the running variances in uplinks ("var" below "stats"), to compare uploads by.
+    """Takes square roots of the running variances in uplinks ("var" below "stats"), to compare
+    uploads by.
 
-    A client whose inputs are s times another's has s times its running means and deviations, but s^2 times
-    its variances.
+    A client whose inputs are s times another's has s times its running means and deviations, but
+    s^2 times its variances.
     """
 
     def deviation(path: tuple, leaf: Any) -> Any:
@@ -120,7 +124,9 @@ def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
         return jnp.sqrt(jnp.abs(leaf))  # a client may send any number
 
     return {
-        name: r._replace(uplink=jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=is_leaf))
+        name: r._replace(
+            uplink=jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=is_leaf)
+        )
         for name, r in received.items()
     }
 
@@ -137,13 +143,15 @@ def is_payload(leaf: Any) -> bool:
 
 def _shapes(uplink: Any) -> tuple:
     """The structure of an uplink with the number of axes of each leaf, and the leaves' shapes."""
-    shapes = [values_of(leaf).shape[1:] for leaf in leaves_of(uplink) if not isinstance(leaf, Metadata)]
+    shapes = [
+        values_of(leaf).shape[1:] for leaf in leaves_of(uplink) if not isinstance(leaf, Metadata)
+    ]
     return (jax.tree.structure(uplink, is_leaf=is_leaf), [len(s) for s in shapes]), shapes
 
 
 def _joined(column: Sequence[Any], clients: int) -> tuple[Leaf, jax.Array, jax.Array, jax.Array]:
-    """Buckets' leaves as one: how, the values [P, V, D], the entries held, broadcastable to them, and the rows that
-    were sent, bool broadcastable to [P, V]."""
+    """Buckets' leaves as one: how, the values [P, V, D], the entries held, broadcastable to them,
+    and the rows that were sent, bool broadcastable to [P, V]."""
     arrays = [values_of(leaf) for leaf in column]
     shapes = tuple(x.shape[1:] for x in arrays)
     common = tuple(max(sizes) for sizes in zip(*shapes))
@@ -153,11 +161,15 @@ def _joined(column: Sequence[Any], clients: int) -> tuple[Leaf, jax.Array, jax.A
     values = jnp.concatenate([_fill(x, common) for x in arrays]).reshape(clients, v, -1)
     held = sent = jnp.ones((1, 1, 1), bool)
     if len(set(shapes)) > 1:
-        held = jnp.concatenate([_fill(jnp.ones(x.shape, bool), common) for x in arrays]).reshape(clients, v, -1)
+        held = jnp.concatenate([_fill(jnp.ones(x.shape, bool), common) for x in arrays]).reshape(
+            clients, v, -1
+        )
     if by_row:
         sent = jnp.concatenate(masks)
     elif masks:
-        held = held & jnp.concatenate([_fill(mask, common) for mask in masks]).reshape(clients, v, -1)
+        held = held & jnp.concatenate([_fill(mask, common) for mask in masks]).reshape(
+            clients, v, -1
+        )
     return Leaf(shapes, common, by_row), values, held, sent.reshape(-1, v)
 
 
@@ -172,14 +184,23 @@ def _clean(values: Sequence[jax.Array], held: Sequence[jax.Array], present: jax.
     return Vectors(tuple(there), tuple(held), present)
 
 
-def _separated(column: Sequence[Any], leaf: Leaf, values: jax.Array, present: jax.Array | None) -> tuple:
+def _separated(
+    column: Sequence[Any], leaf: Leaf, values: jax.Array, present: jax.Array | None
+) -> tuple:
     """Values [P, V, D], and of rows who is present [P, V], in the form of the buckets' leaves."""
     values, start, out = values.reshape(-1, *leaf.common), 0, []
     for old, shape in zip(column, leaf.shapes):
         stop = start + len(values_of(old))
-        own = values[(slice(start, stop), *(slice(size) for size in shape))].astype(values_of(old).dtype)
+        own = values[(slice(start, stop), *(slice(size) for size in shape))].astype(
+            values_of(old).dtype
+        )
         if isinstance(old, Masked):
-            own = Masked(own, old.mask if present is None else old.mask & present[start:stop].reshape(old.mask.shape))
+            own = Masked(
+                own,
+                old.mask
+                if present is None
+                else old.mask & present[start:stop].reshape(old.mask.shape),
+            )
         out.append(own)
         start = stop
     return tuple(out)

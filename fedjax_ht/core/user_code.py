@@ -37,9 +37,15 @@ def call_own(what: str, name: str, *arguments: Any) -> Any:
                 raise ValueError(f"{what} {name!r}: {there}") from error
             raise _failed(what, name, error) from error
         if not callable(make := getattr(module, function, None)):
-            own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == place]
+            own = [
+                key
+                for key, value in vars(module).items()
+                if getattr(value, "__module__", "") == place
+            ]
             there = meant(function, own, f"its functions are {', '.join(own) or 'none'}")
-            raise ValueError(f"{what} {name!r}: {module.__file__} has no function {function}{there}")
+            raise ValueError(
+                f"{what} {name!r}: {module.__file__} has no function {function}{there}"
+            )
         try:
             return make(*arguments)
         except Exception as error:

@@ -1,7 +1,8 @@
 """What crosses the wire, and what it costs.
 
-`broadcast` returns the downlink and `client_update` the uplink; every count, and every transform (noise, quantisation),
-works on these two pytrees. Plain leaves are sent whole. Two wrappers say more:
+`broadcast` returns the downlink and `client_update` the uplink; every count, and every transform
+(noise, quantisation), works on these two pytrees. Plain leaves are sent whole. Two wrappers say
+more:
 
 * `Masked(values, mask)`: only entries whose mask is True are sent, each with its index.
 * `Metadata(value)`: counts and the like, tallied apart from the payload.
@@ -19,11 +20,13 @@ from fedjax_ht.core.method import PyTree
 INDEX_BYTES = 4  # an entry of a Masked leaf travels with an int32 index
 
 Late = Literal["lost", "arrives"]
-"""What becomes of an upload that comes after its round's deadline: nothing, or it counts in a later round."""
+"""What becomes of an upload that comes after its round's deadline: nothing, or it counts in a later
+round."""
 
 
 class Masked(NamedTuple):
-    """values [*m, *rest] of which the rows with mask bool [*m] True are sent; the others are never read."""
+    """values [*m, *rest] of which the rows with mask bool [*m] True are sent; the others are never
+    read."""
 
     values: jax.Array
     mask: jax.Array
@@ -84,18 +87,21 @@ def wire_elements(message: PyTree) -> WireCost:
     return WireCost(*cost)
 
 
-Transform = Callable[[jax.Array, PyTree], PyTree]  # (key, message) -> message of the same structure
+# (key, message) -> message of the same structure
+Transform = Callable[[jax.Array, PyTree], PyTree]
 
 
 @checked
 def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Transform:
-    """x (1 - coefficient) + N(0, scale^2) for every float leaf of the payload: the noise of FedPCL's code (Tan et al.,
-    NeurIPS 2022), which FedKTL's appendix D takes with 0.05 and 0.2 for prototypes and vectors, with 0.2 and 0.2 for
-    images. FedKTL's images cross the wire in [-1, 1], and its vectors in units, so that these numbers fit.
+    """x (1 - coefficient) + N(0, scale^2) for every float leaf of the payload: the noise of
+    FedPCL's code (Tan et al., NeurIPS 2022), which FedKTL's appendix D takes with 0.05 and 0.2 for
+    prototypes and vectors, with 0.2 and 0.2 for images. FedKTL's images cross the wire in [-1, 1],
+    and its vectors in units, so that these numbers fit.
 
     Args:
       scale, coefficient: s and p.
-      only: a field of the message, such as "images"; "" is all of them. A message without it is a ValueError.
+      only: a field of the message, such as "images"; "" is all of them. A message without it is a
+        ValueError.
 
     Raises:
       ValueError: a number out of its bounds.
@@ -119,7 +125,10 @@ def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Tr
     def in_one_field(key, message):
         fields = getattr(message, "_fields", ())
         if only not in fields:
-            raise ValueError(f"gaussian_noise is for field {only!r}; the message has {', '.join(fields) or 'none'}")
+            raise ValueError(
+                f"gaussian_noise is for field {only!r}; the message has "
+                f"{', '.join(fields) or 'none'}"
+            )
         return message._replace(**{only: transform(key, getattr(message, only))})
 
     return in_one_field if only else transform

@@ -1,4 +1,5 @@
-"""A dataset and its partition as a simulation takes them: inputs once, and per bucket its clients' padded indices."""
+"""A dataset and its partition as a simulation takes them: inputs once, and per bucket its clients'
+padded indices."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,11 +17,13 @@ class FederationData(NamedTuple):
     """NumPy arrays; a simulation places them on its devices.
 
     Attributes:
-      buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max], [n]); the inputs and
-        labels are the same arrays in every bucket. Validation and test sets are in a fixed mixed order, as models
-        that normalise by batch see their batches: partitions list them class by class.
+      buckets: bucket name -> Data whose splits are stacked over the bucket's clients ([n, max],
+        [n]); the inputs and labels are the same arrays in every bucket. Validation and test sets
+        are in a fixed mixed order, as models that normalise by batch see their batches: partitions
+        list them class by class.
       counts: split name -> int64 [num_clients].
-      pooled: "train" and "test" -> every client's samples as one split, for a model that only the server holds.
+      pooled: "train" and "test" -> every client's samples as one split, for a model that only the
+        server holds.
     """
 
     buckets: dict[str, Data]
@@ -57,12 +60,14 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
 
 
 def join_trials(trials: Sequence[FederationData]) -> FederationData:
-    """Several splits of the same samples as one: splits [trials * n, max], counts [trials, num_clients], and pooled
-    sets [trials, max]."""
+    """Several splits of the same samples as one: splits [trials * n, max], counts [trials,
+    num_clients], and pooled sets [trials, max]."""
 
     def join(splits: Sequence[Split], axis) -> Split:
         width = max(s.indices.shape[-1] for s in splits)
-        pad = lambda x: np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])  # noqa: E731
+        def pad(x):
+            return (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]))
+
         return Split(axis([pad(s.indices) for s in splits]), axis([s.count for s in splits]))
 
     first = trials[0]

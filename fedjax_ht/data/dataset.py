@@ -21,7 +21,8 @@ from fedjax_ht.core.names import meant
 
 
 class ClientIndices(NamedTuple):
-    """Which samples of a `Dataset` one client holds; each an int64 array of indices, possibly empty."""
+    """Which samples of a `Dataset` one client holds; each an int64 array of indices, possibly
+    empty."""
 
     train: np.ndarray
     val: np.ndarray
@@ -33,21 +34,25 @@ Partition = tuple[ClientIndices, ...]  # position i is the client with id i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """An immutable labelled set of any kind of samples, kept as it is stored: what a model sees of it is made on the
-    device, per batch.
+    """An immutable labelled set of any kind of samples, kept as it is stored: what a model sees of
+    it is made on the device, per batch.
 
     Attributes:
       name: what the user asked for, such as "cifar10".
-      inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N, H, W, C], sensor
-        windows float [N, T, channels], tokens int [N, length], rows of a table float [N, columns]. A read-only view of
-        what was given: who keeps that and writes to it changes the set.
+      inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
+        H, W, C], sensor windows float [N, T, channels], tokens int [N, length], rows of a table
+        float [N, columns]. A read-only view of what was given: who keeps that and writes to it
+        changes the set.
       labels: int32 [N], values in [0, num_classes); floats are taken where all are whole numbers.
       class_names: one name per class.
-      preprocess: stored inputs -> what a model sees, a pure function that is traced; see `core.inputs`. By default
-        images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and all else is `AsStored`.
-      official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if it has none.
+      preprocess: stored inputs -> what a model sees, a pure function that is traced; see
+        `core.inputs`. By default images of bytes are `Pixels(0.5, 0.5)`, (x / 255 - 0.5) / 0.5, and
+        all else is `AsStored`.
+      official: index arrays of the publisher's own sets ("train", "test", at times "val"); empty if
+        it has none.
       clients: the split that came with the data (client folders), else None.
-      groups: int32 [N], whose or where a sample is from, by number: a person, a hospital, a domain; else None.
+      groups: int32 [N], whose or where a sample is from, by number: a person, a hospital, a domain;
+        else None.
       vocabulary: of texts the number of token ids, all of which are in [0, vocabulary); else None.
     """
 
@@ -88,7 +93,8 @@ class Dataset:
                 raise ValueError(f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]")
             object.__setattr__(self, "groups", self.groups.astype(np.int32))
         object.__setattr__(self, "preprocess", _preprocess(self.name, self.inputs, self.preprocess))
-        object.__setattr__(self, "inputs", jax.tree.map(lambda x: x.view(), self.inputs))  # the arrays are the caller's
+        # the arrays are the caller's
+        object.__setattr__(self, "inputs", jax.tree.map(lambda x: x.view(), self.inputs))
         for x in (*jax.tree.leaves(self.inputs), self.labels):
             x.flags.writeable = False
 
@@ -176,7 +182,8 @@ def _by_channel(name: str, field: str, value: Any, channels: int) -> np.ndarray:
 
 
 def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """`count` random samples of a dataset, in the order they had; the publisher's sets shrink with it.
+    """`count` random samples of a dataset, in the order they had; the publisher's sets shrink with
+    it.
 
     Raises:
       ValueError: there are not that many samples, or the data came split over clients already.
@@ -193,7 +200,8 @@ def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
     """The samples of some classes, in the order they had; labels are positions in `names`.
 
     Raises:
-      ValueError: there is no such class, one is named twice, or the data came split over clients already.
+      ValueError: there is no such class, one is named twice, or the data came split over clients
+        already.
     """
     others = [name for name in names if name not in dataset.class_names]
     if others or len(set(names)) < len(names):

@@ -1,4 +1,5 @@
-"""Mean and standard deviation of the pixels of well-known sets, as DFRD's released code normalises by them."""
+"""Mean and standard deviation of the pixels of well-known sets, as DFRD's released code normalises
+by them."""
 
 import dataclasses
 from typing import Literal, get_args
@@ -7,9 +8,10 @@ from fedjax_ht.core.inputs import Pixels, described, is_image
 from fedjax_ht.data.dataset import Dataset
 
 Normalisation = Literal["half", "dataset", "imagenet"]
-"""half: mean and standard deviation 0.5, so that a model sees pixels in [-1, 1], the range of a generator's tanh.
-dataset: those of `MOMENTS`; of what a model sees, tanh then covers a part.
-imagenet: those of ImageNet, whatever the set is, as FedSSA's released code has it for CIFAR-10 and as pre-trained
+"""half: mean and standard deviation 0.5, so that a model sees pixels in [-1, 1], the range of a
+generator's tanh. dataset: those of `MOMENTS`; of what a model sees, tanh then covers a part.
+imagenet: those of ImageNet, whatever the set is, as FedSSA's released code has it for CIFAR-10 and
+  as pre-trained
 weights expect it; three channels.
 """
 
@@ -33,7 +35,8 @@ def normalised(dataset: Dataset, kind: Normalisation) -> Dataset:
     """The set with another mean and standard deviation.
 
     Raises:
-      ValueError: the kind is unknown, the set's moments are, or there are not as many channels as moments.
+      ValueError: the kind is unknown, the set's moments are, or there are not as many channels as
+        moments.
     """
     if kind not in get_args(Normalisation):
         raise ValueError(f"normalisation is {kind!r}; it must be 'half', 'dataset' or 'imagenet'")

@@ -1,7 +1,8 @@
 """Feature shift: domains made of one set of images, by what is done to their pixels on the device.
 
-A sample is its image and the number of its domain; in domain 0 a model sees the image as it is. Whose a sample is
-(`Dataset.groups`) is its domain, so that partition "natural" makes clients of one domain each.
+A sample is its image and the number of its domain; in domain 0 a model sees the image as it is.
+Whose a sample is (`Dataset.groups`) is its domain, so that partition "natural" makes clients of one
+domain each.
 """
 
 import dataclasses
@@ -42,7 +43,8 @@ class Rotated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """(images, domain [N]) to images changed as `CORRUPTIONS` has it at the place of their domain, then as by `rule`.
+    """(images, domain [N]) to images changed as `CORRUPTIONS` has it at the place of their domain,
+    then as by `rule`.
 
     Noise is drawn from what is in an image, and so is the same whenever the image is seen.
     """
@@ -51,7 +53,9 @@ class Corrupted(NamedTuple):
 
     def __call__(self, inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
         images, domain = inputs
-        change = lambda image, i: lax.switch(i, tuple(CORRUPTIONS.values()), image)  # noqa: E731
+        def change(image, i):
+            return (lax.switch(i, tuple(CORRUPTIONS.values()), image))
+
         changed = jax.vmap(change)(self.rule.scaled(images), domain.astype(jnp.int32))
         return self.rule.normalise(changed)
 
@@ -67,7 +71,9 @@ def _turn(image: jax.Array, turn: jax.Array) -> jax.Array:
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
     cos, sin = turn
     at = [cos * y + sin * x + (height - 1) / 2, cos * x - sin * y + (width - 1) / 2]
-    channel = lambda plane: map_coordinates(plane, at, order=1, mode="constant")  # noqa: E731
+    def channel(plane):
+        return (map_coordinates(plane, at, order=1, mode="constant"))
+
     return jax.vmap(channel, -1, -1)(image)
 
 
@@ -81,7 +87,9 @@ def _blur(image: jax.Array) -> jax.Array:
     """A binomial filter of five pixels each way, about a Gaussian of one pixel."""
     for axis in (0, 1):
         n = image.shape[axis]
-        near = lambda k: jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis)  # noqa: B023, E731
+        def near(k):
+            return (jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis))
+
         image = (near(-2) + 4 * near(-1) + 6 * image + 4 * near(1) + near(2)) / 16
     return image
 
@@ -119,12 +127,13 @@ def parse_shift(text: str) -> tuple[str, int]:
 
 
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
-    """A set of images as several domains: each sample is of one, drawn so that each has as many of every class.
+    """A set of images as several domains: each sample is of one, drawn so that each has as many of
+    every class.
 
     Args:
       dataset: images.
-      shift: "rotate/N": domain i is turned by 360 i / N degrees, counter-clockwise. "corrupt/N": the first N of
-        `CORRUPTIONS`.
+      shift: "rotate/N": domain i is turned by 360 i / N degrees, counter-clockwise. "corrupt/N":
+        the first N of `CORRUPTIONS`.
       seed: of which sample is of which domain.
 
     Returns:
@@ -139,7 +148,8 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     if dataset.groups is not None:
         raise ValueError(f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace")
     rng = np.random.default_rng(seed)
-    order = np.lexsort((rng.random(len(dataset.labels)), dataset.labels))  # class by class, mixed in each
+    # class by class, mixed in each
+    order = np.lexsort((rng.random(len(dataset.labels)), dataset.labels))
     domain = np.empty(len(order), np.int8)
     domain[order] = np.arange(len(order)) % domains
     angles = 2 * np.pi * np.arange(domains) / domains

@@ -13,42 +13,62 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.sources import load_dataset
 
 
-def read_own(name: str, data_dir: str, image_size: int | None = None) -> tuple[Dataset, ClientIndices]:
+def read_own(
+    name: str, data_dir: str, image_size: int | None = None
+) -> tuple[Dataset, ClientIndices]:
     """A client's own set, and which of its samples are for what.
 
     Raises:
-      ValueError, OSError: it cannot be read, does not say which samples are for testing, or has none. One line.
+      ValueError, OSError: it cannot be read, does not say which samples are for testing, or has
+        none. One line.
     """
     dataset = load_dataset(name, data_dir, image_size)
     if not len(dataset.labels):
-        raise ValueError(f"{name} has no samples; a client needs one at least, to train or to test with")
+        raise ValueError(
+            f"{name} has no samples; a client needs one at least, to train or to test with"
+        )
     if not {"train", "test"} <= set(dataset.official):
-        raise ValueError(f"{name} does not say what is for training and what for testing; an .npz has official_test")
+        raise ValueError(
+            f"{name} does not say what is for training and what for testing; an .npz has "
+            "official_test"
+        )
     return dataset, ClientIndices(
         *(dataset.official.get(part, np.zeros(0, np.int64)) for part in ClientIndices._fields)
     )
 
 
 def alone(dataset: Dataset, own: ClientIndices) -> tuple[Dataset, ClientIndices]:
-    """One client's samples as a set of its own, training, validation and test samples in the order they had."""
+    """One client's samples as a set of its own, training, validation and test samples in the order
+    they had."""
     order = np.concatenate(own)
     ends = np.cumsum([0, *map(len, own)])
     parts = ClientIndices(*(np.arange(start, end) for start, end in itertools.pairwise(ends)))
-    mine = {"inputs": jax.tree.map(lambda x: x[order], dataset.inputs), "labels": dataset.labels[order]}
+    mine = {
+        "inputs": jax.tree.map(lambda x: x[order], dataset.inputs),
+        "labels": dataset.labels[order],
+    }
     groups = None if dataset.groups is None else dataset.groups[order]
     official = dict(zip(ClientIndices._fields, parts))
-    return dataclasses.replace(dataset, **mine, groups=groups, official=official, clients=None), parts
+    return dataclasses.replace(
+        dataset, **mine, groups=groups, official=official, clients=None
+    ), parts
 
 
 def write_own(path: Path, dataset: Dataset, own: ClientIndices) -> None:
     """One client's samples as an .npz that `read_own` reads by "npz:PATH".
 
     Raises:
-      ValueError: a sample is not one array, or the set has a rule of its own for what a model sees. One line.
+      ValueError: a sample is not one array, or the set has a rule of its own for what a model sees.
+        One line.
     """
     mine, parts = alone(dataset, own)
-    if not isinstance(mine.inputs, np.ndarray) or not isinstance(dataset.preprocess, Pixels | AsStored):
-        raise ValueError(f"{dataset.name} cannot be written for one client: its samples are not one array as it is")
+    if not isinstance(mine.inputs, np.ndarray) or not isinstance(
+        dataset.preprocess, Pixels | AsStored
+    ):
+        raise ValueError(
+            f"{dataset.name} cannot be written for one client: its samples are not one array as "
+            "it is"
+        )
     key = "images" if isinstance(dataset.preprocess, Pixels) else "inputs"
     arrays = {key: mine.inputs, "labels": mine.labels, "class_names": np.array(dataset.class_names)}
     for part in ("val", "test"):

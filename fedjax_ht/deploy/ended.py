@@ -2,5 +2,5 @@
 
 
 class Ended(Exception):
-    """Nobody takes part any more, or the server refuses this client. One line. The same command goes
-    on later."""
+    """Nobody takes part any more, or the server refuses this client. One line. The same command
+    goes on later."""

@@ -1,4 +1,5 @@
-"""What one side of a deployment sends the other, and its arrays as bytes. Imports no JAX: a process a message does."""
+"""What one side of a deployment sends the other, and its arrays as bytes. Imports no JAX: a process
+a message does."""
 
 import io
 from typing import Any, NamedTuple
@@ -31,7 +32,8 @@ def to_bytes(array: np.ndarray) -> bytes:
 
 
 def from_bytes(data: bytes, dtype: str) -> np.ndarray:
-    """The array that `to_bytes` wrote. What its header claims is believed only as far as there are bytes for it.
+    """The array that `to_bytes` wrote. What its header claims is believed only as far as there are
+    bytes for it.
 
     Args:
       data: the bytes.

@@ -1,4 +1,5 @@
-"""Flower's records, grid and messages: how a deployment's messages cross the wire. Needs the extra `flower`."""
+"""Flower's records, grid and messages: how a deployment's messages cross the wire. Needs the extra
+`flower`."""
 
 import json
 import logging
@@ -18,7 +19,8 @@ from fedjax_ht.deploy.headers import LONGEST, is_count, parsed, printable
 from fedjax_ht.deploy.secagg import sum_of
 from fedjax_ht.deploy.secagg_client import masked
 
-KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}  # of a head -> of a Flower message
+# of a head -> of a Flower message
+KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}
 POLL_SECONDS = 1.0
 SHARE = 1 << 12
 """Bytes that a client of a secure sum sends for each other, at most: keys and shares."""
@@ -29,7 +31,8 @@ Groups = Mapping[str, Sequence[int]]  # a name -> clients whose uplinks are summ
 def to_records(envelope: Envelope) -> RecordDict:
     """An envelope as Flower records: "message", an array each leaf, and "head", JSON."""
     arrays = {
-        name: Array(str(x.dtype), tuple(x.shape), "numpy.ndarray", to_bytes(x)) for name, x in envelope.arrays.items()
+        name: Array(str(x.dtype), tuple(x.shape), "numpy.ndarray", to_bytes(x))
+        for name, x in envelope.arrays.items()
     }
     head = ConfigRecord({"json": json.dumps(envelope.head)})
     return RecordDict({"message": ArrayRecord(arrays), "head": head})
@@ -46,17 +49,23 @@ def from_records(records: RecordDict, most: int | None = None) -> Envelope:
       ValueError: it is none, or longer. One line.
     """
     try:
-        text, arrays = records.config_records["head"]["json"], dict(records.array_records["message"])
+        text, arrays = (
+            records.config_records["head"]["json"],
+            dict(records.array_records["message"]),
+        )
         size = sum(len(x.data) for x in arrays.values())
         if most is not None and size > most:
             raise ValueError(f"it has {size} bytes of arrays, and {most} are due at most")
-        return Envelope(parsed(text), {name: from_bytes(x.data, x.dtype) for name, x in arrays.items()})
+        return Envelope(
+            parsed(text), {name: from_bytes(x.data, x.dtype) for name, x in arrays.items()}
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no message of this library: {printable(repr(error))}") from None
 
 
 def overhead(envelope: Envelope) -> int:
-    """Bytes of an envelope's records beyond the numbers in its message: names, shapes, headers and the head."""
+    """Bytes of an envelope's records beyond the numbers in its message: names, shapes, headers and
+    the head."""
     records = to_records(envelope)
     arrays = sum(len(x.data) + len(x.deflate()) for x in records.array_records["message"].values())
     return arrays + len(records.config_records["head"].deflate()) - numbers_in(envelope)
@@ -85,8 +94,12 @@ def grid_nodes(
             for node in heads.keys() - nodes:
                 tell(f"client {heads.pop(node)['client']} is gone")
             new = nodes - heads.keys() - refused
-            asked = {node: {"owner": grid.owners[node]} if node in grid.owners else {} for node in new}
-            letters = {node: hello._replace(head=hello.head | owner) for node, owner in asked.items()}
+            asked = {
+                node: {"owner": grid.owners[node]} if node in grid.owners else {} for node in new
+            }
+            letters = {
+                node: hello._replace(head=hello.head | owner) for node, owner in asked.items()
+            }
             for node, reply in post(letters, {}).items():
                 greet(node, reply)
             if len(heads) >= wanted or time.monotonic() > end:
@@ -98,7 +111,10 @@ def grid_nodes(
             tell(f"node {node} does not answer: {reply}")
             return
         if why := reply.head.get("error") or stranger(node, reply.head.get("client")):
-            tell(f"node {node} (client {printable(str(reply.head.get('client')))}) is left out: {why}")
+            tell(
+                f"node {node} (client {printable(str(reply.head.get('client')))}) is left out: "
+                f"{why}"
+            )
             refused.add(node)
         else:
             heads[node] = reply.head
@@ -115,8 +131,13 @@ def grid_nodes(
     def exchange(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope]:
         nodes = {head["client"]: node for node, head in heads.items()}
         reached = {nodes[client]: letter for client, letter in letters.items() if client in nodes}
-        replies = post(reached, {nodes[client]: size for client, size in most.items() if client in nodes})
-        read = {node: Envelope({"error": r}, {}) if isinstance(r, str) else r for node, r in replies.items()}
+        replies = post(
+            reached, {nodes[client]: size for client, size in most.items() if client in nodes}
+        )
+        read = {
+            node: Envelope({"error": r}, {}) if isinstance(r, str) else r
+            for node, r in replies.items()
+        }
         return {heads[node]["client"]: reply for node, reply in read.items()}
 
     def add(
@@ -124,23 +145,36 @@ def grid_nodes(
     ) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
         nodes, answers, totals = {head["client"]: node for node, head in heads.items()}, {}, {}
         for name, clients in groups.items():
-            reached = {nodes[client]: to_records(letters[client]) for client in clients if client in nodes}
+            reached = {
+                nodes[client]: to_records(letters[client]) for client in clients if client in nodes
+            }
             shares = SHARE * len(clients)
-            grid.expect({nodes[client]: LONGEST + most[client] + shares for client in clients if client in nodes})
+            grid.expect(
+                {
+                    nodes[client]: LONGEST + most[client] + shares
+                    for client in clients
+                    if client in nodes
+                }
+            )
             outcome = sum_of(grid, reached, limit, timeout)
             answered = outcome.heads | {node: {"error": why} for node, why in outcome.lost.items()}
-            answers |= {heads[node]["client"]: Envelope(head, {}) for node, head in answered.items()}
+            answers |= {
+                heads[node]["client"]: Envelope(head, {}) for node, head in answered.items()
+            }
             totals[name] = outcome.total
         return answers, totals
 
     def post(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope | str]:
-        """What nodes answer; in words, where Flower says why one does not, or it answers nonsense."""
+        """What nodes answer; in words, where Flower says why one does not, or it answers
+        nonsense."""
         if not letters:
             return {}
         grid.expect({node: LONGEST + most.get(node, 0) for node in letters})
         kinds = {node: KINDS[letter.head["kind"]] for node, letter in letters.items()}
         messages = {
-            node: Message(to_records(letter), dst_node_id=node, message_type=kinds[node], ttl=timeout)
+            node: Message(
+                to_records(letter), dst_node_id=node, message_type=kinds[node], ttl=timeout
+            )
             for node, letter in letters.items()
         }
         replies = list(grid.send_and_receive([*messages.values()], timeout=timeout))
@@ -163,7 +197,8 @@ def _opened(reply: Message, most: int) -> Envelope | str:
 def responder(answer: Callable[[Envelope], Envelope]) -> Callable[[Message, Context], Message]:
     """Flower's messages answered by `answer`, which takes and gives envelopes.
 
-    Whether an uplink leaves masked is said here, on the client's side, whatever the server writes into the header.
+    Whether an uplink leaves masked is said here, on the client's side, whatever the server writes
+    into the header.
     """
 
     def reply_of(message: Message, hidden: bool) -> Envelope:

@@ -88,7 +88,9 @@ def gate(
         if node is None:
             return await _answer(send, 401)
         budget = allowance if name in UPLOADS else Allowance({node: SMALL})
-        body = await _body(receive, headers, functools.partial(budget.take, node), budget.left.get(node, 0))
+        body = await _body(
+            receive, headers, functools.partial(budget.take, node), budget.left.get(node, 0)
+        )
         if body is None:
             refused(node)
             return await _answer(send, 413)
@@ -105,7 +107,8 @@ async def _body(
     take: Callable[[int], bool],
     limit: int,
 ) -> bytes | None:
-    """A request's body; None where it is longer than `take` allows, or than `limit` by its header."""
+    """A request's body; None where it is longer than `take` allows, or than `limit` by its
+    header."""
     length = headers.get(b"content-length", b"0")
     if not length.isdigit() or len(length) > 18 or int(length) > limit:
         return None

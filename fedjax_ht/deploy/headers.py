@@ -42,7 +42,8 @@ class Asked(NamedTuple):
       run: the run's name, letters and digits.
       round: from 0.
       last_round: the client's last round that counts, -1 before the first.
-      oldest: the number of rounds after which the oldest state holds that the server may go back to.
+      oldest: the number of rounds after which the oldest state holds that the server may go back
+        to.
     """
 
     run: str
@@ -86,8 +87,8 @@ def printable(text: str) -> str:
 
 
 def unreadable(head: dict[str, Any], kind: str, unit: str | None, rules: Sequence[str]) -> str:
-    """Names the first entry of a client's header that is missing or not what it must be; "" where all
-    are right.
+    """Names the first entry of a client's header that is missing or not what it must be; "" where
+    all are right.
 
     Args:
       head: its answer's, without "error".
@@ -121,7 +122,9 @@ def asked(head: dict[str, Any]) -> Asked:
       ValueError: it asks for what no server asks for. One line.
     """
     ask = Asked(*(head.get(name) for name in Asked._fields))
-    if not (isinstance(ask.run, str) and ask.run.isascii() and ask.run.isalnum() and len(ask.run) <= 64):
+    if not (
+        isinstance(ask.run, str) and ask.run.isascii() and ask.run.isalnum() and len(ask.run) <= 64
+    ):
         raise ValueError(f"a run called {printable(repr(ask.run))}")
     number, last_round, oldest = ask.round, ask.last_round, ask.oldest
     if not is_count(number):
@@ -131,7 +134,8 @@ def asked(head: dict[str, Any]) -> Asked:
     # A state that the server may come back to is older than the one that it asks for.
     if not is_count(oldest) or oldest > last_round + 1:
         raise ValueError(
-            f"states older than {printable(repr(oldest))} rounds to be deleted, and round {last_round} is the last"
+            f"states older than {printable(repr(oldest))} rounds to be deleted, and round "
+            f"{last_round} is the last"
         )
     return ask
 
@@ -170,7 +174,11 @@ def _task(x: Any) -> bool:
     if not isinstance(x, dict) or set(x) != {"shape", "dtype", "num_classes", "vocabulary"}:
         return False
     shape = x["shape"]
-    if not isinstance(shape, list) or len(shape) > 8 or not all(is_count(n) and n > 0 for n in shape):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 8
+        or not all(is_count(n) and n > 0 for n in shape)
+    ):
         return False
     fine = math.prod(shape) < 2**31 and x["dtype"] in DTYPES
     sizes = [x["num_classes"]] if x["vocabulary"] is None else [x["num_classes"], x["vocabulary"]]
@@ -179,9 +187,15 @@ def _task(x: Any) -> bool:
 
 def _scores(splits: Sequence[str], rules: Sequence[str]) -> Callable[[Any], bool]:
     def is_score(x: Any) -> bool:
-        if not (isinstance(x, dict) and is_count(x.get("count")) and isinstance(x.get("correct"), dict)):
+        if not (
+            isinstance(x, dict) and is_count(x.get("count")) and isinstance(x.get("correct"), dict)
+        ):
             return False
         correct = x["correct"]
-        return set(correct) == set(rules) and all(is_count(c) and c <= x["count"] for c in correct.values())
+        return set(correct) == set(rules) and all(
+            is_count(c) and c <= x["count"] for c in correct.values()
+        )
 
-    return lambda x: isinstance(x, dict) and set(x) == set(splits) and all(map(is_score, x.values()))
+    return lambda x: (
+        isinstance(x, dict) and set(x) == set(splits) and all(map(is_score, x.values()))
+    )

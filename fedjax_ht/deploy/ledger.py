@@ -1,4 +1,5 @@
-"""What one side has told so far, as numbers in a small file. They outlive the program and never become less."""
+"""What one side has told so far, as numbers in a small file. They outlive the program and never
+become less."""
 
 import contextlib
 import fcntl
@@ -37,7 +38,8 @@ def _changed(path: Path, name: str, change: Callable):
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Keeps other processes from changing the file within the block: each would lose what the other counts."""
+    """Keeps other processes from changing the file within the block: each would lose what the other
+    counts."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         with contextlib.suppress(OSError):  # not every network's file system has locks
@@ -55,4 +57,6 @@ def read(path: Path) -> dict[str, float]:
             return numbers
     except (ValueError, AttributeError):
         pass
-    raise ValueError(f"{path} does not say how often noise was added; without it nobody knows what was told")
+    raise ValueError(
+        f"{path} does not say how often noise was added; without it nobody knows what was told"
+    )

@@ -1,8 +1,8 @@
 """The server's end of Flower: its SuperLink in this process, with nothing but the gate outside.
 
-What Flower's own commands do by its Control and Runtime APIs, starting runs and exchanging messages,
-is done here by calls. No socket answers them: there is nothing that another user of this machine
-could ask. Needs the extra `flower`.
+What Flower's own commands do by its Control and Runtime APIs, starting runs and exchanging
+messages, is done here by calls. No socket answers them: there is nothing that another user of this
+machine could ask. Needs the extra `flower`.
 """
 
 import base64
@@ -95,12 +95,16 @@ def read_keys(folder: Path) -> dict[int, bytes]:
     for path in sorted(folder.glob("*.pub")):
         number = re.search(r"(\d{1,9})$", path.stem)
         if number is None:
-            raise ValueError(f"{path}: its name must end with the id of the client, such as client3.pub")
+            raise ValueError(
+                f"{path}: its name must end with the id of the client, such as client3.pub"
+            )
         client = int(number[1])
         try:
             key = load_ssh_public_key(path.read_bytes())
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise ValueError(f"{path} is no public key of ssh-keygen: {printable(str(error))}") from None
+            raise ValueError(
+                f"{path} is no public key of ssh-keygen: {printable(str(error))}"
+            ) from None
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError(f"{path} is no ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
         public = public_key_to_bytes(key)
@@ -108,7 +112,10 @@ def read_keys(folder: Path) -> dict[int, bytes]:
             raise ValueError(f"{path}: client {client} has two keys, or two clients have this one")
         keys[client] = public
     if not keys:
-        raise ValueError(f"{folder} has no keys; the public keys of the clients belong there, client0.pub and so on")
+        raise ValueError(
+            f"{folder} has no keys; the public keys of the clients belong there, client0.pub and "
+            "so on"
+        )
     return keys
 
 
@@ -139,7 +146,9 @@ def opened(
     calls = CALLS if keys is not None else CALLS | UNKEYED
     files = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1]} if certificate else {}
     guarded = gate(app, identify, is_answer, allowance, calls, long.add)
-    config = uvicorn.Config(guarded, host, port, ws="none", access_log=False, log_config=None, **files)
+    config = uvicorn.Config(
+        guarded, host, port, ws="none", access_log=False, log_config=None, **files
+    )
     server = uvicorn.Server(config)
     over = threading.Event()
     with _listening(server, f"{host}:{port}"), _running(state, over) as run_id:
@@ -157,7 +166,10 @@ def opened(
                 return exchange(state, run_id, messages, timeout)
             finally:
                 for node in sorted(long):
-                    tell(f"{_named(node, owners)} has sent more bytes than it may, and they were not read")
+                    tell(
+                        f"{_named(node, owners)} has sent more bytes than it may, and they were "
+                        "not read"
+                    )
                 long.clear()
 
         yield Link(lambda: sorted(state.get_nodes(run_id)), send_and_receive, owners, expect)
@@ -188,7 +200,9 @@ def signing_node(state: LinkState, keyed: bool, headers: Mapping[bytes, bytes]) 
         if keyed and node is None:
             return None
         stamp = headers[TIMESTAMP_HEADER.encode()]
-        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(stamp.decode("ascii"))
+        age = datetime.datetime.now(datetime.UTC) - datetime.datetime.fromisoformat(
+            stamp.decode("ascii")
+        )
         fresh = abs(age.total_seconds()) <= FRESH_SECONDS
         signed = fresh and verify_signature(bytes_to_public_key(public), stamp, signature)
     except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm, binascii.Error):
@@ -197,8 +211,8 @@ def signing_node(state: LinkState, keyed: bool, headers: Mapping[bytes, bytes]) 
 
 
 def is_answer(name: str, node: int, body: bytes) -> bool:
-    """Returns whether a request is no message, or a node's own answer to one. Flower would take a message
-    that says that it is the server's, and hand it to another client."""
+    """Returns whether a request is no message, or a node's own answer to one. Flower would take a
+    message that says that it is the server's, and hand it to another client."""
     if name != "push-messages":
         return True
     try:
@@ -236,7 +250,9 @@ def _listening(server: uvicorn.Server, address: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _running(state: LinkState, over: threading.Event) -> Iterator[int]:
     """A run of this process within the block; its id."""
-    run_id = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
+    run_id = state.create_run(
+        None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
+    )
     (run,) = state.get_run_info(run_ids=[run_id])
     task_id = run.primary_task_id
     state.claim_task(task_id)
@@ -259,7 +275,9 @@ def _running(state: LinkState, over: threading.Event) -> Iterator[int]:
         over.set()
 
 
-def exchange(state: LinkState, run_id: int, messages: list[Message], timeout: float) -> list[Message]:
+def exchange(
+    state: LinkState, run_id: int, messages: list[Message], timeout: float
+) -> list[Message]:
     """Sends messages to nodes and waits for their replies.
 
     Args:
@@ -298,7 +316,9 @@ def _sent(state: LinkState, run_id: int, message: Message) -> str:
     return message_id
 
 
-def _received(state: LinkState, run_id: int, message_id: str, asked: Message, end: float) -> Message | None:
+def _received(
+    state: LinkState, run_id: int, message_id: str, asked: Message, end: float
+) -> Message | None:
     """The reply to a message, None where there is none yet."""
     replies = state.get_message_res({message_id}, run_id)
     if not replies:
@@ -307,7 +327,9 @@ def _received(state: LinkState, run_id: int, message_id: str, asked: Message, en
     content = error = None
     try:
         tree = state.object_store.get_object_tree(reply.metadata.message_id)
-        contents = _contents(state, run_id, [node.object_id for node in iterate_object_tree(tree)], end)
+        contents = _contents(
+            state, run_id, [node.object_id for node in iterate_object_tree(tree)], end
+        )
         read = inflate_object_from_contents(reply.metadata.message_id, contents)
         if read.has_error():
             error = Error(int(read.error.code), printable(str(read.error.reason or "")))
@@ -323,7 +345,11 @@ def _received(state: LinkState, run_id: int, message_id: str, asked: Message, en
     metadata = reply.metadata
     metadata.__dict__["_src_node_id"] = asked.metadata.dst_node_id
     metadata.__dict__["_reply_to_message_id"] = message_id
-    return Message(error, metadata=metadata) if content is None else Message(content, metadata=metadata)
+    return (
+        Message(error, metadata=metadata)
+        if content is None
+        else Message(content, metadata=metadata)
+    )
 
 
 def _contents(state: LinkState, run_id: int, ids: list[str], end: float) -> dict[str, bytes]:

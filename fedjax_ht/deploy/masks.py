@@ -1,7 +1,7 @@
 """The numbers of secure sums, and what masks are made of. Imports no JAX: a process a message does.
 
-Flower's SecAgg+ draws masks by NumPy's generator, which folds a key to 32 bits first: few enough to try them all.
-Here they are the key stream of AES under the whole key.
+Flower's SecAgg+ draws masks by NumPy's generator, which folds a key to 32 bits first: few enough to
+try them all. Here they are the key stream of AES under the whole key.
 """
 
 import hashlib
@@ -27,7 +27,8 @@ WIDEST = 500.0
 
 
 def threshold(clients: int) -> int:
-    """How many of a sum's clients must be left at its end; without so many, nobody's secrets can be put together."""
+    """How many of a sum's clients must be left at its end; without so many, nobody's secrets can be
+    put together."""
     return max(FEWEST, clients // 2 + 1)
 
 
@@ -42,26 +43,37 @@ def stream(key: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> list[
     Raises:
       ValueError: another modulus.
     """
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # comes with Flower
+    # comes with Flower
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
     if modulus != MODULUS:
         raise ValueError(f"masks below {modulus}, not {MODULUS}")
-    encryptor = Cipher(algorithms.AES(hashlib.sha256(key).digest()), modes.CTR(bytes(16))).encryptor()
+    encryptor = Cipher(
+        algorithms.AES(hashlib.sha256(key).digest()), modes.CTR(bytes(16))
+    ).encryptor()
     drawn = (encryptor.update(bytes(4 * math.prod(shape))) for shape in shapes)
-    return [np.frombuffer(x, "<u4").astype(np.int64).reshape(shape) for x, shape in zip(drawn, shapes)]
+    return [
+        np.frombuffer(x, "<u4").astype(np.int64).reshape(shape) for x, shape in zip(drawn, shapes)
+    ]
 
 
 def with_stream(function: FunctionType, **others: Any) -> FunctionType:
-    """A copy of one of Flower's functions that takes `stream` for its masks. Flower's own stays as it is.
+    """A copy of one of Flower's functions that takes `stream` for its masks. Flower's own stays as
+    it is.
 
     Args:
       function: of a module of Flower's SecAgg+.
       others: what else the copy takes for names of its module.
 
     Raises:
-      RuntimeError: it draws no masks by the name that is known here; its masks would be Flower's. One line.
+      RuntimeError: it draws no masks by the name that is known here; its masks would be Flower's.
+        One line.
     """
     if not others and _GENERATOR not in function.__code__.co_names:
-        raise RuntimeError(f"flwr's {function.__name__} does not call {_GENERATOR}: secure sums need another flwr")
+        raise RuntimeError(
+            f"flwr's {function.__name__} does not call {_GENERATOR}: secure sums need another flwr"
+        )
     names = {**function.__globals__, _GENERATOR: stream, **others}
-    return FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )

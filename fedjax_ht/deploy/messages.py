@@ -1,7 +1,9 @@
-"""A method's message as named arrays, exactly what it counts as: what a wire carries, and nothing that could run.
+"""A method's message as named arrays, exactly what it counts as: what a wire carries, and nothing
+that could run.
 
-Both sides know a message's form, since both know the method and the architecture; so only numbers travel. A plain array
-is one array, a `Masked` its rows with True and their places, a `Metadata` what it holds.
+Both sides know a message's form, since both know the method and the architecture; so only numbers
+travel. A plain array is one array, a `Masked` its rows with True and their places, a `Metadata`
+what it holds.
 """
 
 from collections.abc import Iterator
@@ -47,8 +49,13 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
             _check(what, f"{name}.places", places, (places.size,), np.dtype(np.int32))
             _check(what, f"{name}.rows", rows, (places.size, *shape), leaf.values.dtype)
             size = int(np.prod(leaf.mask.shape, dtype=int))
-            if len(places) and not (places.min() >= 0 and places.max() < size and (np.diff(places) > 0).all()):
-                raise ValueError(f"{what} names rows in {name} that are none of 0 to {size - 1}, each once, in order")
+            if len(places) and not (
+                places.min() >= 0 and places.max() < size and (np.diff(places) > 0).all()
+            ):
+                raise ValueError(
+                    f"{what} names rows in {name} that are none of 0 to {size - 1}, each once, in "
+                    "order"
+                )
             mask, values = np.zeros(size, bool), np.zeros((size, *shape), leaf.values.dtype)
             mask[places], values[places] = True, rows
             leaves.append(Masked(values.reshape(leaf.values.shape), mask.reshape(leaf.mask.shape)))
@@ -82,9 +89,14 @@ def _is_masked(x: Any) -> bool:
 
 
 def _named(message: PyTree) -> Iterator[tuple[str, Any]]:
-    """The leaves of a message, each with a name: where it is, such as "prototypes" or "params.base.kernel"."""
-    for i, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(message, is_leaf=_is_masked)):
-        words = [str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path]
+    """The leaves of a message, each with a name: where it is, such as "prototypes" or
+    "params.base.kernel"."""
+    for i, (path, leaf) in enumerate(
+        jax.tree_util.tree_leaves_with_path(message, is_leaf=_is_masked)
+    ):
+        words = [
+            str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path
+        ]
         yield ".".join([f"{i:03d}", *words]), leaf
 
 
@@ -96,4 +108,6 @@ def _taken(left: dict[str, np.ndarray], name: str, what: str) -> np.ndarray:
 
 def _check(what: str, name: str, array: np.ndarray, shape: tuple[int, ...], dtype: Any) -> None:
     if array.shape != tuple(shape) or array.dtype != dtype:
-        raise ValueError(f"{what} has {name} of {array.dtype} {array.shape}; it must be {dtype} {tuple(shape)}")
+        raise ValueError(
+            f"{what} has {name} of {array.dtype} {array.shape}; it must be {dtype} {tuple(shape)}"
+        )

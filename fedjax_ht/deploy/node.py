@@ -69,11 +69,15 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
       ValueError, OSError: it is none, or others may read it. One line.
     """
     if path.stat().st_mode & 0o077:
-        raise ValueError(f"{path} can be read by others, who could answer as this client; chmod 600 {path}")
+        raise ValueError(
+            f"{path} can be read by others, who could answer as this client; chmod 600 {path}"
+        )
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ValueError(f"{path} is no private key without a passphrase: {' '.join(str(error).split())}") from None
+        raise ValueError(
+            f"{path} is no private key without a passphrase: {' '.join(str(error).split())}"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ValueError(f"{path} is no ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
     return key
@@ -109,7 +113,9 @@ def attend(
     root = certificate.read_bytes() if certificate else None
     interceptors = [NodeAuthHttpInterceptor(private, public)]
     refused_since, silent = None, False
-    with FleetHttpClient.from_server_address(address, certificate is None, root, interceptors) as client:
+    with FleetHttpClient.from_server_address(
+        address, certificate is None, root, interceptors
+    ) as client:
         while not stop():
             try:
                 with _active(client, public_key_to_bytes(public), registers=key is None) as node:
@@ -122,9 +128,14 @@ def attend(
                 why = _reason(error)
                 if refused_since is None:
                     refused_since = now
-                    tell(f"{address} refuses this client ({why}); it is tried again for {patience:g} s")
+                    tell(
+                        f"{address} refuses this client ({why}); it is tried again for "
+                        f"{patience:g} s"
+                    )
                 if now - refused_since >= patience:
-                    raise Ended(f"{address} has refused this client for {patience:g} s: {why}") from None
+                    raise Ended(
+                        f"{address} has refused this client for {patience:g} s: {why}"
+                    ) from None
                 _wait(stop)
             except (
                 httpx.HTTPError,
@@ -167,7 +178,8 @@ def _active(client: FleetHttpClient, public: bytes, registers: bool) -> Iterator
     def beat():
         request = SendNodeHeartbeatRequest(node=node, heartbeat_interval=HEARTBEAT_SECONDS)
         while not over.wait(HEARTBEAT_SECONDS / 3):
-            with contextlib.suppress(httpx.HTTPError, ValueError):  # the loop below notices what is wrong
+            # the loop below notices what is wrong
+            with contextlib.suppress(httpx.HTTPError, ValueError):
                 client.SendNodeHeartbeat(request)
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
@@ -181,7 +193,9 @@ def _active(client: FleetHttpClient, public: bytes, registers: bool) -> Iterator
                 client.UnregisterNode(UnregisterNodeFleetRequest(node_id=node.node_id))
 
 
-def _answer_all(client: FleetHttpClient, node: Node, respond: Respond, stop: Callable[[], bool]) -> None:
+def _answer_all(
+    client: FleetHttpClient, node: Node, respond: Respond, stop: Callable[[], bool]
+) -> None:
     context = Context(0, node.node_id, {}, RecordDict(), {})
     while not stop():
         response = client.PullMessages(PullMessagesRequest(node=node))
@@ -202,7 +216,9 @@ def _pulled(client: FleetHttpClient, node: Node, message: Message, tree) -> Mess
     run_id, message_id = message.metadata.run_id, message.metadata.message_id
     pull = make_pull_object_fn_protobuf(client.PullObject, node, run_id)
     contents = pull_objects([part.object_id for part in iterate_object_tree(tree)], pull)
-    client.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id))
+    client.ConfirmMessageReceived(
+        ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=message_id)
+    )
     whole = inflate_object_from_contents(message_id, contents)
     return Message(whole.content, metadata=message.metadata)
 
@@ -217,5 +233,9 @@ def _push(client: FleetHttpClient, node: Node, reply: Message) -> None:
             message_object_trees=[get_object_tree(reply)],
         )
         response = client.PushMessages(request)
-        push = make_push_object_fn_protobuf(client.PushObject, node, reply.metadata.run_id, response.session_id)
-        push_objects(get_all_nested_objects(reply), push, object_ids_to_push=set(response.objects_to_push))
+        push = make_push_object_fn_protobuf(
+            client.PushObject, node, reply.metadata.run_id, response.session_id
+        )
+        push_objects(
+            get_all_nested_objects(reply), push, object_ids_to_push=set(response.objects_to_push)
+        )

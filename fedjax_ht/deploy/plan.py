@@ -1,5 +1,6 @@
-"""What a server and its clients hold alike before they meet: the config, the method, the models. Each has its own copy
-of the config; what crosses the wire is compared with it and never takes its place."""
+"""What a server and its clients hold alike before they meet: the config, the method, the models.
+Each has its own copy of the config; what crosses the wire is compared with it and never takes its
+place."""
 
 import json
 from importlib.metadata import version
@@ -21,8 +22,17 @@ from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import Unit
 
-OWN = (*FREE_FIELDS, "dataset.name", "lanes", "precision", "evaluate.every", "evaluate.sample", "evaluate.patience")
-"""Fields that a client may have otherwise than the server, and all of "partition" but "num_clients"."""
+OWN = (
+    *FREE_FIELDS,
+    "dataset.name",
+    "lanes",
+    "precision",
+    "evaluate.every",
+    "evaluate.sample",
+    "evaluate.patience",
+)
+"""Fields that a client may have otherwise than the server, and all of "partition" but
+"num_clients"."""
 
 
 class Plan(NamedTuple):
@@ -31,7 +41,8 @@ class Plan(NamedTuple):
     Attributes:
       label: of its first entry, the one that is run.
       config: with what that entry changes.
-      method: with the config's privacy and defences; its settings are the words of the noise, see `noise.by_words`.
+      method: with the config's privacy and defences; its settings are the words of the noise, see
+        `noise.by_words`.
       options: how the federation runs.
       channel: what transforms the messages.
       fields: what both sides must have alike, name -> JSON value.
@@ -64,7 +75,8 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
       ImportError: it has privacy, and the accountant is not installed. One line.
     """
     settled = settle(config)
-    label, entry = next(iter(settled.entries.items()))  # of several the first, which is the config's `method`
+    # of several the first, which is the config's `method`
+    label, entry = next(iter(settled.entries.items()))
     own, method = settled.configs[label], settled.methods[label]
     for field, value, right in (
         ("trials", config.trials, 1),
@@ -77,25 +89,38 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
         ("devices_profile", config.devices_profile.to_dict(), DevicesProfileFields()._asdict()),
     ):
         if value != right:
-            raise ValueError(f"{field} is {value!r}; a deployment, whose clients are real, takes {right!r} alone")
+            raise ValueError(
+                f"{field} is {value!r}; a deployment, whose clients are real, takes {right!r} alone"
+            )
     if method.sees_data:
-        raise ValueError(f"the server of {method.name} reads the clients' samples: no real server can run it")
+        raise ValueError(
+            f"the server of {method.name} reads the clients' samples: no real server can run it"
+        )
     options = settled.options
     check_scores(config, options.privacy)
     if secure_sums:
         check_reads(method)
         if entry.options.get("weighting") == "samples":
             raise ValueError(
-                f"--secure_sums: {method.name} weighs clients by numbers of samples, and a sum has to weigh alike; "
+                f"--secure_sums: {method.name} weighs clients by numbers of samples, and a sum "
+                "has to weigh alike; "
                 "take --config.method.options.weighting=uniform"
             )
         if options.robust:
-            raise ValueError(f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads")
+            raise ValueError(
+                f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads"
+            )
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    shared = {name: value for name, value in json.loads(own.to_json_best_effort()).items() if name not in NAMING}
+    shared = {
+        name: value
+        for name, value in json.loads(own.to_json_best_effort()).items()
+        if name not in NAMING
+    }
     shared["partition"] = {"num_clients": own.partition.num_clients}
     fields = {name: value for name, value in flatten(shared).items() if name not in OWN}
-    fields |= {f"method.{name}": value for name, value in json.loads(json.dumps(entry.options)).items()}
+    fields |= {
+        f"method.{name}": value for name, value in json.loads(json.dumps(entry.options)).items()
+    }
     fields |= {"method": entry.method} | ({"secure_sums": True} if secure_sums else {})
     method = by_words(method, options.privacy, options.robust)
     return Plan(label, own, method, options, channel, fields, secure_sums)
@@ -114,11 +139,15 @@ def make_models(plan: Plan, task: Task) -> Federation:
 
 def about(plan: Plan) -> dict[str, Any]:
     """What one side tells the other of itself."""
-    return {"version": version("fedjax_ht"), "fields": plan.fields | {"secure_sums": plan.secure_sums}}
+    return {
+        "version": version("fedjax_ht"),
+        "fields": plan.fields | {"secure_sums": plan.secure_sums},
+    }
 
 
 def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """What differs between two sides, as `about` has it, in a line that begins with "has"; "" where nothing does."""
+    """What differs between two sides, as `about` has it, in a line that begins with "has"; "" where
+    nothing does."""
     if mine["version"] != theirs["version"]:
         return f"has fedjax_ht {theirs['version']}, not {mine['version']}"
     own, other = mine["fields"], theirs["fields"]
@@ -133,7 +162,11 @@ def task_as_json(task: Task) -> dict[str, Any]:
     Raises:
       ValueError: a sample is not one array.
     """
-    leaf = jax.ShapeDtypeStruct(task.input_shape, "float32") if type(task.input_shape) is tuple else task.input_shape
+    leaf = (
+        jax.ShapeDtypeStruct(task.input_shape, "float32")
+        if type(task.input_shape) is tuple
+        else task.input_shape
+    )
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         raise ValueError("a deployment takes samples of one array each")
     return {

@@ -1,4 +1,5 @@
-"""The rounds of a deployment: a `Simulation` whose clients train elsewhere, so that all that runs one runs it."""
+"""The rounds of a deployment: a `Simulation` whose clients train elsewhere, so that all that runs
+one runs it."""
 
 import dataclasses
 import time
@@ -41,7 +42,8 @@ class Answered(NamedTuple):
 
     Attributes:
       head: its head.
-      uplink: its message as NumPy, None where it was not finite; of a secure sum the client's part, see `sums`.
+      uplink: its message as NumPy, None where it was not finite; of a secure sum the client's part,
+        see `sums`.
       cost: of the downlink and of the uplink.
     """
 
@@ -51,7 +53,8 @@ class Answered(NamedTuple):
 
 
 def as_simulation(server: Server) -> Simulation:
-    """The deployment as `simulation.history.run` and checkpoints take one; client states are none of it."""
+    """The deployment as `simulation.history.run` and checkpoints take one; client states are none
+    of it."""
 
     def elsewhere(*_):
         raise ValueError("the clients of a deployment keep their states")
@@ -83,17 +86,25 @@ def first_state(server: Server) -> SimulationState:
 def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, RoundReport]:
     """One round: the clients that can be reached train, and what arrives is served.
 
-    A client that does not answer was not there. A round in which no client takes part is none: it is tried again.
+    A client that does not answer was not there. A round in which no client takes part is none: it
+    is tried again.
 
     Raises:
-      Ended: nobody has taken part for as many tries as `give_up` says, or could be reached for `Server.patience`.
+      Ended: nobody has taken part for as many tries as `give_up` says, or could be reached for
+        `Server.patience`.
     """
     number, num_clients = state.round, server.plan.num_clients
     reachable, asked, answered = _participants(server, state)
     received = {b.name: _received(server, state, b, answered) for b in server.federation.buckets}
     rows = {name: np.arange(len(r.arrived), dtype=np.int32)[None] for name, r in received.items()}
     words, epsilon = draw(server.noise)  # from here on the step counts, whatever becomes of it
-    own = (state.servers, _seeds(server), jax.tree.map(lambda x: jnp.asarray(x)[None], words), rows, {})
+    own = (
+        state.servers,
+        _seeds(server),
+        jax.tree.map(lambda x: jnp.asarray(x)[None], words),
+        rows,
+        {},
+    )
     round_ = jnp.int32(number)
     servers, result = server.serve(own, (received, round_, server.pretrained, ()))
     result = fetch(of_trial(result, 0))
@@ -113,12 +124,14 @@ def run_round(server: Server, state: SimulationState) -> tuple[SimulationState, 
     return SimulationState(number + 1, servers, {}, last_round, {}), report
 
 
-def _participants(server: Server, state: SimulationState) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
+def _participants(
+    server: Server, state: SimulationState
+) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
     """Tries a round until a client takes part.
 
     Returns:
-      The clients that could be reached, bool [num_clients]; the ids of those that were asked; and what those of them
-      sent that have answered, of whom there is one at least.
+      The clients that could be reached, bool [num_clients]; the ids of those that were asked; and
+      what those of them sent that have answered, of whom there is one at least.
     """
     tries, most = 0, server.plan.config.give_up
     while True:
@@ -147,12 +160,16 @@ def _somebody(server: Server, state: SimulationState) -> Heads:
     return heads
 
 
-def _tried(server: Server, state: SimulationState, heads: Heads) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
+def _tried(
+    server: Server, state: SimulationState, heads: Heads
+) -> tuple[np.ndarray, list[int], dict[int, Answered]]:
     """Tries a round once with the clients of `heads`; returns what `_participants` does."""
     num_clients = server.plan.num_clients
     reachable = np.isin(np.arange(num_clients), sorted(heads))
     # Who is drawn hides nobody here, and is no matter of privacy: all know the seed.
-    options = dataclasses.replace(server.plan.options, profile=Profile(available=lambda _: reachable), privacy=None)
+    options = dataclasses.replace(
+        server.plan.options, profile=Profile(available=lambda _: reachable), privacy=None
+    )
     ids, _ = choose_participants(options, num_clients, state.round)
     asked = ids.tolist()
     if server.groups is None:
@@ -172,8 +189,8 @@ def evaluate(server: Server, state: SimulationState, only: np.ndarray | None = N
 
 
 def reached(server: Server, fewest: int = 0) -> Heads:
-    """The clients that can be reached and are as they were when the run began; waits for `fewest` of them, see
-    `Transport.meet`."""
+    """The clients that can be reached and are as they were when the run began; waits for `fewest`
+    of them, see `Transport.meet`."""
     heads = met(server.plan, server.transport, fewest, server.warn)
     kept = {}
     for client, head in heads.items():
@@ -181,7 +198,10 @@ def reached(server: Server, fewest: int = 0) -> Heads:
         if head["counts"] == before:
             kept[client] = head
         else:
-            server.warn(f"client {client} is left out: it began with {before} samples and has {head['counts']}")
+            server.warn(
+                f"client {client} is left out: it began with {before} samples and has "
+                f"{head['counts']}"
+            )
     return kept
 
 
@@ -193,7 +213,10 @@ def _train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, 
             if uplink is not None and not bool(all_finite(uplink)):
                 raise ValueError("it is not finite")
         except ValueError as error:
-            server.warn(f"client {client}, round {state.round + 1}: what it sent is left out: {printable(str(error))}")
+            server.warn(
+                f"client {client}, round {state.round + 1}: what it sent is left out: "
+                f"{printable(str(error))}"
+            )
             head, uplink = head | {"finite": False}, None
         up = WireCost(0, 0, 0, 0) if uplink is None else _cost(uplink)
         found[client] = Answered(head, uplink, (head["downlink"], up))
@@ -213,9 +236,13 @@ def _taking_part(server: Server, state: SimulationState, ids: set[int]) -> dict[
     return groups
 
 
-def _train_summed(server: Server, state: SimulationState, groups: dict[str, list[int]]) -> dict[int, Answered]:
+def _train_summed(
+    server: Server, state: SimulationState, groups: dict[str, list[int]]
+) -> dict[int, Answered]:
     """As `_train`, where all that comes of uplinks is their sum, group by group."""
-    letters, costs = _letters(server, state, "train", [i for clients in groups.values() for i in clients])
+    letters, costs = _letters(
+        server, state, "train", [i for clients in groups.values() for i in clients]
+    )
     most = {client: vector_bytes(_form(server, client)) for client in letters}
     answers, totals = server.transport.add(letters, groups, most)
     words, found = f"round {state.round + 1}", {}
@@ -225,7 +252,9 @@ def _train_summed(server: Server, state: SimulationState, groups: dict[str, list
         try:
             if isinstance(total, str):
                 raise ValueError(total)
-            if any(i in answers and i not in good and "error" not in answers[i].head for i in clients):
+            if any(
+                i in answers and i not in good and "error" not in answers[i].head for i in clients
+            ):
                 raise ValueError("there are clients in it of which nothing is known")
             uplinks = uplinks_of(_form(server, clients[0]), total, mine)
         except ValueError as error:
@@ -235,15 +264,21 @@ def _train_summed(server: Server, state: SimulationState, groups: dict[str, list
             head = good[client].head | {"finite": True}
             if "warning" in head:
                 server.warn(f"client {client}, {words}: {printable(head['warning'])}")
-            found[client] = Answered(head, uplinks[client], (head["downlink"], _cost(uplinks[client])))
+            found[client] = Answered(
+                head, uplinks[client], (head["downlink"], _cost(uplinks[client]))
+            )
     return dict(sorted(found.items()))
 
 
 def _ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> dict[int, Envelope]:
     """The clients' answers without those that say "error", each of which is a line."""
     letters, costs = _letters(server, state, kind, ids)
-    words = f"round {state.round + 1}" if kind == "train" else f"evaluation after round {state.round}"
-    most = {client: most_bytes(_form(server, client)) if kind == "train" else 0 for client in letters}
+    words = (
+        f"round {state.round + 1}" if kind == "train" else f"evaluation after round {state.round}"
+    )
+    most = {
+        client: most_bytes(_form(server, client)) if kind == "train" else 0 for client in letters
+    }
     return _good(server, kind, words, ids, server.transport.exchange(letters, most), costs)
 
 
@@ -260,12 +295,19 @@ def _letters(
         costs[client] = _cost(downlink)
         oldest = int(server.saved[0][client]) + 1 if len(server.saved) == server.saved.maxlen else 0
         head = {"kind": kind, "run": server.run, "round": state.round, "oldest": oldest}
-        letters[client] = Envelope(head | {"last_round": int(state.last_round[0, client])}, pack(downlink))
+        letters[client] = Envelope(
+            head | {"last_round": int(state.last_round[0, client])}, pack(downlink)
+        )
     return letters, costs
 
 
 def _good(
-    server: Server, kind: str, words: str, ids: list[int], answers: dict[int, Envelope], costs: dict[int, WireCost]
+    server: Server,
+    kind: str,
+    words: str,
+    ids: list[int],
+    answers: dict[int, Envelope],
+    costs: dict[int, WireCost],
 ) -> dict[int, Envelope]:
     """The answers that can be read; of each other one a line."""
     good = {}
@@ -273,11 +315,17 @@ def _good(
         if client not in answers:
             server.warn(f"client {client}, {words}: no answer")
         elif "error" in answers[client].head:
-            server.warn(f"client {client}, {words}: {printable(str(answers[client].head['error']))}")
-        elif name := unreadable(answers[client].head, kind, server.plan.unit, server.plan.method.rules):
+            server.warn(
+                f"client {client}, {words}: {printable(str(answers[client].head['error']))}"
+            )
+        elif name := unreadable(
+            answers[client].head, kind, server.plan.unit, server.plan.method.rules
+        ):
             server.warn(f"client {client}, {words}: what it says of {name!r} cannot be read")
         else:
-            good[client] = answers[client]._replace(head=answers[client].head | {"downlink": costs[client]})
+            good[client] = answers[client]._replace(
+                head=answers[client].head | {"downlink": costs[client]}
+            )
     return good
 
 
@@ -288,29 +336,52 @@ def _form(server: Server, client: int) -> PyTree:
 
 def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:
     counts = server.counts["train"].astype(np.int32)
-    return ClientInfo(*(jnp.asarray(x) for x in (np.int32(ids), counts[ids], state.last_round[0, ids])))
+    return ClientInfo(
+        *(jnp.asarray(x) for x in (np.int32(ids), counts[ids], state.last_round[0, ids]))
+    )
 
 
-def _received(server: Server, state: SimulationState, bucket: Bucket, answered: Mapping[int, Answered]) -> Received:
+def _received(
+    server: Server, state: SimulationState, bucket: Bucket, answered: Mapping[int, Answered]
+) -> Received:
     """A bucket's uplinks, as many rows as clients may take part, who did not arrive with zeros."""
     members = server.federation.members(bucket)
     size = min(server.plan.options.participants(server.plan.num_clients), len(members))
     mine = [i for i in members if i in answered]
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), server.forms[bucket.name])
     uplinks = [answered[i].uplink if answered[i].uplink is not None else zeros for i in mine]
-    stacked = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *uplinks, *[zeros] * (size - len(mine)))
-    arrived = np.array([answered[i].head["finite"] for i in mine] + [False] * (size - len(mine)), bool)
-    return Received(stacked, _info(server, state, np.array(mine + [0] * (size - len(mine)), int)), jnp.asarray(arrived))
+    stacked = jax.tree.map(
+        lambda *xs: jnp.asarray(np.stack(xs)), *uplinks, *[zeros] * (size - len(mine))
+    )
+    arrived = np.array(
+        [answered[i].head["finite"] for i in mine] + [False] * (size - len(mine)), bool
+    )
+    return Received(
+        stacked,
+        _info(server, state, np.array(mine + [0] * (size - len(mine)), int)),
+        jnp.asarray(arrived),
+    )
 
 
-def _results(answered: Mapping[int, Answered]) -> tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]:
+def _results(
+    answered: Mapping[int, Answered],
+) -> tuple[np.ndarray, tuple[ClientResult, dict[str, Scores]]]:
     """What `round_report` takes."""
     ids = sorted(answered)
     heads = [answered[i].head for i in ids]
     finite = np.array([head["finite"] for head in heads], bool)
-    names = [name for name in heads[0]["metrics"] if all(name in head["metrics"] for head in heads)] if heads else ()
-    metrics = {name: np.array([head["metrics"][name] for head in heads], np.float32) for name in names}
-    down, up = (WireCost(*np.array([answered[i].cost[k] for i in ids], int).reshape(-1, 4).T) for k in (0, 1))
+    names = (
+        [name for name in heads[0]["metrics"] if all(name in head["metrics"] for head in heads)]
+        if heads
+        else ()
+    )
+    metrics = {
+        name: np.array([head["metrics"][name] for head in heads], np.float32) for name in names
+    }
+    down, up = (
+        WireCost(*np.array([answered[i].cost[k] for i in ids], int).reshape(-1, 4).T)
+        for k in (0, 1)
+    )
     return np.array(ids, int), (
         ClientResult((), finite, finite, metrics, up, down),
         _scores([h["scores"] for h in heads]),
@@ -319,10 +390,15 @@ def _results(answered: Mapping[int, Answered]) -> tuple[np.ndarray, tuple[Client
 
 def _scores(found: list[dict[str, Any]]) -> dict[str, Scores]:
     """Clients' scores by split, [m] each, of the splits that any of them has samples of."""
-    splits = {split for one in found for split in one if any(other[split]["count"] for other in found)}
+    splits = {
+        split for one in found for split in one if any(other[split]["count"] for other in found)
+    }
     return {
         split: Scores(
-            {rule: np.array([one[split]["correct"][rule] for one in found]) for rule in found[0][split]["correct"]},
+            {
+                rule: np.array([one[split]["correct"][rule] for one in found])
+                for rule in found[0][split]["correct"]
+            },
             np.array([one[split]["count"] for one in found]),
         )
         for split in sorted(splits)

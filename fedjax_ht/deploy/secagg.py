@@ -1,7 +1,8 @@
 """The server's half of a secure sum: Flower's SecAgg+ by its stages. Needs the extra `flower`.
 
-Flower's workflow wants a strategy and a client manager, and gives up where a client is lost before all have each
-other's shares; its stages are called here one by one, and who is lost so early was never part of the sum.
+Flower's workflow wants a strategy and a client manager, and gives up where a client is lost before
+all have each other's shares; its stages are called here one by one, and who is lost so early was
+never part of the sum.
 """
 
 import functools
@@ -70,13 +71,17 @@ def sum_of(grid: Any, letters: dict[int, RecordDict], limit: float, timeout: flo
                 _without_early_losses(state)
                 state.nid_to_fitins = {node: letters[node] for node in state.active_node_ids}
             if not stage(watched, context, state):
-                left = f"{len(state.active_node_ids)} of {len(letters)} clients are left, and it takes {enough}"
+                active = len(state.active_node_ids)
+                left = f"{active} of {len(letters)} clients are left, and it takes {enough}"
                 return Summed(left, {}, lost)
         heads = {proxy.node_id: _header(told.metrics) for proxy, told in results}
         (mean,) = parameters_to_ndarrays(results[0][1].parameters)
-    except Exception as error:  # Flower believes what clients send; a bad message costs the sum, not the run
+    # Flower believes what clients send; a bad message costs the sum, not the run
+    except Exception as error:
         return Summed(f"{type(error).__name__}: {printable(str(error))}", {}, lost)
-    return Summed(mean * len(heads), heads, {node: why for node, why in lost.items() if node not in heads})
+    return Summed(
+        mean * len(heads), heads, {node: why for node, why in lost.items() if node not in heads}
+    )
 
 
 def _context(nodes: list[int], results: list) -> SimpleNamespace:
@@ -88,14 +93,20 @@ def _context(nodes: list[int], results: list) -> SimpleNamespace:
         results.extend(found)
         return None, {}
 
-    strategy = SimpleNamespace(configure_fit=lambda *_: [(p, nothing) for p in proxies], aggregate_fit=aggregate_fit)
-    records = {MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: 0}), MAIN_PARAMS_RECORD: ArrayRecord()}
+    strategy = SimpleNamespace(
+        configure_fit=lambda *_: [(p, nothing) for p in proxies], aggregate_fit=aggregate_fit
+    )
+    records = {
+        MAIN_CONFIGS_RECORD: ConfigRecord({Key.CURRENT_ROUND: 0}),
+        MAIN_PARAMS_RECORD: ArrayRecord(),
+    }
     manager = SimpleNamespace(num_available=lambda: len(proxies))
     return SimpleNamespace(state=RecordDict(records), strategy=strategy, client_manager=manager)
 
 
 def _watched(grid: Any, lost: dict[int, str], timeout: float) -> SimpleNamespace:
-    """A grid that notes who does not answer, and why, and whose messages do not outlive their stage."""
+    """A grid that notes who does not answer, and why, and whose messages do not outlive their
+    stage."""
 
     def send_and_receive(messages: list[Message], timeout: float = timeout) -> list[Message]:
         for message in messages:
@@ -114,9 +125,12 @@ def _watched(grid: Any, lost: dict[int, str], timeout: float) -> SimpleNamespace
 
 
 def _without_early_losses(state: secaggplus_workflow.WorkflowState) -> None:
-    """Who has not dealt its shares has no masks in the others' vectors, and no shares by which to take them off."""
+    """Who has not dealt its shares has no masks in the others' vectors, and no shares by which to
+    take them off."""
     there = state.sampled_node_ids = set(state.active_node_ids)
-    state.nid_to_neighbours = {node: near & there for node, near in state.nid_to_neighbours.items() if node in there}
+    state.nid_to_neighbours = {
+        node: near & there for node, near in state.nid_to_neighbours.items() if node in there
+    }
 
 
 def _header(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -35,20 +35,24 @@ def serve(
 ) -> list[Row]:
     """Runs the rounds of a plan with the clients that `transport` reaches; returns the history.
 
-    `workdir` gets config.json, run.json with the name that clients keep their states by, metrics.csv and the like, and
-    checkpoints. A second call goes on from the newest of these, and the clients with it; what has been told, which with
-    privacy is in told.json, stays told. `entropy` is where the words of the server's noise come from, `patience` the
-    seconds to wait for a client where none can be reached.
+    `workdir` gets config.json, run.json with the name that clients keep their states by,
+    metrics.csv and the like, and checkpoints. A second call goes on from the newest of these, and
+    the clients with it; what has been told, which with privacy is in told.json, stays told.
+    `entropy` is where the words of the server's noise come from, `patience` the seconds to wait for
+    a client where none can be reached.
 
     Raises:
-      ValueError, OSError: `workdir` holds another run, cannot be used, or not all clients are there. One line.
-      Ended: nobody takes part any more, or nothing has arrived for `give_up` rounds; no table is written.
+      ValueError, OSError: `workdir` holds another run, cannot be used, or not all clients are
+        there. One line.
+      Ended: nobody takes part any more, or nothing has arrived for `give_up` rounds; no table is
+        written.
     """
     config = plan.config
     every, kept = min(config.checkpoint.every, config.rounds), config.checkpoint.keep
     if every * kept >= states.MOST:
         raise ValueError(
-            f"checkpoint.every of {every} rounds by {kept} checkpoints are {every * kept} states, and "
+            f"checkpoint.every of {every} rounds by {kept} checkpoints are {every * kept} states, "
+            "and "
             f"a client keeps fewer than {states.MOST}; set checkpoint.every lower"
         )
     with locked(workdir, tell):
@@ -74,7 +78,14 @@ def serve(
         ends = {"patience": config.evaluate.patience or None, "give_up": config.give_up or None}
         only, every = evaluated_clients(config), config.evaluate.every
         state, history = run_rounds(
-            simulation, config.rounds, state, history, every, after_round=after_round, only=only, **ends
+            simulation,
+            config.rounds,
+            state,
+            history,
+            every,
+            after_round=after_round,
+            only=only,
+            **ends,
         )
         write_history(history, workdir, written)
         if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):

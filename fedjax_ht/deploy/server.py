@@ -1,4 +1,5 @@
-"""The server of real clients: what it runs once it knows who they are. What it does in a round is in `rounds`."""
+"""The server of real clients: what it runs once it knows who they are. What it does in a round is
+in `rounds`."""
 
 from collections import deque
 from collections.abc import Callable
@@ -28,13 +29,14 @@ class Transport(NamedTuple):
     """How messages reach clients.
 
     Attributes:
-      meet: (hello, wanted) -> the heads of the clients that can be reached now, by id; it waits until `wanted` of them
-        can, or its patience ends.
-      exchange: ({client: Envelope}, {client: bytes}) -> {client: Envelope}, of those that answer in time; the bytes
-        are how long the arrays of an answer may be.
-      add: ({client: Envelope}, {group: its clients}, {client: bytes}) -> ({client: Envelope}, {group: sum}), by a
-        secure sum of each group's vectors, see `sums.as_vector`: what the clients said besides, or "error" of one that
-        is not in the sum; and the float64 vector, or in words why there is none.
+      meet: (hello, wanted) -> the heads of the clients that can be reached now, by id; it waits
+        until `wanted` of them can, or its patience ends.
+      exchange: ({client: Envelope}, {client: bytes}) -> {client: Envelope}, of those that answer in
+        time; the bytes are how long the arrays of an answer may be.
+      add: ({client: Envelope}, {group: its clients}, {client: bytes}) -> ({client: Envelope},
+        {group: sum}), by a secure sum of each group's vectors, see `sums.as_vector`: what the
+        clients said besides, or "error" of one that is not in the sum; and the float64 vector, or
+        in words why there is none.
     """
 
     meet: Callable[[Envelope, int], Heads]
@@ -95,7 +97,8 @@ def make_server(
     keep: int = 2,
     patience: float = 0.0,
 ) -> Server:
-    """Waits until all clients can be reached, and makes the models for what they say their samples are.
+    """Waits until all clients can be reached, and makes the models for what they say their samples
+    are.
 
     Args:
       plan: the config.
@@ -112,12 +115,15 @@ def make_server(
     """
     heads = met(plan, transport, plan.num_clients, warn)
     if lost := sorted(set(range(plan.num_clients)) - set(heads)):
-        raise ValueError(f"of {plan.num_clients} clients {len(lost)} are not there: {', '.join(map(str, lost))}")
+        raise ValueError(
+            f"of {plan.num_clients} clients {len(lost)} are not there: {', '.join(map(str, lost))}"
+        )
     task = heads[0]["task"]
     for client, head in heads.items():
         if head["task"] != task:
             raise ValueError(
-                f"client {client} has samples of {printable(str(head['task']))}, client 0 of {printable(str(task))}"
+                f"client {client} has samples of {printable(str(head['task']))}, client 0 of "
+                f"{printable(str(task))}"
             )
     federation = make_models(plan, task_of_json(task))
     counts = {
@@ -128,7 +134,10 @@ def make_server(
     forms = {b.name: uplink_form(method, federation, b, channel) for b in federation.buckets}
     groups = summed_clients(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
-        warn(f"clients without training samples are not asked to train, by --secure_sums: {', '.join(map(str, idle))}")
+        warn(
+            "clients without training samples are not asked to train, by --secure_sums: "
+            f"{', '.join(map(str, idle))}"
+        )
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
         plan,
@@ -142,7 +151,9 @@ def make_server(
         per_trial.serve(method, federation, outlier_bound),
         per_trial.first_server(method, federation),
         collect(client_mesh(1), method.pretrained.variables),
-        noise_of_sums(plan.options.privacy, any(map(sends_payload, forms.values())), folder / LEDGER, entropy)
+        noise_of_sums(
+            plan.options.privacy, any(map(sends_payload, forms.values())), folder / LEDGER, entropy
+        )
         if plan.unit == "client"
         else None,
         folder / LEDGER,
@@ -159,7 +170,8 @@ def hello(plan: Plan) -> Envelope:
 
 
 def met(plan: Plan, transport: Transport, wanted: int, warn: Callable[[str], None]) -> Heads:
-    """The clients that can be reached now, see `Transport.meet`, of which what they say can be read."""
+    """The clients that can be reached now, see `Transport.meet`, of which what they say can be
+    read."""
     found = {}
     for client, head in transport.meet(hello(plan), wanted).items():
         if client >= plan.num_clients:

@@ -1,7 +1,8 @@
 """A client's own states on its own disk: one for each round after which the server may go on.
 
-States are named by the number of rounds after which they hold. The server says after which of a client's rounds it goes
-on: a round whose upload was lost counts as if it had not been, on both sides.
+States are named by the number of rounds after which they hold. The server says after which of a
+client's rounds it goes on: a round whose upload was lost counts as if it had not been, on both
+sides.
 """
 
 from pathlib import Path

@@ -1,9 +1,11 @@
-"""Uplinks of which the server sees the sum alone: who is summed with whom, as what, and what the server makes of it.
+"""Uplinks of which the server sees the sum alone: who is summed with whom, as what, and what the
+server makes of it.
 
-An uplink is one vector: each plain array; of each `Masked` its values, 0 where they are not sent, and its mask, 0 or 1.
-Of k clients' sum the server makes k uplinks in which nothing is left of any single one: a plain array is the k-th part;
-of a `Masked`, where c clients have sent an entry, the first c of the k have the c-th part. A server that reads nothing
-but sums (`Wire.server_reads`) makes of these what it makes of the clients' own, but for rounding.
+An uplink is one vector: each plain array; of each `Masked` its values, 0 where they are not sent,
+and its mask, 0 or 1. Of k clients' sum the server makes k uplinks in which nothing is left of any
+single one: a plain array is the k-th part; of a `Masked`, where c clients have sent an entry, the
+first c of the k have the c-th part. A server that reads nothing but sums (`Wire.server_reads`)
+makes of these what it makes of the clients' own, but for rounding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,9 @@ from fedjax_ht.deploy.envelope import HEADER
 from fedjax_ht.deploy.masks import FEWEST, MOST
 
 
-def summed_clients(method: Method, federation: Federation, forms: Mapping[str, PyTree]) -> dict[str, tuple[int, ...]]:
+def summed_clients(
+    method: Method, federation: Federation, forms: Mapping[str, PyTree]
+) -> dict[str, tuple[int, ...]]:
     """Whose uplinks are summed together: those of one shape. A name -> ids.
 
     Args:
@@ -27,19 +31,29 @@ def summed_clients(method: Method, federation: Federation, forms: Mapping[str, P
       forms: bucket name -> the form of its uplinks.
 
     Raises:
-      ValueError: uplinks are not such that their sum is all that is needed, or too few are alike. One line.
+      ValueError: uplinks are not such that their sum is all that is needed, or too few are alike.
+        One line.
     """
     check_reads(method)
     leaves = [leaf for form in forms.values() for leaf in leaves_of(form)]
     if not leaves:
-        raise ValueError(f"--secure_sums: clients of {method.name} send nothing that could be summed")
+        raise ValueError(
+            f"--secure_sums: clients of {method.name} send nothing that could be summed"
+        )
     if not all(map(is_payload, leaves)):
         raise ValueError(
-            f"--secure_sums: clients of {method.name} say which rows or counts they have, by which the server weighs "
+            f"--secure_sums: clients of {method.name} say which rows or counts they have, by "
+            "which the server weighs "
             "each of them; a sum does not tell these apart"
         )
-    one = lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype)  # noqa: E731
-    rows = {name: Received(jax.tree.map(one, form), None, np.ones(1, bool)) for name, form in forms.items()}
+
+    def one(x):
+        return jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
+
+    rows = {
+        name: Received(jax.tree.map(one, form), None, np.ones(1, bool))
+        for name, form in forms.items()
+    }
     members = {b.name: federation.members(b) for b in federation.buckets}
     groups = {
         ", ".join(part): tuple(sorted(int(i) for name in part for i in members[name]))
@@ -48,7 +62,8 @@ def summed_clients(method: Method, federation: Federation, forms: Mapping[str, P
     for name, clients in groups.items():
         if not FEWEST <= len(clients) <= MOST:
             raise ValueError(
-                f"--secure_sums: {len(clients)} clients have uplinks of the shape of {name}; a sum is of {FEWEST} to "
+                f"--secure_sums: {len(clients)} clients have uplinks of the shape of {name}; a "
+                f"sum is of {FEWEST} to "
                 f"{MOST}"
             )
     return groups
@@ -61,7 +76,9 @@ def check_reads(method: Method) -> None:
       ValueError: it does. One line.
     """
     if method.wire.server_reads != "sums":
-        raise ValueError(f"--secure_sums: the server of {method.name} reads more than sums of uplinks")
+        raise ValueError(
+            f"--secure_sums: the server of {method.name} reads more than sums of uplinks"
+        )
 
 
 def as_vector(uplink: PyTree) -> np.ndarray:
@@ -71,7 +88,10 @@ def as_vector(uplink: PyTree) -> np.ndarray:
         if isinstance(leaf, Masked):
             values, mask = np.asarray(leaf.values, np.float32), np.asarray(leaf.mask)
             rows = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
-            parts += [np.where(rows, values, np.float32(0)).ravel(), mask.astype(np.float32).ravel()]
+            parts += [
+                np.where(rows, values, np.float32(0)).ravel(),
+                mask.astype(np.float32).ravel(),
+            ]
         else:
             parts.append(np.asarray(leaf, np.float32).ravel())
     return np.concatenate(parts)
@@ -79,7 +99,9 @@ def as_vector(uplink: PyTree) -> np.ndarray:
 
 def vector_bytes(form: PyTree) -> int:
     """Bytes of a client's masked vector, 8 for each of its numbers, with its header."""
-    sizes = [x.size for leaf in leaves_of(form) for x in (leaf if isinstance(leaf, Masked) else [leaf])]
+    sizes = [
+        x.size for leaf in leaves_of(form) for x in (leaf if isinstance(leaf, Masked) else [leaf])
+    ]
     return 8 * sum(sizes) + HEADER
 
 
@@ -98,7 +120,10 @@ def uplinks_of(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[
     leaves, out, start = leaves_of(form), {client: [] for client in sorted(clients)}, 0
     sizes = [x.size for leaf in leaves for x in (leaf if isinstance(leaf, Masked) else [leaf])]
     if total.shape != (sum(sizes),) or not np.isfinite(total).all():
-        raise ValueError(f"it is no sum of {k} uplinks: {total.shape} numbers, and {sum(sizes)} must be there, finite")
+        raise ValueError(
+            f"it is no sum of {k} uplinks: {total.shape} numbers, and {sum(sizes)} must be there, "
+            "finite"
+        )
     for leaf in leaves:
         values = leaf.values if isinstance(leaf, Masked) else leaf
         found, start = total[start : start + values.size].reshape(values.shape), start + values.size
@@ -107,7 +132,10 @@ def uplinks_of(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[
             for own in out.values():
                 own.append(share)
             continue
-        said, start = total[start : start + leaf.mask.size].reshape(leaf.mask.shape), start + leaf.mask.size
+        said, start = (
+            total[start : start + leaf.mask.size].reshape(leaf.mask.shape),
+            start + leaf.mask.size,
+        )
         count = np.rint(said)
         if (np.abs(said - count) > 0.25).any() or (count < 0).any() or (count > k).any():
             raise ValueError(f"it is no sum of {k} uplinks: its counts are none from 0 to {k}")

@@ -1,1 +1,2 @@
-"""From a config to objects: the entries of a comparison, federation, data, method, and the run folder."""
+"""From a config to objects: the entries of a comparison, federation, data, method, and the run
+folder."""

@@ -44,7 +44,8 @@ SEE = "see fedjax_ht/configs/base.py for the fields"
 
 
 class Experiment(NamedTuple):
-    """A run: what its entries share, `partitions` one a trial; and by label the entries, methods and federations."""
+    """A run: what its entries share, `partitions` one a trial; and by label the entries, methods
+    and federations."""
 
     dataset: Dataset
     partitions: tuple[Partition, ...]
@@ -63,7 +64,8 @@ class Task(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What a config says before there are any data: by label the entries, their configs and their methods."""
+    """What a config says before there are any data: by label the entries, their configs and their
+    methods."""
 
     options: SimulationOptions
     entries: dict[str, Entry]
@@ -80,15 +82,22 @@ def settle(config: ConfigDict, trust: bool = True) -> Settled:
         `own_code`.
 
     Raises:
-      ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
+        right.
     """
     check_fields(config)
     check_values(config)
     check_together(config)
-    options, entries = simulation_options(config), {entry.label: entry for entry in entries_of(config)}
+    options, entries = (
+        simulation_options(config),
+        {entry.label: entry for entry in entries_of(config)},
+    )
     if options.privacy is not None:
         accounting()
-    configs, partition = {label: as_run(entry, config) for label, entry in entries.items()}, config.partition
+    configs, partition = (
+        {label: as_run(entry, config) for label, entry in entries.items()},
+        config.partition,
+    )
     for own in configs.values():
         check_values(own)
         width_rates(own.model.rates, partition.num_clients)
@@ -101,7 +110,9 @@ def settle(config: ConfigDict, trust: bool = True) -> Settled:
             "where it is installed, and run; if you know whose code that is, allow it by --trust, "
             "from Python by trust=True"
         )
-    methods = {label: make_method(entry, configs[label].training) for label, entry in entries.items()}
+    methods = {
+        label: make_method(entry, configs[label].training) for label, entry in entries.items()
+    }
     return Settled(options, entries, configs, methods)
 
 
@@ -122,7 +133,8 @@ def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experi
       trust: as of `settle`.
 
     Raises:
-      ValueError, FileNotFoundError: one line that names the field, its value, and what would be right.
+      ValueError, FileNotFoundError: one line that names the field, its value, and what would be
+        right.
     """
     options, entries, configs, methods = settle(config, trust)
     partition = config.partition
@@ -130,7 +142,12 @@ def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experi
     if ":" not in config.dataset.name and config.dataset.name not in dataset_names():
         raise ValueError(unknown("dataset", config.dataset.name, dataset_names()))
     known = partition_options(partition.kind)
-    refuse_unknown(f"partition {partition.kind!r}", partition.options, list(known), f"partition={partition.kind}")
+    refuse_unknown(
+        f"partition {partition.kind!r}",
+        partition.options,
+        list(known),
+        f"partition={partition.kind}",
+    )
     check_partition(partition.kind, partition.num_clients, None, **partition.options)
     if config.dataset.shift:
         parse_shift(config.dataset.shift)
@@ -140,7 +157,8 @@ def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experi
     for own in configs.values():
         if own.training.augmentation and not isinstance(dataset.preprocess, Pixels):
             raise ValueError(
-                f"training.augmentation is {tuple(own.training.augmentation)}; {dataset.name} has no images"
+                f"training.augmentation is {tuple(own.training.augmentation)}; {dataset.name} has "
+                "no images"
             )
     if config.dataset.classes:
         dataset = of_classes(dataset, config.dataset.classes)
@@ -152,7 +170,10 @@ def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experi
     memory = client_values(config.devices_profile, partition.num_clients).get("memory")
     # What a model takes to train hangs on the recipe.
     parts = ("model", "training") if memory is not None else ("model",)
-    texts = {label: "".join(own[part].to_json_best_effort() for part in parts) for label, own in configs.items()}
+    texts = {
+        label: "".join(own[part].to_json_best_effort() for part in parts)
+        for label, own in configs.items()
+    }
     made = {  # equal ones once: they may hold weights
         text: make_clients(configs[label], dataset, memory, begun)
         for text, label in {text: label for label, text in texts.items()}.items()
@@ -164,7 +185,13 @@ def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experi
             options.profile.check(method, partition.num_clients)
         check_pretraining(method, config.dataset)
     splits = [
-        make_partition(partition.kind, dataset, partition.num_clients, partition.seed + trial, **partition.options)
+        make_partition(
+            partition.kind,
+            dataset,
+            partition.num_clients,
+            partition.seed + trial,
+            **partition.options,
+        )
         for trial in range(config.trials if partition.per_trial else 1)
     ]
     partitions = tuple(splits if partition.per_trial else splits * config.trials)
@@ -172,20 +199,30 @@ def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experi
 
 
 def make_clients(
-    config: ConfigDict, dataset: Dataset | Task, memory: np.ndarray | None = None, begun: bool = False
+    config: ConfigDict,
+    dataset: Dataset | Task,
+    memory: np.ndarray | None = None,
+    begun: bool = False,
 ) -> Federation:
-    """The clients' architectures from a config, by their `memory` in bytes where it is given; `begun` as of `build`."""
+    """The clients' architectures from a config, by their `memory` in bytes where it is given;
+    `begun` as of `build`."""
     if rates := width_rates(config.model.rates, config.partition.num_clients):
         if memory is not None:
-            raise ValueError(f"model.rates is {config.model.rates!r}; with devices_profile.memory it must be ''")
+            raise ValueError(
+                f"model.rates is {config.model.rates!r}; with devices_profile.memory it must be ''"
+            )
         return sliced_federation(config.model, rates, dataset)
     return whole_federation(config, dataset, memory, begun)
 
 
 def whole_federation(
-    config: ConfigDict, dataset: Dataset | Task, memory: np.ndarray | None = None, begun: bool = False
+    config: ConfigDict,
+    dataset: Dataset | Task,
+    memory: np.ndarray | None = None,
+    begun: bool = False,
 ) -> Federation:
-    """Client i has module i mod their number of the model group, or the largest that its memory has room for."""
+    """Client i has module i mod their number of the model group, or the largest that its memory has
+    room for."""
     model, num_clients = config.model, config.partition.num_clients
     task = (dataset.num_classes, dataset.input_shape, model.feature_dim or None)
     modules = model_group(model.group, *task, model.norm, model.output_relu, dataset.vocabulary)
@@ -193,20 +230,30 @@ def whole_federation(
         rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
         raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
     shared = modules[model.shared] if model.shared else None
-    made = functools.partial(make_federation, modules, dataset.input_shape, dataset.num_classes, shared=shared)
+    made = functools.partial(
+        make_federation, modules, dataset.input_shape, dataset.num_classes, shared=shared
+    )
     if memory is None:
         federation = made(num_clients)
     else:
         training = local_training(config.training)
-        needed = {bucket.name: training_memory(bucket, training) for bucket in made(len(modules)).buckets}
+        needed = {
+            bucket.name: training_memory(bucket, training) for bucket in made(len(modules)).buckets
+        }
         federation = made(assignment=fitting(needed, memory))
     if not model.weights or (begun and missing(model.weights)):
         return federation
-    weights = model.weights if isinstance(model.weights, str) else {k: model.weights[k] for k in model.weights}
+    weights = (
+        model.weights
+        if isinstance(model.weights, str)
+        else {k: model.weights[k] for k in model.weights}
+    )
     return with_weights(federation, weights, model.weights_head)
 
 
-def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Dataset | Task) -> Federation:
+def sliced_federation(
+    model: ConfigDict, rates: tuple[float, ...], dataset: Dataset | Task
+) -> Federation:
     """Client i has a slice of the group's one network, of width rate rates[i]."""
     for field, value in (
         ("feature_dim", 0),
@@ -216,7 +263,9 @@ def sliced_federation(model: ConfigDict, rates: tuple[float, ...], dataset: Data
         ("weights_head", False),
     ):
         if model[field] != value:
-            raise ValueError(f"model.{field} is {model[field]!r}; with model.rates it must be {value!r}")
+            raise ValueError(
+                f"model.{field} is {model[field]!r}; with model.rates it must be {value!r}"
+            )
     shape, num_classes = dataset.input_shape, dataset.num_classes
     network = sliced_network(model.group, num_classes, shape, model.norm, model.scaler)
     return make_sliced_federation(network, rates, shape, num_classes)
@@ -235,7 +284,8 @@ def width_rates(text: str, num_clients: int) -> tuple[float, ...]:
     except (ValueError, ArithmeticError):
         pass
     raise ValueError(
-        f"model.rates is {text!r}; it must be empty, rho=NUMBER (at least 0), or at most {num_clients} numbers above 0 "
+        f"model.rates is {text!r}; it must be empty, rho=NUMBER (at least 0), or at most "
+        f"{num_clients} numbers above 0 "
         "and at most 1, such as 1,1/2,1/4, which clients take in turn"
     )
 
@@ -266,7 +316,11 @@ def check_values(config: ConfigDict, fields: type = Fields, prefix: str = "") ->
             check_values(config[name], annotation, f"{prefix}{name}.")
         else:
             value = config[name]
-            check_value(f"{prefix}{name}", value.to_dict() if isinstance(value, ConfigDict) else value, annotation)
+            check_value(
+                f"{prefix}{name}",
+                value.to_dict() if isinstance(value, ConfigDict) else value,
+                annotation,
+            )
 
 
 def check_together(config: ConfigDict) -> None:
@@ -274,17 +328,21 @@ def check_together(config: ConfigDict) -> None:
     last = config.trials - 1  # each trial has a seed of its own, and all fit in 32 bits
     for name, seed in (("seed", config.seed), ("partition.seed", config.partition.seed)):
         if seed + last > MAX_SEED:
-            raise ValueError(f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials")
+            raise ValueError(
+                f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials"
+            )
     sample, clients = config.evaluate.sample, config.partition.num_clients
     if sample > clients:
         raise ValueError(f"evaluate.sample is {sample}; it must be at most the {clients} clients")
 
 
 def check_pretraining(method: Method, config: ConfigDict) -> None:
-    """ValueError where what a method brings along was trained on the federation's own data, unless that is allowed."""
+    """ValueError where what a method brings along was trained on the federation's own data, unless
+    that is allowed."""
     if config.name in method.pretrained.trained_on and not config.seen_before:
         raise ValueError(
-            f"the generator of {method.name} was trained on {config.name}, the federation's own data; choose another, "
+            f"the generator of {method.name} was trained on {config.name}, the federation's own "
+            "data; choose another, "
             "or allow it by dataset.seen_before=True"
         )
 
@@ -311,8 +369,8 @@ def local_training(config: ConfigDict) -> LocalTraining:
 
 
 def schedule(text: str) -> optax.Schedule | None:
-    """What multiplies the learning rate, by round, from `training.schedule`. It names its rounds, and does not take the
-    run's, so that a run may go on for more."""
+    """What multiplies the learning rate, by round, from `training.schedule`. It names its rounds,
+    and does not take the run's, so that a run may go on for more."""
     kind, *numbers = text.split("/")
     try:
         if kind == "constant" and not numbers:
@@ -327,7 +385,8 @@ def schedule(text: str) -> optax.Schedule | None:
     except ValueError:
         pass
     raise ValueError(
-        f"training.schedule is {text!r}; it must be constant, cosine/ROUNDS, or step/ROUNDS/FACTOR with a factor of at "
+        f"training.schedule is {text!r}; it must be constant, cosine/ROUNDS, or "
+        "step/ROUNDS/FACTOR with a factor of at "
         "most 1, such as step/100/0.1"
     )
 
@@ -341,7 +400,8 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
         shared_init=config.shared_init,
         evaluate=config.evaluate.mode,
         evaluate_train=config.evaluate.train,
-        eval_batch_size=config.evaluate.batch_size or (64 if config.model.norm == "static_batch" else None),
+        eval_batch_size=config.evaluate.batch_size
+        or (64 if config.model.norm == "static_batch" else None),
         global_statistics=config.evaluate.global_statistics,
         lanes=config.lanes or "auto",
         devices=config.devices or None,
@@ -358,9 +418,11 @@ def simulation_options(config: ConfigDict) -> SimulationOptions:
 
 
 def evaluated_clients(config: ConfigDict) -> np.ndarray | None:
-    """Ids of the clients that a run looks at, ascending, a pure function of the config: no attackers, and of the others
-    `evaluate.sample` if that is given; None: all."""
-    everyone = host_generator(config.seed, Purpose.EVALUATION, 0).permutation(config.partition.num_clients)
+    """Ids of the clients that a run looks at, ascending, a pure function of the config: no
+    attackers, and of the others `evaluate.sample` if that is given; None: all."""
+    everyone = host_generator(config.seed, Purpose.EVALUATION, 0).permutation(
+        config.partition.num_clients
+    )
     if attacks := attack(config.attack):
         everyone = everyone[~attackers(attacks, len(everyone))[everyone]]
     sample = np.sort(everyone[: config.evaluate.sample or None])
@@ -381,7 +443,8 @@ def one_of(what: str, field: str, entry: Any, known: Mapping[str, Callable]) -> 
     """One of them."""
     if not isinstance(entry, tuple | list) or not entry:
         raise ValueError(
-            f"{field} has {entry!r}; it must be a tuple of tuples such as ('gaussian_noise', 0.05, 0.2), each a name "
+            f"{field} has {entry!r}; it must be a tuple of tuples such as ('gaussian_noise', "
+            "0.05, 0.2), each a name "
             "and its numbers"
         )
     name, *parameters = entry
@@ -402,7 +465,12 @@ def make_method(entry: Entry, training: ConfigDict) -> Method:
     """An entry's method; its options are those of its factory."""
     factory = method_factory(entry.method)
     options = {k: v for k, v in entry.options.items() if v is not None}
-    refuse_unknown(entry.method, options, list(inspect.signature(factory).parameters)[1:], f"method={entry.method}")
+    refuse_unknown(
+        entry.method,
+        options,
+        list(inspect.signature(factory).parameters)[1:],
+        f"method={entry.method}",
+    )
     recipe = local_training(training)
     try:
         return factory(recipe, **options)

@@ -1,11 +1,12 @@
-"""What a run compares: entries, each a method with all of its options, and what it changes of training and models.
+"""What a run compares: entries, each a method with all of its options, and what it changes of
+training and models.
 
 An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
 
-    fedproto                                     as its paper has it, and what the config's `given` says of it
-    fedproto:variant=released:weight=3           with two options of its own
-    fedproto:training.learning_rate=0.05         with another field of the config's `training`, or `model`
-    fedktl:generator=mine:make                   a value with a colon: "mine:make"
+    fedproto                                     as its paper has it, and what the config's `given`
+    says of it fedproto:variant=released:weight=3           with two options of its own
+    fedproto:training.learning_rate=0.05         with another field of the config's `training`, or
+    `model` fedktl:generator=mine:make                   a value with a colon: "mine:make"
     fedtgp@tuned                                 as the config's `tuned` has it
 """
 
@@ -28,8 +29,8 @@ FORMERLY: dict[str, dict[str, Any]] = {
     "dfrd": {"variant": "released"},
     "fedktl": {"latents": "spread"},
 }
-"""Method -> options that earlier versions did not have, and what they did without them where that is not today's
-default: a run that goes on must not change its form."""
+"""Method -> options that earlier versions did not have, and what they did without them where that
+is not today's default: a run that goes on must not change its form."""
 
 
 class Entry(NamedTuple):
@@ -67,16 +68,22 @@ def folder_of(label: str) -> str:
 
 
 def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
-    """What a config runs: its `entries`, or without any its `method` and those of `compare`; of equal labels the first.
+    """What a config runs: its `entries`, or without any its `method` and those of `compare`; of
+    equal labels the first.
 
     Raises:
       ValueError: an entry is wrong. One line.
     """
-    known = {entry.method: entry for entry in (parse_entry(spec, config, {}) for spec in config.given)}
+    known = {
+        entry.method: entry for entry in (parse_entry(spec, config, {}) for spec in config.given)
+    }
     tuned = [parse_entry(spec, config, known) for spec in config.tuned]
     known |= {f"{entry.method}@tuned": entry for entry in tuned}
     if config.entries:
-        found = [recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, known) for e in config.entries]
+        found = [
+            recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, known)
+            for e in config.entries
+        ]
     else:
         own = Entry(config.method.name, config.method.name, _options(config.method), {}, {}, "")
         found = [own, *(parse_entry(spec, config, known) for spec in config.compare)]
@@ -90,14 +97,17 @@ def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
 
 
 def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> Entry:
-    """An entry as it is written; `known` are what NAME and NAME@tuned stand for, but for settings of their own."""
+    """An entry as it is written; `known` are what NAME and NAME@tuned stand for, but for settings
+    of their own."""
     first, *settings = _parts(spec)
     name, at, _ = first.partition("@")
     if at and first not in known:
         there = ", ".join(label for label in known if "@" in label) or "nothing"
         raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {there}")
     method = method_config(name)
-    parts = {"method": method.options} | {part: config[part].copy_and_resolve_references() for part in OVERRIDDEN}
+    parts = {"method": method.options} | {
+        part: config[part].copy_and_resolve_references() for part in OVERRIDDEN
+    }
     changed: dict[str, set[str]] = {part: set() for part in parts}
     if first in known:
         for part, values in zip(parts, known[first].settings[1:]):
@@ -108,7 +118,10 @@ def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> En
         part, dot, field = key.rpartition(".")
         target = parts.get(part if dot else "method")
         if not equals or target is None or field not in target:
-            fields = [*method.options, *(f"{part}.{field}" for part in OVERRIDDEN for field in parts[part])]
+            fields = [
+                *method.options,
+                *(f"{part}.{field}" for part in OVERRIDDEN for field in parts[part]),
+            ]
             there = ", ".join([*method.options, *(f"{part}.FIELD" for part in OVERRIDDEN)])
             hint = meant(key, fields, f"KEY=VALUE may set {there}")
             raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{hint}")
@@ -119,7 +132,9 @@ def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> En
                 f"entry {spec!r}: {field} cannot be {text!r}; it is {target[field]!r} by default"
             ) from None
         changed[part or "method"].add(field)
-    overrides = ({field: parts[part][field] for field in sorted(changed[part])} for part in OVERRIDDEN)
+    overrides = (
+        {field: parts[part][field] for field in sorted(changed[part])} for part in OVERRIDDEN
+    )
     return Entry(spec, name, _options(method), *overrides, "")
 
 
@@ -152,13 +167,15 @@ def described(entries: Sequence[Entry]) -> str:
 
 
 def _defaults(method: str) -> str:
-    """Says what a method's defaults are: its paper's, but of a method that a user has registered."""
+    """Says what a method's defaults are: its paper's, but of a method that a user has
+    registered."""
     library = method_factory(method).__module__.startswith("fedjax_ht.")
     return "as its paper has it" if library else "at its defaults"
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:
-    """Reads an entry of a run's config.json; options that its version did not know are as it did without them.
+    """Reads an entry of a run's config.json; options that its version did not know are as it did
+    without them.
 
     Raises:
       ValueError: an option is unknown today, or stands for a form that is gone.
@@ -166,10 +183,16 @@ def recorded(entry: Mapping[str, Any]) -> Entry:
     label, name, options = entry["label"], entry["method"], entry["options"]
     method = method_config(name)
     if others := sorted(set(options) - set(method.options)):
-        raise ValueError(f"entry {label!r}: {unknown_option(name, others[0], list(method.options))}")
+        raise ValueError(
+            f"entry {label!r}: {unknown_option(name, others[0], list(method.options))}"
+        )
     if name == "fedktl" and options.get("variant") == "released" and "latents" not in options:
-        raise ValueError(f"entry {label!r}: variant='released' of fedktl was another form when this run began")
-    formerly = {k: v for k, v in FORMERLY.get(name.rpartition("+")[2], {}).items() if k not in options}
+        raise ValueError(
+            f"entry {label!r}: variant='released' of fedktl was another form when this run began"
+        )
+    formerly = {
+        k: v for k, v in FORMERLY.get(name.rpartition("+")[2], {}).items() if k not in options
+    }
     method.options.update(formerly | {k: v for k, v in options.items() if v is not None})
     overrides = ({k: _listed(v) for k, v in dict(entry[part]).items()} for part in OVERRIDDEN)
     return Entry(label, entry["method"], _options(method), *overrides, "")

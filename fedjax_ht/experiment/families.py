@@ -1,4 +1,5 @@
-"""What has to be compiled for the points of a search: those that differ in numbers alone share a program."""
+"""What has to be compiled for the points of a search: those that differ in numbers alone share a
+program."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -35,11 +36,23 @@ def families(experiment: Experiment, config: ConfigDict, trace: bool = True) -> 
     Args:
       trace: False compiles each for itself.
     """
-    entries, every = experiment.entries, {label: _settings(e, config) for label, e in experiment.entries.items()}
-    differing = {key for own in every.values() for key in own if len({repr(o.get(key)) for o in every.values()}) > 1}
+    entries, every = (
+        experiment.entries,
+        {label: _settings(e, config) for label, e in experiment.entries.items()},
+    )
+    differing = {
+        key
+        for own in every.values()
+        for key in own
+        if len({repr(o.get(key)) for o in every.values()}) > 1
+    }
     alike: dict[tuple, list[str]] = {}
     for label, own in every.items():
-        numbers = [key for key in sorted(differing) if type(own.get(key)) is float and not key.startswith("model.")]
+        numbers = [
+            key
+            for key in sorted(differing)
+            if type(own.get(key)) is float and not key.startswith("model.")
+        ]
         keys = tuple(key for key in numbers if trace and _may_vary(entries[label], config, key))
         fixed = repr({key: value for key, value in own.items() if key not in keys})
         alike.setdefault((entries[label].method, keys, fixed), []).append(label)
@@ -48,7 +61,9 @@ def families(experiment: Experiment, config: ConfigDict, trace: bool = True) -> 
         settings = {label: {key: every[label][key] for key in keys} for label in labels}
         first, method = entries[labels[0]], experiment.methods[labels[0]]
         if keys:
-            method = varied(lambda values, entry=first: _with(entry, config, values), settings[first.label])
+            method = varied(
+                lambda values, entry=first: _with(entry, config, values), settings[first.label]
+            )
         found.append(Family(labels, method, settings))
     return found
 
@@ -56,7 +71,9 @@ def families(experiment: Experiment, config: ConfigDict, trace: bool = True) -> 
 def _settings(entry: Entry, config: ConfigDict) -> dict[str, Any]:
     """All that an entry trains and exchanges by, as it names them."""
     own = as_run(entry, config)
-    return entry.options | {f"{part}.{field}": value for part in OVERRIDDEN for field, value in own[part].items()}
+    return entry.options | {
+        f"{part}.{field}": value for part in OVERRIDDEN for field, value in own[part].items()
+    }
 
 
 def _with(entry: Entry, config: ConfigDict, values: Mapping[str, Any]) -> Method:
@@ -71,15 +88,20 @@ def _with(entry: Entry, config: ConfigDict, values: Mapping[str, Any]) -> Method
 def _may_vary(entry: Entry, config: ConfigDict, key: str) -> bool:
     """Whether a method can be made without knowing this number."""
     try:
-        jax.eval_shape(lambda value: _with(entry, config, {key: value}) and value, _settings(entry, config)[key])
+        jax.eval_shape(
+            lambda value: _with(entry, config, {key: value}) and value,
+            _settings(entry, config)[key],
+        )
     except jax.errors.ConcretizationTypeError:
         return False
     return True
 
 
-def simulations(experiment: Experiment, trials: int, found: Sequence[Family]) -> Callable[[Sequence[str]], Simulation]:
-    """(labels of one family) -> their simulation: the trials of the first, then those of the next. Compiled once for as
-    many points."""
+def simulations(
+    experiment: Experiment, trials: int, found: Sequence[Family]
+) -> Callable[[Sequence[str]], Simulation]:
+    """(labels of one family) -> their simulation: the trials of the first, then those of the next.
+    Compiled once for as many points."""
     seed, made = experiment.options.seed, {}
 
     def simulation(labels: Sequence[str]) -> Simulation:
@@ -93,8 +115,12 @@ def simulations(experiment: Experiment, trials: int, found: Sequence[Family]) ->
         if any(family.labels[0] != first for first, _ in made):
             made.clear()  # thousands of memory maps, of which Linux lets a process have 65,530
         federation = experiment.federations[labels[0]]
-        data = [make_federation_data(experiment.dataset, p, federation) for p in experiment.partitions] * len(labels)
-        made[key] = make_trials(family.method, federation, data, experiment.options, seeds=seeds, settings=settings)
+        data = [
+            make_federation_data(experiment.dataset, p, federation) for p in experiment.partitions
+        ] * len(labels)
+        made[key] = make_trials(
+            family.method, federation, data, experiment.options, seeds=seeds, settings=settings
+        )
         return made[key]
 
     return simulation

@@ -21,13 +21,18 @@ def is_primary() -> bool:
 
 def agreed(stop: bool) -> bool:
     """Whether any process says so; every process has to ask."""
-    return bool(np.any(multihost_utils.process_allgather(np.array(stop)))) if jax.process_count() > 1 else stop
+    return (
+        bool(np.any(multihost_utils.process_allgather(np.array(stop))))
+        if jax.process_count() > 1
+        else stop
+    )
 
 
 @contextlib.contextmanager
 def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
-    """Makes the folder and holds it for this run within the block; the kernel frees it when the process ends, however.
-    Yields whether it can be written to: a finished run is shown from a read-only disk, too.
+    """Makes the folder and holds it for this run within the block; the kernel frees it when the
+    process ends, however. Yields whether it can be written to: a finished run is shown from a
+    read-only disk, too.
 
     Raises:
       ValueError, OSError: another process holds it, or it cannot be made. One line.
@@ -46,15 +51,22 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
 
 def _lock(workdir: Path, warn: Callable[[str], None]) -> TextIO:
     workdir.mkdir(parents=True, exist_ok=True)
-    file = os.fdopen(os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8")
+    file = os.fdopen(
+        os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8"
+    )
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = file.read() or "another process"
         file.close()
-        raise ValueError(f"{workdir} is in use by {holder}; wait for it, or choose another --workdir") from None
+        raise ValueError(
+            f"{workdir} is in use by {holder}; wait for it, or choose another --workdir"
+        ) from None
     except OSError as error:  # not every network's file system has locks
-        warn(f"{workdir} cannot be locked ({error.strerror}): see to it that no second process runs there")
+        warn(
+            f"{workdir} cannot be locked ({error.strerror}): see to it that no second process "
+            "runs there"
+        )
     file.truncate(0)
     now = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
     file.write(f"process {os.getpid()} on {socket.gethostname()} since {now}")

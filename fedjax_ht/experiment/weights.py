@@ -26,14 +26,15 @@ def with_weights(
     weights: Path | str | Mapping[str, Source],
     head: bool | None = None,
 ) -> Federation:
-    """The federation, its models starting from given weights: every client's, an auxiliary model's of the same
-    architecture, and so a server's that averages them.
+    """The federation, its models starting from given weights: every client's, an auxiliary model's
+    of the same architecture, and so a server's that averages them.
 
     Args:
-      weights: name of an architecture -> a file, see `data.files.torch_files.load_state_dict`, or its arrays by name; or one
-        file for all. "resnet34" also serves "resnet34_head1" and so on, "shared" the auxiliary model alone.
-      head: also load heads, where they compute the same here; else they stay random. None leaves them
-        so, too, and warns where the weights have any.
+      weights: name of an architecture -> a file, see `data.files.torch_files.load_state_dict`, or
+        its arrays by name; or one file for all. "resnet34" also serves "resnet34_head1" and so on,
+        "shared" the auxiliary model alone.
+      head: also load heads, where they compute the same here; else they stay random. None leaves
+        them so, too, and warns where the weights have any.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -42,7 +43,9 @@ def with_weights(
     """
     if federation.global_model is not None:
         raise ValueError("slices of one network take no weights; leave weights empty, or rates")
-    names = {bucket: _names(bucket, federation) for bucket in (*federation.buckets, federation.shared)}
+    names = {
+        bucket: _names(bucket, federation) for bucket in (*federation.buckets, federation.shared)
+    }
     known = sorted({name for own in names.values() for name in own})
     sources = dict(weights) if isinstance(weights, Mapping) else dict.fromkeys(known, weights)
     if others := sorted(set(sources) - set(known)):
@@ -63,7 +66,9 @@ def with_weights(
         return _fitted(what, source, bucket, federation, bool(head))
 
     shared = dataclasses.replace(federation.shared, weights=given(federation.shared))
-    buckets = tuple(dataclasses.replace(b, weights=given(b), shared=shared) for b in federation.buckets)
+    buckets = tuple(
+        dataclasses.replace(b, weights=given(b), shared=shared) for b in federation.buckets
+    )
     if unused:
         warnings.warn(
             f"the weights of {', '.join(sorted(set(unused)))} have heads, which stay random: "
@@ -75,7 +80,11 @@ def with_weights(
 
 def files(weights: str | Mapping[str, str]) -> list[str]:
     """Those of `config.model.weights`."""
-    return sorted(set(weights[name] for name in weights)) if not isinstance(weights, str) else [weights] * bool(weights)
+    return (
+        sorted(set(weights[name] for name in weights))
+        if not isinstance(weights, str)
+        else [weights] * bool(weights)
+    )
 
 
 def missing(weights: str | Mapping[str, str]) -> list[str]:
@@ -86,7 +95,9 @@ def missing(weights: str | Mapping[str, str]) -> list[str]:
 def checksums(given: Iterable[str | Mapping[str, str]]) -> dict[str, str]:
     """The SHA-256 of every file that is there, by its name."""
     found = {}
-    for file in sorted({file for weights in given for file in set(files(weights)) - set(missing(weights))}):
+    for file in sorted(
+        {file for weights in given for file in set(files(weights)) - set(missing(weights))}
+    ):
         with open(file, "rb") as content:
             found[file] = hashlib.file_digest(content, "sha256").hexdigest()
     return found
@@ -102,7 +113,11 @@ def _names(bucket: Bucket, federation: Federation) -> list[str]:
 
 
 def _fitted(
-    source: str, arrays: Mapping[str, np.ndarray], bucket: Bucket, federation: Federation, head: bool
+    source: str,
+    arrays: Mapping[str, np.ndarray],
+    bucket: Bucket,
+    federation: Federation,
+    head: bool,
 ) -> PyTree:
     variables = _variables(bucket)
     try:
@@ -110,7 +125,8 @@ def _fitted(
     except ValueError as error:
         there, here = size(arrays, bucket.module, variables)
         found = looks_like(arrays, _known(federation))
-        words = f"{source}: this looks like {found or 'no known architecture'} ({there} tensors); the model is "
+        words = f"{source}: this looks like {found or 'no known architecture'} ({there} tensors); "
+        words += "the model is "
         own = re.sub(r"_head\d+$", "", bucket.name)
         told = "" if found and found != own else f": {error}"
         raise ValueError(f"{words}{bucket.name} ({here}){told}") from error

@@ -16,15 +16,17 @@ def open_generator(path: str | Path) -> Generator:
     """A generator, whatever its kind.
 
     Args:
-      path: the name of one that comes with the library, "fashion_mnist_32" or "natural_32"; "module:function" for
-        what a function of yours returns, the module in the current folder or installed; or the path of a StyleGAN3 or
-        StyleGAN-XL snapshot (.pkl), of what `generators.convert` wrote, of an embedded generator (both .npz), or of a
-        folder of Stable Diffusion with the sub-folders unet and vae.
+      path: the name of one that comes with the library, "fashion_mnist_32" or "natural_32";
+        "module:function" for what a function of yours returns, the module in the current folder or
+        installed; or the path of a StyleGAN3 or StyleGAN-XL snapshot (.pkl), of what
+        `generators.convert` wrote, of an embedded generator (both .npz), or of a folder of Stable
+        Diffusion with the sub-folders unet and vae.
 
     Raises:
       FileNotFoundError: there is nothing at `path`.
       ImportError: a folder of Stable Diffusion, and its packages are not installed.
-      ValueError: the file is damaged or of another kind, or there is no function that returns a generator. One line.
+      ValueError: the file is damaged or of another kind, or there is no function that returns a
+        generator. One line.
     """
     name = str(path)  # before `Path` makes "mine:make" of "./mine:make", which names a file
     path = SHIPPED.get(name, Path(path))
@@ -32,15 +34,21 @@ def open_generator(path: str | Path) -> Generator:
         made = call_own("generator", name)
         if not isinstance(made, Generator):
             kind = type(made).__name__
-            raise ValueError(f"generator {name!r} returns {kind}; it must return a fedjax_ht.Generator")
+            raise ValueError(
+                f"generator {name!r} returns {kind}; it must return a fedjax_ht.Generator"
+            )
         return made
     if not path.exists():
-        known = f"; those that come with the library are named without a folder: {', '.join(SHIPPED)}"
+        known = (
+            f"; those that come with the library are named without a folder: {', '.join(SHIPPED)}"
+        )
         raise FileNotFoundError(f"no generator at {path}{known}")
     # Each kind is imported when it is needed: diffusion brings torch.
     if path.is_dir():
         if not (path / "unet").is_dir() or not (path / "vae").is_dir():
-            raise ValueError(f"{path}: a folder without unet and vae; expected those of Stable Diffusion")
+            raise ValueError(
+                f"{path}: a folder without unet and vae; expected those of Stable Diffusion"
+            )
         from fedjax_ht.generators.diffusion import load_diffusion
 
         return load_diffusion(path)
@@ -59,4 +67,6 @@ def open_generator(path: str | Path) -> Generator:
         from fedjax_ht.generators.embedded import load_embedded
 
         return load_embedded(path)
-    raise ValueError(f"{path}: holds a generator of format {kind!r}; expected stylegan3 or embedded")
+    raise ValueError(
+        f"{path}: holds a generator of format {kind!r}; expected stylegan3 or embedded"
+    )

@@ -1,4 +1,5 @@
-"""What a pre-trained image generator is to the library: latents, images, and a card that says where it comes from."""
+"""What a pre-trained image generator is to the library: latents, images, and a card that says where
+it comes from."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +14,8 @@ class Card(NamedTuple):
 
     Attributes:
       name: for tables and messages.
-      trained_on: names of the datasets it has seen, as `data.sources` knows them where it does; () if unknown.
+      trained_on: names of the datasets it has seen, as `data.sources` knows them where it does; ()
+        if unknown.
       domain: what its images show.
       licence: of its weights.
       origin: who made it, from what, how.
@@ -29,7 +31,8 @@ class Card(NamedTuple):
 class Generator(NamedTuple):
     """A frozen generator G = G_s after G_m (FedKTL): noise -> valid latent w -> image.
 
-    A user's own decoder is two functions: Generator(Card("mine"), 128, lambda _, key, n: ..., lambda _, w: ...).
+    A user's own decoder is two functions: Generator(Card("mine"), 128, lambda _, key, n: ...,
+    lambda _, w: ...).
 
     Attributes:
       card: where it comes from.
@@ -37,7 +40,8 @@ class Generator(NamedTuple):
       sample_w: (variables, key, n) -> valid latents, float32 [n, H]; always jax.
       synthesize: (variables, w float [n, H]) -> images float32 [n, h, w, 3] in [0, 1].
       variables: the weights, a pytree of arrays that both functions take as their first argument.
-      conditional: None, or (variables, key, labels int [n]) -> latents of these classes of the generator.
+      conditional: None, or (variables, key, labels int [n]) -> latents of these classes of the
+        generator.
       num_labels: how many classes `conditional` knows.
       host: True if `synthesize` is host code on NumPy arrays; it is then not compiled.
     """

@@ -1,6 +1,7 @@
 """Converts a StyleGAN3 or StyleGAN-XL snapshot, once, to a .npz that holds the generator only.
 
-    python -m fedjax_ht.generators.convert FILE.pkl OUT.npz --trained_on=ffhq --domain=faces --licence=... --name=...
+    python -m fedjax_ht.generators.convert FILE.pkl OUT.npz --trained_on=ffhq --domain=faces
+    --licence=... --name=...
 
 The flags may be left out.
 """
@@ -16,11 +17,15 @@ from fedjax_ht.generators.stylegan3_files import read_snapshot, save_converted, 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; a mistake is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m fedjax_ht.generators.convert", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m fedjax_ht.generators.convert", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("file", help="the .pkl snapshot")
     parser.add_argument("out", help="the .npz to write")
     parser.add_argument("--name", help="for tables and messages; by default the snapshot's")
-    parser.add_argument("--trained_on", help="names of data sets, with commas; federations on these refuse it")
+    parser.add_argument(
+        "--trained_on", help="names of data sets, with commas; federations on these refuse it"
+    )
     parser.add_argument("--domain", help="what its images show")
     parser.add_argument("--licence", help="of the weights")
     parser.error = _fail  # one line, without the usage
@@ -29,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not chosen.out.endswith(".npz"):
             raise ValueError(f"{chosen.out}: the converted file must end in .npz")
         network, variables = read_snapshot(chosen.file)
-        save_converted(chosen.out, network, variables, _card(snapshot_card(chosen.file, network), chosen))
+        save_converted(
+            chosen.out, network, variables, _card(snapshot_card(chosen.file, network), chosen)
+        )
     except (ValueError, OSError) as error:
         _fail(str(error))
     print(f"written: {chosen.out}, {network.family}, {len(variables)} arrays")
@@ -41,7 +48,11 @@ def _fail(message: str) -> NoReturn:
 
 
 def _card(card: Card, chosen: argparse.Namespace) -> Card:
-    said = {name: value for name in ("name", "domain", "licence") if (value := getattr(chosen, name)) is not None}
+    said = {
+        name: value
+        for name in ("name", "domain", "licence")
+        if (value := getattr(chosen, name)) is not None
+    }
     if chosen.trained_on is not None:
         said["trained_on"] = tuple(filter(None, chosen.trained_on.split(",")))
     return card._replace(**said)

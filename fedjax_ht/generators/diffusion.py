@@ -1,9 +1,12 @@
-"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code of diffusers and torch behind the protocol.
+"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code of diffusers and torch
+behind the protocol.
 
-    w ~ N(0, I), the flat latent that denoising starts from  ->  denoising, guided by one fixed prompt  ->  decoder
+    w ~ N(0, I), the flat latent that denoising starts from  ->  denoising, guided by one fixed
+    prompt  ->  decoder
 
-There is no mapping network, so that every normal vector is a valid latent. The prompt is encoded once and kept beside
-the networks; only that needs transformers. Only weights and configurations are read from the folder, never code.
+There is no mapping network, so that every normal vector is a valid latent. The prompt is encoded
+once and kept beside the networks; only that needs transformers. Only weights and configurations are
+read from the folder, never code.
 """
 
 import contextlib
@@ -25,7 +28,8 @@ _SCHEDULERS = ("PNDMScheduler", "DDIMScheduler")  # they draw no noise: w alone 
 
 
 class Networks(NamedTuple):
-    """What denoises: diffusers' networks, on one device, and the embeddings of no prompt and of the prompt."""
+    """What denoises: diffusers' networks, on one device, and the embeddings of no prompt and of the
+    prompt."""
 
     unet: Any
     vae: Any
@@ -33,14 +37,19 @@ class Networks(NamedTuple):
     prompts: Any  # torch float32 [2, tokens, width]
 
 
-def load_diffusion(path: Path | str, prompt: str = "a cat", steps: int = 50, guidance: float = 7.5) -> Generator:
+def load_diffusion(
+    path: Path | str, prompt: str = "a cat", steps: int = 50, guidance: float = 7.5
+) -> Generator:
     """The generator in a folder of Stable Diffusion. It runs on torch's GPU where there is one.
 
     Args:
-      path: a folder with the sub-folders unet, vae and scheduler; for a new prompt also tokenizer and text_encoder.
-      prompt: what every image shows. Its embedding is kept in the folder, if the folder can be written to.
+      path: a folder with the sub-folders unet, vae and scheduler; for a new prompt also tokenizer
+        and text_encoder.
+      prompt: what every image shows. Its embedding is kept in the folder, if the folder can be
+        written to.
       steps: of the scheduler.
-      guidance: how much further than the prompt's prediction to go from that of no prompt (Ho and Salimans, 2022).
+      guidance: how much further than the prompt's prediction to go from that of no prompt (Ho and
+        Salimans, 2022).
 
     Raises:
       FileNotFoundError: a sub-folder is missing.
@@ -50,14 +59,17 @@ def load_diffusion(path: Path | str, prompt: str = "a cat", steps: int = 50, gui
     path = Path(path)
     for name in ("unet", "vae", "scheduler"):
         if not (path / name).is_dir():
-            raise FileNotFoundError(f"no {name} in {path}; a folder of Stable Diffusion has unet, vae and scheduler")
+            raise FileNotFoundError(
+                f"no {name} in {path}; a folder of Stable Diffusion has unet, vae and scheduler"
+            )
     networks = _load_networks(path, prompt)
     shape = _latent_shape(networks.unet)
-    if networks.vae.config.latent_channels != shape[0] or networks.unet.config.cross_attention_dim != (
-        width := networks.prompts.shape[-1]
-    ):
+    if networks.vae.config.latent_channels != shape[
+        0
+    ] or networks.unet.config.cross_attention_dim != (width := networks.prompts.shape[-1]):
         raise ValueError(
-            f"{path}: the unet takes {shape[0]} channels and prompts of {networks.unet.config.cross_attention_dim}; "
+            f"{path}: the unet takes {shape[0]} channels and prompts of "
+            f"{networks.unet.config.cross_attention_dim}; "
             f"the vae has {networks.vae.config.latent_channels}, the text encoder {width}"
         )
     dim = int(np.prod(shape))
@@ -69,8 +81,15 @@ def load_diffusion(path: Path | str, prompt: str = "a cat", steps: int = 50, gui
         latents = np.array(w, np.float32).reshape(-1, *shape)
         return np.stack([_denoise(networks, latent, steps, guidance) for latent in latents])
 
-    origin = f"Stable Diffusion folder {path.name}, prompt {prompt!r}, {steps} steps, guidance {guidance}"
-    return Generator(Card(path.name, licence="the folder's own", origin=origin), dim, sample_w, synthesize, host=True)
+    origin = f"Stable Diffusion folder {path.name}, prompt {prompt!r}, {steps} steps, "
+    origin += f"guidance {guidance}"
+    return Generator(
+        Card(path.name, licence="the folder's own", origin=origin),
+        dim,
+        sample_w,
+        synthesize,
+        host=True,
+    )
 
 
 def _load_networks(path: Path, prompt: str) -> Networks:
@@ -78,7 +97,9 @@ def _load_networks(path: Path, prompt: str) -> Networks:
         import diffusers
         import torch
     except ImportError as error:
-        raise ImportError(f"{path}: needs diffusers and torch; run pip install 'fedjax_ht[diffusion]'") from error
+        raise ImportError(
+            f"{path}: needs diffusers and torch; run pip install 'fedjax_ht[diffusion]'"
+        ) from error
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unet = _pretrained(diffusers.UNet2DConditionModel, path / "unet").to(device)
     vae = _pretrained(diffusers.AutoencoderKL, path / "vae").to(device)
@@ -88,13 +109,19 @@ def _load_networks(path: Path, prompt: str) -> Networks:
 
 
 def _pretrained(kind: Any, folder: Path) -> Any:
-    """The network in `folder`, in float32; of a folder that has only half-precision files, those."""
+    """The network in `folder`, in float32; of a folder that has only half-precision files,
+    those."""
     files = [file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     half = bool(files) and all(".fp16." in name for name in files)
     try:
-        network = kind.from_pretrained(folder, local_files_only=True, variant="fp16" if half else None)
-    except Exception as error:  # diffusers, safetensors and torch each have their own for a damaged folder
-        raise ValueError(f"{folder}: no {kind.__name__} can be read from it: {one_line(error)}") from error
+        network = kind.from_pretrained(
+            folder, local_files_only=True, variant="fp16" if half else None
+        )
+    # diffusers, safetensors and torch each have their own for a damaged folder
+    except Exception as error:
+        raise ValueError(
+            f"{folder}: no {kind.__name__} can be read from it: {one_line(error)}"
+        ) from error
     return network.float().eval()
 
 
@@ -103,25 +130,34 @@ def _load_scheduler(diffusers: Any, folder: Path) -> Any:
         config = json.loads((folder / "scheduler_config.json").read_text())
         name = config["_class_name"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder}: no scheduler_config.json with a _class_name: {one_line(error)}") from error
+        raise ValueError(
+            f"{folder}: no scheduler_config.json with a _class_name: {one_line(error)}"
+        ) from error
     if name not in _SCHEDULERS:
-        raise ValueError(f"{folder}: the scheduler is a {name}; only {' and '.join(_SCHEDULERS)} are supported")
+        raise ValueError(
+            f"{folder}: the scheduler is a {name}; only {' and '.join(_SCHEDULERS)} are supported"
+        )
     return getattr(diffusers, name).from_config(config)
 
 
 def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
-    """float32 [2, tokens, width]: of the empty prompt, and of `prompt`; from `PROMPT_FILE` if it is of this prompt."""
+    """float32 [2, tokens, width]: of the empty prompt, and of `prompt`; from `PROMPT_FILE` if it is
+    of this prompt."""
     cache = path / PROMPT_FILE
     if cache.is_file():
         try:
             with opened_npz(cache) as file:
                 kept, embedding = str(file["prompt"]), np.asarray(file["embedding"], np.float32)
-        except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
-            raise ValueError(f"{cache}: damaged; without it the prompt is encoded anew ({one_line(error)})") from error
+        # zipfile, zlib and numpy each have their own for a damaged file
+        except Exception as error:
+            raise ValueError(
+                f"{cache}: damaged; without it the prompt is encoded anew ({one_line(error)})"
+            ) from error
         if kept == prompt:
             return embedding
     embedding = _encode(path, prompt)
-    with contextlib.suppress(OSError), atomic_open(cache, "wb") as file:  # a read-only folder: encoded again next time
+    # a read-only folder: encoded again next time
+    with contextlib.suppress(OSError), atomic_open(cache, "wb") as file:
         np.savez(file, prompt=np.array(prompt), embedding=embedding)
     return embedding
 
@@ -131,14 +167,24 @@ def _encode(path: Path, prompt: str) -> np.ndarray:
         import torch
         from transformers import CLIPTextModel, CLIPTokenizer
     except ImportError as error:
-        raise ImportError(f"{path}: needs transformers to encode {prompt!r}, once; pip install transformers") from error
+        raise ImportError(
+            f"{path}: needs transformers to encode {prompt!r}, once; pip install transformers"
+        ) from error
     try:
         tokenizer = CLIPTokenizer.from_pretrained(path / "tokenizer", local_files_only=True)
-        encoder = CLIPTextModel.from_pretrained(path / "text_encoder", local_files_only=True).float().eval()
+        encoder = (
+            CLIPTextModel.from_pretrained(path / "text_encoder", local_files_only=True)
+            .float()
+            .eval()
+        )
     except Exception as error:  # as _pretrained
-        raise ValueError(f"{path}: no text_encoder and tokenizer can be read from it: {one_line(error)}") from error
+        raise ValueError(
+            f"{path}: no text_encoder and tokenizer can be read from it: {one_line(error)}"
+        ) from error
     length = tokenizer.model_max_length
-    tokens = tokenizer(["", prompt], padding="max_length", max_length=length, truncation=True, return_tensors="pt")
+    tokens = tokenizer(
+        ["", prompt], padding="max_length", max_length=length, truncation=True, return_tensors="pt"
+    )
     with torch.inference_mode():
         return encoder(tokens.input_ids)[0].numpy()
 

@@ -1,12 +1,14 @@
 """A small style-based generator of 32x32 images, and the .npz files that it is shipped in.
 
     G_m: z in R^64, N(0, I)  ->  z / rms(z)  ->  two dense layers  ->  w in R^H
-    G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  3x3 convolutions at 4, 8, 8, 16, 16, 32 and 32 pixels
+    G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  3x3 convolutions at 4, 8, 8, 16, 16,
+      32 and 32 pixels
          ->  image
 
-It is a small StyleGAN2 (Karras et al., CVPR 2020) without noise inputs, so that w alone decides the image. Input
-channels are scaled by the style and outputs divided by their expected norm. Parameters are stored unscaled and
-multiplied by their layer's gain when used (equalised learning rates, Karras et al., ICLR 2018).
+It is a small StyleGAN2 (Karras et al., CVPR 2020) without noise inputs, so that w alone decides the
+image. Input channels are scaled by the style and outputs divided by their expected norm. Parameters
+are stored unscaled and multiplied by their layer's gain when used (equalised learning rates, Karras
+et al., ICLR 2018).
 """
 
 import functools
@@ -42,12 +44,14 @@ def init_variables(
 
     Args:
       key: of the random weights.
-      channels: of the maps of 4, 8, 16 and 32 pixels; each is upsampled with the channels of the next.
+      channels: of the maps of 4, 8, 16 and 32 pixels; each is upsampled with the channels of the
+        next.
       latent_dim: H.
       image_channels: 1 (its images are grey) or 3.
 
     Returns:
-      {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of w (here 0)}.
+      {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of
+      w (here 0)}.
     """
     a, b, c, d = channels
     widths = ((a, a), (a, b), (b, b), (b, c), (c, d), (d, d))
@@ -57,10 +61,15 @@ def init_variables(
     return {
         "mapping": {
             name: {"weight": normal(k, shape) / _MAPPING_RATE, "bias": jnp.zeros(latent_dim)}
-            for name, k, shape in zip(("0", "1"), mapping_keys, ((NOISE_DIM, latent_dim), (latent_dim, latent_dim)))
+            for name, k, shape in zip(
+                ("0", "1"), mapping_keys, ((NOISE_DIM, latent_dim), (latent_dim, latent_dim))
+            )
         },
         "constant": normal(keys[1], (4, 4, a)),
-        "convolutions": {str(i): _init_layer(k, *io, latent_dim) for i, (k, io) in enumerate(zip(layer_keys, widths))},
+        "convolutions": {
+            str(i): _init_layer(k, *io, latent_dim)
+            for i, (k, io) in enumerate(zip(layer_keys, widths))
+        },
         "image": _init_layer(keys[3], d, image_channels, latent_dim),
         "average": jnp.zeros(latent_dim),
     }
@@ -76,7 +85,8 @@ def _init_layer(key: jax.Array, inputs: int, outputs: int, latent_dim: int) -> P
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws flat: the same numbers, but a four-dimensional draw compiles four times slower on CPU."""
+    """Draws flat: the same numbers, but a four-dimensional draw compiles four times slower on
+    CPU."""
     return jax.random.normal(key, (math.prod(shape),)).reshape(shape)
 
 
@@ -89,7 +99,8 @@ def map_noise(variables: PyTree, z: jax.Array) -> jax.Array:
 
 
 def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
-    """A dense layer {"weight" [I, O], "bias" [O]} at an equalised learning rate: float [n, I] -> [n, O]."""
+    """A dense layer {"weight" [I, O], "bias" [O]} at an equalised learning rate: float [n, I] ->
+    [n, O]."""
     return x @ (layer["weight"] * (rate / math.sqrt(x.shape[-1]))) + layer["bias"] * rate
 
 
@@ -104,7 +115,8 @@ def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:
 
 
 def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
-    """Latents pulled towards their mean: psi 1 changes nothing, psi 0 gives the mean. float [n, H] -> the same."""
+    """Latents pulled towards their mean: psi 1 changes nothing, psi 0 gives the mean. float [n, H]
+    -> the same."""
     return variables["average"] + psi * (w - variables["average"])
 
 
@@ -121,13 +133,18 @@ def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> j
     return conv(variables["image"], x, demodulate=False)
 
 
-def _styled_conv(layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering) -> jax.Array:
-    """A 3x3 convolution with input channels scaled by their style, divided by the norm that this gives the output."""
+def _styled_conv(
+    layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering
+) -> jax.Array:
+    """A 3x3 convolution with input channels scaled by their style, divided by the norm that this
+    gives the output."""
     kernel = layer["kernel"] / math.sqrt(9 * x.shape[-1])
     style = dense(layer["style"], w)
     y = conv2d(x * style[:, None, None, :], kernel, padding=1, lowering=lowering)
     if demodulate:
-        y *= jax.lax.rsqrt((style * style) @ jnp.sum(kernel * kernel, (0, 1)) + 1e-8)[:, None, None, :]
+        y *= jax.lax.rsqrt((style * style) @ jnp.sum(kernel * kernel, (0, 1)) + 1e-8)[
+            :, None, None, :
+        ]
     return y + layer["bias"]
 
 
@@ -143,12 +160,14 @@ def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:
     return jnp.broadcast_to(images, (*images.shape[:-1], 3))
 
 
-def rescale_w(variables: PyTree, squared_distance: float, key: jax.Array, samples: int = 2000) -> tuple[PyTree, float]:
+def rescale_w(
+    variables: PyTree, squared_distance: float, key: jax.Array, samples: int = 2000
+) -> tuple[PyTree, float]:
     """The same generator with another scale of w.
 
-    The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky ReLU is positively
-    homogeneous, so no image changes. FedKTL compares latents by kernels of fixed bandwidths (10 to 50), which see
-    nothing at distances far above them.
+    The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky
+    ReLU is positively homogeneous, so no image changes. FedKTL compares latents by kernels of fixed
+    bandwidths (10 to 50), which see nothing at distances far above them.
 
     Args:
       variables: of the generator.
@@ -159,9 +178,14 @@ def rescale_w(variables: PyTree, squared_distance: float, key: jax.Array, sample
       The new variables, with "average" measured, and s.
     """
     w = sample_w(variables, key, samples)
-    scale = float(jnp.sqrt(squared_distance / jnp.median(jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1))))
+    scale = float(
+        jnp.sqrt(squared_distance / jnp.median(jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1)))
+    )
     last = jax.tree.map(lambda x: x * scale, variables["mapping"]["1"])
-    restyle = lambda layer: layer | {"style": layer["style"] | {"weight": layer["style"]["weight"] / scale}}  # noqa: E731
+
+    def restyle(layer):
+        return layer | {"style": layer["style"] | {"weight": layer["style"]["weight"] / scale}}
+
     scaled = variables | {
         "mapping": variables["mapping"] | {"1": last},
         "convolutions": {name: restyle(layer) for name, layer in variables["convolutions"].items()},
@@ -171,8 +195,11 @@ def rescale_w(variables: PyTree, squared_distance: float, key: jax.Array, sample
     return scaled, scale
 
 
-def save_embedded(path: Path | str, variables: PyTree, card: Card, metadata: Mapping[str, Any]) -> None:
-    """Writes a generator as .npz: float16 weights named by their path in `variables`, and one JSON object.
+def save_embedded(
+    path: Path | str, variables: PyTree, card: Card, metadata: Mapping[str, Any]
+) -> None:
+    """Writes a generator as .npz: float16 weights named by their path in `variables`, and one JSON
+    object.
 
     Args:
       path: the file; it is replaced as a whole.
@@ -180,8 +207,13 @@ def save_embedded(path: Path | str, variables: PyTree, card: Card, metadata: Map
       card: where it comes from.
       metadata: whatever else is to be known of it, as JSON takes it.
     """
-    arrays = {_name(key): np.asarray(x, np.float16) for key, x in jax.tree_util.tree_leaves_with_path(variables)}
-    npz.write(path, {"format": FORMAT, "latent_dim": len(variables["average"]), **metadata}, card, arrays)
+    arrays = {
+        _name(key): np.asarray(x, np.float16)
+        for key, x in jax.tree_util.tree_leaves_with_path(variables)
+    }
+    npz.write(
+        path, {"format": FORMAT, "latent_dim": len(variables["average"]), **metadata}, card, arrays
+    )
 
 
 def load_embedded(path: Path | str) -> Generator:
@@ -198,22 +230,29 @@ def load_embedded(path: Path | str) -> Generator:
         channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
         latent_dim = len(arrays["average"])
         image_channels = len(arrays["image/bias"])
-        wanted = jax.eval_shape(lambda: init_variables(jax.random.key(0), channels, latent_dim, image_channels))
+        wanted = jax.eval_shape(
+            lambda: init_variables(jax.random.key(0), channels, latent_dim, image_channels)
+        )
         leaves, structure = jax.tree_util.tree_flatten_with_path(wanted)
         for key, leaf in leaves:
             if arrays[_name(key)].shape != leaf.shape:
-                raise ValueError(f"{_name(key)} is of shape {arrays[_name(key)].shape}, expected {leaf.shape}")
+                raise ValueError(
+                    f"{_name(key)} is of shape {arrays[_name(key)].shape}, expected {leaf.shape}"
+                )
             if not np.isfinite(arrays[_name(key)]).all():
                 raise ValueError(f"{_name(key)} holds values that are not finite")
         card = npz.card(metadata)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: no embedded generator: {npz.one_line(error)}") from error
-    variables = jax.tree.unflatten(structure, [jnp.asarray(arrays[_name(key)]) for key, _ in leaves])
+    variables = jax.tree.unflatten(
+        structure, [jnp.asarray(arrays[_name(key)]) for key, _ in leaves]
+    )
     return Generator(card, latent_dim, sample_w, synthesize, variables)
 
 
 def read_metadata(path: Path | str) -> dict[str, Any]:
-    """The JSON object of a generator's .npz: "format", "latent_dim", "card", and what its maker added.
+    """The JSON object of a generator's .npz: "format", "latent_dim", "card", and what its maker
+    added.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -226,7 +265,9 @@ def read_metadata(path: Path | str) -> dict[str, Any]:
 
 def _check_format(path: Path | str, metadata: Mapping[str, Any]) -> None:
     if metadata["format"] != FORMAT:
-        raise ValueError(f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}")
+        raise ValueError(
+            f"{path}: holds a generator of format {metadata['format']!r}; expected {FORMAT}"
+        )
 
 
 def _name(path: tuple) -> str:

@@ -11,13 +11,14 @@ BATCH = 10  # images synthesised at once
 
 
 def fit(images: jax.Array, shape: tuple[int, int, int], antialias: bool = True) -> jax.Array:
-    """Scales the shorter side to the target bilinearly, cuts out the centre, and takes the luminance where the target
-    is grey. float [n, h, w, 3] in [0, 1] -> float32 [n, *shape].
+    """Scales the shorter side to the target bilinearly, cuts out the centre, and takes the
+    luminance where the target is grey. float [n, h, w, 3] in [0, 1] -> float32 [n, *shape].
 
     Args:
       images: of a generator.
       shape: (H, W, C) with C 1 or 3.
-      antialias: False takes single pixels when shrinking, as torchvision 0.15, which the authors of FedKTL use, did.
+      antialias: False takes single pixels when shrinking, as torchvision 0.15, which the authors of
+        FedKTL use, did.
     """
     height, width, channels = shape
     n, h, w, _ = images.shape
@@ -33,11 +34,20 @@ def fit(images: jax.Array, shape: tuple[int, int, int], antialias: bool = True) 
 
 
 def synthesise(
-    generator: Generator, variables, latents: jax.Array, shape: tuple[int, int, int], antialias: bool
+    generator: Generator,
+    variables,
+    latents: jax.Array,
+    shape: tuple[int, int, int],
+    antialias: bool,
 ) -> jax.Array:
-    """Images of latents float [n, H], fitted to a federation's shape: float32 [n, *shape] in [0, 1]."""
+    """Images of latents float [n, H], fitted to a federation's shape: float32 [n, *shape] in [0,
+    1]."""
     if generator.host:
-        return fit(jnp.asarray(generator.synthesize(*jax.device_get((variables, latents)))), shape, antialias)
+        return fit(
+            jnp.asarray(generator.synthesize(*jax.device_get((variables, latents)))),
+            shape,
+            antialias,
+        )
 
     def one(latent):
         return fit(generator.synthesize(variables, latent[None]), shape, antialias)[0]

@@ -1,4 +1,5 @@
-"""Generators in .npz files: arrays, and one JSON object with their format, their card and what else is to be known."""
+"""Generators in .npz files: arrays, and one JSON object with their format, their card and what else
+is to be known."""
 
 import json
 from collections.abc import Mapping
@@ -14,11 +15,18 @@ from fedjax_ht.generators.base import Card
 METADATA = "metadata"  # the entry that holds the JSON object
 
 
-def write(path: Path | str, metadata: Mapping[str, Any], card: Card, arrays: Mapping[str, Any]) -> None:
-    """Writes arrays and metadata (with a "format") uncompressed; the file is replaced as a whole."""
+def write(
+    path: Path | str, metadata: Mapping[str, Any], card: Card, arrays: Mapping[str, Any]
+) -> None:
+    """Writes arrays and metadata (with a "format") uncompressed; the file is replaced as a
+    whole."""
     text = json.dumps({**metadata, "card": card._asdict()})
     with atomic_open(path, "wb") as file:
-        np.savez(file, **{METADATA: np.array(text)}, **{name: np.asarray(array) for name, array in arrays.items()})
+        np.savez(
+            file,
+            **{METADATA: np.array(text)},
+            **{name: np.asarray(array) for name, array in arrays.items()},
+        )
 
 
 def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -35,8 +43,11 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
         with opened_npz(path) as file:
             metadata = json.loads(str(file[METADATA]))
             values = {name: file[name] for name in file if arrays and name != METADATA}
-    except Exception as error:  # zipfile, zlib, numpy and json each have their own for a damaged file
-        raise ValueError(f"{path}: not an .npz with an entry {METADATA} that is JSON ({one_line(error)})") from error
+    # zipfile, zlib, numpy and json each have their own for a damaged file
+    except Exception as error:
+        raise ValueError(
+            f"{path}: not an .npz with an entry {METADATA} that is JSON ({one_line(error)})"
+        ) from error
     if not isinstance(metadata, dict) or not isinstance(metadata.get("format"), str):
         raise ValueError(f"{path}: its metadata does not say of what format the generator is")
     return metadata, values

@@ -1,8 +1,9 @@
-"""Opens the .pkl snapshots of StyleGAN3 and StyleGAN-XL without torch and without running anything that they ask for.
+"""Opens the .pkl snapshots of StyleGAN3 and StyleGAN-XL without torch and without running anything
+that they ask for.
 
-A snapshot pickles a dictionary of networks. Each network carries the source of its class, which the official loader
-executes; here it stays text. Names that arrays are written with are recorded and understood, every other name (of
-training settings, of discriminators) is recorded and ignored.
+A snapshot pickles a dictionary of networks. Each network carries the source of its class, which the
+official loader executes; here it stays text. Names that arrays are written with are recorded and
+understood, every other name (of training settings, of discriminators) is recorded and ignored.
 """
 
 import math
@@ -13,7 +14,14 @@ import numpy as np
 
 from fedjax_ht.data.files.bounded import open_regular
 from fedjax_ht.data.files.limits import short
-from fedjax_ht.data.files.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, build, damage_is_a_value_error
+from fedjax_ht.data.files.safe_pickle import (
+    NUMPY_CALLS,
+    Call,
+    Dict,
+    Recorder,
+    build,
+    damage_is_a_value_error,
+)
 from fedjax_ht.data.files.torch_files import TENSOR_CALLS, build_tensor, read_storage
 
 
@@ -58,11 +66,15 @@ class Module(NamedTuple):
 
     def module(self, name: str) -> "Module":
         """The sub-module of this name."""
-        return _module(f"{self.name}.{name}", self._entry("sub-module", name, self._group("_modules")))
+        return _module(
+            f"{self.name}.{name}", self._entry("sub-module", name, self._group("_modules"))
+        )
 
     def array(self, name: str) -> np.ndarray | None:
         """The parameter or buffer of this name; None where the module has it as None."""
-        value = self._entry("array", name, {**self._group("_parameters"), **self._group("_buffers")})
+        value = self._entry(
+            "array", name, {**self._group("_parameters"), **self._group("_buffers")}
+        )
         with damage_is_a_value_error():
             return None if value is None else build_tensor(f"{self.name}.{name}", value, _storage)
 
@@ -71,14 +83,20 @@ class Module(NamedTuple):
         value = self._entry("attribute", name, self.state)
         with damage_is_a_value_error():
             match value:
-                case Call(args=(type() as function, args, state, *_)) if type(value).__name__ == "_create_array":
+                case Call(args=(type() as function, args, state, *_)) if (
+                    type(value).__name__ == "_create_array"
+                ):
                     value = _recorded(function, args, state)  # dill's way to write an array
             return build(value)
 
     def number(self, name: str) -> float:
         """The finite number of this name."""
         value = self.attribute(name)
-        if not np.isscalar(value) or not isinstance(value, int | float | np.number) or not math.isfinite(value):
+        if (
+            not np.isscalar(value)
+            or not isinstance(value, int | float | np.number)
+            or not math.isfinite(value)
+        ):
             raise ValueError(f"{self.name}.{name} is {short(value)}; expected a number")
         return value.item() if isinstance(value, np.generic) else value
 
@@ -87,7 +105,10 @@ class Module(NamedTuple):
 
     def _entry(self, kind: str, name: str, entries: dict[str, Any]) -> Any:
         if name not in entries:
-            raise ValueError(f"{self.name}, a {self.class_name}, has no {kind} {name}; this network is not supported")
+            raise ValueError(
+                f"{self.name}, a {self.class_name}, has no {kind} {name}; this network is not "
+                "supported"
+            )
         return entries[name]
 
 
@@ -106,7 +127,8 @@ def open_snapshot(path: Path | str) -> Module:
             content = Recorder(file, _ALLOWED, "", others=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
             raise ValueError(
-                f"holds {_described(content)}; expected a dictionary with the network G_ema, as StyleGAN3 and "
+                f"holds {_described(content)}; expected a dictionary with the network G_ema, as "
+                "StyleGAN3 and "
                 "StyleGAN-XL write it"
             )
         return _module("G_ema", content["G_ema"])
@@ -116,8 +138,11 @@ def open_snapshot(path: Path | str) -> Module:
 
 def _module(name: str, value: Any) -> Module:
     match value:
-        case Call(args=({"type": "class", "class_name": str() as class_name, "state": dict() as state},)):
-            return Module(name, class_name, state)  # persistence, NVIDIA's way to pickle a network
+        case Call(
+            args=({"type": "class", "class_name": str() as class_name, "state": dict() as state},)
+        ):
+            # persistence, NVIDIA's way to pickle a network
+            return Module(name, class_name, state)
         case Call(state=dict() as state):
             return Module(name, type(value).__name__, state)  # a module of torch's own
     raise ValueError(f"{name} is {_described(value)}; expected a torch module")
@@ -130,7 +155,8 @@ def _described(value: Any) -> str:
 def _storage(record: Any) -> np.ndarray:
     match record:
         case Call(args=(content,)) if type(record).__name__ == "_load_from_bytes":
-            return read_storage(build(content))  # protocol 2 has no bytes, and writes them as a call
+            # protocol 2 has no bytes, and writes them as a call
+            return read_storage(build(content))
     raise ValueError("a tensor without its numbers")
 
 

@@ -1,12 +1,15 @@
-"""Inference of StyleGAN3 (Karras et al., NeurIPS 2021) and StyleGAN-XL (Sauer et al., SIGGRAPH 2022).
+"""Inference of StyleGAN3 (Karras et al., NeurIPS 2021) and StyleGAN-XL (Sauer et al., SIGGRAPH
+2022).
 
     G_m: z, class  ->  dense layers  ->  w
-    G_s: w  ->  a grid of sine waves, moved and turned by w  ->  layers: 3x3 or 1x1 convolution with input channels
+    G_s: w  ->  a grid of sine waves, moved and turned by w  ->  layers: 3x3 or 1x1 convolution with
+      input channels
          scaled by w, filtered leaky ReLU  ->  image
 
-Written from the papers' formulas. What is fixed when a network is read is computed then, in `stylegan3_files`: gains of
-equalised learning rates, the normalisation of kernels and the class embeddings are part of the variables. The styles of
-a layer are normalised by their own mean square; the papers' code takes the batch's, which the demodulation cancels.
+Written from the papers' formulas. What is fixed when a network is read is computed then, in
+`stylegan3_files`: gains of equalised learning rates, the normalisation of kernels and the class
+embeddings are part of the variables. The styles of a layer are normalised by their own mean square;
+the papers' code takes the batch's, which the demodulation cancels.
 """
 
 import functools
@@ -55,7 +58,8 @@ class Network(NamedTuple):
     """What is static of a generator.
 
     Attributes:
-      family: "stylegan3" or "styleganxl"; they differ in the range of the images and in how classes are embedded.
+      family: "stylegan3" or "styleganxl"; they differ in the range of the images and in how classes
+        are embedded.
       noise_dim, latent_dim: lengths of z and w.
       num_classes: 0 for an unconditional one.
       class_dim: length of a class embedding.
@@ -128,16 +132,26 @@ def sample_w(network: Network, variables: Variables, key: jax.Array, n: int) -> 
     if not network.num_classes:
         return map_noise(network, variables, jax.random.normal(key, (n, network.noise_dim)))
     label_key, key = jax.random.split(key)
-    return sample_class(network, variables, key, jax.random.randint(label_key, (n,), 0, network.num_classes))
+    return sample_class(
+        network, variables, key, jax.random.randint(label_key, (n,), 0, network.num_classes)
+    )
 
 
-def sample_class(network: Network, variables: Variables, key: jax.Array, labels: jax.Array) -> jax.Array:
+def sample_class(
+    network: Network, variables: Variables, key: jax.Array, labels: jax.Array
+) -> jax.Array:
     """Valid latents of the classes `labels`, int [n]: float32 [n, H]."""
-    return map_noise(network, variables, jax.random.normal(key, (len(labels), network.noise_dim)), labels)
+    return map_noise(
+        network, variables, jax.random.normal(key, (len(labels), network.noise_dim)), labels
+    )
 
 
 def map_noise(
-    network: Network, variables: Variables, z: jax.Array, labels: jax.Array | None = None, psi: float = 1.0
+    network: Network,
+    variables: Variables,
+    z: jax.Array,
+    labels: jax.Array | None = None,
+    psi: float = 1.0,
 ) -> jax.Array:
     """G_m.
 
@@ -145,7 +159,8 @@ def map_noise(
       network, variables: the generator.
       z: float [n, noise_dim], N(0, I).
       labels: int [n] if the generator is conditional.
-      psi: truncation; 1 changes nothing, 0 gives the mean latent (of the class, in a conditional StyleGAN-XL).
+      psi: truncation; 1 changes nothing, 0 gives the mean latent (of the class, in a conditional
+        StyleGAN-XL).
 
     Returns:
       float32 [n, H].
@@ -165,7 +180,9 @@ def render(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
 
     One image after the other: one image fills a device, and memory does not grow with n.
     """
-    return jax.lax.map(functools.partial(_render_one, network, variables), jnp.asarray(w, jnp.float32))
+    return jax.lax.map(
+        functools.partial(_render_one, network, variables), jnp.asarray(w, jnp.float32)
+    )
 
 
 def synthesize(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
@@ -175,7 +192,8 @@ def synthesize(network: Network, variables: Variables, w: jax.Array) -> jax.Arra
 
 
 def to_unit_range(network: Network, images: jax.Array) -> jax.Array:
-    """What `render` gives -> [0, 1], clipped. StyleGAN3 takes 128 of 255 for the middle, StyleGAN-XL 127.5."""
+    """What `render` gives -> [0, 1], clipped. StyleGAN3 takes 128 of 255 for the middle,
+    StyleGAN-XL 127.5."""
     middle = 128 if network.family == "stylegan3" else 127.5
     return jnp.clip((images * 127.5 + middle) / 255, 0, 1)
 
@@ -205,7 +223,8 @@ def _waves(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
 
 
 def _apply(layer: Layer, variables: Variables, x: jax.Array, w: jax.Array) -> jax.Array:
-    """A modulated convolution and the filtered activation: [1, h, w, inputs] -> [1, h', w', outputs]."""
+    """A modulated convolution and the filtered activation: [1, h, w, inputs] -> [1, h', w',
+    outputs]."""
     style = _dense(_part(variables, "style"), w)
     kernel = variables["weight"]
     style = style if layer.to_rgb else normalise(style, epsilon=0)
@@ -215,7 +234,14 @@ def _apply(layer: Layer, variables: Variables, x: jax.Array, w: jax.Array) -> ja
     gain, slope = (1.0, 1.0) if layer.to_rgb else (math.sqrt(2), 0.2)
     filters = variables["up_filter"], variables["down_filter"]
     return filtered_leaky_relu(
-        y + variables["bias"], *filters, layer.up, layer.down, layer.padding, gain, slope, layer.clamp
+        y + variables["bias"],
+        *filters,
+        layer.up,
+        layer.down,
+        layer.padding,
+        gain,
+        slope,
+        layer.clamp,
     )
 
 
@@ -235,4 +261,8 @@ def _dense(layer: Variables, x: jax.Array) -> jax.Array:
 
 def _part(variables: Variables, name: str) -> Variables:
     """The variables below `name`, by what follows it."""
-    return {key.removeprefix(f"{name}/"): value for key, value in variables.items() if key.startswith(f"{name}/")}
+    return {
+        key.removeprefix(f"{name}/"): value
+        for key, value in variables.items()
+        if key.startswith(f"{name}/")
+    }

@@ -1,4 +1,5 @@
-"""Reads StyleGAN3 and StyleGAN-XL networks: from snapshots, and from the .npz files that `convert` writes."""
+"""Reads StyleGAN3 and StyleGAN-XL networks: from snapshots, and from the .npz files that `convert`
+writes."""
 
 import math
 from pathlib import Path
@@ -11,7 +12,13 @@ from fedjax_ht.data.files.limits import short
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 from fedjax_ht.generators.snapshot import Module, open_snapshot
-from fedjax_ht.generators.stylegan3 import Layer, Network, Variables, expected_shapes, make_generator
+from fedjax_ht.generators.stylegan3 import (
+    Layer,
+    Network,
+    Variables,
+    expected_shapes,
+    make_generator,
+)
 
 FORMAT = "stylegan3"
 _CLASSES = ("Generator", "SuperresGenerator")
@@ -23,7 +30,8 @@ def load_snapshot(path: Path | str) -> Generator:
 
     Raises:
       FileNotFoundError: there is no such file.
-      ValueError: the file is damaged, or its network is another one, which the message names. One line.
+      ValueError: the file is damaged, or its network is another one, which the message names. One
+        line.
     """
     network, variables = read_snapshot(path)
     return make_generator(network, variables, snapshot_card(path, network))
@@ -31,7 +39,9 @@ def load_snapshot(path: Path | str) -> Generator:
 
 def snapshot_card(path: Path | str, network: Network) -> Card:
     """What is known of a snapshot without being told."""
-    return Card(Path(path).stem, licence=_LICENCE, origin=f"{network.family} snapshot {Path(path).name}")
+    return Card(
+        Path(path).stem, licence=_LICENCE, origin=f"{network.family} snapshot {Path(path).name}"
+    )
 
 
 def load_converted(path: Path | str) -> Generator:
@@ -53,21 +63,26 @@ def load_converted(path: Path | str) -> Generator:
 
 
 def save_converted(path: Path | str, network: Network, variables: Variables, card: Card) -> None:
-    """Writes a .npz with the variables, the static description and the card; no pickled object is in it."""
+    """Writes a .npz with the variables, the static description and the card; no pickled object is
+    in it."""
     described = network._asdict() | {"layers": [layer._asdict() for layer in network.layers]}
     npz.write(path, {"format": FORMAT, "network": described}, card, variables)
 
 
 def read_snapshot(path: Path | str) -> tuple[Network, Variables]:
-    """The network in a .pkl snapshot: what is static, and what are arrays. Errors as `load_snapshot`."""
+    """The network in a .pkl snapshot: what is static, and what are arrays. Errors as
+    `load_snapshot`."""
     root = open_snapshot(path)
     try:
         if root.class_name not in _CLASSES:
-            raise ValueError(f"G_ema is a {root.class_name}; only {' and '.join(_CLASSES)} are supported")
+            raise ValueError(
+                f"G_ema is a {root.class_name}; only {' and '.join(_CLASSES)} are supported"
+            )
         synthesis = root.module("synthesis")
         if "layer_names" not in synthesis.state:
             raise ValueError(
-                f"G_ema's synthesis, a {synthesis.class_name}, has no layer_names; it is no StyleGAN3 or StyleGAN-XL"
+                f"G_ema's synthesis, a {synthesis.class_name}, has no layer_names; it is no "
+                "StyleGAN3 or StyleGAN-XL"
             )
         return _read(root, synthesis)
     except (IndexError, TypeError, ValueError) as error:
@@ -92,7 +107,9 @@ def _read(root: Module, synthesis: Module) -> tuple[Network, Variables]:
         output_scale=float(synthesis.number("output_scale")),
         layers=tuple(_layer(module) for module in layers),
     )
-    arrays = {"average": _array(mapping, "w_avg")} | ({} if classes is None else {"classes": classes})
+    arrays = {"average": _array(mapping, "w_avg")} | (
+        {} if classes is None else {"classes": classes}
+    )
     for i, module in enumerate(dense):
         arrays |= _dense(f"mapping/{i}", module, "lrelu")
     weight = _array(waves, "weight")
@@ -115,10 +132,14 @@ def _is_xl(root: Module, mapping: Module) -> bool:
 def _class_embeddings(mapping: Module) -> np.ndarray:
     """float [classes, E]: what a class adds to the input of the mapping."""
     if not mapping.has_module("embed_proj"):
-        embed = _dense("embed", mapping.module("embed"), "linear")  # of a one-hot vector: a row of its weight
+        # of a one-hot vector: a row of its weight
+        embed = _dense("embed", mapping.module("embed"), "linear")
         return _normalised(embed["embed/weight"] + embed["embed/bias"])
     project = _dense("project", mapping.module("embed_proj"), "lrelu")
-    x = _array(mapping.module("embed"), "weight") @ project["project/weight"] + project["project/bias"]
+    x = (
+        _array(mapping.module("embed"), "weight") @ project["project/weight"]
+        + project["project/bias"]
+    )
     return _normalised(np.where(x >= 0, x, 0.2 * x) * math.sqrt(2))
 
 
@@ -127,7 +148,11 @@ def _normalised(x: np.ndarray) -> np.ndarray:
 
 
 def _layer(module: Module) -> Layer:
-    up, down, clamp = module.array("up_filter"), module.array("down_filter"), module.attribute("conv_clamp")
+    up, down, clamp = (
+        module.array("up_filter"),
+        module.array("down_filter"),
+        module.attribute("conv_clamp"),
+    )
     return Layer(
         inputs=int(module.number("in_channels")),
         outputs=int(module.number("out_channels")),
@@ -155,7 +180,9 @@ def _layer_arrays(name: str, layer: Layer, module: Module) -> dict[str, np.ndarr
         f"{name}/weight": weight.transpose(2, 3, 1, 0),
         f"{name}/bias": _array(module, "bias"),
         f"{name}/gain": gain,
-        **{f"{name}/{kind}": np.ones(1) if taps is None else taps for kind, taps in filters.items()},
+        **{
+            f"{name}/{kind}": np.ones(1) if taps is None else taps for kind, taps in filters.items()
+        },
         **_dense(f"{name}/style", module.module("affine"), "linear"),
     }
 
@@ -163,10 +190,17 @@ def _layer_arrays(name: str, layer: Layer, module: Module) -> dict[str, np.ndarr
 def _dense(name: str, module: Module, activation: str) -> dict[str, np.ndarray]:
     """A fully connected layer, its gains multiplied in."""
     if module.attribute("activation") != activation:
-        raise ValueError(f"{module.name} has the activation {module.attribute('activation')!r}; expected {activation}")
+        raise ValueError(
+            f"{module.name} has the activation {module.attribute('activation')!r}; expected "
+            f"{activation}"
+        )
     weight = _array(module, "weight") * module.number("weight_gain")
     bias = module.array("bias")
-    bias = np.zeros(len(weight)) if bias is None else np.asarray(bias, np.float64) * module.number("bias_gain")
+    bias = (
+        np.zeros(len(weight))
+        if bias is None
+        else np.asarray(bias, np.float64) * module.number("bias_gain")
+    )
     return {f"{name}/weight": weight.T, f"{name}/bias": bias}
 
 
@@ -178,7 +212,9 @@ def _array(module: Module, name: str) -> np.ndarray:
 
 
 def _network_from_json(fields: dict[str, Any]) -> Network:
-    layers = tuple(Layer(**layer | {"padding": tuple(layer["padding"])}) for layer in fields["layers"])
+    layers = tuple(
+        Layer(**layer | {"padding": tuple(layer["padding"])}) for layer in fields["layers"]
+    )
     return Network(**fields | {"size": tuple(fields["size"]), "layers": layers})
 
 
@@ -187,14 +223,23 @@ def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
     if not network.layers:
         raise ValueError("the synthesis has no layers")
     if network.mapping_layers > len(arrays):
-        raise ValueError(f"it says {short(network.mapping_layers)} mapping layers and holds {len(arrays)} arrays")
+        raise ValueError(
+            f"it says {short(network.mapping_layers)} mapping layers and holds {len(arrays)} arrays"
+        )
     channels, sizes = network.layers[0].inputs, network.size
     for i, layer in enumerate(network.layers):
-        if layer.inputs != channels or layer.to_rgb != (i == len(network.layers) - 1) or min(layer.up, layer.down) < 1:
+        if (
+            layer.inputs != channels
+            or layer.to_rgb != (i == len(network.layers) - 1)
+            or min(layer.up, layer.down) < 1
+        ):
             raise ValueError(f"layer {i} does not fit the one before it: {layer}")
         edges = sum(layer.padding[:2]), sum(layer.padding[2:])
         lost = layer.up_taps + layer.down_taps - 2
-        sizes = [-(-((n + layer.kernel - 1) * layer.up + e - lost) // layer.down) for n, e in zip(sizes, edges)]
+        sizes = [
+            -(-((n + layer.kernel - 1) * layer.up + e - lost) // layer.down)
+            for n, e in zip(sizes, edges)
+        ]
         if min(sizes) < 1:
             raise ValueError(f"layer {i} leaves an image of {sizes[0]} x {sizes[1]} pixels")
         channels = layer.outputs

@@ -1,9 +1,10 @@
 """The scale of a generator's latents, raw or in units of their own spread.
 
-FedKTL's weights, its kernels' bandwidths and its optimiser's step mean something else where w is larger or smaller,
-although a scale of w shows in no image. "raw" takes w as the file has it, as the paper and its code do: with the
-authors' generator every number means what it meant to them. "spread" gives the w of every generator one spread, so that
-two generators can be compared with the same numbers.
+FedKTL's weights, its kernels' bandwidths and its optimiser's step mean something else where w is
+larger or smaller, although a scale of w shows in no image. "raw" takes w as the file has it, as the
+paper and its code do: with the authors' generator every number means what it meant to them.
+"spread" gives the w of every generator one spread, so that two generators can be compared with the
+same numbers.
 """
 
 from typing import Literal, NamedTuple
@@ -19,23 +20,25 @@ Latents = Literal["raw", "spread"]
 REFERENCE_SPREAD = 0.84
 """Root mean square of w's coordinates about their mean, where latents are in units of it.
 
-The number is arbitrary. It is what the two shipped generators had as they came out of training, and mapping networks
-have 0.77 to 0.87 with StyleGAN's initial weights, which keep second moments. The spread of the StyleGAN-XL that the
-paper uses is published nowhere.
+The number is arbitrary. It is what the two shipped generators had as they came out of training, and
+mapping networks have 0.77 to 0.87 with StyleGAN's initial weights, which keep second moments. The
+spread of the StyleGAN-XL that the paper uses is published nowhere.
 """
 
 SAMPLES = 1000  # latents that the spread is measured on
 
 
 class Ball(NamedTuple):
-    """The smallest ball about the mean of valid latents that holds `SAMPLES` of them: centre float [H], radius []."""
+    """The smallest ball about the mean of valid latents that holds `SAMPLES` of them: centre float
+    [H], radius []."""
 
     centre: jax.Array
     radius: jax.Array
 
 
 class Weights(NamedTuple):
-    """variables: of the generator within. unit: float32 scalar, its w is unit times the w in units. ball: in units."""
+    """variables: of the generator within. unit: float32 scalar, its w is unit times the w in units.
+    ball: in units."""
 
     variables: PyTree
     unit: jax.Array
@@ -43,7 +46,8 @@ class Weights(NamedTuple):
 
 
 def in_units(generator: Generator, latents: Latents) -> Generator:
-    """Returns the same generator, which takes and gives w divided by its unit, and has `Weights` as variables.
+    """Returns the same generator, which takes and gives w divided by its unit, and has `Weights` as
+    variables.
 
     Args:
       generator: whose w is measured, on latents drawn by a fixed key.
@@ -57,7 +61,10 @@ def in_units(generator: Generator, latents: Latents) -> Generator:
         centre = w.mean(0)
         spread = jnp.sqrt(jnp.mean((w - centre) ** 2))
         if not 0 < float(spread) < float("inf"):
-            raise ValueError(f"generator {generator.card.name!r} draws latents of spread {spread}; it must be above 0")
+            raise ValueError(
+                f"generator {generator.card.name!r} draws latents of spread {spread}; it must be "
+                "above 0"
+            )
         unit = spread / REFERENCE_SPREAD if latents == "spread" else jnp.ones(())
         ball = Ball(centre / unit, jnp.linalg.norm(w - centre, axis=-1).max() / unit)
 
@@ -79,7 +86,8 @@ def in_units(generator: Generator, latents: Latents) -> Generator:
 
 
 def into(ball: Ball, latents: jax.Array) -> jax.Array:
-    """Latents outside the ball moved to its surface, towards the centre; the others stay. float [n, H] -> the same."""
+    """Latents outside the ball moved to its surface, towards the centre; the others stay. float [n,
+    H] -> the same."""
     away = latents - ball.centre
     distance = jnp.sqrt(jnp.maximum(jnp.sum(away * away, -1, keepdims=True), 1e-12))
     return jnp.where(distance > ball.radius, ball.centre + away * (ball.radius / distance), latents)

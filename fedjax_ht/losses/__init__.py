@@ -1,4 +1,5 @@
-"""Losses as small pure functions; every one respects a sample mask, so that padding changes nothing."""
+"""Losses as small pure functions; every one respects a sample mask, so that padding changes
+nothing."""
 
 from fedjax_ht.losses.adversarial import (
     disagreement,

@@ -1,4 +1,5 @@
-"""A generator against a student: images on which it does not follow its teachers yet; and images like the clients'."""
+"""A generator against a student: images on which it does not follow its teachers yet; and images
+like the clients'."""
 
 from typing import Literal
 
@@ -23,14 +24,17 @@ xor: just one of them the label (DENSE, as released with DFRD).
 Normaliser = Literal["batch", "selected"]
 """Over what the mean of a loss of selected samples is taken.
 
-batch: all samples, so that the loss grows with the share that is selected (DFRD's Eq. 3, where each sample's term is
-  multiplied by 0 or 1).
+batch: all samples, so that the loss grows with the share that is selected (DFRD's Eq. 3, where each
+  sample's term is multiplied by 0 or 1).
 selected: the selected samples alone (as released).
 """
 
 
-def selected(teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection) -> jax.Array:
-    """Logits float [B, C] twice and labels int [B] -> bool [B]; of equal logits the first counts as the prediction."""
+def selected(
+    teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection
+) -> jax.Array:
+    """Logits float [B, C] twice and labels int [B] -> bool [B]; of equal logits the first counts as
+    the prediction."""
     guess, own = jnp.argmax(teacher, -1), jnp.argmax(student, -1)
     right, learned = guess == labels, own == labels
     return {
@@ -52,10 +56,11 @@ def transferability(
     student_path: bool = True,
     normaliser: Normaliser = "batch",
 ) -> jax.Array:
-    """Computes minus the mean KL of teacher and student over selected samples (DFRD's L_tran, its Eq. 3).
+    """Computes minus the mean KL of teacher and student over selected samples (DFRD's L_tran, its
+    Eq. 3).
 
-    The defaults are the paper's form; the released code's is order="student_teacher", student_path=False,
-    normaliser="selected".
+    The defaults are the paper's form; the released code's is order="student_teacher",
+    student_path=False, normaliser="selected".
 
     Args:
       teacher, student: logits, float [B, C].
@@ -64,8 +69,8 @@ def transferability(
       selection: see `Selection`.
       temperature: divides the logits; the loss is not scaled by its square.
       order: of the two sides.
-      student_path: differentiate through the student, too; else it is a constant, and a generator is led by the
-        teacher alone.
+      student_path: differentiate through the student, too; else it is a constant, and a generator
+        is led by the teacher alone.
       normaliser: see `Normaliser`.
 
     Returns:
@@ -79,7 +84,8 @@ def transferability(
 
 
 def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax.Array:
-    """Minus the mean over all samples of KL(teacher || student), where they predict the same class 0 (DENSE's L_adv).
+    """Minus the mean over all samples of KL(teacher || student), where they predict the same class
+    0 (DENSE's L_adv).
 
     Logits float [B, C] twice, both differentiated, mask bool [B] -> scalar.
     """
@@ -87,27 +93,35 @@ def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax
 
 
 def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
-    """|mean - mean'| + |var - var'|, Euclidean: how far a norm's input is from what it was elsewhere (DENSE's L_bn).
+    """|mean - mean'| + |var - var'|, Euclidean: how far a norm's input is from what it was
+    elsewhere (DENSE's L_bn).
 
     float [..., 2, K] twice, mean and variance -> [...].
     """
     return safe_norm(jnp.sum((moments - target) ** 2, -1)).sum(-1)
 
 
-def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
+def weighted_cross_entropy(
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, mask: jax.Array
+) -> jax.Array:
     """Sum over clients of the mean over samples of weight times cross-entropy (FedFTG).
 
-    logits float [N, B, C] of N clients, labels int [B], weights float [N, B], mask bool [B] -> scalar.
+    logits float [N, B, C] of N clients, labels int [B], weights float [N, B], mask bool [B] ->
+    scalar.
     """
     labels = jnp.broadcast_to(labels, weights.shape)
     each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return masked_mean(jnp.sum(weights * each, 0), mask)
 
 
-def weighted_kl(given: jax.Array, logits: jax.Array, weights: jax.Array, mask: jax.Array) -> jax.Array:
-    """Sum over clients of the mean over samples of weight times KL(softmax(given) || softmax(logits)) (FedFTG).
+def weighted_kl(
+    given: jax.Array, logits: jax.Array, weights: jax.Array, mask: jax.Array
+) -> jax.Array:
+    """Sum over clients of the mean over samples of weight times KL(softmax(given) ||
+    softmax(logits)) (FedFTG).
 
-    float [N, B, C] or [B, C] twice, weights float [N, B], mask bool [B] -> scalar. Both sides are differentiated.
+    float [N, B, C] or [B, C] twice, weights float [N, B], mask bool [B] -> scalar. Both sides are
+    differentiated.
     """
     first, second = jax.nn.log_softmax(given), jax.nn.log_softmax(logits)
     return masked_mean(jnp.sum(weights * jnp.sum(jnp.exp(first) * (first - second), -1), 0), mask)

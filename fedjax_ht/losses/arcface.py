@@ -11,7 +11,8 @@ CLAMP = 1e-7  # keeps the cosine off +-1, where the angle's slope is infinite
 
 
 def cosines(rows: jax.Array, vectors: jax.Array) -> jax.Array:
-    """Cosines of rows float [B, K] with unit columns float [K, C] -> [B, C]; 0 for a row of zeros."""
+    """Cosines of rows float [B, K] with unit columns float [K, C] -> [B, C]; 0 for a row of
+    zeros."""
     squared = jnp.sum(rows * rows, -1, keepdims=True)
     return rows * jax.lax.rsqrt(jnp.maximum(squared, 1e-12)) @ vectors
 
@@ -19,8 +20,9 @@ def cosines(rows: jax.Array, vectors: jax.Array) -> jax.Array:
 def arcface_loss(
     cosine: jax.Array, labels: jax.Array, mask: jax.Array, scale: float = 64.0, margin: float = 0.5
 ) -> jax.Array:
-    """Cross-entropy over scale * cos(theta_c), the true class's angle widened by the margin (FedKTL Eq. 1; Deng et
-    al., CVPR 2019). Where theta + margin passes pi nothing falls back, as in FedKTL's code.
+    """Cross-entropy over scale * cos(theta_c), the true class's angle widened by the margin (FedKTL
+    Eq. 1; Deng et al., CVPR 2019). Where theta + margin passes pi nothing falls back, as in
+    FedKTL's code.
 
     Args:
       cosine: float [B, C].
@@ -30,6 +32,7 @@ def arcface_loss(
       margin: m, in radians.
     """
     true = jnp.clip(jnp.take_along_axis(cosine, labels[:, None], 1), -1 + CLAMP, 1 - CLAMP)
-    widened = true * math.cos(margin) - jnp.sqrt(1 - true * true) * math.sin(margin)  # cos(arccos(true) + margin)
+    # cos(arccos(true) + margin)
+    widened = true * math.cos(margin) - jnp.sqrt(1 - true * true) * math.sin(margin)
     is_true = jax.nn.one_hot(labels, cosine.shape[-1], dtype=bool)
     return cross_entropy(scale * jnp.where(is_true, widened, cosine), labels, mask)

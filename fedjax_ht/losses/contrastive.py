@@ -1,4 +1,5 @@
-"""Contrastive losses: FedTGP's of global prototypes with an adaptive margin, and the supervised one of two views."""
+"""Contrastive losses: FedTGP's of global prototypes with an adaptive margin, and the supervised one
+of two views."""
 
 from typing import Literal
 
@@ -11,15 +12,17 @@ from fedjax_ht.ops import pairwise_distance
 MarginRule = Literal["paper", "released"]
 
 
-def adaptive_margin(centres: jax.Array, present: jax.Array, cap: float, rule: MarginRule = "paper") -> jax.Array:
+def adaptive_margin(
+    centres: jax.Array, present: jax.Array, cap: float, rule: MarginRule = "paper"
+) -> jax.Array:
     """The margin of FedTGP's contrastive loss (Eq. 9), capped at tau.
 
     Args:
       centres: float [C, K], the mean of the clients' prototypes per class.
       present: bool [C], classes that anyone uploaded; the others are never read.
       cap: tau.
-      rule: "paper" takes the largest distance between any two centres, "released" the largest distance of a centre to
-        its nearest neighbour.
+      rule: "paper" takes the largest distance between any two centres, "released" the largest
+        distance of a centre to its nearest neighbour.
 
     Returns:
       Scalar; `cap` where fewer than two classes are present.
@@ -37,9 +40,14 @@ def adaptive_margin(centres: jax.Array, present: jax.Array, cap: float, rule: Ma
 
 
 def margin_contrastive(
-    prototypes: jax.Array, labels: jax.Array, mask: jax.Array, global_prototypes: jax.Array, margin: jax.Array
+    prototypes: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    global_prototypes: jax.Array,
+    margin: jax.Array,
 ) -> jax.Array:
-    """Cross-entropy over negative distances to the global prototypes, the true class `margin` further (FedTGP Eq. 10).
+    """Cross-entropy over negative distances to the global prototypes, the true class `margin`
+    further (FedTGP Eq. 10).
 
     Args:
       prototypes: float [B, K], the clients' prototypes.
@@ -58,8 +66,9 @@ def supervised_contrastive(
 ) -> jax.Array:
     """Pulls together the views of all samples of a class (Khosla et al., NeurIPS 2020, Eq. 2).
 
-    Every view i of a real sample is an anchor; its positives p are all other views of its class, its own second view
-    among them: the mean over i and p of -log softmax over all other views a of (z_i . z_a / temperature) at p.
+    Every view i of a real sample is an anchor; its positives p are all other views of its class,
+    its own second view among them: the mean over i and p of -log softmax over all other views a of
+    (z_i . z_a / temperature) at p.
 
     Args:
       first, second: float [B, K], features of two views of each sample, used as they are.

@@ -8,8 +8,11 @@ from fedjax_ht.ops import squared_distance
 BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # FedKTL's released code
 
 
-def kernel_means(x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: jax.Array) -> jax.Array:
-    """Mean of each kernel over all pairs: sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)). float32 [len(bandwidths)].
+def kernel_means(
+    x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: jax.Array
+) -> jax.Array:
+    """Mean of each kernel over all pairs: sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)). float32
+    [len(bandwidths)].
 
     Args:
       x, y: float [B, H].
@@ -21,8 +24,11 @@ def kernel_means(x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: jax
     return jnp.einsum("j,ajk,k->a", weights, kernels, weights)
 
 
-def mmd_loss(x: jax.Array, y: jax.Array, mask: jax.Array, bandwidths: jax.Array = BANDWIDTHS) -> jax.Array:
-    """Squared maximum mean discrepancy, the biased estimate with its diagonal, summed over kernels (FedKTL Eq. 3).
+def mmd_loss(
+    x: jax.Array, y: jax.Array, mask: jax.Array, bandwidths: jax.Array = BANDWIDTHS
+) -> jax.Array:
+    """Squared maximum mean discrepancy, the biased estimate with its diagonal, summed over kernels
+    (FedKTL Eq. 3).
 
     Args:
       x, y: float [B, H], two samples of one size.

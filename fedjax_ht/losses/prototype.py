@@ -1,4 +1,5 @@
-"""How far a client's features lie from the global prototypes: the regulariser of FedProto and FedTGP."""
+"""How far a client's features lie from the global prototypes: the regulariser of FedProto and
+FedTGP."""
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,17 @@ from fedjax_ht.ops import safe_norm
 
 
 def class_prototype_distance(
-    features: jax.Array, labels: jax.Array, mask: jax.Array, prototypes: jax.Array, available: jax.Array
+    features: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    prototypes: jax.Array,
+    available: jax.Array,
 ) -> jax.Array:
-    """Euclidean distance of a batch's class-mean features to the global prototypes (FedTGP Eq. 11, FedProto Eq. 7).
+    """Euclidean distance of a batch's class-mean features to the global prototypes (FedTGP Eq. 11,
+    FedProto Eq. 7).
 
-    A mini-batch's estimate of the paper's loss between class prototypes: the average is over the classes that occur in
-    the batch and have a global prototype.
+    A mini-batch's estimate of the paper's loss between class prototypes: the average is over the
+    classes that occur in the batch and have a global prototype.
 
     Args:
       features: float [B, K].
@@ -33,12 +39,19 @@ def class_prototype_distance(
 
 
 def sample_prototype_mse(
-    features: jax.Array, labels: jax.Array, mask: jax.Array, prototypes: jax.Array, available: jax.Array
+    features: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    prototypes: jax.Array,
+    available: jax.Array,
 ) -> jax.Array:
-    """Mean square between each sample's feature and its class's global prototype, over samples and features.
+    """Mean square between each sample's feature and its class's global prototype, over samples and
+    features.
 
-    The form of the released code of FedProto and FedTGP. A sample whose class has no prototype counts with zero loss.
-    Arguments as `class_prototype_distance`.
+    The form of the released code of FedProto and FedTGP. A sample whose class has no prototype
+    counts with zero loss. Arguments as `class_prototype_distance`.
     """
-    target = jnp.where(available[labels][:, None], prototypes[labels], jax.lax.stop_gradient(features))
+    target = jnp.where(
+        available[labels][:, None], prototypes[labels], jax.lax.stop_gradient(features)
+    )
     return masked_mean(jnp.mean((features - target) ** 2, -1), mask)

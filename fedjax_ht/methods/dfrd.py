@@ -1,31 +1,37 @@
-"""DFRD (NeurIPS 2023): data-free robust distillation of heterogeneous clients' models into a global one.
+"""DFRD (NeurIPS 2023): data-free robust distillation of heterogeneous clients' models into a global
+one.
 
-    server:  tau_{i,y}, p(y) from the labels that clients trained on in this round; u = sum_i tau_{i,y} f_i(s)
-             G:  CE(u, y) - b_tran mean_b eps_b KL(u || f), eps = 1 where u is right and f wrong, else 0
+    server:  tau_{i,y}, p(y) from the labels that clients trained on in this round; u = sum_i
+      tau_{i,y} f_i(s)
+             G:  CE(u, y) - b_tran mean_b eps_b KL(u || f), eps = 1 where u is right and f wrong,
+               else 0
                  + b_div exp(-mean_{jk} |s_j - s_k| |h_j - h_k|)
-             f:  KL(f || u) on images of G + alpha KL(f || u) on images of its moving average w~, as of the last round
+             f:  KL(f || u) on images of G + alpha KL(f || u) on images of its moving average w~, as
+               of the last round
              w~ <- lambda w~ + (1 - lambda) w, once a round
     clients, averaging:  those of the base, clients weighted by their samples, see `methods.bases`
 
-That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in the other order,
-L_tran through the teachers alone and over the selected samples, squared distances in L_div, a term L_ey, labels seen in
-any round, and the weights that the base has by itself. `variants` has both, option by option, and what the text leaves
-open.
+That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
+the other order, L_tran through the teachers alone and over the selected samples, squared distances
+in L_div, a term L_ey, labels seen in any round, and the weights that the base has by itself.
+`variants` has both, option by option, and what the text leaves open.
 
 Settled here, for both:
-* KL at a temperature are not scaled by T^2; temperature_squared=True does. At T = 10 that is a hundred times more:
-  without it the student's slope is some fifty times smaller than at T = 1. DENSE's own code scales.
-* Order of L_tran (Eq. 3): tran_order. The text prints KL(u, f); the released code computes KL(f || u). The first is
-  large where u is sure of a class that f rules out, the second where f is sure of a class that u rules out.
-* Path of L_tran: s = G(h) enters u and f. With student_path=False, as released, f's side is a constant, and images move
-  by what they change in the teachers alone.
-* Mean of L_tran: normaliser="batch" as eps has it; the released mean over the selected samples does not become smaller
-  where the student has few of them left to learn.
-* Order of Eq. 7: distil_order. The text prints KL(f, u); the released code computes KL(u || f), as most distillation
-  does.
+* KL at a temperature are not scaled by T^2; temperature_squared=True does. At T = 10 that is a
+  hundred times more: without it the student's slope is some fifty times smaller than at T = 1.
+  DENSE's own code scales.
+* Order of L_tran (Eq. 3): tran_order. The text prints KL(u, f); the released code computes KL(f ||
+  u). The first is large where u is sure of a class that f rules out, the second where f is sure of
+  a class that u rules out.
+* Path of L_tran: s = G(h) enters u and f. With student_path=False, as released, f's side is a
+  constant, and images move by what they change in the teachers alone.
+* Mean of L_tran: normaliser="batch" as eps has it; the released mean over the selected samples does
+  not become smaller where the student has few of them left to learn.
+* Order of Eq. 7: distil_order. The text prints KL(f, u); the released code computes KL(u || f), as
+  most distillation does.
 * L_ey = b_ey max(|E(y)| - gamma sqrt(d), 0) is in the released code alone.
-* Labels "seen so far" are the released code's, but without its 1 for classes that a client has never seen. A client's
-  samples count once.
+* Labels "seen so far" are the released code's, but without its 1 for classes that a client has
+  never seen. A client's samples count once.
 * selection "nabla" is the paper's set for DENSE; the released one is "xor".
 * w~ starts at w, and teaches from the second round on. The released one starts at (1 - lambda) w.
 * An empty set of selected samples has loss 0; the released code divides 0 by 0.
@@ -34,7 +40,13 @@ Settled here, for both:
 import jax
 
 from fedjax_ht.core.bounds import NonNegative
-from fedjax_ht.losses import cross_entropy, embedding_excess, image_diversity, kl_divergence, transferability
+from fedjax_ht.losses import (
+    cross_entropy,
+    embedding_excess,
+    image_diversity,
+    kl_divergence,
+    transferability,
+)
 from fedjax_ht.losses.adversarial import Normaliser, Selection
 from fedjax_ht.losses.distillation import ordered
 from fedjax_ht.losses.generator import DiversityForm
@@ -44,15 +56,26 @@ from fedjax_ht.models.conditional import EMBEDDED
 
 
 def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
-    """Computes the KL of the ensemble's and the student's predictions (Eq. 7), in the recipe's order."""
-    teacher, student = batch.opinions.ensemble / recipe.temperature, batch.student / recipe.temperature
-    return recipe.kl_scale * kl_divergence(*ordered(teacher, student, recipe.distil_order), batch.everyone)
+    """Computes the KL of the ensemble's and the student's predictions (Eq. 7), in the recipe's
+    order."""
+    teacher, student = (
+        batch.opinions.ensemble / recipe.temperature,
+        batch.student / recipe.temperature,
+    )
+    return recipe.kl_scale * kl_divergence(
+        *ordered(teacher, student, recipe.distil_order), batch.everyone
+    )
 
 
 def adversarial_loss(
-    u: jax.Array, batch: Synthetic, recipe: Distillation, selection: Selection, normaliser: Normaliser
+    u: jax.Array,
+    batch: Synthetic,
+    recipe: Distillation,
+    selection: Selection,
+    normaliser: Normaliser,
 ) -> jax.Array:
-    """Computes L_tran (Eq. 3) as the recipe has it, but for its scale; u are the ensemble's logits."""
+    """Computes L_tran (Eq. 3) as the recipe has it, but for its scale; u are the ensemble's
+    logits."""
     return transferability(
         u,
         batch.student,
@@ -91,8 +114,14 @@ def dfrd(
     def generator_loss(batch: Synthetic) -> jax.Array:
         u, made, mask = batch.opinions.ensemble, batch.generated, batch.everyone
         value = cross_entropy(u, batch.labels, mask)
-        value += b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
+        value += (
+            b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
+        )
         value += b_div * image_diversity(made.images, made.merged, mask, diversity)
-        return value + b_ey * embedding_excess(made.embedding, mask, gamma) if recipe.merge in EMBEDDED else value
+        return (
+            value + b_ey * embedding_excess(made.embedding, mask, gamma)
+            if recipe.merge in EMBEDDED
+            else value
+        )
 
     return Objective(generator_loss, lambda batch: student_loss(batch, recipe))

@@ -1,16 +1,20 @@
-"""FD, federated distillation (Jeong et al., 2018; as a baseline called FedDistill): clients share class logits.
+"""FD, federated distillation (Jeong et al., 2018; as a baseline called FedDistill): clients share
+class logits.
 
-    client:  L = CE + lambda * R(logits, Z_y); upload the mean logits of every own class, gathered while training
+    client:  L = CE + lambda * R(logits, Z_y); upload the mean logits of every own class, gathered
+      while training
     server:  Z_c <- the mean over this round's uploaders of class c; Z is replaced each round
     predict: the client's own model
 
 Settled here:
-* R is the mean square on raw logits, the form behind the FedTGP and FedKTL tables. regulariser="soft_cross_entropy"
-  takes softmax(Z_y) for the label, as HtFLlib did later. What it does today, a cross-entropy against raw logits, is not
-  a loss with a minimum: not offered.
+* R is the mean square on raw logits, the form behind the FedTGP and FedKTL tables.
+  regulariser="soft_cross_entropy" takes softmax(Z_y) for the label, as HtFLlib did later. What it
+  does today, a cross-entropy against raw logits, is not a loss with a minimum: not offered.
 * A sample whose class has no row in Z adds nothing; in the first round none has.
-* Each client is sent the mean over all uploaders, itself among them; Jeong et al. leave the client's own part out.
-* The mean is uniform over a class's uploaders. Logits are those of training mode before each step, over all epochs.
+* Each client is sent the mean over all uploaders, itself among them; Jeong et al. leave the
+  client's own part out.
+* The mean is uniform over a class's uploaders. Logits are those of training mode before each step,
+  over all epochs.
 """
 
 from typing import Annotated, Literal
@@ -34,7 +38,8 @@ Regulariser = Literal["mse_logits", "soft_cross_entropy"]
 def soft_cross_entropy(
     outputs: jax.Array, labels: jax.Array, mask: jax.Array, targets: jax.Array, available: jax.Array
 ) -> jax.Array:
-    """Cross-entropy against softmax(targets[label]), a mean over the batch; 0 for a sample whose class has no target.
+    """Cross-entropy against softmax(targets[label]), a mean over the batch; 0 for a sample whose
+    class has no target.
 
     Args:
       outputs: logits, float [B, C].
@@ -72,13 +77,19 @@ def fd(
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params, stats, batch: Batch, key) -> Loss:
-            representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+            representations, stats = features(
+                bucket, params, stats, batch.x, batch.mask, train=True, key=key
+            )
             outputs = logits(bucket, params, representations)
             value = cross_entropy(outputs, batch.y, batch.mask)
-            value = value + weight * distance(outputs, batch.y, batch.mask, downlink.values, downlink.mask)
+            value = value + weight * distance(
+                outputs, batch.y, batch.mask, downlink.values, downlink.mask
+            )
             return Loss(value, stats, rows=outputs)
 
-        result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
+        result = train(
+            training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+        )
         client = {"params": result.params, "stats": result.stats}
         return client, prototypes.prototype_uplink(result.class_sums), {"loss": result.loss}
 

@@ -1,18 +1,22 @@
-"""FedAPEN (Qin et al., KDD 2023): a private and a shared model teach each other and predict together.
+"""FedAPEN (Qin et al., KDD 2023): a private and a shared model teach each other and predict
+together.
 
-    client:  s_i <- s; learn w in [0, 1] by 10 epochs of CE(w p_i(x) + (1 - w) s_i(x), y) on the adaptability set;
-             then on the same training batches, a = p_i(x), b = s_i(x), the other model's output a constant,
-             L_p = CE(a, y) + KL(softmax b || softmax a) + CE(w a + (1 - w) b, y)
+    client:  s_i <- s; learn w in [0, 1] by 10 epochs of CE(w p_i(x) + (1 - w) s_i(x), y) on the
+      adaptability set;
+             then on the same training batches, a = p_i(x), b = s_i(x), the other model's output a
+             constant, L_p = CE(a, y) + KL(softmax b || softmax a) + CE(w a + (1 - w) b, y)
              L_s = CE(b, y) + KL(softmax a || softmax b) + CE(w a + (1 - w) b, y);  upload s_i
     server:  s <- uniform mean of the s_i, batch statistics included
     predict: w p_i(x) + (1 - w) s(x)
 
 Settled here:
-* w is learned by `receive`: the paper learns it after a round's aggregation, with the newest s and for the round that
-  follows, which is when a client hears of s. Before the first aggregation there is nothing to learn it with: w = 0.5.
-  A client that missed rounds learns it once, when it takes part again.
-* The adaptability set is every twentieth of the client's training samples in stored order, 5 % rounded down, which are
-  never trained on. A client with fewer than twenty has none and keeps w = 0.5.
+* w is learned by `receive`: the paper learns it after a round's aggregation, with the newest s and
+  for the round that follows, which is when a client hears of s. Before the first aggregation there
+  is nothing to learn it with: w = 0.5. A client that missed rounds learns it once, when it takes
+  part again.
+* The adaptability set is every twentieth of the client's training samples in stored order, 5 %
+  rounded down, which are never trained on. A client with fewer than twenty has none and keeps w =
+  0.5.
 * The authors' decay of the learning rate has no effect in their code, and there is none here.
 """
 
@@ -38,7 +42,8 @@ EPOCHS, LEARNING_RATE = 10, 1e-3  # of w
 
 
 class Rows(NamedTuple):
-    """Adaptability samples as w sees them: both models' logits float [M, num_classes], labels int [M]."""
+    """Adaptability samples as w sees them: both models' logits float [M, num_classes], labels int
+    [M]."""
 
     own: jax.Array
     shared: jax.Array
@@ -46,14 +51,17 @@ class Rows(NamedTuple):
 
 
 def hold_out(data: Data, every: int) -> Data:
-    """Moves each `every`-th training sample to the split "adapt"; the rest stays in order in "train"."""
+    """Moves each `every`-th training sample to the split "adapt"; the rest stays in order in
+    "train"."""
     indices, count = data.splits["train"]
     width = len(indices)
     position = np.arange(width)
     kept = position[(position + 1) % every != 0]
     held = position[every - 1 :: every]
     adapt = Split(indices[held if len(held) else np.zeros(1, int)], count // every)
-    return data._replace(splits=data.splits | {"train": Split(indices[kept], count - count // every), "adapt": adapt})
+    return data._replace(
+        splits=data.splits | {"train": Split(indices[kept], count - count // every), "adapt": adapt}
+    )
 
 
 def ensemble(weight: jax.Array, own: jax.Array, shared: jax.Array) -> jax.Array:
@@ -82,17 +90,23 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
 
 
 @checked
-def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20, learned: bool = True) -> Method:
+def fedapen(
+    training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20, learned: bool = True
+) -> Method:
     """FedAPEN as a `Method`, see above.
 
     Args:
       training: local training, of both models.
-      adapt_every: one training sample in this many is kept for the adaptability set; of two, some are trained on.
-      learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of training.
+      adapt_every: one training sample in this many is kept for the adaptability set; of two, some
+        are trained on.
+      learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of
+        training.
     """
 
     def both_scores(bucket, client, x, mask):
-        return head_scores(bucket, client, x, mask), head_scores(bucket.shared, client["shared"], x, mask)
+        return head_scores(bucket, client, x, mask), head_scores(
+            bucket.shared, client["shared"], x, mask
+        )
 
     def adaptability_rows(bucket, client: PyTree, data: Data) -> tuple[Rows, jax.Array]:
         source = data.splits["adapt"]
@@ -114,7 +128,9 @@ def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20
 
     def client_update(bucket, client, downlink, data, ctx):
         def losses(own, shared, batch, beside):
-            together = cross_entropy(ensemble(client["weight"], own.logits, shared.logits), batch.y, batch.mask)
+            together = cross_entropy(
+                ensemble(client["weight"], own.logits, shared.logits), batch.y, batch.mask
+            )
 
             def side(model, teacher):
                 labels = cross_entropy(model.logits, batch.y, batch.mask)
@@ -122,7 +138,9 @@ def fedapen(training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20
 
             return side(own, shared), side(shared, own)
 
-        client, _, result = train_pair(training, bucket, client, hold_out(data, adapt_every), ctx, losses)
+        client, _, result = train_pair(
+            training, bucket, client, hold_out(data, adapt_every), ctx, losses
+        )
         return client, client["shared"], {"loss": result.loss, "weight": client["weight"]}
 
     def server_update(federation, server, received, ctx):

@@ -3,8 +3,8 @@
     server:  w <- sum_i n_i w_i / sum_i n_i over the uploads that arrived
     client:  w_i <- w, then local epochs of cross-entropy
 
-Batch statistics are never averaged: each client keeps its own (as PFLlib does). The server's model is scored in a
-federation of slices (`make_sliced_federation`), which keep none.
+Batch statistics are never averaged: each client keeps its own (as PFLlib does). The server's model
+is scored in a federation of slices (`make_sliced_federation`), which keep none.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,12 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree, Wire
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples, weighted_mean
+from fedjax_ht.methods.shared.averaging import (
+    Weighting,
+    client_weights,
+    sent_samples,
+    weighted_mean,
+)
 from fedjax_ht.methods.shared.supervised import train_model
 
 
@@ -32,14 +37,17 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
 
     Args:
       training: local training.
-      weighting: of the average, by the clients' numbers of training samples, or equal over those that
-        have any.
+      weighting: of the average, by the clients' numbers of training samples, or equal over those
+        that have any.
     """
 
     def check(federation):
         if len(federation.buckets) > 1:
             names = ", ".join(b.name for b in federation.buckets)
-            raise ValueError(f"fedavg averages whole models and needs one architecture for all clients, got {names}")
+            raise ValueError(
+                "fedavg averages whole models and needs one architecture for all clients, got "
+                f"{names}"
+            )
 
     def receive(bucket, client, downlink, data, ctx):
         return {"params": downlink, "stats": client["stats"]}

@@ -1,22 +1,28 @@
-"""FedClassAvg (Jang et al., ICPP 2022): clients average their classifiers and learn features by supervised contrast.
+"""FedClassAvg (Jang et al., ICPP 2022): clients average their classifiers and learn features by
+supervised contrast.
 
-    client:  before its first round, one local pass from its own classifier (pretraining); then, in every round,
-             classifier_i <- classifier and a local pass on two random views x1, x2 of each batch, features f1, f2:
-             L = SupCon(f1, f2, y) + CE(classifier_i(f1), y) + mu / 2 sum over its tensors of mean((w - w_start)^2),
-             w_start being the classifier that the pass started from
+    client:  before its first round, one local pass from its own classifier (pretraining); then, in
+      every round,
+             classifier_i <- classifier and a local pass on two random views x1, x2 of each batch,
+             features f1, f2: L = SupCon(f1, f2, y) + CE(classifier_i(f1), y) + mu / 2 sum over its
+             tensors of mean((w - w_start)^2), w_start being the classifier that the pass started
+             from
     server:  classifier <- sum_i n_i classifier_i / sum_i n_i over the uploads that arrived
 
 Settled here:
-* The contrastive loss is that of Khosla et al. on features as they are, at temperature 100. variant="released" is the
-  authors' code, which multiplies it by temperature / 0.07, that is by 1428.6.
+* The contrastive loss is that of Khosla et al. on features as they are, at temperature 100.
+  variant="released" is the authors' code, which multiplies it by temperature / 0.07, that is by
+  1428.6.
 * The classifier is the model's head behind a ReLU, in training and in prediction.
 * Views are cut, flipped, jittered and greyed on the device, in place of `training.augment`.
-* What pretraining does to the classifier is overwritten in the first round, as released. A client that has not taken
-  part yet keeps its own classifier, and is scored with it, until it has pretrained at its first participation.
-* The authors leave out the proximal term in an epoch's first batch, where for one epoch it is zero anyway.
-* The optimizer is that of `training`, as for all methods. The authors' is Adam at 1e-4 with b1 0.5 (EMNIST: 5e-4), new
-  in every round; they choose the best round by test loss and score clients as their training left them
-  (`SimulationOptions.evaluate`).
+* What pretraining does to the classifier is overwritten in the first round, as released. A client
+  that has not taken part yet keeps its own classifier, and is scored with it, until it has
+  pretrained at its first participation.
+* The authors leave out the proximal term in an epoch's first batch, where for one epoch it is zero
+  anyway.
+* The optimizer is that of `training`, as for all methods. The authors' is Adam at 1e-4 with b1 0.5
+  (EMNIST: 5e-4), new in every round; they choose the best round by test loss and score clients as
+  their training left them (`SimulationOptions.evaluate`).
 """
 
 import dataclasses
@@ -27,7 +33,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_ht.core.bounds import NonNegative, Positive, SearchRange, checked
-from fedjax_ht.core.federation import Federation, features, logits, own_features, require_equal_heads
+from fedjax_ht.core.federation import (
+    Federation,
+    features,
+    logits,
+    own_features,
+    require_equal_heads,
+)
 from fedjax_ht.core.inputs import image_shape, pixels_of
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Data, Method, PyTree, Wire
@@ -87,13 +99,17 @@ def fedclassavg(
             keys = jax.random.split(key, 3)
             x = jnp.concatenate([random_view(k, data, batch.x) for k in keys[:2]])
             # Both views in one pass, so that batch statistics are those of both.
-            rows, stats = features(bucket, params, stats, x, jnp.tile(batch.mask, 2), train=True, key=keys[2])
+            rows, stats = features(
+                bucket, params, stats, x, jnp.tile(batch.mask, 2), train=True, key=keys[2]
+            )
             first, second = jnp.split(rows, 2)
             contrast = supervised_contrastive(first, second, batch.y, batch.mask, temperature)
             error = cross_entropy(logits(bucket, params, jax.nn.relu(first)), batch.y, batch.mask)
             return Loss(scale * contrast + error + mu / 2 * proximity(params["head"], start), stats)
 
-        result = train(training, loss, client["params"], client["stats"], data, key, bucket.num_classes)
+        result = train(
+            training, loss, client["params"], client["stats"], data, key, bucket.num_classes
+        )
         return {"params": result.params, "stats": result.stats}, result.loss
 
     def receive(bucket, client, downlink, data, ctx):
@@ -107,14 +123,20 @@ def fedclassavg(
             client = select(left == 1, take_head(client, downlink), client)
             return local_pass(bucket, client, data, jax.random.fold_in(ctx.key, left))
 
-        client, loss = lax.fori_loop(0, passes, lambda i, carry: one(passes - i, carry), (client, jnp.float32(0)))
+        client, loss = lax.fori_loop(
+            0, passes, lambda i, carry: one(passes - i, carry), (client, jnp.float32(0))
+        )
         return client, head_uplink(client, ctx, "samples"), {"loss": loss}
 
     def server_update(federation, server, received, ctx):
         return mean_head(server, gather_received(received)), {}
 
     def predict(bucket, client, downlink, x, mask):
-        return {"head": logits(bucket, client["params"], jax.nn.relu(own_features(bucket, client, x, mask)))}
+        return {
+            "head": logits(
+                bucket, client["params"], jax.nn.relu(own_features(bucket, client, x, mask))
+            )
+        }
 
     return Method(
         name="fedclassavg",

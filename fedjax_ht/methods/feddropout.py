@@ -1,11 +1,13 @@
-"""Federated Dropout (Caldas et al., 2018), in DFRD's form: every client trains random channels of each layer.
+"""Federated Dropout (Caldas et al., 2018), in DFRD's form: every client trains random channels of
+each layer.
 
-    in each round a client of rate R draws ceil(R K) of a layer's K channels; see `partial_training` for the round
+    in each round a client of rate R draws ceil(R K) of a layer's K channels; see `partial_training`
+    for the round
 
 Settled here:
 * Clients have rates of their own, as in DFRD; Caldas et al. use one for all.
-* Channels that an identity shortcut adds to each other are drawn together. per_layer draws every layer for itself, as
-  released: the slice then adds different channels of the global model.
+* Channels that an identity shortcut adds to each other are drawn together. per_layer draws every
+  layer for itself, as released: the slice then adds different channels of the global model.
 * Nothing is rescaled, neither weights nor activations.
 """
 

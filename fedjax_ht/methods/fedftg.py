@@ -1,16 +1,19 @@
 """FedFTG (Zhang et al., CVPR 2022), as DFRD runs it: with DFRD's generator, optimisers and loop.
 
     server:  tau_{i,y}, p(y) as DFRD's; q_i = softmax(f_i), p = softmax(f)
-             G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(q_i || p)) + b_div exp(-mean_{jk} |s_j - s_k| |z_j - z_k|)
+             G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(q_i || p)) + b_div exp(-mean_{jk} |s_j -
+               s_k| |z_j - z_k|)
              f:  sum_i mean tau_{i,y} KL(q_i || p)
     clients, averaging:  those of the base, see `methods.bases`
 
 Every teacher is followed by itself, not their ensemble, and all samples count. Settled here:
-* variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means over the C classes, so
-  C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through the teachers alone; squared distances (see
-  `variants`). FedFTG's own code leads L_md through the student, with L1 distances of logits.
-* In variant="paper" the generator ascends and the student descends on the same KL(q_i || p), differentiated through
-  both. FedFTG's text was not at hand for the order of the two sides: tran_order and distil_order.
+* variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means
+  over the C classes, so C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through
+  the teachers alone; squared distances (see `variants`). FedFTG's own code leads L_md through the
+  student, with L1 distances of logits.
+* In variant="paper" the generator ascends and the student descends on the same KL(q_i || p),
+  differentiated through both. FedFTG's text was not at hand for the order of the two sides:
+  tran_order and distil_order.
 * The divergences are not scaled by T^2; temperature_squared=True does.
 """
 
@@ -43,7 +46,9 @@ def fedftg(
     """
 
     def divergence(student: jax.Array, batch: Synthetic, order: KLOrder) -> jax.Array:
-        sides = ordered(batch.opinions.logits / recipe.temperature, student / recipe.temperature, order)
+        sides = ordered(
+            batch.opinions.logits / recipe.temperature, student / recipe.temperature, order
+        )
         value = recipe.kl_scale * weighted_kl(*sides, batch.opinions.weights, batch.everyone)
         return value / student.shape[-1] if kl_reduce == "mean_classes" else value
 
@@ -52,6 +57,10 @@ def fedftg(
         value = weighted_cross_entropy(logits, batch.labels, weights, batch.everyone)
         student = batch.student if recipe.student_path else lax.stop_gradient(batch.student)
         value -= b_md * divergence(student, batch, recipe.tran_order)
-        return value + b_div * image_diversity(batch.generated.images, batch.noise, batch.everyone, diversity)
+        return value + b_div * image_diversity(
+            batch.generated.images, batch.noise, batch.everyone, diversity
+        )
 
-    return Objective(generator_loss, lambda batch: divergence(batch.student, batch, recipe.distil_order))
+    return Objective(
+        generator_loss, lambda batch: divergence(batch.student, batch, recipe.distil_order)
+    )

@@ -1,20 +1,27 @@
-"""FedGen (Zhu et al., ICML 2021): a generator of features, trained on the clients' heads, teaches every client.
+"""FedGen (Zhu et al., ICML 2021): a generator of features, trained on the clients' heads, teaches
+every client.
 
-    server:  head <- sum_i n_i head_i / n; G descends on E_y sum_i (n_i^y / n^y) CE(head_i(G(y)), y) + diversity loss,
+    server:  head <- sum_i n_i head_i / n; G descends on E_y sum_i (n_i^y / n^y) CE(head_i(G(y)), y)
+      + diversity loss,
              y drawn from the uploaders' labels, n_i^y samples of class y at client i
     client:  head_i <- head, then L = CE(m_i(x), y) + alpha_t CE(head_i(G(y')), y')
-             + beta_t KL(head_i(G(y)) || m_i(x)), the KL's first side fixed, y' drawn from those labels, G frozen
+             + beta_t KL(head_i(G(y)) || m_i(x)), the KL's first side fixed, y' drawn from those
+             labels, G frozen
     predict: own extractor, the head averaged
 
 Settled here:
-* The paper's objectives with its authors' weights: alpha 10 and beta 10, both times 0.98^t, as is the generator's
-  learning rate; the two terms begin when G has been trained once. variant="released" is HtFLlib: neither KL nor
-  diversity, alpha 1 without decay and from the first round, CE of the averaged logits, Adam at 0.1.
-* y and y' follow the label counts of the last round's uploaders (HtFLlib gathers all clients' labels before the first
-  round; the authors' code draws uniformly over labels at the server). Counts are metadata.
-* G normalises by the batch it generates, everywhere, so that no running statistics travel (the authors' clients use
-  running ones). Its noise is uniform, as in all code. Its Adam starts anew every round.
-* The authors' code drops the two terms after 20 local epochs: not reproduced, since nobody trains so long in a round.
+* The paper's objectives with its authors' weights: alpha 10 and beta 10, both times 0.98^t, as is
+  the generator's learning rate; the two terms begin when G has been trained once.
+  variant="released" is HtFLlib: neither KL nor diversity, alpha 1 without decay and from the first
+  round, CE of the averaged logits, Adam at 0.1.
+* y and y' follow the label counts of the last round's uploaders (HtFLlib gathers all clients'
+  labels before the first round; the authors' code draws uniformly over labels at the server).
+  Counts are metadata.
+* G normalises by the batch it generates, everywhere, so that no running statistics travel (the
+  authors' clients use running ones). Its noise is uniform, as in all code. Its Adam starts anew
+  every round.
+* The authors' code drops the two terms after 20 local epochs: not reproduced, since nobody trains
+  so long in a round.
 """
 
 from typing import Annotated, NamedTuple
@@ -45,9 +52,11 @@ class Recipe(NamedTuple):
       alpha, beta: weights of the client's two terms.
       decay: a factor on them, and on server_lr, every round.
       diversity: weight of the generator's diversity loss.
-      ensemble: the generator's loss is that of the averaged logits, not the average of the clients' losses.
+      ensemble: the generator's loss is that of the averaged logits, not the average of the clients'
+        losses.
       weight_decay: of the generator, added to its gradients.
-      server_lr, server_steps, server_batch_size: of the generator's training; a size of 0 is the clients' own.
+      server_lr, server_steps, server_batch_size: of the generator's training; a size of 0 is the
+        clients' own.
     """
 
     alpha: float
@@ -68,7 +77,8 @@ RECIPES = {
 
 
 class Server(NamedTuple):
-    """head and generator: parameters. label_counts float32 [C], of the last round. ready: G teaches from now on."""
+    """head and generator: parameters. label_counts float32 [C], of the last round. ready: G teaches
+    from now on."""
 
     head: PyTree
     generator: PyTree
@@ -115,7 +125,9 @@ def fedgen(
     """
     given = {"alpha": alpha, "beta": beta, "diversity": diversity, "server_lr": server_lr}
     given |= {"server_steps": server_steps, "server_batch_size": server_batch_size}
-    recipe = RECIPES[variant]._replace(**{name: value for name, value in given.items() if value is not None})
+    recipe = RECIPES[variant]._replace(
+        **{name: value for name, value in given.items() if value is not None}
+    )
     steps, batch_size = recipe.server_steps, recipe.server_batch_size or training.batch_size
 
     def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, jax.Array]:
@@ -125,60 +137,88 @@ def fedgen(
         return noise, module.apply({"params": generator}, noise, labels, mask)
 
     def draw(key, label_counts, size) -> tuple[jax.Array, jax.Array]:
-        """Labels int32 [size], in proportion to the counts, and a mask that lets all of them pass."""
-        return jax.random.categorical(key, jnp.log(label_counts), shape=(size,)), jnp.ones(size, bool)
+        """Labels int32 [size], in proportion to the counts, and a mask that lets all of them
+        pass."""
+        return jax.random.categorical(key, jnp.log(label_counts), shape=(size,)), jnp.ones(
+            size, bool
+        )
 
     def init_server(federation, key):
         head_key, generator_key = jax.random.split(key)
         c = federation.num_classes
         example = jnp.zeros((1, noise_dim)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
-        generator = FeatureGenerator(c, hidden_dim, federation.feature_dim).init(generator_key, *example)["params"]
-        return Server(init_head(federation, head_key), generator, jnp.ones(c), jnp.array(variant == "released"))
+        generator = FeatureGenerator(c, hidden_dim, federation.feature_dim).init(
+            generator_key, *example
+        )["params"]
+        return Server(
+            init_head(federation, head_key),
+            generator,
+            jnp.ones(c),
+            jnp.array(variant == "released"),
+        )
 
     def broadcast(federation, bucket, server, ctx):
         generator = jax.tree.map(lambda x: Masked(x, server.ready), server.generator)
-        return Downlink(server.head, generator, Metadata(server.label_counts), Metadata(server.ready))
+        return Downlink(
+            server.head, generator, Metadata(server.label_counts), Metadata(server.ready)
+        )
 
     def client_update(bucket, client, downlink, data, ctx):
-        is_masked = lambda x: isinstance(x, Masked)  # noqa: E731
-        generator = jax.tree.map(lambda x: jnp.where(x.mask, x.values, 0), downlink.generator, is_leaf=is_masked)
+        def is_masked(x):
+            return isinstance(x, Masked)
+
+        generator = jax.tree.map(
+            lambda x: jnp.where(x.mask, x.values, 0), downlink.generator, is_leaf=is_masked
+        )
         strength = downlink.ready.value * recipe.decay ** ctx.round.astype(jnp.float32)
 
         def loss(params, stats, batch: Batch, key) -> Loss:
             model_key, label_key, *noise_keys = jax.random.split(key, 4)
-            representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=model_key)
+            representations, stats = features(
+                bucket, params, stats, batch.x, batch.mask, train=True, key=model_key
+            )
             outputs = logits(bucket, params, representations)
             value = cross_entropy(outputs, batch.y, batch.mask)
             labels, everyone = draw(label_key, downlink.label_counts.value, training.batch_size)
             _, generated = generate(bucket, generator, noise_keys[0], labels, everyone)
-            teaching = recipe.alpha * cross_entropy(logits(bucket, params, generated), labels, everyone)
+            teaching = recipe.alpha * cross_entropy(
+                logits(bucket, params, generated), labels, everyone
+            )
             if traced(recipe.beta) or recipe.beta:
                 _, alike = generate(bucket, generator, noise_keys[1], batch.y, batch.mask)
                 teacher = lax.stop_gradient(logits(bucket, params, alike))
                 teaching += recipe.beta * kl_divergence(teacher, outputs, batch.mask)
             return Loss(value + strength * teaching, stats)
 
-        result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
+        result = train(
+            training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+        )
         uplink = Uplink(result.params["head"], Metadata(count_labels(data, bucket.num_classes)))
         return {"params": result.params, "stats": result.stats}, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         uplink, _, arrived = gather_received(received)
-        counts = jnp.where(arrived[:, None], uplink.label_counts.value, 0).astype(jnp.float32)  # [P, C]
+        # [P, C]
+        counts = jnp.where(arrived[:, None], uplink.label_counts.value, 0).astype(jnp.float32)
         label_counts, samples = counts.sum(0), counts.sum(1)
         share = samples / jnp.maximum(samples.sum(), 1)
-        pick = lambda x: jnp.where((samples > 0).reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)  # noqa: E731
+
+        def pick(x):
+            return jnp.where((samples > 0).reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
+
         heads, bucket = jax.tree.map(pick, uplink.head), head_bucket(federation)
 
         def loss(generator, key):
             label_key, noise_key = jax.random.split(key)
             labels, everyone = draw(label_key, label_counts, batch_size)
             noise, generated = generate(bucket, generator, noise_key, labels, everyone)
-            outputs = jax.vmap(lambda head: logits(bucket, {"head": head}, generated))(heads)  # [P, B, C]
+            # [P, B, C]
+            outputs = jax.vmap(lambda head: logits(bucket, {"head": head}, generated))(heads)
             if recipe.ensemble:
                 value = cross_entropy(jnp.einsum("p,pbc->bc", share, outputs), labels, everyone)
             else:
-                each = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])  # [P, B]
+                # [P, B]
+                each = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])
                 owners = counts[:, labels] / jnp.maximum(label_counts[labels], 1)
                 value = jnp.mean(jnp.sum(owners * each, axis=0))
             return value + recipe.diversity * diversity_loss(noise, generated)

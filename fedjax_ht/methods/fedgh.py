@@ -1,15 +1,20 @@
 """FedGH (Yi et al., ACM MM 2023): the server trains one global head on the clients' prototypes.
 
-    client:  head_i <- head, then local epochs of cross-entropy; upload the mean feature P_i^c of every own class
+    client:  head_i <- head, then local epochs of cross-entropy; upload the mean feature P_i^c of
+      every own class
     server:  S epochs over the uploaded (P_i^c, c) of cross-entropy by the global head
-    predict: the client's extractor and the head that it holds, the global one as soon as it is received
+    predict: the client's extractor and the head that it holds, the global one as soon as it is
+      received
 
 Settled here:
-* The server's head is trained, by SGD on shuffled mini-batches as in HtFLlib. In the authors' code the optimiser steps
-  another network, so that the global head stays at its random start: not reproduced.
+* The server's head is trained, by SGD on shuffled mini-batches as in HtFLlib. In the authors' code
+  the optimiser steps another network, so that the global head stays at its random start: not
+  reproduced.
 * server_batch_size=1 is the authors' one prototype at a time, without their clipping.
-* Prototypes are those of the model just trained, in evaluation mode, one mean over all samples of a class.
-* The authors score the client's own head after training, HtFLlib the global head: `SimulationOptions.evaluate`.
+* Prototypes are those of the model just trained, in evaluation mode, one mean over all samples of a
+  class.
+* The authors score the client's own head after training, HtFLlib the global head:
+  `SimulationOptions.evaluate`.
 """
 
 from typing import Annotated
@@ -46,14 +51,20 @@ def fedgh(
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        return client, prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)), {"loss": result.loss}
+        return (
+            client,
+            prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)),
+            {"loss": result.loss},
+        )
 
     def server_update(federation, server, received, ctx):
         bucket = head_bucket(federation)
         rows = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
 
         def loss(head, batch, mask, key):
-            return cross_entropy(logits(bucket, {"head": head}, batch.prototypes), batch.labels, mask)
+            return cross_entropy(
+                logits(bucket, {"head": head}, batch.prototypes), batch.labels, mask
+            )
 
         head, final_loss = train_on_rows(
             optimizer, loss, server, rows, rows.valid, ctx.key, server_epochs, server_batch_size

@@ -1,32 +1,42 @@
-"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a shared mentee teach each other; the mentee's
-updates are sent compressed.
+"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a shared mentee teach each
+other; the mentee's updates are sent compressed.
 
-    client:  g_i <- g; on the same batches, with c = CE(m_i(x), y), q = CE(g_i(x), y), h and r the features of both,
+    client:  g_i <- g; on the same batches, with c = CE(m_i(x), y), q = CE(g_i(x), y), h and r the
+      features of both,
              L_m = c + (KL(softmax g_i(x) || softmax m_i(x)) + MSE(h, W_i r)) / (c + q)
-             L_g = q + (KL(softmax m_i(x) || softmax g_i(x)) + MSE(h, W_i r)) / (c + q);  upload compress(g_i - g)
+             L_g = q + (KL(softmax m_i(x) || softmax g_i(x)) + MSE(h, W_i r)) / (c + q);  upload
+             compress(g_i - g)
     server:  U <- compress(uniform mean of the updates); g <- g + U; send U
-    compress: every matrix to the fewest singular components that keep a share T of its energy; T rises linearly over
+    compress: every matrix to the fewest singular components that keep a share T of its energy; T
+      rises linearly over
              the rounds from `start` to `end`
     predict: m_i
 
 Settled here:
-* What is compressed is the update to the last global weights. A client that does not have those, because it missed the
-  round before (or its answer got lost), is sent g itself, uncompressed; so is everybody in the first round. Only
-  participants are sent anything; HtFLlib's server sends to all clients after every round.
-* The paper's models have no convolutions; here a kernel [h, w, I, O] is one matrix [h w I, O]. A matrix whose
-  components would be no smaller is sent whole and as it is, like the biases; full rank is allowed.
-* Each model descends on its own loss, the other one's outputs being constants there; W_i descends on both. The paper's
-  further hidden layers and attention maps have no counterpart in models of different architecture.
-* variant="released" is HtFLlib: KL divided by the number of classes too, each model descends on L_m + L_g, and the
-  weights are compressed rather than the update, both ways, a convolution as I O matrices [h, w] of one common rank.
-  Weights that lose a share 1 - T of their energy twice a round lose their rank for good: a fresh layer [1024, 512] is
-  down from 512 components to 343 after a round, 88 after ten and 23 after 25, before any training; an update is as
-  full in the last round as in the first. For that a matrix must be cut where it is sent whole, too: then a client sends
-  199,142 of the 582,026 numbers of the four-layer CNN (28x28, grey) in the tenth round, else 550,721.
-* No message is larger than raw here (HtFLlib's 5x5 kernel of rank 4 is 44 numbers), and no layer is zeroed, as
-  HtFLlib does where the energy needs full rank: with every 1x1 convolution, and with 3x3 ones from some T on.
-* end is 0.98 as in the authors' code; FedKTL's appendix prints 0.95. The gradient's norm of each model, and of W_i, is
-  clipped at 10 in HtFLlib; set it in the optimizer, which runs for each by itself. c + q is kept above 1e-6.
+* What is compressed is the update to the last global weights. A client that does not have those,
+  because it missed the round before (or its answer got lost), is sent g itself, uncompressed; so is
+  everybody in the first round. Only participants are sent anything; HtFLlib's server sends to all
+  clients after every round.
+* The paper's models have no convolutions; here a kernel [h, w, I, O] is one matrix [h w I, O]. A
+  matrix whose components would be no smaller is sent whole and as it is, like the biases; full rank
+  is allowed.
+* Each model descends on its own loss, the other one's outputs being constants there; W_i descends
+  on both. The paper's further hidden layers and attention maps have no counterpart in models of
+  different architecture.
+* variant="released" is HtFLlib: KL divided by the number of classes too, each model descends on L_m
+  + L_g, and the weights are compressed rather than the update, both ways, a convolution as I O
+  matrices [h, w] of one common rank. Weights that lose a share 1 - T of their energy twice a round
+  lose their rank for good: a fresh layer [1024, 512] is down from 512 components to 343 after a
+  round, 88 after ten and 23 after 25, before any training; an update is as full in the last round
+  as in the first. For that a matrix must be cut where it is sent whole, too: then a client sends
+  199,142 of the 582,026 numbers of the four-layer CNN (28x28, grey) in the tenth round, else
+  550,721.
+* No message is larger than raw here (HtFLlib's 5x5 kernel of rank 4 is 44 numbers), and no layer is
+  zeroed, as HtFLlib does where the energy needs full rank: with every 1x1 convolution, and with 3x3
+  ones from some T on.
+* end is 0.98 as in the authors' code; FedKTL's appendix prints 0.95. The gradient's norm of each
+  model, and of W_i, is clipped at 10 in HtFLlib; set it in the optimizer, which runs for each by
+  itself. c + q is kept above 1e-6.
 """
 
 from typing import NamedTuple
@@ -56,7 +66,8 @@ class Server(NamedTuple):
       params: g.
       step: U, a pytree of `LowRank`.
       made: int32 scalar, the round in which `step` was made; -1 before.
-      answered: bool [num_clients], who answered in that round, and so holds the g that `step` changes.
+      answered: bool [num_clients], who answered in that round, and so holds the g that `step`
+        changes.
     """
 
     params: PyTree
@@ -66,7 +77,8 @@ class Server(NamedTuple):
 
 
 class Downlink(NamedTuple):
-    """message: a pytree of `LowRank`. absolute: bool, True where the message is g itself, not a change to it."""
+    """message: a pytree of `LowRank`. absolute: bool, True where the message is g itself, not a
+    change to it."""
 
     message: PyTree
     absolute: Metadata
@@ -108,12 +120,19 @@ def fedkd(
 
     def init_server(federation, key):
         params = init_variables(federation.shared, key)["params"]
-        return Server(params, send_nothing(params, variant), jnp.int32(-1), jnp.zeros(federation.num_clients, bool))
+        return Server(
+            params,
+            send_nothing(params, variant),
+            jnp.int32(-1),
+            jnp.zeros(federation.num_clients, bool),
+        )
 
     def init_client(bucket, ctx):
         width = bucket.shared.feature_dim
         key = jax.random.fold_in(ctx.key, 2)
-        return init_pair(bucket, ctx) | {"projection": uniform_fan_in(key, (width, bucket.feature_dim), width)}
+        return init_pair(bucket, ctx) | {
+            "projection": uniform_fan_in(key, (width, bucket.feature_dim), width)
+        }
 
     def broadcast(federation, bucket, server, ctx):
         known = server.answered[ctx.info.id] & (ctx.info.last_round == server.made)
@@ -128,14 +147,19 @@ def fedkd(
         return take_shared(client, params=add(base, unpack(downlink.message)))
 
     def losses(own, shared, batch, projection):
-        own_labels, shared_labels = (cross_entropy(m.logits, batch.y, batch.mask) for m in (own, shared))
+        own_labels, shared_labels = (
+            cross_entropy(m.logits, batch.y, batch.mask) for m in (own, shared)
+        )
         both = jnp.maximum(own_labels + shared_labels, LEAST_LOSS)
         scale = 1 / own.logits.shape[-1] if released else 1.0
         gap = jnp.mean(jnp.square(own.features - shared.features @ projection), axis=-1)
         hidden = masked_mean(gap, batch.mask)
 
         def side(labels, model, teacher):
-            return labels + (scale * kl_divergence(teacher.logits, model.logits, batch.mask) + hidden) / both
+            return (
+                labels
+                + (scale * kl_divergence(teacher.logits, model.logits, batch.mask) + hidden) / both
+            )
 
         return side(own_labels, own, shared), side(shared_labels, shared, own)
 

@@ -1,41 +1,47 @@
-"""FedKTL (Zhang et al., CVPR 2024): the server turns prototypes into images of a pre-trained generator, with vectors
-that clients regress them to.
+"""FedKTL (Zhang et al., CVPR 2024): the server turns prototypes into images of a pre-trained
+generator, with vectors that clients regress them to.
 
     client:  z = h(f(x)), cos_c = z . v_c / |z|, V = (v_c) a fixed ETF; per batch
-             L = ArcFace(cos, y) + mu * mean ||h'(f(I_c)) - Qbar_c||^2 over a mini-batch of the C pairs (I_c, Qbar_c),
-             h' being linear, the same at the start of every client's round, and thrown away after it
-             upload P_c = mean of z, for own classes
-    server:  train F, E_S epochs: L_MMD(F(P), valid latents) + lambda * L_MSE(F(P), class means of F(P))
+             L = ArcFace(cos, y) + mu * mean ||h'(f(I_c)) - Qbar_c||^2 over a mini-batch of the C
+             pairs (I_c, Qbar_c), h' being linear, the same at the start of every client's round,
+             and thrown away after it upload P_c = mean of z, for own classes
+    server:  train F, E_S epochs: L_MMD(F(P), valid latents) + lambda * L_MSE(F(P), class means of
+      F(P))
              Qbar_c = mean of F(P_c), I_c = G_s(Qbar_c); send the pairs
     predict: the class of the largest cosine
 
 Settled here:
-* Latents are as the generator has them, on both sides and on the wire. lambda, mu, fixed kernels and F's steps then
-  depend on the scale of w; latents="spread" takes that out (`generators.units`).
-* F's batch norm takes the statistics of the prototypes at hand, also when it makes Qbar, and keeps none: running ones
-  lag behind by many deviations.
-* F's range is the ball about W's mean that holds a thousand valid latents: what F puts outside is moved to its surface.
-  The paper has no such bound (bounded=False): far away all kernels vanish, nothing pulls back, and Adam goes on.
-* The paper names no widths of the RBF kernels. They follow the median distance of valid latents (`bandwidths`).
-* variant="released" is the authors' loop as it runs: features are made unit vectors before and after
-  averaging; L_MSE is against a trainable table, over the batch, so that classes of many clients weigh
-  more; that table is normal at first, goes on from round to round, and is the Qbar that is sent. Their
-  code sets it to class means of F(P) before and after training, but through views whose data it
-  replaces, so that nothing is set. A batch of a single prototype is left out; kernels have widths 10,
-  15, 20 and 50; nothing bounds F; the server's gradients are clipped, too. Images are shrunk without
-  antialiasing. From the first upload on there is a pair for every class, also for one that nobody has
-  uploaded. Clients go through the pairs in passes, as through an epoch, shuffled anew in each.
-* Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The paper is silent, its
-  numbers come from code that clips; without it ArcFace's first steps (|z| is small, gradients above 1,000) blow up the
-  features of some clients, and the regression then diverges.
-* A step takes a mini-batch of pairs, as released: an unbiased estimate of the paper's sum over all (all_pairs=True).
-  L_MSE is a mean over the H numbers of a latent.
+* Latents are as the generator has them, on both sides and on the wire. lambda, mu, fixed kernels
+  and F's steps then depend on the scale of w; latents="spread" takes that out (`generators.units`).
+* F's batch norm takes the statistics of the prototypes at hand, also when it makes Qbar, and keeps
+  none: running ones lag behind by many deviations.
+* F's range is the ball about W's mean that holds a thousand valid latents: what F puts outside is
+  moved to its surface. The paper has no such bound (bounded=False): far away all kernels vanish,
+  nothing pulls back, and Adam goes on.
+* The paper names no widths of the RBF kernels. They follow the median distance of valid latents
+  (`bandwidths`).
+* variant="released" is the authors' loop as it runs: features are made unit vectors before and
+  after averaging; L_MSE is against a trainable table, over the batch, so that classes of many
+  clients weigh more; that table is normal at first, goes on from round to round, and is the Qbar
+  that is sent. Their code sets it to class means of F(P) before and after training, but through
+  views whose data it replaces, so that nothing is set. A batch of a single prototype is left out;
+  kernels have widths 10, 15, 20 and 50; nothing bounds F; the server's gradients are clipped, too.
+  Images are shrunk without antialiasing. From the first upload on there is a pair for every class,
+  also for one that nobody has uploaded. Clients go through the pairs in passes, as through an
+  epoch, shuffled anew in each.
+* Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The
+  paper is silent, its numbers come from code that clips; without it ArcFace's first steps (|z| is
+  small, gradients above 1,000) blow up the features of some clients, and the regression then
+  diverges.
+* A step takes a mini-batch of pairs, as released: an unbiased estimate of the paper's sum over all
+  (all_pairs=True). L_MSE is a mean over the H numbers of a latent.
 * A pair exists from a class's first upload on.
 * V and the first h' come from fixed seeds, known to all: they are not sent, and not counted.
-* With dim = C, h is the model's own head, whatever its form; with another K, one linear layer in its place.
+* With dim = C, h is the model's own head, whatever its form; with another K, one linear layer in
+  its place.
 * The arccos is clamped.
-* Images are fitted to the clients' on the server, with antialiasing, and are their luminance for clients with grey
-  images.
+* Images are fitted to the clients' on the server, with antialiasing, and are their luminance for
+  clients with grey images.
 """
 
 import dataclasses
@@ -107,8 +113,8 @@ FORMS: Mapping[Variant, Form] = {
 
 
 class Pairs(NamedTuple):
-    """images: Masked float32 [C, H, W, channels] in [-1, 1], a generator's range, in which the paper's noise is meant.
-    vectors: Masked float32 [C, latent_dim] in units, or ()."""
+    """images: Masked float32 [C, H, W, channels] in [-1, 1], a generator's range, in which the
+    paper's noise is meant. vectors: Masked float32 [C, latent_dim] in units, or ()."""
 
     images: Masked
     vectors: Masked | tuple
@@ -131,14 +137,16 @@ class Server(NamedTuple):
 
 
 def with_outputs(bucket: Bucket, dim: int) -> Bucket:
-    """The bucket with one linear layer of `dim` outputs as its head; as it is if it has that many already."""
+    """The bucket with one linear layer of `dim` outputs as its head; as it is if it has that many
+    already."""
     if dim == bucket.num_classes:
         return bucket
     return dataclasses.replace(bucket, module=bucket.module.clone(head=Linear(dim)))
 
 
 def first_projection(feature_dim: int, latent_dim: int) -> PyTree:
-    """h' as every round starts with it: {"kernel" [K', H], "bias" [H]}, torch's default, always the same."""
+    """h' as every round starts with it: {"kernel" [K', H], "bias" [H]}, torch's default, always the
+    same."""
     kernel, bias = jax.random.split(jax.random.key(0))
     return {
         "kernel": uniform_fan_in(kernel, (feature_dim, latent_dim), feature_dim),
@@ -152,13 +160,17 @@ def unit(rows: jax.Array) -> jax.Array:
 
 
 def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Indices int32 [size] of random classes among those available, without replacement, and which are real."""
+    """Indices int32 [size] of random classes among those available, without replacement, and which
+    are real."""
     some = compact(available)
     return shuffled(key, some)[:size], jnp.arange(size) < some.count
 
 
-def draw_in_passes(available: jax.Array, size: int, step: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the classes of a client's step (from 0), and which are real, as the released code has them.
+def draw_in_passes(
+    available: jax.Array, size: int, step: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the classes of a client's step (from 0), and which are real, as the released code has
+    them.
 
     All available classes are gone through in a random order, `size` at a step, and then in another;
     a pass's last step has those that are left. `key` is the same in all steps of a round.
@@ -172,17 +184,25 @@ def draw_in_passes(available: jax.Array, size: int, step: jax.Array, key: jax.Ar
 
 
 def warn(metrics: dict, bounded: bool = True) -> str | None:
-    """Says how far the latents sent are from valid ones, by powers of ten, so that it is not said anew every round; or,
-    where they are moved back to valid ones, that nearly all of them had to be."""
-    passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if (metrics.get("reach") or 0.0) > bound]
+    """Says how far the latents sent are from valid ones, by powers of ten, so that it is not said
+    anew every round; or, where they are moved back to valid ones, that nearly all of them had to
+    be."""
+    passed = [
+        bound
+        for bound in (WARN_REACH, 10, 100, 1000, 10_000)
+        if (metrics.get("reach") or 0.0) > bound
+    ]
     if passed:
         return (
-            f"latents sent to the clients are more than {passed[-1]} times as far from the mean of the generator's as "
-            "any valid one (metric reach); bounded=True moves them back, and a lower server_lr may help"
+            f"latents sent to the clients are more than {passed[-1]} times as far from the mean "
+            "of the generator's as "
+            "any valid one (metric reach); bounded=True moves them back, and a lower server_lr "
+            "may help"
         )
     if bounded and metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
         return (
-            f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the generator's valid ones and are "
+            f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the "
+            "generator's valid ones and are "
             "moved back to their edge (metric off_manifold); a lower server_lr may help"
         )
     return None
@@ -216,10 +236,11 @@ def fedktl(
 
     Args:
       training: local training.
-      generator: a `generators.Generator`, or what `generators.open_generator` takes: a name, "module:function",
-        a path.
+      generator: a `generators.Generator`, or what `generators.open_generator` takes: a name,
+        "module:function", a path.
       variant: see the module's text.
-      latents: "raw", as the generator has them, or in units of their "spread", see `generators.units`.
+      latents: "raw", as the generator has them, or in units of their "spread", see
+        `generators.units`.
       mu: weight of the regression on pairs; 0 is ablation "-L_M" of Table 7.
       mse_weight: lambda; 0 is ablation "-L_MSE".
       mmd_weight: of L_MMD; 0 is ablation "-L_MMD".
@@ -231,14 +252,24 @@ def fedktl(
       clip_norm: of the clients' gradients; 0 clips none.
       all_pairs: every step takes all C pairs instead of as many as the local batch has samples.
       antialias: when images are shrunk to the clients' size.
-      classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of its features.
-      transfer: "images" is ablation "-Qbar": no regression; the images join the local samples, with their classes.
-      source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a conditional generator.
-        "valid" and "noise" are controls with fixed pairs, see `methods.pair_sources`.
+      classifier: "head" is ablation "-ETF": the model's own head and cross-entropy, prototypes of
+        its features.
+      transfer: "images" is ablation "-Qbar": no regression; the images join the local samples, with
+        their classes.
+      source: "labels" is ablation "+CS": no upload and no alignment; C random classes of a
+        conditional generator. "valid" and "noise" are controls with fixed pairs, see
+        `methods.pair_sources`.
     """
-    with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
-        generator = in_units(generator if isinstance(generator, Generator) else open_generator(generator), latents)
-    form = Form(**settled(variant, {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}, FORMS))
+    # the method may be made where a program is traced, see `Method.vary`
+    with jax.ensure_compile_time_eval():
+        generator = in_units(
+            generator if isinstance(generator, Generator) else open_generator(generator), latents
+        )
+    form = Form(
+        **settled(
+            variant, {"bandwidths": bandwidths, "bounded": bounded, "antialias": antialias}, FORMS
+        )
+    )
     released, etf, latent_dim = variant == "released", classifier == "etf", generator.latent_dim
     options = Alignment(
         epochs=server_epochs,
@@ -253,7 +284,9 @@ def fedktl(
     if clip_norm:
         each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
         parts = {"model": each, "projection": each}
-        training = dataclasses.replace(training, optimizer=optax.multi_transform(parts, {name: name for name in parts}))
+        training = dataclasses.replace(
+            training, optimizer=optax.multi_transform(parts, {name: name for name in parts})
+        )
 
     def dim_of(federation_or_bucket) -> int:
         """K, or the width of the features where there is no ETF."""
@@ -270,11 +303,18 @@ def fedktl(
         k, classes = dim_of(federation), federation.num_classes
         if etf and k < classes:
             raise ValueError(f"dim is {k}; an ETF of {classes} classes needs at least {classes}")
-        if etf and k != classes and not all(isinstance(b.module, SplitModel) for b in federation.buckets):
-            raise ValueError(f"dim is {k}; models that are not a SplitModel keep their {classes} outputs")
+        if (
+            etf
+            and k != classes
+            and not all(isinstance(b.module, SplitModel) for b in federation.buckets)
+        ):
+            raise ValueError(
+                f"dim is {k}; models that are not a SplitModel keep their {classes} outputs"
+            )
         if source == "labels" and (generator.conditional is None or generator.num_labels < classes):
             raise ValueError(
-                f"generator {generator.card.name!r} knows {generator.num_labels} classes; source='labels' needs a "
+                f"generator {generator.card.name!r} knows {generator.num_labels} classes; "
+                "source='labels' needs a "
                 f"conditional one with at least {classes}"
             )
 
@@ -288,7 +328,11 @@ def fedktl(
         return cosines(outputs, vectors) if etf else logits(bucket, params, found)
 
     def classification(values, labels, mask):
-        return arcface_loss(values, labels, mask, scale, margin) if etf else cross_entropy(values, labels, mask)
+        return (
+            arcface_loss(values, labels, mask, scale, margin)
+            if etf
+            else cross_entropy(values, labels, mask)
+        )
 
     def init_client(bucket, ctx):
         return init_variables(own(bucket), ctx.key)
@@ -328,29 +372,43 @@ def fedktl(
             found, outputs, stats = representation(
                 bucket, params["model"], stats, batch.x, batch.mask, train=True, key=model_key
             )
-            value = classification(scores(bucket, params["model"], found, outputs), batch.y, batch.mask)
+            value = classification(
+                scores(bucket, params["model"], found, outputs), batch.y, batch.mask
+            )
             if not traced(mu) and mu == 0 and transfer == "pairs":
                 return Loss(value, stats)
             index, mask = pairs
             pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
             x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
-            found, outputs, stats = representation(bucket, params["model"], stats, x, mask, train=True, key=pair_key)
+            found, outputs, stats = representation(
+                bucket, params["model"], stats, x, mask, train=True, key=pair_key
+            )
             if transfer == "images":
-                # One pass over the images is `extra` times as long as one over the client's own samples.
+                # One pass over the images is `extra` times as long as one over the client's own
+                # samples.
                 mixed = classification(scores(bucket, params["model"], found, outputs), index, mask)
                 return Loss(value + extra * mixed, stats)
             guess = found @ params["projection"]["kernel"] + params["projection"]["bias"]
-            squares = jnp.mean((guess - jnp.where(mask[:, None], vectors.values[index], 0)) ** 2, -1)
+            squares = jnp.mean(
+                (guess - jnp.where(mask[:, None], vectors.values[index], 0)) ** 2, -1
+            )
             return Loss(value + mu * masked_mean(squares, mask), stats)
 
-        params = {"model": client["params"], "projection": first_projection(bucket.feature_dim, latent_dim)}
+        params = {
+            "model": client["params"],
+            "projection": first_projection(bucket.feature_dim, latent_dim),
+        }
         # DP-SGD carries no batch statistics on, and so no count of steps: its pairs are drawn anew.
         if released and data.trainer is None:
             start = {"model": client["stats"], "step": jnp.int32(0)}
-            result = train(training, loss_in_passes, params, start, data, ctx.key, bucket.num_classes)
+            result = train(
+                training, loss_in_passes, params, start, data, ctx.key, bucket.num_classes
+            )
             result = result._replace(stats=result.stats["model"])
         else:
-            result = train(training, loss, params, client["stats"], data, ctx.key, bucket.num_classes)
+            result = train(
+                training, loss, params, client["stats"], data, ctx.key, bucket.num_classes
+            )
         client = {"params": result.params["model"], "stats": result.stats}
         return client, uplink(bucket, client, data), {"loss": result.loss}
 
@@ -373,11 +431,20 @@ def fedktl(
         if source != "prototypes":
             centroids = latents_of(source, generator, frozen, draw_key, len(server.centroids))
             centroids = jnp.where(kept(server)[:, None], server.centroids, centroids)
-            return server._replace(centroids=centroids, available=jnp.ones_like(server.available)), {}
+            return server._replace(
+                centroids=centroids, available=jnp.ones_like(server.available)
+            ), {}
         uploads = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
-        sample_w = lambda key, n: generator.sample_w(frozen, key, n)  # noqa: E731
-        free = lambda params, rows, mask: transformer.apply({"params": params}, rows, mask)  # noqa: E731
-        held = lambda params, rows, mask: into(frozen.ball, free(params, rows, mask))  # noqa: E731
+
+        def sample_w(key, n):
+            return generator.sample_w(frozen, key, n)
+
+        def free(params, rows, mask):
+            return transformer.apply({"params": params}, rows, mask)
+
+        def held(params, rows, mask):
+            return into(frozen.ball, free(params, rows, mask))
+
         params, centroids, metrics = align(
             transform=held if form.bounded else free,
             sample_w=sample_w,
@@ -403,9 +470,13 @@ def fedktl(
         if source == "noise":
             images = noise_images(ctx.key, server.images.shape)
         else:
-            images = synthesise(generator, ctx.pretrained, new.centroids, server.images.shape[1:], form.antialias)
+            images = synthesise(
+                generator, ctx.pretrained, new.centroids, server.images.shape[1:], form.antialias
+            )
         changed = new.available & ~kept(server)
-        return new._replace(images=jnp.where(changed[:, None, None, None], images, server.images)), metrics
+        return new._replace(
+            images=jnp.where(changed[:, None, None, None], images, server.images)
+        ), metrics
 
     def compared(bucket, client, x, mask):
         return representation(own(bucket), client["params"], client["stats"], x, mask)[1]

@@ -1,17 +1,20 @@
 """FedProto (Tan et al., AAAI 2022): clients share class prototypes.
 
-    client:  L = CE + lambda * R(features, global prototypes); upload the mean feature of every own class
+    client:  L = CE + lambda * R(features, global prototypes); upload the mean feature of every own
+      class
     server:  per class, the mean over this round's uploaders; the set is replaced each round
     predict: the class of the nearest global prototype
 
 Settled here:
-* R is the Euclidean distance between class means, with lambda 0.1 as the FedTGP and FedKTL papers run it;
-  variant="released" is HtFLlib: the mean square between each sample and its prototype, lambda 10, prototypes averaged
-  over the features seen while training, in training mode.
-* The mean over uploaders is uniform, as in all released code. weighting="samples" is the paper's n_i^c weighting,
-  normalised (Eq. 6 has a further 1/|N_c| that would shrink the prototypes), its counts sent as metadata.
-* Inference looks at every class that has a prototype, as HtFLlib's does. The authors' own code looks at the client's
-  own classes only: the second rule, "own_prototype"; the third is the client's own head.
+* R is the Euclidean distance between class means, with lambda 0.1 as the FedTGP and FedKTL papers
+  run it; variant="released" is HtFLlib: the mean square between each sample and its prototype,
+  lambda 10, prototypes averaged over the features seen while training, in training mode.
+* The mean over uploaders is uniform, as in all released code. weighting="samples" is the paper's
+  n_i^c weighting, normalised (Eq. 6 has a further 1/|N_c| that would shrink the prototypes), its
+  counts sent as metadata.
+* Inference looks at every class that has a prototype, as HtFLlib's does. The authors' own code
+  looks at the client's own classes only: the second rule, "own_prototype"; the third is the
+  client's own head.
 """
 
 from typing import Annotated, Literal, NamedTuple
@@ -29,7 +32,8 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Server(NamedTuple):
-    """prototypes float32 [C, K] of the last round; available bool [C] marks the classes that have one."""
+    """prototypes float32 [C, K] of the last round; available bool [C] marks the classes that have
+    one."""
 
     prototypes: jax.Array
     available: jax.Array
@@ -62,7 +66,9 @@ def fedproto(
 
     def client_update(bucket, client, downlink, data, ctx):
         pull = prototypes.regulariser(downlink, strength, variant)
-        client, result = train_model(training, bucket, client, data, ctx, pull, gather_features=in_flight)
+        client, result = train_model(
+            training, bucket, client, data, ctx, pull, gather_features=in_flight
+        )
         sums = result.class_sums if in_flight else prototypes.class_sums(bucket, client, data)
         return client, prototypes.prototype_uplink(sums, by_samples), {"loss": result.loss}
 

@@ -1,31 +1,39 @@
-"""FedRAL (Yi et al., ICCV 2025): clients share a small matrix that turns their representations towards common ones.
+"""FedRAL (Yi et al., ICCV 2025): clients share a small matrix that turns their representations
+towards common ones.
 
-    client:  A_k <- A^{t-1}; the model and A_k descend together on the cross-entropy of head(R + R A_k), R = features(x)
+    client:  A_k <- A^{t-1}; the model and A_k descend together on the cross-entropy of head(R + R
+      A_k), R = features(x)
              (Eq. 5 is the step of A_k)
     upload:  the m_k diagonal blocks of A_k, r^2 / m_k numbers, r being the width of R
-    server:  A^t <- sum_k (n_k / n) blocks_k(A_k) over the round's uploads, entry by entry; what nobody sent is zero
+    server:  A^t <- sum_k (n_k / n) blocks_k(A_k) over the round's uploads, entry by entry; what
+      nobody sent is zero
              (Eq. 7)
-    predict: head(R + R A), A being the client's own A_k (what Eq. 5 left, not sparsified) or the global A^t (Eq. 7)
+    predict: head(R + R A), A being the client's own A_k (what Eq. 5 left, not sparsified) or the
+      global A^t (Eq. 7)
 
 Settled here (the paper leaves these open; the code that it cites has not been at hand):
-* All r^2 entries of A_k are trained; sparsification happens once, before the upload. An entry that few clients send is
-  scaled down by their share, since zeros count.
-* A starts uniform within s / sqrt(r), s = init_scale, and is sent whole once; afterwards the downlink is the union of
-  the blocks sent in the last round. The default, 1, leaves A small, so that clients descend at the pace of local
-  training with the same learning rate. A larger A makes the steps larger: where the head is linear, head(R + R A) is a
-  head with the weights (I + A) W, which start larger by I + A and whose gradient steps are larger by (I + A)(I + A)^T.
-  On Fashion-MNIST (class shares, 10 blocks, 100 rounds, three seeds) s = 1 has 89.3 %, s = sqrt(3 r) 93.3 %, and a
-  frozen A of that size (angle_lr=0), which shares nothing, 93.4 %.
-* Which A predicts: Eq. 1's objective is F_k(D_k; w_k o A), with the global A; the algorithm returns the clients'
-  models without a word on A. The rule "own" takes the A_k that Eq. 5 left at the client's last training, whenever that
-  was; before, zero, a plain model. The rule "global" takes the newest A^t that was sent. Both are scored, "own" is
-  reported (inference="global" reports the other), because w_k was trained with A_k, and because the score beside the
-  paper's table is that of a round's participants as training left them: until Eq. 7 has been computed, the newest
-  global matrix is the A^{t-1} that they started from, and w_k with it is neither Eq. 1's model nor the trained one.
-  For means over all clients "global" is Eq. 1's. In the setting of class shares it is 0.0 to 0.5 points above "own"
-  (experiments/results/class_shares.md, where both stand side by side).
-* The number of blocks is a search over divisors of r in the paper; here 2, the least that sparsifies, unless told. Its
-  Table 4 has upload sizes of 25, 100 and 125 blocks at r = 500; the fourth, 1.56 KB, is below the least possible 4 r.
+* All r^2 entries of A_k are trained; sparsification happens once, before the upload. An entry that
+  few clients send is scaled down by their share, since zeros count.
+* A starts uniform within s / sqrt(r), s = init_scale, and is sent whole once; afterwards the
+  downlink is the union of the blocks sent in the last round. The default, 1, leaves A small, so
+  that clients descend at the pace of local training with the same learning rate. A larger A makes
+  the steps larger: where the head is linear, head(R + R A) is a head with the weights (I + A) W,
+  which start larger by I + A and whose gradient steps are larger by (I + A)(I + A)^T. On
+  Fashion-MNIST (class shares, 10 blocks, 100 rounds, three seeds) s = 1 has 89.3 %, s = sqrt(3 r)
+  93.3 %, and a frozen A of that size (angle_lr=0), which shares nothing, 93.4 %.
+* Which A predicts: Eq. 1's objective is F_k(D_k; w_k o A), with the global A; the algorithm returns
+  the clients' models without a word on A. The rule "own" takes the A_k that Eq. 5 left at the
+  client's last training, whenever that was; before, zero, a plain model. The rule "global" takes
+  the newest A^t that was sent. Both are scored, "own" is reported (inference="global" reports the
+  other), because w_k was trained with A_k, and because the score beside the paper's table is that
+  of a round's participants as training left them: until Eq. 7 has been computed, the newest global
+  matrix is the A^{t-1} that they started from, and w_k with it is neither Eq. 1's model nor the
+  trained one. For means over all clients "global" is Eq. 1's. In the setting of class shares it is
+  0.0 to 0.5 points above "own" (experiments/results/class_shares.md, where both stand side by
+  side).
+* The number of blocks is a search over divisors of r in the paper; here 2, the least that
+  sparsifies, unless told. Its Table 4 has upload sizes of 25, 100 and 125 blocks at r = 500; the
+  fourth, 1.56 KB, is below the least possible 4 r.
 """
 
 import dataclasses
@@ -37,7 +45,14 @@ import numpy as np
 import optax
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Within, checked
-from fedjax_ht.core.federation import Bucket, Federation, features, init_variables, logits, own_features
+from fedjax_ht.core.federation import (
+    Bucket,
+    Federation,
+    features,
+    init_variables,
+    logits,
+    own_features,
+)
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
 from fedjax_ht.core.reductions import weighted_sum
@@ -51,7 +66,8 @@ ENTRY_BYTES = 4  # float32
 
 
 class Uplink(NamedTuple):
-    """angle: Masked float32 [r, r], the client's blocks; and, where it weighs by them, its number of samples."""
+    """angle: Masked float32 [r, r], the client's blocks; and, where it weighs by them, its number
+    of samples."""
 
     angle: Masked
     num_samples: Metadata | tuple
@@ -64,7 +80,8 @@ def block_mask(width: int, blocks: jax.Array | int) -> jax.Array:
 
 
 def fewest_blocks(byte_budget: float, width: int) -> int:
-    """The least number of diagonal blocks of a matrix [width, width] whose float32 entries fit into `byte_budget`.
+    """The least number of diagonal blocks of a matrix [width, width] whose float32 entries fit into
+    `byte_budget`.
 
     Raises:
       ValueError: the diagonal alone does not fit.
@@ -73,7 +90,8 @@ def fewest_blocks(byte_budget: float, width: int) -> int:
         if width % blocks == 0 and ENTRY_BYTES * width * width // blocks <= byte_budget:
             return blocks
     raise ValueError(
-        f"byte_budget is {byte_budget}; the smallest upload at {width} features is {ENTRY_BYTES * width} bytes"
+        f"byte_budget is {byte_budget}; the smallest upload at {width} features is "
+        f"{ENTRY_BYTES * width} bytes"
     )
 
 
@@ -96,21 +114,25 @@ def fedral(
 
     Args:
       training: local training.
-      blocks: m_k, a divisor of r for all clients, or one for each: client i takes entry i mod their number. 1
-        sparsifies nothing (ablation B of Table 7).
-      byte_budget: decides the blocks instead: the fewest whose entries fit, for all clients or for each.
+      blocks: m_k, a divisor of r for all clients, or one for each: client i takes entry i mod their
+        number. 1 sparsifies nothing (ablation B of Table 7).
+      byte_budget: decides the blocks instead: the fewest whose entries fit, for all clients or for
+        each.
       angle_lr: eta_A, of plain SGD; None trains A by the optimiser of `training`, 0 freezes it.
-      init_scale: s, of the first A, whose entries are uniform within s / sqrt(r). With m blocks the mean square of R A
-        is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike (sqrt(3) for a whole A); s = sqrt(3 r), entries
-        of variance 1, makes that of R A r / m times as large.
-      weighting: of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros counted; "uniform" (ablation C of
-        Table 7) the plain mean over the clients that sent the entry.
-      inference: which matrix the reported accuracy takes, the client's A_k of Eq. 5 ("own") or the server's A^t of Eq.
-        7 ("global"); the other is a second rule.
+      init_scale: s, of the first A, whose entries are uniform within s / sqrt(r). With m blocks the
+        mean square of R A is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike (sqrt(3)
+        for a whole A); s = sqrt(3 r), entries of variance 1, makes that of R A r / m times as
+        large.
+      weighting: of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros counted;
+        "uniform" (ablation C of Table 7) the plain mean over the clients that sent the entry.
+      inference: which matrix the reported accuracy takes, the client's A_k of Eq. 5 ("own") or the
+        server's A^t of Eq. 7 ("global"); the other is a second rule.
     """
     if angle_lr is not None:
         parts = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}
-        training = dataclasses.replace(training, optimizer=optax.multi_transform(parts, {name: name for name in parts}))
+        training = dataclasses.replace(
+            training, optimizer=optax.multi_transform(parts, {name: name for name in parts})
+        )
     rules = ("own", "global") if inference == "own" else ("global", "own")
 
     def dealt(width: int) -> list[int]:
@@ -127,18 +149,24 @@ def fedral(
         width = federation.feature_dim
         for m in dealt(width):
             if m < 1 or width % m:
-                raise ValueError(f"blocks is {m}; it must be a divisor of the models' {width} features")
+                raise ValueError(
+                    f"blocks is {m}; it must be a divisor of the models' {width} features"
+                )
 
     def init_server(federation, key):
         r = federation.feature_dim
         return Masked(init_scale * uniform_fan_in(key, (r, r), r), jnp.ones((r, r), bool))
 
     def init_client(bucket, ctx):
-        return init_variables(bucket, ctx.key) | {"angle": jnp.zeros((bucket.feature_dim, bucket.feature_dim))}
+        return init_variables(bucket, ctx.key) | {
+            "angle": jnp.zeros((bucket.feature_dim, bucket.feature_dim))
+        }
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params: PyTree, stats, batch: Batch, key) -> Loss:
-            representations, stats = features(bucket, params["model"], stats, batch.x, batch.mask, train=True, key=key)
+            representations, stats = features(
+                bucket, params["model"], stats, batch.x, batch.mask, train=True, key=key
+            )
             outputs = logits(bucket, params["model"], align(params["angle"], representations))
             return Loss(cross_entropy(outputs, batch.y, batch.mask), stats)
 
@@ -158,7 +186,10 @@ def fedral(
     def predict(bucket, client, downlink, x, mask):
         representations = own_features(bucket, client, x, mask)
         angles = {"own": client["angle"], "global": dense(downlink)}
-        return {rule: logits(bucket, client["params"], align(angle, representations)) for rule, angle in angles.items()}
+        return {
+            rule: logits(bucket, client["params"], align(angle, representations))
+            for rule, angle in angles.items()
+        }
 
     return Method(
         name="fedral",
@@ -180,8 +211,9 @@ def aggregate(angles: Masked, weights: jax.Array, zeros_count: bool) -> Masked:
     Args:
       angles: [P, r, r], the clients' blocks.
       weights: float [P], at least 0; a client of weight zero is never read.
-      zeros_count: divide by the weight of all clients, as Eq. 7 does, so that an entry that one client alone sends
-        shrinks to its share; else by the weight of those who sent the entry, so that it stays as it is.
+      zeros_count: divide by the weight of all clients, as Eq. 7 does, so that an entry that one
+        client alone sends shrinks to its share; else by the weight of those who sent the entry, so
+        that it stays as it is.
     """
     sent = angles.mask & (weights > 0)[:, None, None]
     weighed = weights[:, None, None] * sent

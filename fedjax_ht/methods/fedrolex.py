@@ -1,6 +1,8 @@
-"""FedRolex (Alam et al., NeurIPS 2022): every client trains a window of each layer's channels, which rolls on.
+"""FedRolex (Alam et al., NeurIPS 2022): every client trains a window of each layer's channels,
+which rolls on.
 
-    in round t a client of rate R holds channels t, t + 1, ... t + ceil(R K) - 1, modulo K; see `partial_training`
+    in round t a client of rate R holds channels t, t + 1, ... t + ceil(R K) - 1, modulo K; see
+    `partial_training`
 
 Settled here:
 * The window moves forward by one channel a round, as published; the released index goes backward.
@@ -23,4 +25,6 @@ def fedrolex(
     whole_head: bool = False,
 ) -> Method:
     """Arguments as of `partial_training`."""
-    return partial_training("fedrolex", "rolling", training, weighting, masked_loss, label_split, whole_head)
+    return partial_training(
+        "fedrolex", "rolling", training, weighting, masked_loss, label_split, whole_head
+    )

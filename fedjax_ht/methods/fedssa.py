@@ -1,35 +1,47 @@
-"""FedSSA (Yi et al., IJCAI 2024): clients share the rows of their headers that belong to the classes they have seen.
+"""FedSSA (Yi et al., IJCAI 2024): clients share the rows of their headers that belong to the
+classes they have seen.
 
-    client:  theta_k^s <- theta^s + mu_t theta_k^s for every own class s (Eq. 4), other classes' rows stay (Eq. 5);
+    client:  theta_k^s <- theta^s + mu_t theta_k^s for every own class s (Eq. 4), other classes'
+      rows stay (Eq. 5);
              mu_t = mu_0 cos(pi t / (2 T_stable)) while t <= T_stable, then 0 (Eq. 4);
              local epochs of cross-entropy; upload the own classes' rows
-    server:  theta^s <- mean of theta_k^s over the clients that hold class s, its newest row of each (Eq. 3)
+    server:  theta^s <- mean of theta_k^s over the clients that hold class s, its newest row of each
+      (Eq. 3)
     predict: the client's model after its local training
 
 Settled here:
-* A row of the header is a class's weights and its bias, so that it costs K + 1 elements; the paper counts K.
-* The header is the last linear layer, as released and as the paper counts it; its section 3.2 speaks of two layers.
-* Eq. 3 averages over all clients that hold a class. The server keeps the newest row of each (owners="stored"), as
-  released; but clients that never took part have no row, where the released code counts their initial ones.
-  owners="uploaded" averages over this round's uploaders alone and stores nothing: with ten participants that is two
-  clients a class. A class without a row keeps the server's. Stored rows are N C (K + 1) numbers on the server.
-  owners="summed" averages as "uploaded" does; the server forgets who holds which class, sends everybody the whole
-  header, and so reads nothing but sums of rows and how many there are: it can be kept from more (`deploy.sums`).
-* t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own rounds: with one
-  client in ten taking part, global rounds would be over before most clients have any history (clock="round" is that).
+* A row of the header is a class's weights and its bias, so that it costs K + 1 elements; the paper
+  counts K.
+* The header is the last linear layer, as released and as the paper counts it; its section 3.2
+  speaks of two layers.
+* Eq. 3 averages over all clients that hold a class. The server keeps the newest row of each
+  (owners="stored"), as released; but clients that never took part have no row, where the released
+  code counts their initial ones. owners="uploaded" averages over this round's uploaders alone and
+  stores nothing: with ten participants that is two clients a class. A class without a row keeps the
+  server's. Stored rows are N C (K + 1) numbers on the server. owners="summed" averages as
+  "uploaded" does; the server forgets who holds which class, sends everybody the whole header, and
+  so reads nothing but sums of rows and how many there are: it can be kept from more
+  (`deploy.sums`).
+* t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own
+  rounds: with one client in ten taking part, global rounds would be over before most clients have
+    any history (clock="round" is that).
   The authors' code has T_stable = 2 where all clients take part, and 45 for ten of 50.
-* Local training is the config's. The text has SGD at 0.01; the code SGD at 0.005 with momentum 0.9, weight decay 5e-5,
-  gradients clipped at 50, batches of 512 and 25 epochs: `recipe=released` of configs/cifar10_class_shares.py.
-* The fused row is no convex mix: Eq. 4 as it stands. Where all clients take part together, a row that learns nothing
-  grows by the product of all 1 + mu_t; where they take turns, by a few times that, since newcomers go on fusing into
-  rows that others have lengthened. Settings whose product passes MOST_GROWTH are refused, but for stored rows by global
-  rounds, of which a client fuses in few. With the rows of the uploaders alone, each round's mean compounds on the last
-  one's, however many rounds newcomers take to come: without stored rows only global rounds count. And rows longer than
-  LONG_ROW are warned of, whatever made them so.
+* Local training is the config's. The text has SGD at 0.01; the code SGD at 0.005 with momentum 0.9,
+  weight decay 5e-5, gradients clipped at 50, batches of 512 and 25 epochs: `recipe=released` of
+  configs/cifar10_class_shares.py.
+* The fused row is no convex mix: Eq. 4 as it stands. Where all clients take part together, a row
+  that learns nothing grows by the product of all 1 + mu_t; where they take turns, by a few times
+  that, since newcomers go on fusing into rows that others have lengthened. Settings whose product
+  passes MOST_GROWTH are refused, but for stored rows by global rounds, of which a client fuses in
+  few. With the rows of the uploaders alone, each round's mean compounds on the last one's, however
+  many rounds newcomers take to come: without stored rows only global rounds count. And rows longer
+  than LONG_ROW are warned of, whatever made them so.
 * Clients are scored as their training left them: that is `SimulationOptions(evaluate="trained")`.
-* The server knows a client's classes from its last upload, and sends the whole header to one it has not heard from.
-* hide_classes: clients upload the whole header with zeros in the rows of other classes, and the server ignores rows of
-  zeros (section 4.3); it then sends everybody the whole header. Noise on such an uplink would make owners of all.
+* The server knows a client's classes from its last upload, and sends the whole header to one it has
+  not heard from.
+* hide_classes: clients upload the whole header with zeros in the rows of other classes, and the
+  server ignores rows of zeros (section 4.3); it then sends everybody the whole header. Noise on
+  such an uplink would make owners of all.
 """
 
 import math
@@ -61,7 +73,8 @@ class Server(NamedTuple):
 
     Attributes:
       rows: float32 [C, K + 1], the global header.
-      held: bool [num_clients, C], the classes that each client last uploaded; () with owners="summed".
+      held: bool [num_clients, C], the classes that each client last uploaded; () with
+        owners="summed".
       newest: float32 [num_clients, C, K + 1], the rows that it did; () but with owners="stored".
     """
 
@@ -80,19 +93,28 @@ def head_of(rows: jax.Array) -> PyTree:
     return {"kernel": rows[:, :-1].T, "bias": rows[:, -1]}
 
 
-def stabilisation(t: jax.Array, mu: float, stable_rounds: int, decay: Decay = "cosine") -> jax.Array:
-    """mu_t, the weight of a client's own history in its fused header (Eq. 4); 0 from t = stable_rounds on.
+def stabilisation(
+    t: jax.Array, mu: float, stable_rounds: int, decay: Decay = "cosine"
+) -> jax.Array:
+    """mu_t, the weight of a client's own history in its fused header (Eq. 4); 0 from t =
+    stable_rounds on.
 
     "linear" (mu_0 (1 - t / T)) and "step" (mu_0 up to T) are other ways down than the paper's.
     """
     share = t / stable_rounds
-    kept = {"cosine": jnp.cos(jnp.pi / 2 * share), "linear": 1 - share, "step": jnp.ones_like(share)}[decay]
+    kept = {
+        "cosine": jnp.cos(jnp.pi / 2 * share),
+        "linear": 1 - share,
+        "step": jnp.ones_like(share),
+    }[decay]
     return jnp.where(t < stable_rounds, mu * kept, 0.0)
 
 
 def most_growth(mu: float, stable_rounds: int, decay: Decay = "cosine") -> float:
-    """By how much fusing alone can lengthen a row: the product of 1 + mu_t, t = 1, 2, ..., of a constant history."""
-    with jax.ensure_compile_time_eval():  # the method may be made where a program is traced, see `Method.vary`
+    """By how much fusing alone can lengthen a row: the product of 1 + mu_t, t = 1, 2, ..., of a
+    constant history."""
+    # the method may be made where a program is traced, see `Method.vary`
+    with jax.ensure_compile_time_eval():
         weights = stabilisation(jnp.arange(1, stable_rounds + 1), mu, stable_rounds, decay)
         return float(jnp.exp(jnp.sum(jnp.log1p(weights))))
 
@@ -103,7 +125,8 @@ def check_linear_heads(federation: Federation) -> None:
     head = jax.eval_shape(lambda key: init_head(federation, key), jax.random.key(0))
     if set(head) != {"kernel", "bias"}:
         raise ValueError(
-            f"fedssa fuses the rows of one linear layer, but the head is made of {', '.join(sorted(head))}; "
+            "fedssa fuses the rows of one linear layer, but the head is made of "
+            f"{', '.join(sorted(head))}; "
             "choose a group whose heads are linear"
         )
 
@@ -114,14 +137,17 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
         return
     if mu and owners != "stored" and clock == "client":
         raise ValueError(
-            f"owners={owners!r} fuses as long as new clients come, and rows compound in every round; take "
+            f"owners={owners!r} fuses as long as new clients come, and rows compound in every "
+            "round; take "
             "clock='round', mu=0 or owners='stored'"
         )
-    # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses in few of them.
+    # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses
+    # in few of them.
     growth = most_growth(mu, stable_rounds, decay)
     if growth > MOST_GROWTH and not (clock == "round" and owners == "stored"):
         raise ValueError(
-            f"stable_rounds is {stable_rounds} with mu {mu}: fusing alone would lengthen rows {growth:.0f} times; "
+            f"stable_rounds is {stable_rounds} with mu {mu}: fusing alone would lengthen rows "
+            f"{growth:.0f} times; "
             "take fewer rounds, a smaller mu, or clock='round' with owners='stored'"
         )
 
@@ -130,7 +156,9 @@ def long_rows(metrics: dict[str, float]) -> str | None:
     """A `View.warn`: rows that have grown beyond what training does."""
     if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
         return None
-    return "rows of the header have grown beyond all measure, mu compounds; lower mu or stable_rounds"
+    return (
+        "rows of the header have grown beyond all measure, mu compounds; lower mu or stable_rounds"
+    )
 
 
 @checked
@@ -153,12 +181,16 @@ def fedssa(
       decay: of mu_t, see `stabilisation`.
       clock: what t counts, a client's own rounds or all.
       owners: whose rows are averaged, see the module's text.
-      semantic: False is the ablation without semantic aggregation: every client counts as an owner of every class.
+      semantic: False is the ablation without semantic aggregation: every client counts as an owner
+        of every class.
       hide_classes: see the module's text.
     """
     check_growth(mu, stable_rounds, decay, clock, owners)
     if hide_classes and owners == "summed":
-        raise ValueError("owners='summed' counts who holds a class, and hide_classes leaves nothing to count; take one")
+        raise ValueError(
+            "owners='summed' counts who holds a class, and hide_classes leaves nothing to count; "
+            "take one"
+        )
     whole = hide_classes or owners == "summed"  # what comes down
 
     def classes(data: Data, num_classes: int) -> jax.Array:
@@ -167,7 +199,9 @@ def fedssa(
     def init_server(federation, key):
         rows, n = rows_of(init_head(federation, key)), federation.num_clients
         newest = jnp.zeros((n, *rows.shape)) if owners == "stored" else ()
-        return Server(rows, () if owners == "summed" else jnp.zeros((n, federation.num_classes), bool), newest)
+        return Server(
+            rows, () if owners == "summed" else jnp.zeros((n, federation.num_classes), bool), newest
+        )
 
     def init_client(bucket, ctx):
         return init_model(bucket, ctx) | {"rounds": jnp.int32(0)}  # in which it has trained
@@ -194,8 +228,10 @@ def fedssa(
     def server_update(federation, server, received, ctx):
         uplink, info, arrived = gather_received(received)
         values, sent = (uplink, (uplink != 0).any(-1)) if hide_classes else uplink
-        values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]  # [P, C, K + 1], [P, C]
-        heard = jnp.where(present.any(1), info.id, federation.num_clients)  # without samples there is nothing to tell
+        # [P, C, K + 1], [P, C]
+        values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]
+        # without samples there is nothing to tell
+        heard = jnp.where(present.any(1), info.id, federation.num_clients)
         held, newest = (), ()
         if owners != "summed":
             held = server.held.at[heard].set(present, mode="drop")

@@ -1,18 +1,23 @@
-"""FedTGP (Zhang et al., AAAI 2024): the server trains global prototypes that keep apart as far as the clients' do.
+"""FedTGP (Zhang et al., AAAI 2024): the server trains global prototypes that keep apart as far as
+the clients' do.
 
-    client:  L = CE + lambda * R(features, global prototypes); upload the mean feature of every own class
-    server:  Phat_c = F(e_c), F = Linear-ReLU-Linear on a table of embeddings e; S epochs over the uploaded prototypes P
+    client:  L = CE + lambda * R(features, global prototypes); upload the mean feature of every own
+      class
+    server:  Phat_c = F(e_c), F = Linear-ReLU-Linear on a table of embeddings e; S epochs over the
+      uploaded prototypes P
              of cross-entropy over -||P - Phat_c||, the true class pushed delta further (Eq. 10);
              delta = min(largest distance between class centres, tau) (Eq. 9)
-    predict: the class of the nearest global prototype; second rule, "own_prototype": among the client's own classes
+    predict: the class of the nearest global prototype; second rule, "own_prototype": among the
+      client's own classes
 
 Settled here:
-* variant="released" is HtFLlib: delta is the largest nearest-neighbour distance, R the mean square between each sample
-  and its prototype with lambda 10 (the paper: Euclidean distance between class means, lambda 0.1). The authors' script
-  for their own repository has the released form, too, so that the published numbers are of it.
+* variant="released" is HtFLlib: delta is the largest nearest-neighbour distance, R the mean square
+  between each sample and its prototype with lambda 10 (the paper: Euclidean distance between class
+  means, lambda 0.1). The authors' script for their own repository has the released form, too, so
+  that the published numbers are of it.
 * Both variants train on mini-batches with SGD, as released; the paper names neither.
-* The prototypes uploaded are those of the model just trained. The released code uploads those of the model before
-  training, which its authors' Algorithm 1 does not: not reproduced.
+* The prototypes uploaded are those of the model just trained. The released code uploads those of
+  the model before training, which its authors' Algorithm 1 does not: not reproduced.
 """
 
 from typing import Annotated, NamedTuple
@@ -53,7 +58,10 @@ def init_trained(key: jax.Array, num_classes: int, dim: int, use_f: bool) -> PyT
     trained = {"embeddings": jax.random.normal(keys[0], (num_classes, dim))}
     if use_f:
         shapes = {"w1": (dim, dim), "b1": (dim,), "w2": (dim, dim), "b2": (dim,)}
-        trained |= {name: uniform_fan_in(k, shape, dim) for k, (name, shape) in zip(keys[1:], shapes.items())}
+        trained |= {
+            name: uniform_fan_in(k, shape, dim)
+            for k, (name, shape) in zip(keys[1:], shapes.items())
+        }
     return trained
 
 
@@ -86,7 +94,8 @@ def fedtgp(
       tau: cap of the adaptive margin.
       server_epochs: S, passes over the uploaded prototypes a round.
       server_lr, server_batch_size: of the server's SGD.
-      margin: ablation, a fixed margin instead of the adaptive one; 0 is the standard contrastive loss.
+      margin: ablation, a fixed margin instead of the adaptive one; 0 is the standard contrastive
+        loss.
       use_f: ablation, False trains the prototypes themselves.
     """
     strength = weight if weight is not None else {"paper": 0.1, "released": 10.0}[variant]
@@ -103,19 +112,36 @@ def fedtgp(
         client, result = train_model(
             training, bucket, client, data, ctx, prototypes.regulariser(downlink, strength, variant)
         )
-        return client, prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)), {"loss": result.loss}
+        return (
+            client,
+            prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)),
+            {"loss": result.loss},
+        )
 
     def server_update(federation, server, received, ctx):
         values, present = prototypes.uploaded(gather_received(received))  # [P, C, K], [P, C]
         centres = prototypes.mean_by_class(values, present)
-        delta = adaptive_margin(centres, present.any(0), tau, variant) if margin is None else jnp.float32(margin)
+        delta = (
+            adaptive_margin(centres, present.any(0), tau, variant)
+            if margin is None
+            else jnp.float32(margin)
+        )
 
         def loss(trained, batch, mask, key):
-            return margin_contrastive(batch.prototypes, batch.labels, mask, global_prototypes(trained), delta)
+            return margin_contrastive(
+                batch.prototypes, batch.labels, mask, global_prototypes(trained), delta
+            )
 
         rows = prototypes.as_rows(values, present)
         trained, final_loss = train_on_rows(
-            optimizer, loss, server.trained, rows, rows.valid, ctx.key, server_epochs, server_batch_size
+            optimizer,
+            loss,
+            server.trained,
+            rows,
+            rows.valid,
+            ctx.key,
+            server_epochs,
+            server_batch_size,
         )
         new = Server(trained, global_prototypes(trained), server.ready | present.any())
         return new, {"server_loss": final_loss, "margin": delta}

@@ -7,12 +7,16 @@
     predict: m_i
 
 Settled here:
-* The teacher's side is a constant and KL is the mean over samples, as in the authors' code; variant="released" is
-  HtFLlib: KL divided by the number of classes too, and each model descends on L_m + L_g.
+* The teacher's side is a constant and KL is the mean over samples, as in the authors' code;
+  variant="released" is HtFLlib: KL divided by the number of classes too, and each model descends on
+  L_m + L_g.
 * The mean is uniform, as in the paper and all code, over the clients that have samples.
-* In the authors' repository the calls that send and merge g are commented out; here they take place.
-* g is any model, by default the smallest of the group (`make_federation`). Its batch statistics stay with the client.
-* HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs for each model by itself.
+* In the authors' repository the calls that send and merge g are commented out; here they take
+  place.
+* g is any model, by default the smallest of the group (`make_federation`). Its batch statistics
+  stay with the client.
+* HtFLlib clips the gradient of each model at norm 10; set it in the optimizer, which runs for each
+  model by itself.
 """
 
 from typing import Annotated
@@ -38,8 +42,8 @@ def fml(
 
     Args:
       training: local training, of both models.
-      alpha, beta: weight of the labels in the private and in the meme model's loss; the other model's
-        prediction has the rest.
+      alpha, beta: weight of the labels in the private and in the meme model's loss; the other
+        model's prediction has the rest.
       variant: see the module's text.
     """
     released = variant == "released"
@@ -49,7 +53,9 @@ def fml(
 
         def side(model, teacher, share):
             labels = cross_entropy(model.logits, batch.y, batch.mask)
-            return share * labels + (1 - share) * scale * kl_divergence(teacher.logits, model.logits, batch.mask)
+            return share * labels + (1 - share) * scale * kl_divergence(
+                teacher.logits, model.logits, batch.mask
+            )
 
         return side(own, shared, alpha), side(shared, own, beta)
 

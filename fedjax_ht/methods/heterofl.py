@@ -1,6 +1,8 @@
-"""HeteroFL (Diao et al., ICLR 2021): every client trains the first channels of each layer, as many as its rate allows.
+"""HeteroFL (Diao et al., ICLR 2021): every client trains the first channels of each layer, as many
+as its rate allows.
 
-    a client of rate R holds channels 0 .. ceil(R K) - 1 of a layer of K; see `partial_training` for the round
+    a client of rate R holds channels 0 .. ceil(R K) - 1 of a layer of K; see `partial_training` for
+    the round
 
 Smaller models lie in larger ones. What lies outside the widest client's model is never trained.
 """
@@ -21,4 +23,6 @@ def heterofl(
     whole_head: bool = False,
 ) -> Method:
     """Arguments as of `partial_training`."""
-    return partial_training("heterofl", "static", training, weighting, masked_loss, label_split, whole_head)
+    return partial_training(
+        "heterofl", "static", training, weighting, masked_loss, label_split, whole_head
+    )

@@ -1,4 +1,5 @@
-"""Local: every client trains alone and nothing is sent. The floor that working together has to beat."""
+"""Local: every client trains alone and nothing is sent. The floor that working together has to
+beat."""
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining

@@ -57,8 +57,8 @@ DISTILLING = ("dense", "fedftg", "dfrd")
 
 
 def method_factory(name: str) -> Callable[..., Method]:
-    """The factory of a method by name, "BASE+METHOD" among them: a distilling method on top of one that averages, with
-    the options of both. It checks its options, see `core.bounds`.
+    """The factory of a method by name, "BASE+METHOD" among them: a distilling method on top of one
+    that averages, with the options of both. It checks its options, see `core.bounds`.
 
     Raises:
       ValueError: there is no such method.
@@ -75,7 +75,13 @@ def unknown_method(name: str) -> str:
     """One line that says which methods there are."""
     bases = [base for base in BASES if base != "none"]
     there = (
-        f"the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {', '.join(bases)} and one of "
+        f"the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {', '.join(bases)} "
+        "and one of "
         f"{', '.join(DISTILLING)}"
     )
-    return unknown("method", name, [*METHODS, *(f"{base}+{top}" for base in bases for top in DISTILLING)], there)
+    return unknown(
+        "method",
+        name,
+        [*METHODS, *(f"{base}+{top}" for base in bases for top in DISTILLING)],
+        there,
+    )

@@ -10,7 +10,8 @@ class AccuracySummary(NamedTuple):
 
     Attributes:
       mean: unweighted mean over clients.
-      weighted: share of all samples classified correctly, which weighs clients by their number of samples.
+      weighted: share of all samples classified correctly, which weighs clients by their number of
+        samples.
       std: population standard deviation over clients.
       worst: mean over the worst tenth of the clients, at least one.
     """
@@ -29,5 +30,8 @@ def summarise(accuracy: np.ndarray, counts: np.ndarray) -> AccuracySummary:
     values, weights = np.asarray(accuracy, np.float64)[has], np.asarray(counts, np.float64)[has]
     worst = np.sort(values)[: max(1, len(values) // 10)]
     return AccuracySummary(
-        float(values.mean()), float(values @ weights / weights.sum()), float(values.std()), float(worst.mean())
+        float(values.mean()),
+        float(values @ weights / weights.sum()),
+        float(values.std()),
+        float(worst.mean()),
     )

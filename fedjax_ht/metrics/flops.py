@@ -1,15 +1,18 @@
-"""FLOPs of a client's round, counted in its program: two for every multiply-add of a matrix product or a convolution.
+"""FLOPs of a client's round, counted in its program: two for every multiply-add of a matrix product
+or a convolution.
 
-A compiler's cost analysis takes the body of a loop once, whatever its length. Here a loop counts as often as it runs:
-how long local training is follows from the client's numbers of samples, which are known, so the program's integer
-arithmetic on them is carried out beside the count, for all clients of an architecture at once.
+A compiler's cost analysis takes the body of a loop once, whatever its length. Here a loop counts as
+often as it runs: how long local training is follows from the client's numbers of samples, which are
+known, so the program's integer arithmetic on them is carried out beside the count, for all clients
+of an architecture at once.
 
-Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and depthwise convolutions,
-which are sums of shifted products in `ops.conv`), sorting, factorisations, evaluation, and what the server does. XLA's
-count of a training step, which has all of that, is 2 to 5 % above this one for CNN-1..5, perceptrons and ResNets, 21 %
-for MobileNetV2. A masked partial batch counts as the whole one that it is (what a prototype method collects in batches
-by the device's taste, `local_training.forward_batch`); lanes that wait for others count nothing. A loop whose length
-only the run knows counts once.
+Not counted: elementwise work (activations, normalisation, pooling, the optimiser's update, and
+depthwise convolutions, which are sums of shifted products in `ops.conv`), sorting, factorisations,
+evaluation, and what the server does. XLA's count of a training step, which has all of that, is 2 to
+5 % above this one for CNN-1..5, perceptrons and ResNets, 21 % for MobileNetV2. A masked partial
+batch counts as the whole one that it is (what a prototype method collects in batches by the
+device's taste, `local_training.forward_batch`); lanes that wait for others count nothing. A loop
+whose length only the run knows counts once.
 """
 
 import math
@@ -29,7 +32,8 @@ from fedjax_ht.core.method import ClientInfo, Context, Data, Method
 from fedjax_ht.core.round import any_state
 from fedjax_ht.ops.conv import MULTIPLIED
 
-Known = Any  # an integer of all clients, int [n] of each client's own, or None: only the run knows it
+# an integer of all clients, int [n] of each client's own, or None: only the run knows it
+Known = Any
 Flops = Any  # float, or float64 [n]
 
 INTEGERS = "iub"  # kinds of dtype, booleans among them
@@ -59,7 +63,8 @@ INTEGER_ARITHMETIC = {
 
 
 def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: Data) -> np.ndarray:
-    """FLOPs of `receive` and `client_update`, float64 [n], of each of a bucket's clients in a round it takes part in.
+    """FLOPs of `receive` and `client_update`, float64 [n], of each of a bucket's clients in a round
+    it takes part in.
 
     Args:
       method, federation, bucket: whose program.
@@ -67,8 +72,12 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
     """
     counts = {name: np.asarray(split.count) for name, split in data.splits.items()}
     key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
-    own = lambda x: on_device(x.shape[1:], x.dtype)  # noqa: E731
-    whole = lambda x: on_device(x.shape, x.dtype)  # noqa: E731
+
+    def own(x):
+        return on_device(x.shape[1:], x.dtype)
+
+    def whole(x):
+        return on_device(x.shape, x.dtype)
 
     def context(key, number, num_samples) -> Context:
         return Context(key, number, ClientInfo(number, num_samples, number), shared_key=key)
@@ -86,14 +95,17 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
 
     numbers = jax.tree.map(own, counts)
     downlink = jax.eval_shape(sent, key, key, number)
-    one = jax.tree.map(whole, data._replace(splits={}))._replace(splits=jax.tree.map(own, data.splits))
+    one = jax.tree.map(whole, data._replace(splits={}))._replace(
+        splits=jax.tree.map(own, data.splits)
+    )
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
     program = jax.make_jaxpr(work)(numbers, client, downlink, one, key, number)
     return np.zeros(len(counts["train"])) + program_flops(program, jax.tree.leaves(counts))
 
 
 def sample_flops(bucket: Bucket) -> float:
-    """FLOPs of an architecture on one sample, forward: what one step costs beside another architecture's."""
+    """FLOPs of an architecture on one sample, forward: what one step costs beside another
+    architecture's."""
 
     def forward(params, stats, x, mask):
         representations = features(bucket, params, stats, x, mask, train=False)[0]
@@ -109,7 +121,8 @@ def program_flops(program: ClosedJaxpr, known: Sequence[Known] = ()) -> Flops:
 
     Args:
       program: from `jax.make_jaxpr`.
-      known: values of its first arguments, integer scalars: each an int or, to count for n clients at once, int [n].
+      known: values of its first arguments, integer scalars: each an int or, to count for n clients
+        at once, int [n].
 
     Returns:
       A float, or float64 [n].
@@ -160,22 +173,27 @@ def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Know
     if name in INTEGER_ARITHMETIC and all(v is not None for v in values):
         dtype = equation.outvars[0].aval.dtype
         if dtype.kind in INTEGERS:
-            with np.errstate(divide="ignore"):  # of what a client without samples divides by nothing is used
+            # of what a client without samples divides by nothing is used
+            with np.errstate(divide="ignore"):
                 return 0.0, [np.asarray(INTEGER_ARITHMETIC[name](*values)).astype(dtype)]
     return 0.0, unknown
 
 
 def _scan_constants(params: dict[str, Any]) -> int:
     """How many of a scan's operands are the same in every pass; jax 0.11 tells it by their tree."""
-    return params["num_consts"] if "num_consts" in params else len(list(params["ft_in"].unpack()[0].vals))
+    return (
+        params["num_consts"]
+        if "num_consts" in params
+        else len(list(params["ft_in"].unpack()[0].vals))
+    )
 
 
 def _matrix_product(equation: JaxprEqn) -> float:
     (contracted, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
     flops = 2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
-    # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs (`ops.conv`).
-    # Gradients keep the scope of what they are of.
+    # Zeros laid into a kernel are no work: a convolution costs the same in whichever form it runs
+    # (`ops.conv`). Gradients keep the scope of what they are of.
     scopes = re.findall(MULTIPLIED.format(r"(\d+)", r"(\d+)"), str(equation.source_info.name_stack))
     for multiplied, factors in scopes:
         flops = flops * int(multiplied) / int(factors)
@@ -225,7 +243,8 @@ def _loop(equation: JaxprEqn, values: list[Known]) -> Flops:
 
 
 def _counter(equation: JaxprEqn, values: list[Known]) -> tuple[int, Known, Known] | None:
-    """Of a loop as `lax.fori_loop` writes it: the counter's place in the carry, its first value, and where it ends."""
+    """Of a loop as `lax.fori_loop` writes it: the counter's place in the carry, its first value,
+    and where it ends."""
     condition, body = equation.params["cond_jaxpr"].jaxpr, equation.params["body_jaxpr"].jaxpr
     skip, constants = equation.params["cond_nconsts"], equation.params["body_nconsts"]
     if [test.primitive.name for test in condition.eqns] != ["lt"]:
@@ -235,12 +254,20 @@ def _counter(equation: JaxprEqn, values: list[Known]) -> tuple[int, Known, Known
     place = next((i for i, v in enumerate(carried) if v is counter), None)
     if place is None:
         return None
-    steps = [e for e in body.eqns if e.primitive.name == "add" and e.outvars[0] is body.outvars[place]]
-    by_one = [e for e in steps if e.invars[0] is inputs[place] and getattr(e.invars[1], "val", None) == 1]
+    steps = [
+        e for e in body.eqns if e.primitive.name == "add" and e.outvars[0] is body.outvars[place]
+    ]
+    by_one = [
+        e for e in steps if e.invars[0] is inputs[place] and getattr(e.invars[1], "val", None) == 1
+    ]
     stays = all(i is o for v, i, o in zip(carried, inputs, body.outvars) if v is end)
     before = dict(zip(condition.invars, [*values[:skip], *values[skip + constants :]]))
     first, past = before[counter], _integer(end.val) if isinstance(end, Literal) else before[end]
-    return (place, first, past) if by_one and stays and first is not None and past is not None else None
+    return (
+        (place, first, past)
+        if by_one and stays and first is not None and past is not None
+        else None
+    )
 
 
 def _jaxpr(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
@@ -248,4 +275,7 @@ def _jaxpr(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
 
 
 def _has_loop(program: ClosedJaxpr | Jaxpr) -> bool:
-    return any(e.primitive.name == "while" or any(map(_has_loop, called_programs(e))) for e in _jaxpr(program).eqns)
+    return any(
+        e.primitive.name == "while" or any(map(_has_loop, called_programs(e)))
+        for e in _jaxpr(program).eqns
+    )

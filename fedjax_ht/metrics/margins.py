@@ -1,4 +1,5 @@
-"""How far apart class prototypes are: the prototype margins of FedTGP (Zhang et al., AAAI 2024, Figure 1)."""
+"""How far apart class prototypes are: the prototype margins of FedTGP (Zhang et al., AAAI 2024,
+Figure 1)."""
 
 from typing import NamedTuple
 
@@ -6,7 +7,8 @@ import numpy as np
 
 
 class Margins(NamedTuple):
-    """Euclidean distances of each class's prototype to those of the other classes: float64 [..., C].
+    """Euclidean distances of each class's prototype to those of the other classes: float64 [...,
+    C].
 
     Attributes:
       nearest: to the nearest one, the margin of FedTGP's text.

@@ -1,4 +1,5 @@
-"""Flax modules, each a feature extractor and a head, and the groups that the papers deal out to clients."""
+"""Flax modules, each a feature extractor and a head, and the groups that the papers deal out to
+clients."""
 
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
 from fedjax_ht.models.heads import htc4_heads, vit_head

@@ -1,5 +1,5 @@
-"""The conditional image generator of DFRD (NeurIPS 2023): noise merged with a trainable embedding of the label, then
-transposed 4x4 convolutions as in DCGAN (Radford et al., ICLR 2016).
+"""The conditional image generator of DFRD (NeurIPS 2023): noise merged with a trainable embedding
+of the label, then transposed 4x4 convolutions as in DCGAN (Radford et al., ICLR 2016).
 """
 
 import math
@@ -53,9 +53,10 @@ class TransposedConv(nn.Module):
 class ConditionalGenerator(nn.Module):
     """Noise and labels to images of at most 64 pixels a side.
 
-    A first transposed convolution makes maps of 4x4 pixels, each further one doubles them: three for 32 pixels, four
-    for 64. Other sizes are cut out of the middle of the next larger one (28 of 32). Norms are ordinary batch norms, of
-    the batch in training and of running statistics otherwise; there is none behind the first layer.
+    A first transposed convolution makes maps of 4x4 pixels, each further one doubles them: three
+    for 32 pixels, four for 64. Other sizes are cut out of the middle of the next larger one (28 of
+    32). Norms are ordinary batch norms, of the batch in training and of running statistics
+    otherwise; there is none behind the first layer.
 
     Attributes:
       num_classes: C.
@@ -88,7 +89,9 @@ class ConditionalGenerator(nn.Module):
         if self.merge not in EMBEDDED:
             one_hot = jax.nn.one_hot(labels, self.num_classes)
             return jnp.concatenate([noise, one_hot], -1) if self.merge == "ncat" else noise, ()
-        table = self.param("embedding", nn.initializers.normal(1.0), (self.num_classes, self.noise_dim))
+        table = self.param(
+            "embedding", nn.initializers.normal(1.0), (self.num_classes, self.noise_dim)
+        )
         embedding = table[labels]
         if self.merge == "cat":
             return jnp.concatenate([noise, embedding], -1), embedding
@@ -103,7 +106,10 @@ def num_doublings(image_shape: tuple[int, int, int]) -> int:
     """
     side = max(image_shape[:2])
     if side > 4 * 2 ** len(CHANNELS):
-        raise ValueError(f"images have {side} pixels a side; the generator makes at most {4 * 2 ** len(CHANNELS)}")
+        raise ValueError(
+            f"images have {side} pixels a side; the generator makes at most "
+            f"{4 * 2 ** len(CHANNELS)}"
+        )
     return max(1, math.ceil(math.log2(side / 4)))
 
 

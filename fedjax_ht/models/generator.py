@@ -9,7 +9,8 @@ from fedjax_ht.models.norm import Norm
 
 
 class FeatureGenerator(nn.Module):
-    """Linear-BatchNorm-ReLU-Linear on [noise; one-hot label]: float [B, D], int [B], bool [B] -> features [B, K]."""
+    """Linear-BatchNorm-ReLU-Linear on [noise; one-hot label]: float [B, D], int [B], bool [B] ->
+    features [B, K]."""
 
     num_classes: int
     hidden_dim: int

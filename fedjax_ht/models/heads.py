@@ -1,4 +1,5 @@
-"""Heads that are more than one linear layer: HtFLlib's for vision transformers, and its four heterogeneous ones."""
+"""Heads that are more than one linear layer: HtFLlib's for vision transformers, and its four
+heterogeneous ones."""
 
 from typing import Literal
 
@@ -12,15 +13,18 @@ HTC4_WIDTHS = ((), (512,), (256,), (128,))  # hidden widths, HtFLlib's HtC4
 
 
 class DenseHead(nn.Module):
-    """[linear, activation] per entry of `widths`, then a linear layer. float [B, K] -> [B, num_classes].
+    """[linear, activation] per entry of `widths`, then a linear layer. float [B, K] -> [B,
+    num_classes].
 
-    Parameters "fc1", "fc2", ..., the last one being the output layer, all with torch's default initialisation.
+    Parameters "fc1", "fc2", ..., the last one being the output layer, all with torch's default
+    initialisation.
 
     Attributes:
       widths: of the hidden layers.
       num_classes: of the output.
       activation: behind the hidden layers.
-      output_relu: also behind the output layer, so that no logit is negative: HtFLlib's released HtC4 heads.
+      output_relu: also behind the output layer, so that no logit is negative: HtFLlib's released
+        HtC4 heads.
     """
 
     widths: tuple[int, ...]
@@ -43,5 +47,6 @@ def vit_head(num_classes: int, width: int = 768) -> DenseHead:
 
 
 def htc4_heads(num_classes: int, output_relu: bool = False) -> tuple[DenseHead, ...]:
-    """HtC4: K-C, K-512-C, K-256-C and K-128-C with ReLU between the layers. Client i takes head i mod 4."""
+    """HtC4: K-C, K-512-C, K-256-C and K-128-C with ReLU between the layers. Client i takes head i
+    mod 4."""
     return tuple(DenseHead(widths, num_classes, output_relu=output_relu) for widths in HTC4_WIDTHS)

@@ -1,6 +1,8 @@
-"""GoogLeNet (Szegedy et al., CVPR 2015) with batch norm and without auxiliary heads, as torchvision defines it.
+"""GoogLeNet (Szegedy et al., CVPR 2015) with batch norm and without auxiliary heads, as torchvision
+defines it.
 
-The "5x5" branch of torchvision's inception block is a 3x3 convolution; sub-modules are named after torchvision's.
+The "5x5" branch of torchvision's inception block is a 3x3 convolution; sub-modules are named after
+torchvision's.
 """
 
 import flax.linen as nn
@@ -38,13 +40,20 @@ class ConvNorm(nn.Module):
     def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
         padding = self.size // 2
         x = Conv(
-            self.features, self.size, self.stride, padding, use_bias=False, initialisation="trunc_normal", name="conv"
+            self.features,
+            self.size,
+            self.stride,
+            padding,
+            use_bias=False,
+            initialisation="trunc_normal",
+            name="conv",
         )(x)
         return nn.relu(Norm(self.norm, epsilon=1e-3, name="bn")(x, train, mask))
 
 
 class Inception(nn.Module):
-    """Four branches side by side. float [B, H, W, C] -> [B, H, W, sum of the branches' channels]."""
+    """Four branches side by side. float [B, H, W, C] -> [B, H, W, sum of the branches'
+    channels]."""
 
     channels: tuple[int, int, int, int, int, int]
     norm: NormKind = "batch"
@@ -65,7 +74,8 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Stem, nine inception blocks, global average, dropout 0.2 where a "dropout" key is given in training.
+    """Stem, nine inception blocks, global average, dropout 0.2 where a "dropout" key is given in
+    training.
 
     Attributes:
       feature_dim: the 1024 averaged channels are pooled to this many features.
@@ -76,7 +86,9 @@ class GoogLeNet(nn.Module):
     norm: NormKind = "batch"
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, feature_dim]."""
         x = ConvNorm(64, 7, 2, self.norm, name="conv1")(x, train, mask)
         x = max_pool(x, 3, 2, ceil=True)

@@ -1,4 +1,5 @@
-"""Layers with parameters laid out as flax's own, the papers' initialisations and this library's kernels."""
+"""Layers with parameters laid out as flax's own, the papers' initialisations and this library's
+kernels."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,26 +17,40 @@ Initialisation = Literal["torch", "torch_zero_bias", "flax", "glorot", "kaiming"
 torch: both uniform within +-1/sqrt(fan_in), torch's default.
 torch_zero_bias: the same kernels, zero biases.
 flax: lecun normal kernels, zero biases, flax's default.
-glorot: kernels uniform within +-sqrt(6 / (fan_in + fan_out)), zero biases: Keras' default, pfl-research's models.
+glorot: kernels uniform within +-sqrt(6 / (fan_in + fan_out)), zero biases: Keras' default,
+  pfl-research's models.
 kaiming: normal with std sqrt(2 / fan_out), zero biases: torchvision's ResNet and MobileNetV2.
 trunc_normal: normal with std 0.01 within [-2, 2], zero biases: torchvision's GoogLeNet.
 """
 
 
 def _flat(draw: Callable) -> Callable:
-    """Draws flat: the same distribution, but a four-dimensional draw compiles four times slower on CPU."""
-    return lambda key, shape, dtype=jnp.float32: draw(key, (math.prod(shape),), dtype).reshape(shape)
+    """Draws flat: the same distribution, but a four-dimensional draw compiles four times slower on
+    CPU."""
+    return lambda key, shape, dtype=jnp.float32: draw(key, (math.prod(shape),), dtype).reshape(
+        shape
+    )
 
 
-def uniform_fan_in(key: jax.Array, shape: Sequence[int], fan_in: int, dtype=jnp.float32) -> jax.Array:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default for the weights and the biases of linear and conv layers."""
+def uniform_fan_in(
+    key: jax.Array, shape: Sequence[int], fan_in: int, dtype=jnp.float32
+) -> jax.Array:
+    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default for the weights and the biases of linear
+    and conv layers."""
     bound = fan_in**-0.5
-    return _flat(lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound))(key, shape, dtype)
+    return _flat(lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound))(
+        key, shape, dtype
+    )
 
 
-def _initialisers(initialisation: Initialisation, fan_in: int, fan_out: int) -> tuple[Callable, Callable]:
+def _initialisers(
+    initialisation: Initialisation, fan_in: int, fan_out: int
+) -> tuple[Callable, Callable]:
     """Of a kernel and of a bias."""
-    torch = lambda key, shape, dtype=jnp.float32: uniform_fan_in(key, shape, fan_in, dtype)  # noqa: E731
+
+    def torch(key, shape, dtype=jnp.float32):
+        return uniform_fan_in(key, shape, fan_in, dtype)
+
     if initialisation == "torch":
         return torch, torch
     kernels = {
@@ -47,13 +62,15 @@ def _initialisers(initialisation: Initialisation, fan_in: int, fan_out: int) -> 
         "trunc_normal": _flat(nn.initializers.normal(0.01)),
     }
     if initialisation not in kernels:
-        raise ValueError(f"initialisation is {initialisation!r}; it must be torch or one of {', '.join(kernels)}")
+        raise ValueError(
+            f"initialisation is {initialisation!r}; it must be torch or one of {', '.join(kernels)}"
+        )
     return kernels[initialisation], nn.initializers.zeros
 
 
 class Conv(nn.Module):
-    """A convolution over [B, H, W, C]; parameters as flax's Conv: "kernel" [h, w, C / groups, features], "bias"; `size`
-    is (h, w), or one number for both."""
+    """A convolution over [B, H, W, C]; parameters as flax's Conv: "kernel" [h, w, C / groups,
+    features], "bias"; `size` is (h, w), or one number for both."""
 
     features: int
     size: int | tuple[int, int]
@@ -68,8 +85,12 @@ class Conv(nn.Module):
         height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
         shape = (height, width, x.shape[-1] // self.groups, self.features)
         area = height * width
-        kernel_init, bias_init = _initialisers(self.initialisation, area * shape[2], area * self.features)
-        x = conv2d(x, self.param("kernel", kernel_init, shape), self.stride, self.padding, self.groups)
+        kernel_init, bias_init = _initialisers(
+            self.initialisation, area * shape[2], area * self.features
+        )
+        x = conv2d(
+            x, self.param("kernel", kernel_init, shape), self.stride, self.padding, self.groups
+        )
         return x + self.param("bias", bias_init, (self.features,)) if self.use_bias else x
 
 

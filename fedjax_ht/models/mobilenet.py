@@ -24,8 +24,9 @@ _conv = functools.partial(Conv, use_bias=False, initialisation="kaiming")
 
 
 class InvertedResidual(nn.Module):
-    """1x1 expansion (none where `expansion` is 1), 3x3 depthwise convolution, linear 1x1 projection; a shortcut where
-    the shape stays. float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), features]."""
+    """1x1 expansion (none where `expansion` is 1), 3x3 depthwise convolution, linear 1x1
+    projection; a shortcut where the shape stays. float [B, H, W, C] -> [B, ceil(H/stride),
+    ceil(W/stride), features]."""
 
     features: int
     stride: int
@@ -34,7 +35,9 @@ class InvertedResidual(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
-        norm = lambda name, x: Norm(self.norm, name=name)(x, train, mask)  # noqa: E731
+        def norm(name, x):
+            return Norm(self.norm, name=name)(x, train, mask)
+
         width = x.shape[-1] * self.expansion
         y, at = x, 0  # place in torchvision's sequence
         if self.expansion != 1:
@@ -46,8 +49,8 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Stem, seventeen inverted residuals, 1x1 convolution, global average, dropout 0.2 where a "dropout" key is given
-    in training.
+    """Stem, seventeen inverted residuals, 1x1 convolution, global average, dropout 0.2 where a
+    "dropout" key is given in training.
 
     Attributes:
       feature_dim: the 1280 averaged channels are pooled to this many features.
@@ -58,7 +61,9 @@ class MobileNetV2(nn.Module):
     norm: NormKind = "batch"
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, feature_dim]."""
         x = _conv(32, 3, 2, 1, name="features_0_0")(x)
         x = nn.relu6(Norm(self.norm, name="features_0_1")(x, train, mask))
@@ -66,7 +71,11 @@ class MobileNetV2(nn.Module):
         for expansion, features, blocks, stride in INVERTED_RESIDUALS:
             for block in range(blocks):
                 residual = InvertedResidual(
-                    features, stride if block == 0 else 1, expansion, self.norm, name=f"features_{at}"
+                    features,
+                    stride if block == 0 else 1,
+                    expansion,
+                    self.norm,
+                    name=f"features_{at}",
                 )
                 x, at = residual(x, train, mask), at + 1
         x = _conv(1280, 1, name=f"features_{at}_0")(x)

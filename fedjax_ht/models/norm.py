@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from fedjax_ht.ops import batch_norm
 
 NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
-"""batch: batch statistics in training, running ones in evaluation; the running ones are the client's own state.
-static_batch: batch statistics, none kept (HeteroFL, DFRD); in evaluation given ones, where there are ("batch_stats").
-group: over groups of 16 channels of one sample (fewer where 16 does not divide the channels).
-layer: over all channels of one sample.
+"""batch: batch statistics in training, running ones in evaluation; the running ones are the
+client's own state. static_batch: batch statistics, none kept (HeteroFL, DFRD); in evaluation given
+ones, where there are ("batch_stats"). group: over groups of 16 channels of one sample (fewer where
+16 does not divide the channels). layer: over all channels of one sample.
 none: not at all, without parameters.
 """
 
@@ -23,10 +23,10 @@ MOMENTUM = 0.1  # torch's: the share of the newest batch in the running statisti
 class Norm(nn.Module):
     """Normalises channels, then scales and shifts. float [B, ..., C] -> the same shape.
 
-    Parameters "scale" and "bias" [C]. Kind "batch" keeps "mean" and "var" [C] in the collection "batch_stats"; as in
-    torch the running variance is the unbiased one, while the batch is normalised by the biased one. Of a batch with a
-    single value per channel, which torch refuses, the variance is 0. A batch without real samples leaves the running
-    statistics as they are.
+    Parameters "scale" and "bias" [C]. Kind "batch" keeps "mean" and "var" [C] in the collection
+    "batch_stats"; as in torch the running variance is the unbiased one, while the batch is
+    normalised by the biased one. Of a batch with a single value per channel, which torch refuses,
+    the variance is 0. A batch without real samples leaves the running statistics as they are.
     """
 
     kind: NormKind = "batch"
@@ -34,7 +34,9 @@ class Norm(nn.Module):
     scale_init: nn.initializers.Initializer = nn.initializers.ones
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         if self.kind == "none":
             return x
         channels = x.shape[-1]
@@ -45,7 +47,9 @@ class Norm(nn.Module):
             normalise = self._batch if self.kind == "batch" else self._static_batch
             return normalise(x, scale, bias, real, train)
         if self.kind not in ("group", "layer"):
-            raise ValueError(f"norm is {self.kind!r}; it must be batch, group, layer, static_batch or none")
+            raise ValueError(
+                f"norm is {self.kind!r}; it must be batch, group, layer, static_batch or none"
+            )
         mean, var = sample_moments(x, channels if self.kind == "layer" else math.gcd(channels, 16))
         return _apply(mean, var, self.epsilon, x, scale, bias)
 
@@ -77,10 +81,14 @@ def _apply(mean, var, epsilon, x, scale, bias) -> jax.Array:
 
 
 def sample_moments(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance of each sample over its pixels and `group` neighbouring channels, [B, 1, ..., C]."""
+    """Mean and biased variance of each sample over its pixels and `group` neighbouring channels,
+    [B, 1, ..., C]."""
     grouped = x.reshape(*x.shape[:-1], -1, group)
     axes = (*range(1, x.ndim - 1), x.ndim)
     mean = grouped.mean(axes, keepdims=True)
     var = jnp.square(grouped - mean).mean(axes, keepdims=True)
-    spread = lambda m: jnp.broadcast_to(m, (*m.shape[:-1], group)).reshape(*m.shape[:-2], -1)  # noqa: E731
+
+    def spread(m):
+        return jnp.broadcast_to(m, (*m.shape[:-1], group)).reshape(*m.shape[:-2], -1)
+
     return spread(mean), spread(var)

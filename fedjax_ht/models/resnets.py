@@ -1,7 +1,7 @@
 """ResNets (He et al., CVPR 2016) of 4 to 152 layers, sub-modules named after torchvision's.
 
-ResNet-4, 6, 8 and 10 are HtFLlib's: 1 to 4 stages of one block each. The stem is ImageNet's for every input size, so
-that a 32x32 image is down to 1x1 in the last stage.
+ResNet-4, 6, 8 and 10 are HtFLlib's: 1 to 4 stages of one block each. The stem is ImageNet's for
+every input size, so that a 32x32 image is down to 1x1 in the last stage.
 """
 
 import functools
@@ -26,13 +26,15 @@ RESNET_STAGES = {  # depth: blocks per stage
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-SCAN_FROM = 30  # equal blocks from which a stage is scanned: compiles faster, but a shorter one runs slower scanned
+# equal blocks from which a stage is scanned: compiles faster, but a shorter one runs slower scanned
+SCAN_FROM = 30
 
 _conv = functools.partial(Conv, use_bias=False, initialisation="kaiming")
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut. float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), width]."""
+    """Two 3x3 convolutions beside a shortcut. float [B, H, W, C] -> [B, ceil(H/stride),
+    ceil(W/stride), width]."""
 
     width: int
     stride: int = 1
@@ -40,7 +42,9 @@ class BasicBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
-        norm = lambda name, x: Norm(self.norm, name=name)(x, train, mask)  # noqa: E731
+        def norm(name, x):
+            return Norm(self.norm, name=name)(x, train, mask)
+
         y = nn.relu(norm("bn1", _conv(self.width, 3, self.stride, 1, name="conv1")(x)))
         y = norm("bn2", _conv(self.width, 3, 1, 1, name="conv2")(y))
         if x.shape != y.shape:
@@ -49,7 +53,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut; four times `width` channels leave it."""
+    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut; four times `width`
+    channels leave it."""
 
     width: int
     stride: int = 1
@@ -57,7 +62,9 @@ class Bottleneck(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
-        norm = lambda name, x: Norm(self.norm, name=name)(x, train, mask)  # noqa: E731
+        def norm(name, x):
+            return Norm(self.norm, name=name)(x, train, mask)
+
         y = nn.relu(norm("bn1", _conv(self.width, 1, name="conv1")(x)))
         y = nn.relu(norm("bn2", _conv(self.width, 3, self.stride, 1, name="conv2")(y)))
         y = norm("bn3", _conv(4 * self.width, 1, name="conv3")(y))
@@ -75,7 +82,8 @@ class ResNet(nn.Module):
       bottleneck: blocks are bottlenecks.
       norm: what normalises, see `Norm`.
       width: channels of the stem and of the first stage's 3x3 convolutions.
-      scan_from: stages that repeat at least so many equal blocks after their first are scanned, as `layer<i>_blocks`.
+      scan_from: stages that repeat at least so many equal blocks after their first are scanned, as
+        `layer<i>_blocks`.
     """
 
     stages: tuple[int, ...]
@@ -86,7 +94,9 @@ class ResNet(nn.Module):
     scan_from: int = SCAN_FROM
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, feature_dim]."""
         block = Bottleneck if self.bottleneck else BasicBlock
         x = _conv(self.width, 7, 2, 3, name="conv1")(x)
@@ -96,20 +106,31 @@ class ResNet(nn.Module):
             width = self.width * 2 ** (i - 1)
             x = block(width, 1 if i == 1 else 2, self.norm, name=f"layer{i}_0")(x, train, mask)
             if blocks - 1 >= self.scan_from:
-                x = scan_blocks(block(width, 1, self.norm, name=f"layer{i}_blocks"), x, train, mask, length=blocks - 1)
+                x = scan_blocks(
+                    block(width, 1, self.norm, name=f"layer{i}_blocks"),
+                    x,
+                    train,
+                    mask,
+                    length=blocks - 1,
+                )
             else:
                 for j in range(1, blocks):
                     x = block(width, 1, self.norm, name=f"layer{i}_{j}")(x, train, mask)
         return adaptive_pool(x.mean((1, 2)), self.feature_dim)
 
 
-def resnet(depth: int, num_classes: int, feature_dim: int = 512, norm: NormKind = "batch") -> SplitModel:
+def resnet(
+    depth: int, num_classes: int, feature_dim: int = 512, norm: NormKind = "batch"
+) -> SplitModel:
     """ResNet-`depth` as extractor, a linear head.
 
     Raises:
       ValueError: there is no ResNet of this depth.
     """
     if depth not in RESNET_STAGES:
-        raise ValueError(f"there is no ResNet of depth {depth}; the depths are {', '.join(map(str, RESNET_STAGES))}")
+        raise ValueError(
+            f"there is no ResNet of depth {depth}; the depths are "
+            f"{', '.join(map(str, RESNET_STAGES))}"
+        )
     base = ResNet(RESNET_STAGES[depth], feature_dim, bottleneck=depth >= 50, norm=norm)
     return SplitModel(base, Linear(num_classes), stateful=True)

@@ -1,4 +1,5 @@
-"""HtFLlib's networks for windows of sensor signals: HARCNN, HARCNN1 and HARCNN3, with convolutions along time."""
+"""HtFLlib's networks for windows of sensor signals: HARCNN, HARCNN1 and HARCNN3, with convolutions
+along time."""
 
 import flax.linen as nn
 import jax
@@ -10,14 +11,17 @@ from fedjax_ht.ops import adaptive_pool, max_pool
 
 
 class TimeConvFeatures(nn.Module):
-    """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then all of it brought to `feature_dim`.
+    """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then all of it brought
+    to `feature_dim`.
 
-    float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals] -> [B, feature_dim].
-    Every unit is seen by the same weights, and by itself. Features are flattened as torch has them, [channels, units,
-    time], and pooled to their number, so that `models.variables_from_torchvision` takes torch's weights as they are.
+    float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals]
+    -> [B, feature_dim]. Every unit is seen by the same weights, and by itself. Features are
+    flattened as torch has them, [channels, units, time], and pooled to their number, so that
+    `models.variables_from_torchvision` takes torch's weights as they are.
 
-    Settled here: pooling and strides go along time only. HtFLlib gives its pools stride 2 (and its convolutions their
-    stride) along the units, too, which drops units unseen: of three, two after the first block, one after the second.
+    Settled here: pooling and strides go along time only. HtFLlib gives its pools stride 2 (and its
+    convolutions their stride) along the units, too, which drops units unseen: of three, two after
+    the first block, one after the second.
 
     Attributes:
       channels: of each block.
@@ -46,9 +50,19 @@ class TimeConvFeatures(nn.Module):
         batch, steps, *units, signals = x.shape
         count = units[0] if units else 1
         # Units beside the samples, time along the width: kernels are torch's [1, size].
-        x = x.reshape(batch, steps, count, signals).swapaxes(1, 2).reshape(batch * count, 1, steps, signals)
+        x = (
+            x.reshape(batch, steps, count, signals)
+            .swapaxes(1, 2)
+            .reshape(batch * count, 1, steps, signals)
+        )
         for i, channels in enumerate(self.channels, 1):
-            conv = Conv(channels, (1, self.size), self.stride, initialisation=self.initialisation, name=f"conv{i}_0")
+            conv = Conv(
+                channels,
+                (1, self.size),
+                self.stride,
+                initialisation=self.initialisation,
+                name=f"conv{i}_0",
+            )
             x = nn.relu(max_pool(conv(x), 2, 2, axes=(2,)))
         x = x.reshape(batch, count, *x.shape[2:]).transpose(0, 3, 1, 2)
         return adaptive_pool(x.reshape(batch, -1), self.feature_dim)
@@ -59,9 +73,14 @@ HARCNN = {"harcnn": ((32, 64), 9), "harcnn1": ((32,), 9), "harcnn3": ((32, 64, 1
 
 
 def harcnn(
-    name: str, stride: int, num_classes: int, feature_dim: int = 512, initialisation: Initialisation = "torch"
+    name: str,
+    stride: int,
+    num_classes: int,
+    feature_dim: int = 512,
+    initialisation: Initialisation = "torch",
 ) -> SplitModel:
-    """One of `HARCNN`. In the place of its perceptron are a mean over features and a linear head, as in HtFLlib."""
+    """One of `HARCNN`. In the place of its perceptron are a mean over features and a linear head,
+    as in HtFLlib."""
     base = TimeConvFeatures(*HARCNN[name], stride, feature_dim, initialisation)
     return SplitModel(base, Linear(num_classes, initialisation))
 
@@ -79,7 +98,10 @@ def require_windows(who: str, shape: InputShape, shortest: int) -> None:
     """
     if not is_array(shape) or len(shape) not in (2, 3):
         raise ValueError(
-            f"{who} needs windows, float [T, signals] or [T, units, signals]; a sample is {described(shape)}"
+            f"{who} needs windows, float [T, signals] or [T, units, signals]; a sample is "
+            f"{described(shape)}"
         )
     if shape[0] < shortest:
-        raise ValueError(f"{who} needs windows of at least {shortest} steps; a sample is {described(shape)}")
+        raise ValueError(
+            f"{who} needs windows of at least {shortest} steps; a sample is {described(shape)}"
+        )

@@ -1,13 +1,15 @@
-"""Networks of which a client trains a slice: the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021) and pre-activation
-ResNets (He et al., ECCV 2016) with a CIFAR stem, for images of 16 pixels and more.
+"""Networks of which a client trains a slice: the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021)
+and pre-activation ResNets (He et al., ECCV 2016) with a CIFAR stem, for images of 16 pixels and
+more.
 
-A slice of width rate R keeps ceil(R K) of the K channels of every hidden layer, and is itself the same network with
-`rate=R`. Which channels is not the network's business (`methods.slicing`): a network says which *group* of channels
-each of its layers reads and writes, and how many channels a group has at rate 1. Channels that are added to each other
-are one group. Image channels and classes are never sliced.
+A slice of width rate R keeps ceil(R K) of the K channels of every hidden layer, and is itself the
+same network with `rate=R`. Which channels is not the network's business (`methods.slicing`): a
+network says which *group* of channels each of its layers reads and writes, and how many channels a
+group has at rate 1. Channels that are added to each other are one group. Image channels and classes
+are never sliced.
 
-A network of one's own takes part if its extractor has `channels(per_layer)` as below, layers named as there, and a
-linear head behind a global average.
+A network of one's own takes part if its extractor has `channels(per_layer)` as below, layers named
+as there, and a linear head behind a global average.
 """
 
 import math
@@ -23,7 +25,8 @@ from fedjax_ht.ops import max_pool
 
 WIDTHS = (64, 128, 256, 512)
 RATES = (1.0, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
-PREACT_STAGES = {18: (2, 2, 2, 2), 20: (2, 3, 2, 2), 34: (3, 4, 6, 3)}  # depth: blocks per stage, as DFRD names them
+# depth: blocks per stage, as DFRD names them
+PREACT_STAGES = {18: (2, 2, 2, 2), 20: (2, 3, 2, 2), 34: (3, 4, 6, 3)}
 Tree = dict[str, Any]
 CLASSES = "classes"
 """The axis of the head's outputs in `parameter_axes`."""
@@ -34,7 +37,8 @@ class Channels(NamedTuple):
 
     Attributes:
       widths: group -> channels at rate 1.
-      layers: a layer's path in the parameters -> (group that it reads, None for image channels; group that it writes).
+      layers: a layer's path in the parameters -> (group that it reads, None for image channels;
+        group that it writes).
       features: the group that the head reads.
     """
 
@@ -60,10 +64,11 @@ def width_budgets(num_clients: int, rho: float, sigma: int = 4) -> tuple[float, 
 
 
 def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> Tree:
-    """The group of channels along each axis of each parameter: a tuple of names or None a leaf, in params' structure.
+    """The group of channels along each axis of each parameter: a tuple of names or None a leaf, in
+    params' structure.
 
-    A kernel's last two axes are what the layer reads and writes, and any other parameter's only axis is what it writes.
-    The head's output is the axis `CLASSES`.
+    A kernel's last two axes are what the layer reads and writes, and any other parameter's only
+    axis is what it writes. The head's output is the axis `CLASSES`.
 
     Args:
       module: a `SplitModel` whose base says its `channels`.
@@ -74,13 +79,17 @@ def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> 
 
     def axes(path, leaf):
         part, *layer, kind = (entry.key for entry in path)
-        reads, writes = channels.layers["/".join(layer)] if part == "base" else (channels.features, CLASSES)
+        reads, writes = (
+            channels.layers["/".join(layer)] if part == "base" else (channels.features, CLASSES)
+        )
         return (*(None,) * (leaf.ndim - 2), reads, writes) if kind == "kernel" else (writes,)
 
     return jax.tree_util.tree_map_with_path(axes, params)
 
 
-def _normalise(module: nn.Module, name: str, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
+def _normalise(
+    module: nn.Module, name: str, x: jax.Array, train: bool, mask: jax.Array | None
+) -> jax.Array:
     """HeteroFL's scaler, x / R in training, then the norm."""
     x = x / module.rate if module.scaler and train else x
     return Norm(module.norm, name=name)(x, train, mask)
@@ -102,7 +111,9 @@ class ConvNet(nn.Module):
     scaler: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
         for i, width in enumerate(self.widths, 1):
             x = Conv(sliced_width(width, self.rate), 3, padding=1, name=f"conv{i}")(x)
@@ -119,8 +130,9 @@ class ConvNet(nn.Module):
 
 
 class PreActBlock(nn.Module):
-    """norm, ReLU, conv 3x3, norm, ReLU, conv 3x3 beside a shortcut; a 1x1 convolution, behind the first ReLU, where the
-    block has a stride. float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), width]."""
+    """norm, ReLU, conv 3x3, norm, ReLU, conv 3x3 beside a shortcut; a 1x1 convolution, behind the
+    first ReLU, where the block has a stride. float [B, H, W, C] -> [B, ceil(H/stride),
+    ceil(W/stride), width]."""
 
     width: int
     stride: int
@@ -130,9 +142,16 @@ class PreActBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool, mask: jax.Array | None) -> jax.Array:
-        conv = lambda name, x, size, stride, padding: Conv(  # noqa: E731
-            sliced_width(self.width, self.rate), size, stride, padding, use_bias=False, name=name
-        )(x)
+        def conv(name, x, size, stride, padding):
+            return Conv(
+                sliced_width(self.width, self.rate),
+                size,
+                stride,
+                padding,
+                use_bias=False,
+                name=name,
+            )(x)
+
         active = nn.relu(_normalise(self, "norm1", x, train, mask))
         skip = x if self.stride == 1 else conv("shortcut", active, 1, self.stride, 0)
         x = conv("conv1", active, 3, self.stride, 1)
@@ -140,7 +159,8 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """A 3x3 stem, stages of basic blocks of which all but the first halve the resolution, norm, ReLU, global average.
+    """A 3x3 stem, stages of basic blocks of which all but the first halve the resolution, norm,
+    ReLU, global average.
 
     Attributes:
       stages: blocks per stage.
@@ -155,7 +175,9 @@ class PreActResNet(nn.Module):
     scaler: bool = True
 
     @nn.compact
-    def __call__(self, x: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
         x = Conv(sliced_width(self.widths[0], self.rate), 3, 1, 1, use_bias=False, name="conv1")(x)
         for name, stage, stride in self._blocks():
@@ -167,8 +189,8 @@ class PreActResNet(nn.Module):
     def channels(self, per_layer: bool = False) -> Channels:
         """One group a residual stream, and one a block's interior.
 
-        With `per_layer` every block writes a group of its own, as released code draws them: an identity shortcut then
-        adds channels that are not the same in the whole network.
+        With `per_layer` every block writes a group of its own, as released code draws them: an
+        identity shortcut then adds channels that are not the same in the whole network.
         """
         stream = "stem" if per_layer else "stage1"
         widths, layers = {stream: self.widths[0]}, {"conv1": (None, stream)}

@@ -1,9 +1,10 @@
 """Runs of equal blocks: one scanned block with stacked parameters, or one block after another.
 
-A stage's blocks are siblings `layer3_0`, `layer3_1`, ... or, from some block on, one node `layer3_blocks` whose arrays
-have a leading axis of blocks: beside `layer3_0` alone it holds `layer3_1` and on, with no sibling `layer3_0` and on.
-Scanning compiles one block for all; the values are the same. The functions go by names alone, so that they serve
-parameters, batch statistics, optimizer moments and whole variables dicts, in numpy or jax.
+A stage's blocks are siblings `layer3_0`, `layer3_1`, ... or, from some block on, one node
+`layer3_blocks` whose arrays have a leading axis of blocks: beside `layer3_0` alone it holds
+`layer3_1` and on, with no sibling `layer3_0` and on. Scanning compiles one block for all; the
+values are the same. The functions go by names alone, so that they serve parameters, batch
+statistics, optimizer moments and whole variables dicts, in numpy or jax.
 """
 
 from typing import Any
@@ -20,18 +21,20 @@ Tree = dict[str, Any]
 def blocks_at_once() -> int:
     """Blocks that one turn of a scan runs.
 
-    On GPUs several: XLA copies what a single block takes from the stack by an address that the host computes from the
-    loop's counter, which keeps the loop outside of CUDA graphs. What several blocks take is cut out by kernels instead,
-    and one such kernel serves them all.
+    On GPUs several: XLA copies what a single block takes from the stack by an address that the host
+    computes from the loop's counter, which keeps the loop outside of CUDA graphs. What several
+    blocks take is cut out by kernels instead, and one such kernel serves them all.
     """
     return ON_GPUS if jax.default_backend() == "gpu" else 1
 
 
 def scan_blocks(block: nn.Module, x: jax.Array, *args: Any, length: int) -> jax.Array:
-    """Runs `length` blocks of the form of `block`, each on the output of the one before, with variables of its own.
+    """Runs `length` blocks of the form of `block`, each on the output of the one before, with
+    variables of its own.
 
     Args:
-      block: a module named `<stage>_blocks`, called as block(x, *args); its output has the shape and dtype of x.
+      block: a module named `<stage>_blocks`, called as block(x, *args); its output has the shape
+        and dtype of x.
       x: the first block's input.
       args: given to every block as they are.
       length: number of blocks.
@@ -54,7 +57,10 @@ def unstack_blocks(tree: Tree) -> Tree:
             out[name] = value
         elif name.endswith(SUFFIX):
             blocks = _block_names(tree, name)
-            out |= {block: jax.tree.map(lambda leaf, i=i: leaf[i], value) for i, block in enumerate(blocks)}
+            out |= {
+                block: jax.tree.map(lambda leaf, i=i: leaf[i], value)
+                for i, block in enumerate(blocks)
+            }
         else:
             out[name] = unstack_blocks(value)
     return out
@@ -77,9 +83,13 @@ def stack_blocks(tree: Tree, like: Tree) -> Tree:
     out = {}
     for name, parts in names.items():
         if name.endswith(SUFFIX):
-            out[name] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(tree[part] for part in parts))
+            out[name] = jax.tree.map(
+                lambda *leaves: jnp.stack(leaves), *(tree[part] for part in parts)
+            )
         else:
-            out[name] = stack_blocks(tree[name], like[name]) if isinstance(like[name], dict) else tree[name]
+            out[name] = (
+                stack_blocks(tree[name], like[name]) if isinstance(like[name], dict) else tree[name]
+            )
     return out
 
 

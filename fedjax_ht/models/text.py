@@ -1,17 +1,26 @@
-"""HtFLlib's text models that have no transformer in them: fastText, logistic regression, LSTM, GRU and BiLSTM.
+"""HtFLlib's text models that have no transformer in them: fastText, logistic regression, LSTM, GRU
+and BiLSTM.
 
-All take token ids int32 [B, L], of which 0 is padding, with random embeddings that are learned. What is settled here:
+All take token ids int32 [B, L], of which 0 is padding, with random embeddings that are learned.
+What is settled here:
 
-1. The padding's embedding is zero and is not learned. Means are over the tokens that a text has; HtFLlib's are over all
+1. The padding's embedding is zero and is not learned. Means are over the tokens that a text has;
+  HtFLlib's are over all
    L places, so that a short text's features are small.
-2. A text ends with its last token that is not 0, and the recurrent models take their state there. HtFLlib's LSTM takes
-   the last place of the longest text in the batch, which is zero for all shorter ones; its GRU the state at the end of
-   each text, as here.
-3. BiLSTM takes the state of each direction where it has read the whole text: the reverse one at the first token.
-   HtFLlib takes both at the last token, of which the reverse one has read that token and the padding behind it.
-4. Features are what comes before the head. In HtFLlib's released code they are the logarithm of a softmax over the
-   features (of all but BiLSTM and transformers), since the models' own last line stays when their head is cut off.
-5. Dropout needs a key, which methods give in training. It is HtFLlib's: 0.2 between the two layers of LSTM and GRU and
+2. A text ends with its last token that is not 0, and the recurrent models take their state there.
+  HtFLlib's LSTM takes
+   the last place of the longest text in the batch, which is zero for all shorter ones; its GRU the
+   state at the end of each text, as here.
+3. BiLSTM takes the state of each direction where it has read the whole text: the reverse one at the
+  first token.
+   HtFLlib takes both at the last token, of which the reverse one has read that token and the
+   padding behind it.
+4. Features are what comes before the head. In HtFLlib's released code they are the logarithm of a
+  softmax over the
+   features (of all but BiLSTM and transformers), since the models' own last line stays when their
+   head is cut off.
+5. Dropout needs a key, which methods give in training. It is HtFLlib's: 0.2 between the two layers
+  of LSTM and GRU and
    before their heads.
 """
 
@@ -32,7 +41,8 @@ CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}  # the layer, and its gates
 class Embedding(nn.Module):
     """A vector of each token id, zeros for 0: int [...] -> float [..., width].
 
-    Parameter "embedding" [vocabulary, width], normal with variance 1 as torch's, or uniform within +-`bound`.
+    Parameter "embedding" [vocabulary, width], normal with variance 1 as torch's, or uniform within
+    +-`bound`.
     """
 
     vocabulary: int
@@ -44,7 +54,9 @@ class Embedding(nn.Module):
         def init(key, shape):
             if self.bound is None:
                 return jax.random.normal(key, shape).at[0].set(0)
-            return jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound).at[0].set(0)
+            return (
+                jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound).at[0].set(0)
+            )
 
         table = self.param("embedding", init, (self.vocabulary, self.width))
         return jnp.where((tokens != 0)[..., None], table[tokens], 0)
@@ -63,20 +75,24 @@ class MeanEmbedding(nn.Module):
 
 
 class FastText(nn.Module):
-    """HtFLlib's fastText (after Joulin et al., EACL 2017): the mean embedding through a linear layer."""
+    """HtFLlib's fastText (after Joulin et al., EACL 2017): the mean embedding through a linear
+    layer."""
 
     vocabulary: int
     width: int
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return Linear(self.width, name="fc1")(MeanEmbedding(self.vocabulary, self.width, name="mean")(tokens))
+        return Linear(self.width, name="fc1")(
+            MeanEmbedding(self.vocabulary, self.width, name="mean")(tokens)
+        )
 
 
 class Recurrence(nn.Module):
     """One layer; `steps` as of `ops.lstm`. Initialised as torch's, uniform within +-1/sqrt(width).
 
-    float [T, B, D] -> [T, B, width]. Parameters "kernel" [D, G width], "bias", "recurrent_kernel", "recurrent_bias".
+    float [T, B, D] -> [T, B, width]. Parameters "kernel" [D, G width], "bias", "recurrent_kernel",
+    "recurrent_bias".
     """
 
     cell: Literal["lstm", "gru"]
@@ -100,7 +116,8 @@ class Recurrence(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """HtFLlib's LSTM and GRU: layers of one width; the state at the last token, of an LSTM through ReLU."""
+    """HtFLlib's LSTM and GRU: layers of one width; the state at the last token, of an LSTM through
+    ReLU."""
 
     cell: Literal["lstm", "gru"]
     vocabulary: int
@@ -109,20 +126,28 @@ class Recurrent(nn.Module):
     dropout: float = DROPOUT
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         last, dropped = (
             last_token(tokens),
             nn.Dropout(self.dropout, deterministic=not (train and self.has_rng("dropout"))),
         )
-        x, steps = Embedding(self.vocabulary, self.width, name="embedding")(tokens.T), longest(last) + 1
+        x, steps = (
+            Embedding(self.vocabulary, self.width, name="embedding")(tokens.T),
+            longest(last) + 1,
+        )
         for layer in range(self.layers):
-            x = Recurrence(self.cell, self.width, name=f"{self.cell}_{layer}")(dropped(x) if layer else x, steps)
+            x = Recurrence(self.cell, self.width, name=f"{self.cell}_{layer}")(
+                dropped(x) if layer else x, steps
+            )
         state = at(x, last)
         return dropped(nn.relu(state) if self.cell == "lstm" else state)
 
 
 class BiLSTM(nn.Module):
-    """HtFLlib's BiLSTM: the states of both directions behind the whole text, through a linear layer."""
+    """HtFLlib's BiLSTM: the states of both directions behind the whole text, through a linear
+    layer."""
 
     vocabulary: int
     width: int
@@ -130,20 +155,28 @@ class BiLSTM(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         last = last_token(tokens)
-        steps, embedding = longest(last) + 1, Embedding(self.vocabulary, self.width, name="embedding")
+        steps, embedding = (
+            longest(last) + 1,
+            Embedding(self.vocabulary, self.width, name="embedding"),
+        )
         ways = {"lstm_0": tokens, "lstm_0_reverse": backwards(tokens, last)}
-        read = [at(Recurrence("lstm", self.width, name=name)(embedding(x.T), steps), last) for name, x in ways.items()]
+        read = [
+            at(Recurrence("lstm", self.width, name=name)(embedding(x.T), steps), last)
+            for name, x in ways.items()
+        ]
         return Linear(self.width, name="fc1")(jnp.concatenate(read, -1))
 
 
 def backwards(tokens: jax.Array, last: jax.Array) -> jax.Array:
-    """Each text from its last token to its first, padding behind it: int [B, L] and int32 [B] -> int [B, L]."""
+    """Each text from its last token to its first, padding behind it: int [B, L] and int32 [B] ->
+    int [B, L]."""
     place = last[:, None] - jnp.arange(tokens.shape[1])
     return jnp.where(place >= 0, jnp.take_along_axis(tokens, jnp.maximum(place, 0), 1), 0)
 
 
 def last_token(tokens: jax.Array) -> jax.Array:
-    """The place of each text's last token that is not 0, and 0 of an empty one: int [B, L] -> int32 [B]."""
+    """The place of each text's last token that is not 0, and 0 of an empty one: int [B, L] -> int32
+    [B]."""
     return jnp.where(tokens != 0, jnp.arange(tokens.shape[1], dtype=jnp.int32), 0).max(1)
 
 
@@ -169,5 +202,7 @@ def text_model(name: str, num_classes: int, vocabulary: int, feature_dim: int = 
         return SplitModel(Recurrent(name, *size), head, stateful=True)
     bases = {"fasttext": FastText, "text_logistic": MeanEmbedding, "bilstm": BiLSTM}
     if name not in bases:
-        raise ValueError(f"there is no text model {name!r}; there are {', '.join([*bases, *CELLS])}")
+        raise ValueError(
+            f"there is no text model {name!r}; there are {', '.join([*bases, *CELLS])}"
+        )
     return SplitModel(bases[name](*size), head)

@@ -23,8 +23,8 @@ _DEALT = {
     "text_transformer": ((8, 2),),
 }
 TEXT_GROUPS = tuple(_DEALT)
-"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture by itself, the transformer with 8 heads and 2
-layers."""
+"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture by itself, the transformer with
+8 heads and 2 layers."""
 
 
 def token_length(shape: InputShape, who: str) -> int:
@@ -33,22 +33,33 @@ def token_length(shape: InputShape, who: str) -> int:
     Raises:
       ValueError: a sample is something else; `who` needs tokens.
     """
-    if isinstance(shape, jax.ShapeDtypeStruct) and len(shape.shape) == 1 and shape.dtype.kind == "i":
+    if (
+        isinstance(shape, jax.ShapeDtypeStruct)
+        and len(shape.shape) == 1
+        and shape.dtype.kind == "i"
+    ):
         return shape.shape[0]
     raise ValueError(f"{who} needs tokens, int [L]; a sample is {described(shape)}")
 
 
 def text_group(
-    name: str, num_classes: int, input_shape: InputShape, feature_dim: int | None, vocabulary: int | None
+    name: str,
+    num_classes: int,
+    input_shape: InputShape,
+    feature_dim: int | None,
+    vocabulary: int | None,
 ) -> dict[str, nn.Module]:
     """The modules of a group by name, in the order of the clients.
 
     Raises:
-      ValueError: the inputs are no tokens, the number of token ids is not given, or heads do not divide `feature_dim`.
+      ValueError: the inputs are no tokens, the number of token ids is not given, or heads do not
+        divide `feature_dim`.
     """
     token_length(input_shape, f"model group {name!r}")
     if not vocabulary:
-        raise ValueError(f"model group {name!r} needs vocabulary, the number of token ids (Dataset.vocabulary)")
+        raise ValueError(
+            f"model group {name!r} needs vocabulary, the number of token ids (Dataset.vocabulary)"
+        )
     size = num_classes, vocabulary, feature_dim or 512
 
     def module(member) -> tuple[str, Callable]:

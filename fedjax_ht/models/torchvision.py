@@ -1,9 +1,11 @@
-"""Weights of torchvision's models in this library's and back: a state dict's names say where its arrays belong.
+"""Weights of torchvision's models in this library's and back: a state dict's names say where its
+arrays belong.
 
-Dots between a name and a number become underscores: "layer1.0.conv1.weight" is `layer1_0/conv1/kernel`,
-"features.3.conv.0.0.weight" is `features_3/conv_0_0/kernel`. A transformer's `encoder` has no level of its own here:
-"encoder.layers.encoder_layer_0.ln_1.weight" is `layers_0/ln_1/scale`. What has this library's own names,
-"params/base/conv1/kernel", has flax's layouts, too.
+Dots between a name and a number become underscores: "layer1.0.conv1.weight" is
+`layer1_0/conv1/kernel`, "features.3.conv.0.0.weight" is `features_3/conv_0_0/kernel`. A
+transformer's `encoder` has no level of its own here: "encoder.layers.encoder_layer_0.ln_1.weight"
+is `layers_0/ln_1/scale`. What has this library's own names, "params/base/conv1/kernel", has flax's
+layouts, too.
 """
 
 import re
@@ -37,16 +39,21 @@ OWN = "params/base/"  # what names begin with that are this library's own
 Path = tuple[str, ...]
 
 
-def variables_from_torchvision(state_dict: Mapping[str, np.ndarray], variables: dict[str, Any]) -> dict[str, Any]:
-    """`variables` with the extractor's weights and running statistics taken from a torchvision model's state dict.
+def variables_from_torchvision(
+    state_dict: Mapping[str, np.ndarray], variables: dict[str, Any]
+) -> dict[str, Any]:
+    """`variables` with the extractor's weights and running statistics taken from a torchvision
+    model's state dict.
 
-    Serves the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, their blocks stacked or not. Classifiers and
-    auxiliary classifiers are passed over; the head stays as it is. (Images for torchvision's pretrained GoogLeNet are
-    normalised with mean and standard deviation 0.5: there the model itself brings them from ImageNet's to these.)
+    Serves the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, their blocks stacked or
+    not. Classifiers and auxiliary classifiers are passed over; the head stays as it is. (Images for
+    torchvision's pretrained GoogLeNet are normalised with mean and standard deviation 0.5: there
+    the model itself brings them from ImageNet's to these.)
 
     Args:
       state_dict: torchvision's names -> arrays, see `data.files.torch_files.load_state_dict`.
-      variables: of the same architecture, as `core.federation.init_variables` or a module's `init` makes them.
+      variables: of the same architecture, as `core.federation.init_variables` or a module's `init`
+        makes them.
 
     Returns:
       The same tree; arrays keep their shapes and dtypes.
@@ -55,21 +62,33 @@ def variables_from_torchvision(state_dict: Mapping[str, np.ndarray], variables: 
       ValueError: a weight is missing, unknown to the model, or of another shape.
     """
     given = extractor_arrays(state_dict)
-    wanted = {collection: dict(_leaves(tree["base"])) for collection, tree in variables.items() if "base" in tree}
+    wanted = {
+        collection: dict(_leaves(tree["base"]))
+        for collection, tree in variables.items()
+        if "base" in tree
+    }
     paths = {path for leaves in wanted.values() for path in leaves}
     if unknown := sorted(given.keys() - paths):
-        raise ValueError(f"the state dict has {given[unknown[0]][0]}, for which the model has no {_joined(unknown[0])}")
+        raise ValueError(
+            f"the state dict has {given[unknown[0]][0]}, for which the model has no "
+            f"{_joined(unknown[0])}"
+        )
     if missing := sorted(paths - given.keys()):
         raise ValueError(f"the state dict has nothing for the model's {_joined(missing[0])}")
     result = dict(variables)
     for collection, leaves in wanted.items():
-        base = unflatten_dict({path: _converted(path, *given[path], leaf) for path, leaf in leaves.items()})
-        result[collection] = variables[collection] | {"base": stack_blocks(base, variables[collection]["base"])}
+        base = unflatten_dict(
+            {path: _converted(path, *given[path], leaf) for path, leaf in leaves.items()}
+        )
+        result[collection] = variables[collection] | {
+            "base": stack_blocks(base, variables[collection]["base"])
+        }
     return result
 
 
 def state_dict_of_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The extractor's part of what torchvision's `state_dict()` has: `variables_from_torchvision` takes it back."""
+    """The extractor's part of what torchvision's `state_dict()` has: `variables_from_torchvision`
+    takes it back."""
     arrays = {}
     for tree in variables.values():
         for path, leaf in _leaves(tree.get("base", {})):
@@ -85,8 +104,13 @@ def state_dict_of_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray
 def extractor_arrays(state_dict: Mapping[str, np.ndarray]) -> dict[Path, tuple[str, np.ndarray]]:
     """The extractor's arrays by their place here, their names in the state dict beside them."""
     if any(key.startswith(OWN) for key in state_dict):
-        parts = ({k: v for k, v in state_dict.items() if k.startswith(f"{c}/base/")} for c in ("params", "stats"))
-        trees = (unflatten_dict({tuple(k.split("/")[2:]): v for k, v in part.items()}) for part in parts)
+        parts = (
+            {k: v for k, v in state_dict.items() if k.startswith(f"{c}/base/")}
+            for c in ("params", "stats")
+        )
+        trees = (
+            unflatten_dict({tuple(k.split("/")[2:]): v for k, v in part.items()}) for part in parts
+        )
         return {path: (_joined(path), value) for tree in trees for path, value in _leaves(tree)}
     return {
         _path(key, value.ndim): (key, value)
@@ -128,7 +152,8 @@ def _converted(path: Path, key: str, value: np.ndarray, leaf: jnp.ndarray) -> jn
     if array.shape != leaf.shape:
         there = f", which is {array.shape} in flax's layout," if array is not value else ","
         raise ValueError(
-            f"the state dict's {key} has shape {value.shape}{there} but the model's {_joined(path)} has {leaf.shape}"
+            f"the state dict's {key} has shape {value.shape}{there} but the model's "
+            f"{_joined(path)} has {leaf.shape}"
         )
     return jnp.asarray(array, leaf.dtype)
 

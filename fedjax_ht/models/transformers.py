@@ -1,12 +1,16 @@
-"""HtFLlib's text transformer: torch's post-norm encoder (Vaswani et al., NeurIPS 2017) behind a class token.
+"""HtFLlib's text transformer: torch's post-norm encoder (Vaswani et al., NeurIPS 2017) behind a
+class token.
 
 It takes token ids int32 [B, L], of which 0 is padding. What is settled here:
 
-1. Padding is masked: nothing attends to it, and its embedding is zero and is not learned. HtFLlib masks nothing, so
+1. Padding is masked: nothing attends to it, and its embedding is zero and is not learned. HtFLlib
+  masks nothing, so
    that there a text's features depend on how much padding stands behind it.
-2. The hidden layer of the perceptrons is as wide as the tokens, dropout is 0.5 everywhere, and the class token is put
+2. The hidden layer of the perceptrons is as wide as the tokens, dropout is 0.5 everywhere, and the
+  class token is put
    in front behind the positions, so that it has none: as in HtFLlib.
-3. Every layer draws weights of its own. torch's `TransformerEncoder` copies one layer, so that all begin alike.
+3. Every layer draws weights of its own. torch's `TransformerEncoder` copies one layer, so that all
+  begin alike.
 4. Dropout needs a key, which methods give in training.
 """
 
@@ -26,9 +30,11 @@ EMBEDDING_BOUND = 0.1
 
 
 class MaskedAttention(nn.Module):
-    """softmax(Q K^T / sqrt(D / heads)) V of each head over the tokens that are `seen`, then a linear layer.
+    """softmax(Q K^T / sqrt(D / heads)) V of each head over the tokens that are `seen`, then a
+    linear layer.
 
-    float [B, T, D] and bool [B, T] -> [B, T, D]. Parameters as of `vits.SelfAttention`, initialised as torch does.
+    float [B, T, D] and bool [B, T] -> [B, T, D]. Parameters as of `vits.SelfAttention`, initialised
+    as torch does.
     """
 
     heads: int
@@ -48,7 +54,8 @@ class MaskedAttention(nn.Module):
 
 
 class PostNormLayer(nn.Module):
-    """torch's `TransformerEncoderLayer` with ReLU: x = norm(x + attention(x)), then x = norm(x + perceptron(x))."""
+    """torch's `TransformerEncoderLayer` with ReLU: x = norm(x + attention(x)), then x = norm(x +
+    perceptron(x))."""
 
     heads: int
     hidden: int
@@ -57,7 +64,9 @@ class PostNormLayer(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, seen: jax.Array, dropping: bool) -> jax.Array:
         drop = nn.Dropout(self.dropout, deterministic=not dropping)
-        x = _norm("norm1")(x + drop(MaskedAttention(self.heads, self.dropout, name="self_attn")(x, seen, dropping)))
+        x = _norm("norm1")(
+            x + drop(MaskedAttention(self.heads, self.dropout, name="self_attn")(x, seen, dropping))
+        )
         y = drop(nn.relu(Linear(self.hidden, name="linear1")(x)))
         return _norm("norm2")(x + drop(Linear(x.shape[-1], name="linear2")(y)))
 
@@ -67,14 +76,15 @@ def _norm(name: str) -> nn.LayerNorm:
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """Sinusoids float64 [length, width]: sin(t / 10000^(2 i / width)) at 2 i, the cosine beside it."""
+    """Sinusoids float64 [length, width]: sin(t / 10000^(2 i / width)) at 2 i, the cosine beside
+    it."""
     angles = np.arange(length)[:, None] * 10000.0 ** (-np.arange(0, width, 2) / width)
     return np.stack([np.sin(angles), np.cos(angles)], -1).reshape(length, -1)[:, :width]
 
 
 class TextTransformer(nn.Module):
-    """Embeddings with sinusoidal positions, a learned class token in front, post-norm layers; features are the class
-    token's output.
+    """Embeddings with sinusoidal positions, a learned class token in front, post-norm layers;
+    features are the class token's output.
 
     Attributes:
       vocabulary: number of token ids, 0 among them.
@@ -90,7 +100,9 @@ class TextTransformer(nn.Module):
     dropout: float = DROPOUT
 
     @nn.compact
-    def __call__(self, tokens: jax.Array, train: bool = False, mask: jax.Array | None = None) -> jax.Array:
+    def __call__(
+        self, tokens: jax.Array, train: bool = False, mask: jax.Array | None = None
+    ) -> jax.Array:
         """tokens int32 [B, L] -> float [B, width]."""
         dropping = train and self.has_rng("dropout")
         x = Embedding(self.vocabulary, self.width, EMBEDDING_BOUND, name="embedding")(tokens)
@@ -112,5 +124,10 @@ def text_transformer(
       ValueError: the heads do not divide the width.
     """
     if feature_dim % heads:
-        raise ValueError(f"feature_dim is {feature_dim}; it must be a multiple of the transformer's {heads} heads")
-    return SplitModel(TextTransformer(vocabulary, feature_dim, layers, heads), Linear(num_classes), stateful=True)
+        raise ValueError(
+            f"feature_dim is {feature_dim}; it must be a multiple of the transformer's {heads} "
+            "heads"
+        )
+    return SplitModel(
+        TextTransformer(vocabulary, feature_dim, layers, heads), Linear(num_classes), stateful=True
+    )

@@ -18,10 +18,12 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose stride is its size, as one matrix product. float [B, H, W, C] -> [B, patches, width].
+    """A convolution whose stride is its size, as one matrix product. float [B, H, W, C] -> [B,
+    patches, width].
 
-    Parameters "kernel" [patch, patch, C, width] with variance 1 / fan_in, and "bias" [width], zeros. (torchvision cuts
-    the normal distribution at +-2, which is 8 standard deviations or more.)
+    Parameters "kernel" [patch, patch, C, width] with variance 1 / fan_in, and "bias" [width],
+    zeros. (torchvision cuts the normal distribution at +-2, which is 8 standard deviations or
+    more.)
     """
 
     patch: int
@@ -32,22 +34,29 @@ class PatchEmbedding(nn.Module):
         batch, height, width, channels = x.shape
         if height % self.patch or width % self.patch:
             raise ValueError(
-                f"images of {height}x{width} pixels do not split into patches of {self.patch}x{self.patch}; resize them"
+                f"images of {height}x{width} pixels do not split into patches of "
+                f"{self.patch}x{self.patch}; resize them"
             )
         fan_in = self.patch * self.patch * channels
         normal = nn.initializers.normal(fan_in**-0.5)
         shape = (self.patch, self.patch, channels, self.width)
         # Drawn as a matrix: a four-dimensional draw compiles slowly on CPU.
         kernel = self.param("kernel", lambda key: normal(key, (fan_in, self.width)).reshape(shape))
-        x = x.reshape(batch, height // self.patch, self.patch, width // self.patch, self.patch, channels)
+        x = x.reshape(
+            batch, height // self.patch, self.patch, width // self.patch, self.patch, channels
+        )
         x = x.swapaxes(2, 3).reshape(batch, -1, fan_in)
-        return x @ kernel.reshape(fan_in, self.width) + self.param("bias", nn.initializers.zeros, (self.width,))
+        return x @ kernel.reshape(fan_in, self.width) + self.param(
+            "bias", nn.initializers.zeros, (self.width,)
+        )
 
 
 class SelfAttention(nn.Module):
-    """softmax(Q K^T / sqrt(D / heads)) V of each head, then a linear layer. float [B, T, D] -> [B, T, D].
+    """softmax(Q K^T / sqrt(D / heads)) V of each head, then a linear layer. float [B, T, D] -> [B,
+    T, D].
 
-    One matrix "in_proj" [D, 3 D] makes Q, K and V, in this order, and each of them lists its heads one after another.
+    One matrix "in_proj" [D, 3 D] makes Q, K and V, in this order, and each of them lists its heads
+    one after another.
     """
 
     heads: int
@@ -65,7 +74,8 @@ class SelfAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a perceptron, each behind a LayerNorm and beside a shortcut. float [B, T, D] -> [B, T, D]."""
+    """Attention and a perceptron, each behind a LayerNorm and beside a shortcut. float [B, T, D] ->
+    [B, T, D]."""
 
     heads: int
     mlp_width: int
@@ -110,7 +120,9 @@ class ViT(nn.Module):
         token = self.param("class_token", nn.initializers.zeros, (1, 1, self.width))
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], axis=1)
         x = x + self.param("pos_embedding", nn.initializers.normal(0.02), (1, *x.shape[1:]))
-        x = scan_blocks(EncoderLayer(self.heads, self.mlp_width, name="layers_blocks"), x, length=self.layers)
+        x = scan_blocks(
+            EncoderLayer(self.heads, self.mlp_width, name="layers_blocks"), x, length=self.layers
+        )
         return adaptive_pool(_layer_norm("ln")(x[:, 0]), self.feature_dim)
 
 
@@ -123,14 +135,16 @@ class ViTSize(NamedTuple):
 
 
 VITS = {
-    "vit_small": ViTSize(4, 6, 3, 192, 768),  # small enough to train from scratch on images of 32x32 pixels
+    # small enough to train from scratch on images of 32x32 pixels
+    "vit_small": ViTSize(4, 6, 3, 192, 768),
     "vit_b16": ViTSize(16, 12, 12, 768, 3072),
     "vit_b32": ViTSize(32, 12, 12, 768, 3072),
 }
 
 
 def vit(name: str, num_classes: int, feature_dim: int = 512) -> SplitModel:
-    """The vision transformer of this name as extractor, a two-layer head (`vit_head`) as wide as its tokens.
+    """The vision transformer of this name as extractor, a two-layer head (`vit_head`) as wide as
+    its tokens.
 
     Raises:
       ValueError: there is no vision transformer of this name.

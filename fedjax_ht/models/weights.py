@@ -1,7 +1,8 @@
 """Weights of a whole model from the arrays of a file, and back to torch.
 
-Models whose extractor is torchvision's have a state dict of its names, which torchvision loads strictly: the mean over
-features that brings its width to K is linear, and folded into the head's first layer. Others have names of their own.
+Models whose extractor is torchvision's have a state dict of its names, which torchvision loads
+strictly: the mean over features that brings its width to K is linear, and folded into the head's
+  first layer. Others have names of their own.
 """
 
 from collections.abc import Mapping
@@ -34,20 +35,24 @@ Variables = dict[str, Any]
 
 
 def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]:
-    """A model for torch: torchvision's names and layouts where its extractor is torchvision's, else `own_names`.
+    """A model for torch: torchvision's names and layouts where its extractor is torchvision's, else
+    `own_names`.
 
     Args:
       module: a `SplitModel`, or any that has parameters "base" and "head".
       variables: its {"params", "stats"}.
     """
     layers, head = _head_layers(module), variables["params"]["head"]
-    if layers is None or any("kernel" not in _at(head, path) for path in layers):  # a method's own head
+    # a method's own head
+    if layers is None or any("kernel" not in _at(head, path) for path in layers):
         return own_names(variables)
     arrays = state_dict_of_torchvision(variables)
     for i, (path, name) in enumerate(layers.items()):
         layer = _at(head, path)
         kernel = np.asarray(layer["kernel"])
-        arrays[f"{name}.weight"] = (_pooling(module.base) @ kernel if i == 0 else kernel).T.astype(kernel.dtype)
+        arrays[f"{name}.weight"] = (_pooling(module.base) @ kernel if i == 0 else kernel).T.astype(
+            kernel.dtype
+        )
         arrays[f"{name}.bias"] = np.asarray(layer["bias"])
     return arrays
 
@@ -57,9 +62,11 @@ def own_names(variables: Variables) -> dict[str, np.ndarray]:
     return {path: np.asarray(leaf) for path, leaf in flatten_dict(variables, sep="/").items()}
 
 
-def starting_weights(arrays: Arrays, module: nn.Module, variables: Variables, head: bool = False) -> Variables:
-    """What a model starts from, of `variables`' form: its extractor's weights and running statistics; and its head's
-    where it is asked for and computes the same here.
+def starting_weights(
+    arrays: Arrays, module: nn.Module, variables: Variables, head: bool = False
+) -> Variables:
+    """What a model starts from, of `variables`' form: its extractor's weights and running
+    statistics; and its head's where it is asked for and computes the same here.
 
     Args:
       arrays: by torchvision's names, or by our own, see `state_dict`.
@@ -89,8 +96,8 @@ def size(arrays: Arrays, module: nn.Module, variables: Variables) -> tuple[int, 
 
 
 def looks_like(arrays: Arrays, known: Mapping[str, Variables]) -> str | None:
-    """Which of the known architectures, with their variables, has an extractor of these names; of several the one with
-    the most arrays of the same shapes."""
+    """Which of the known architectures, with their variables, has an extractor of these names; of
+    several the one with the most arrays of the same shapes."""
     found = extractor_arrays(arrays)
     shapes = {path: in_flax_layout(path, key, value).shape for path, (key, value) in found.items()}
     same = {}
@@ -107,24 +114,36 @@ def _head(arrays: Arrays, module: nn.Module, wanted: Variables) -> Variables | N
     if any(key.startswith(OWN) for key in arrays):
         found = {path: arrays.get(f"params/head/{path}") for path in paths}
     else:
-        found = {"/".join((*path, "kernel")): arrays.get(f"{name}.weight") for path, name in layers.items()}
+        found = {
+            "/".join((*path, "kernel")): arrays.get(f"{name}.weight")
+            for path, name in layers.items()
+        }
         found = {path: None if kernel is None else kernel.T for path, kernel in found.items()}
-        found |= {"/".join((*path, "bias")): arrays.get(f"{name}.bias") for path, name in layers.items()}
+        found |= {
+            "/".join((*path, "bias")): arrays.get(f"{name}.bias") for path, name in layers.items()
+        }
         first = next(iter(found), None)
         if first is not None and found[first] is not None:
             found[first] = _unfolded(found[first], module.base)
-    if found.keys() != paths.keys() or any(v is None or v.shape != paths[p].shape for p, v in found.items()):
+    if found.keys() != paths.keys() or any(
+        v is None or v.shape != paths[p].shape for p, v in found.items()
+    ):
         return None
-    return unflatten_dict({path: value.astype(paths[path].dtype) for path, value in found.items()}, sep="/")
+    return unflatten_dict(
+        {path: value.astype(paths[path].dtype) for path, value in found.items()}, sep="/"
+    )
 
 
 def _unfolded(kernel: np.ndarray, base: nn.Module) -> np.ndarray | None:
-    """The kernel on K features that is the same function as one on all of them, or None where there is none."""
+    """The kernel on K features that is the same function as one on all of them, or None where there
+    is none."""
     pooling = _pooling(base)
     if len(kernel) != len(pooling):
         return None
     on_features = np.linalg.pinv(pooling) @ kernel
-    same = np.allclose(pooling @ on_features, kernel, rtol=0, atol=1e-5 * np.abs(kernel).max(initial=0))
+    same = np.allclose(
+        pooling @ on_features, kernel, rtol=0, atol=1e-5 * np.abs(kernel).max(initial=0)
+    )
     return on_features if same else None
 
 
@@ -140,8 +159,9 @@ def _width(base: nn.Module) -> int:
 
 
 def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
-    """Where the head's layers are here -> their names in torchvision's model, or in an `nn.Sequential` in the place of
-    its classifier; None where the extractor or the head is none of torchvision's."""
+    """Where the head's layers are here -> their names in torchvision's model, or in an
+    `nn.Sequential` in the place of its classifier; None where the extractor or the head is none of
+    torchvision's."""
     places = {ResNet: "fc", GoogLeNet: "fc", MobileNetV2: "classifier.1", ViT: "heads.head"}
     if not isinstance(module, SplitModel) or type(module.base) not in places:
         return None

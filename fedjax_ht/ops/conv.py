@@ -1,17 +1,20 @@
 """Two-dimensional convolution as a matrix product of image patches.
 
-Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU backend leaves its
-fast path: both are 10 to 20 times slower than the product (benchmarks/results/conv_cpu.md). On GPUs the product becomes
-a batched one, which may lie in a CUDA graph; a ResNet-18 of native convolutions takes as many kernels, and XLA leaves
-cuDNN's outside the graph (benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a
-grouped convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
+Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU
+backend leaves its fast path: both are 10 to 20 times slower than the product
+(benchmarks/results/conv_cpu.md). On GPUs the product becomes a batched one, which may lie in a CUDA
+graph; a ResNet-18 of native convolutions takes as many kernels, and XLA leaves cuDNN's outside the
+graph (benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a grouped
+convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
 
-On a CPU a kernel of few channels in and out makes several neighbouring outputs at once (`columns_at_once`). Their
-patches overlap, so that fewer numbers are copied, and the product is wider, at the price of multiplying by some zeros:
-the network of PyTorch's tutorial, whose convolutions have 6 and 16 features, trains a third faster.
+On a CPU a kernel of few channels in and out makes several neighbouring outputs at once
+(`columns_at_once`). Their patches overlap, so that fewer numbers are copied, and the product is
+wider, at the price of multiplying by some zeros: the network of PyTorch's tutorial, whose
+convolutions have 6 and 16 features, trains a third faster.
 
-Kernel entries that would only ever meet padding are left out of the product, which changes nothing but the work: a
-3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry that counts, not nine.
+Kernel entries that would only ever meet padding are left out of the product, which changes nothing
+but the work: a 3x3 kernel on the 1x1 maps at the end of a ResNet with 32x32 input has one entry
+that counts, not nine.
 """
 
 import functools
@@ -27,13 +30,17 @@ from fedjax_ht.ops.products import product
 Lowering = Literal["patches", "native"]
 
 LARGE = 6 << 20  # bytes of a batch's patches up to which they are made for all images at once
-CACHED = 2 << 20  # bytes of patches that a core's own cache serves; twice the second level of a Zen 4
-MULTIPLIED = "multiplied_{}_of_{}"  # scope that tells metrics.flops how many of a product's factors are not zeros
-AT_ONCE = 9  # kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
+# bytes of patches that a core's own cache serves; twice the second level of a Zen 4
+CACHED = 2 << 20
+# scope that tells metrics.flops how many of a product's factors are not zeros
+MULTIPLIED = "multiplied_{}_of_{}"
+# kernel entries up to which all patches are cut in one go: a kernel less on GPUs, on CPU as fast
+AT_ONCE = 9
 
 
 class Axis(NamedTuple):
-    """One spatial axis of a convolution: the kernel's entries that meet data, and the padding that these need."""
+    """One spatial axis of a convolution: the kernel's entries that meet data, and the padding that
+    these need."""
 
     taps: slice
     padding: tuple[int, int]  # negative where the last pixels are never seen
@@ -55,14 +62,18 @@ def conv2d(
       kernel: float [h, w, C / groups, O], flax's layout.
       stride, padding: in pixels.
       groups: 1, or C with O = C for a depthwise convolution.
-      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, to compare with).
+      lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, to compare
+        with).
 
     Returns:
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].
     """
     channels, features = x.shape[-1], kernel.shape[-1]
     if groups != 1 and not groups == channels == features:
-        raise ValueError(f"groups is {groups} for {channels} -> {features} channels; it must be 1, or both of them")
+        raise ValueError(
+            f"groups is {groups} for {channels} -> {features} channels; it must be 1, or both of "
+            "them"
+        )
     if lowering not in ("native", "patches"):
         raise ValueError(f"lowering is {lowering!r}; it must be patches or native")
     rows, columns = (_axis(x.shape[i + 1], kernel.shape[i], stride, padding) for i in (0, 1))
@@ -77,7 +88,9 @@ def conv2d(
             dimension_numbers=dimensions,
             feature_group_count=groups,
         )
-    x = lax.pad(x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows.padding, 0), (*columns.padding, 0), (0, 0, 0)))
+    x = lax.pad(
+        x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows.padding, 0), (*columns.padding, 0), (0, 0, 0))
+    )
     if groups > 1:
         return _depthwise(x, kernel, stride)
     if jax.default_backend() != "cpu":
@@ -88,7 +101,10 @@ def conv2d(
 def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """Convolves without padding, by products whose patches stay in the processor's cache."""
     batch, height, width, _ = x.shape
-    out_height, out_width = (height - kernel.shape[0]) // stride + 1, (width - kernel.shape[1]) // stride + 1
+    out_height, out_width = (
+        (height - kernel.shape[0]) // stride + 1,
+        (width - kernel.shape[1]) // stride + 1,
+    )
     columns = columns_at_once(out_width, kernel.shape[2], kernel.shape[3])
     widened = _widen(kernel, columns, stride)
     strides = (stride, stride * columns)
@@ -102,15 +118,17 @@ def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
             # The gradient makes a block's patches again: from memory they would come more slowly.
             again = jax.checkpoint(convolve, prevent_cse=False)
             out = lax.map(again, x.reshape(-1, images, *x.shape[1:]))
-    # `columns` outputs that lie side by side are the product's columns, in this order: nothing moves.
+    # `columns` outputs that lie side by side are the product's columns, in this order: nothing
+    # moves.
     return out.reshape(batch, out_height, out_width, kernel.shape[3])
 
 
 def columns_at_once(out_width: int, channels: int, features: int) -> int:
     """Returns how many neighbouring outputs of a row to compute as one, which must divide the row.
 
-    Measured on a Zen 4 at batches of 10 and 50 (benchmarks/results/conv_columns_cpu.md): it pays for the few channels
-    of first layers, and costs more than it saves where products are large anyway.
+    Measured on a Zen 4 at batches of 10 and 50 (benchmarks/results/conv_columns_cpu.md): it pays
+    for the few channels of first layers, and costs more than it saves where products are large
+    anyway.
     """
     if features > 32 or channels * features > 256:
         return 1
@@ -127,13 +145,16 @@ def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
     if columns == 1:
         return kernel
     room = (columns - 1) * stride
-    copies = [jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0))) for i in range(columns)]
+    copies = [
+        jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0)))
+        for i in range(columns)
+    ]
     return jnp.concatenate(copies, axis=-1)
 
 
 def images_at_once(batch: int, size: int) -> int:
-    """How many of a batch's images to convolve at a time, whose patches have `size` bytes each: all of them where they
-    are small, else a divisor of the batch whose patches stay in the cache."""
+    """How many of a batch's images to convolve at a time, whose patches have `size` bytes each: all
+    of them where they are small, else a divisor of the batch whose patches stay in the cache."""
     if batch * size <= LARGE:
         return batch
     return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * size <= CACHED))
@@ -150,13 +171,16 @@ def _patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.A
     """Convolves without padding as one matrix product; `strides` of rows and columns."""
     height, width, channels, features = kernel.shape
     if height * width <= AT_ONCE:
-        patches = jnp.stack([tap for _, _, tap in _taps(x, height, width, strides)], axis=3)  # [B, H', W', h * w, C]
+        # [B, H', W', h * w, C]
+        patches = jnp.stack([tap for _, _, tap in _taps(x, height, width, strides)], axis=3)
     else:
         by_column = _windows(x, width, strides[1], axis=2)
         patches = _windows(by_column, height, strides[0], axis=1)  # [B, H', W', h, w, C]
     batch, out_height, out_width = patches.shape[:3]
     rows = patches.reshape(-1, height * width * channels)
-    return product(rows, kernel.reshape(-1, features)).reshape(batch, out_height, out_width, features)
+    return product(rows, kernel.reshape(-1, features)).reshape(
+        batch, out_height, out_width, features
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -176,8 +200,11 @@ def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
 def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
     x, kernel = saved
     height, width = kernel.shape[:2]
-    sums = jnp.stack([tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]).sum((1, 2, 3))
-    # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned around.
+    sums = jnp.stack(
+        [tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]
+    ).sum((1, 2, 3))
+    # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned
+    # around.
     reach = [
         (size - 1, x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride, stride - 1)
         for axis, size in ((1, height), (2, width))
@@ -189,10 +216,16 @@ def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstrea
 _depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
-def _taps(x: jax.Array, height: int, width: int, strides: tuple[int, int]) -> list[tuple[int, int, jax.Array]]:
+def _taps(
+    x: jax.Array, height: int, width: int, strides: tuple[int, int]
+) -> list[tuple[int, int, jax.Array]]:
     """Lists (i, j, what kernel entry [i, j] sees) of a kernel of this size."""
     rows = [_shifted(x, i, height, strides[0], axis=1) for i in range(height)]
-    return [(i, j, _shifted(row, j, width, strides[1], axis=2)) for i, row in enumerate(rows) for j in range(width)]
+    return [
+        (i, j, _shifted(row, j, width, strides[1], axis=2))
+        for i, row in enumerate(rows)
+        for j in range(width)
+    ]
 
 
 def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:

@@ -12,10 +12,15 @@ def safe_norm(squared: jax.Array, epsilon: float = 1e-12) -> jax.Array:
 def squared_distance(a: jax.Array, b: jax.Array) -> jax.Array:
     """Squared Euclidean distances between rows, at least 0. float [M, K], [N, K] -> [M, N].
 
-    Expands the square, so that the work is one matrix product; rounding may push a tiny square below zero, which is cut
-    off. Full float32 products always: a cancelling sum has no digits to spare for TF32.
+    Expands the square, so that the work is one matrix product; rounding may push a tiny square
+    below zero, which is cut off. Full float32 products always: a cancelling sum has no digits to
+    spare for TF32.
     """
-    squared = jnp.sum(a * a, -1)[:, None] + jnp.sum(b * b, -1)[None, :] - 2.0 * jnp.matmul(a, b.T, precision="highest")
+    squared = (
+        jnp.sum(a * a, -1)[:, None]
+        + jnp.sum(b * b, -1)[None, :]
+        - 2.0 * jnp.matmul(a, b.T, precision="highest")
+    )
     return jnp.maximum(squared, 0.0)
 
 

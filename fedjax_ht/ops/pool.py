@@ -10,16 +10,23 @@ from jax import lax
 
 
 def max_pool(
-    x: jax.Array, window: int, stride: int, padding: int = 0, ceil: bool = False, axes: Sequence[int] = (1, 2)
+    x: jax.Array,
+    window: int,
+    stride: int,
+    padding: int = 0,
+    ceil: bool = False,
+    axes: Sequence[int] = (1, 2),
 ) -> jax.Array:
     """Maximum over square windows, with torch's MaxPool2d rules for the output size.
 
-    A ReLU belongs behind it: the values are those of one before it, at a quarter of the work for 2x2 windows.
+    A ReLU belongs behind it: the values are those of one before it, at a quarter of the work for
+    2x2 windows.
 
     Args:
       x: float [B, H, W, C].
       window, stride, padding: in pixels, for each axis; padding is -inf.
-      ceil: also take a last window that begins inside the image (or its left padding) and ends outside.
+      ceil: also take a last window that begins inside the image (or its left padding) and ends
+        outside.
       axes: that are pooled; the others stay as they are.
     """
     for axis in axes:  # the maximum of a square is that of its rows' maxima
@@ -27,7 +34,9 @@ def max_pool(
     return x
 
 
-def _max_along(x: jax.Array, axis: int, window: int, stride: int, padding: int, ceil: bool) -> jax.Array:
+def _max_along(
+    x: jax.Array, axis: int, window: int, stride: int, padding: int, ceil: bool
+) -> jax.Array:
     length = x.shape[axis]
     span = length + 2 * padding - window
     out = (span + stride - 1 if ceil else span) // stride + 1
@@ -44,13 +53,15 @@ def _max_along(x: jax.Array, axis: int, window: int, stride: int, padding: int, 
 def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
     """Averages features to another width: float [..., L] -> [..., width].
 
-    Output i is the mean of inputs floor(i L / width) to ceil((i + 1) L / width) - 1, as in torch's AdaptiveAvgPool1d:
-    windows overlap where `width` does not divide L, and repeat features where it is larger.
+    Output i is the mean of inputs floor(i L / width) to ceil((i + 1) L / width) - 1, as in torch's
+    AdaptiveAvgPool1d: windows overlap where `width` does not divide L, and repeat features where it
+      is larger.
     """
     length = x.shape[-1]
     if length == width:
         return x
-    periods = math.gcd(length, width)  # windows repeat themselves: 1664 to 512 is 128 times 13 to 4
+    # windows repeat themselves: 1664 to 512 is 128 times 13 to 4
+    periods = math.gcd(length, width)
     ins, outs = length // periods, width // periods
     if outs == 1:
         return x.reshape(*x.shape[:-1], width, -1).mean(-1)
@@ -59,4 +70,6 @@ def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
     i, position = jnp.arange(outs), jnp.arange(ins)[:, None]
     first, past = i * ins // outs, -(-(i + 1) * ins // outs)
     weights = ((first <= position) & (position < past)) / (past - first)
-    return (x.reshape(*x.shape[:-1], periods, ins) @ weights.astype(x.dtype)).reshape(*x.shape[:-1], width)
+    return (x.reshape(*x.shape[:-1], periods, ins) @ weights.astype(x.dtype)).reshape(
+        *x.shape[:-1], width
+    )

@@ -1,8 +1,10 @@
-"""Recurrent layers along time, a few steps at once, and none of those that are padding for all samples.
+"""Recurrent layers along time, a few steps at once, and none of those that are padding for all
+samples.
 
-The gates' inputs of a chunk of steps come from one matrix product before its steps. Backwards, all that depends on
-stored activations alone is worked out for the chunk at once, and so are the gradients of its inputs and of the weights:
-what is left of a step is one product and a few multiplications.
+The gates' inputs of a chunk of steps come from one matrix product before its steps. Backwards, all
+that depends on stored activations alone is worked out for the chunk at once, and so are the
+gradients of its inputs and of the weights: what is left of a step is one product and a few
+multiplications.
 """
 
 import functools
@@ -15,14 +17,15 @@ from jax import lax
 
 from fedjax_ht.ops.products import product
 
-CHUNK = 20  # steps; a product of so many rows times the batch runs at full speed, and little is padding
+# steps; a product of so many rows times the batch runs at full speed, and little is padding
+CHUNK = 20
 UNROLL = 4  # of them a turn of the loop: 3 to 6 % less time on CPU
 PyTree = Any
 
 
 class RecurrentWeights(NamedTuple):
-    """Of G gates: kernel float [D, G H] and bias [G H] for the inputs, recurrent [H, G H] and recurrent_bias [G H] for
-    the state before."""
+    """Of G gates: kernel float [D, G H] and bias [G H] for the inputs, recurrent [H, G H] and
+    recurrent_bias [G H] for the state before."""
 
     kernel: jax.Array
     bias: jax.Array
@@ -36,8 +39,8 @@ class _Cell(NamedTuple):
     Attributes:
       states: how many arrays [B, H] it hands on, the first of them h.
       forward: (weights, states, x [C, B, D]) -> (states, (h [C, B, H], what `backward` needs)).
-      backward: (weights, gradients of the states after it, gradient of h, x, what was needed) -> (gradients of the
-        states before it, of x, of the weights).
+      backward: (weights, gradients of the states after it, gradient of h, x, what was needed) ->
+        (gradients of the states before it, of x, of the weights).
     """
 
     states: int
@@ -46,16 +49,17 @@ class _Cell(NamedTuple):
 
 
 def lstm(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997) with a forget gate, as torch defines it.
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997) with a forget gate, as torch
+    defines it.
 
-    i, f, o = sigmoid, g = tanh of (x_t kernel + bias + h_{t-1} recurrent + recurrent_bias);  c_t = f c_{t-1} + i g;
-    h_t = o tanh(c_t)
+    i, f, o = sigmoid, g = tanh of (x_t kernel + bias + h_{t-1} recurrent + recurrent_bias);  c_t =
+    f c_{t-1} + i g; h_t = o tanh(c_t)
 
     Args:
       weights: gates in the order i, f, g, o.
       x: float [T, B, D].
-      steps: int32 scalar, not differentiated; from this step on all is padding, where h is not right and no gradient
-        comes to it.
+      steps: int32 scalar, not differentiated; from this step on all is padding, where h is not
+        right and no gradient comes to it.
 
     Returns:
       h float [T, B, H]; it starts from zeros.
@@ -64,10 +68,11 @@ def lstm(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array
 
 
 def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Gated recurrent units (Cho et al., EMNLP 2014) as torch defines them: the reset gate acts behind the product.
+    """Gated recurrent units (Cho et al., EMNLP 2014) as torch defines them: the reset gate acts
+    behind the product.
 
-    p = x_t kernel + bias, q = h_{t-1} recurrent + recurrent_bias;  r, z = sigmoid(p + q), n = tanh(p + r q);
-    h_t = (1 - z) n + z h_{t-1}
+    p = x_t kernel + bias, q = h_{t-1} recurrent + recurrent_bias;  r, z = sigmoid(p + q), n =
+    tanh(p + r q); h_t = (1 - z) n + z h_{t-1}
 
     Args:
       weights: gates in the order r, z, n.
@@ -81,12 +86,15 @@ def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
 
 @jax.custom_batching.custom_vmap
 def longest(lengths: jax.Array) -> jax.Array:
-    """The largest of int32 [...], under `vmap` that of all: the samples of several clients have one number of steps."""
+    """The largest of int32 [...], under `vmap` that of all: the samples of several clients have one
+    number of steps."""
     return lengths.max()
 
 
 @longest.def_vmap
-def _longest_of_all(axis_size: int, in_batched: list[bool], lengths: jax.Array) -> tuple[jax.Array, bool]:
+def _longest_of_all(
+    axis_size: int, in_batched: list[bool], lengths: jax.Array
+) -> tuple[jax.Array, bool]:
     return longest(lengths), False
 
 
@@ -129,12 +137,16 @@ def _layer_backward(cell: _Cell, saved: tuple, upstream: jax.Array):
 _layer.defvjp(_layer_forward, _layer_backward)
 
 
-def _by_chunks(chunk: Callable, start: PyTree, inputs: PyTree, steps: jax.Array, reverse: bool = False):
-    """`lax.scan` over chunks; those at `steps` or later change nothing and return zeros. On a GPU, where a branch waits
-    for the host, all run."""
+def _by_chunks(
+    chunk: Callable, start: PyTree, inputs: PyTree, steps: jax.Array, reverse: bool = False
+):
+    """`lax.scan` over chunks; those at `steps` or later change nothing and return zeros. On a GPU,
+    where a branch waits for the host, all run."""
 
     def skip(carry, part):
-        return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk, carry, part)[1])
+        return carry, jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk, carry, part)[1]
+        )
 
     def body(carry, item):
         first, part = item
@@ -143,7 +155,9 @@ def _by_chunks(chunk: Callable, start: PyTree, inputs: PyTree, steps: jax.Array,
         return lax.cond(first < steps, chunk, skip, carry, part)
 
     number, length = jax.tree.leaves(inputs)[0].shape[:2]
-    return lax.scan(body, start, (jnp.arange(number, dtype=jnp.int32) * length, inputs), reverse=reverse)
+    return lax.scan(
+        body, start, (jnp.arange(number, dtype=jnp.int32) * length, inputs), reverse=reverse
+    )
 
 
 def _chunks(x: jax.Array) -> jax.Array:
@@ -162,10 +176,15 @@ def _affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
     return (product(x.reshape(-1, x.shape[-1]), kernel) + bias).reshape(*x.shape[:2], -1)
 
 
-def _gradients(weights: RecurrentWeights, x: jax.Array, before: jax.Array, inner: jax.Array, outer: jax.Array):
-    """Of x and of the weights, from those of x kernel + bias, `inner`, and h recurrent + recurrent_bias, `outer`."""
+def _gradients(
+    weights: RecurrentWeights, x: jax.Array, before: jax.Array, inner: jax.Array, outer: jax.Array
+):
+    """Of x and of the weights, from those of x kernel + bias, `inner`, and h recurrent +
+    recurrent_bias, `outer`."""
     x_, before, inner, outer = (a.reshape(-1, a.shape[-1]) for a in (x, before, inner, outer))
-    to_weights = RecurrentWeights(product(x_.T, inner), inner.sum(0), product(before.T, outer), outer.sum(0))
+    to_weights = RecurrentWeights(
+        product(x_.T, inner), inner.sum(0), product(before.T, outer), outer.sum(0)
+    )
     return product(inner, weights.kernel.T).reshape(x.shape), to_weights
 
 
@@ -187,11 +206,15 @@ def _lstm_chunk(weights: RecurrentWeights, states, x: jax.Array):
     return lax.scan(step, states, gates, unroll=UNROLL)
 
 
-def _lstm_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored):
+def _lstm_chunk_backward(
+    weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored
+):
     h, c, active, squashed = stored
     i, f, g, o = jnp.split(active, 4, -1)
     to_cell = o * (1 - squashed * squashed)
-    to_gates = jnp.concatenate([g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], -1)
+    to_gates = jnp.concatenate(
+        [g * i * (1 - i), c * f * (1 - f), i * (1 - g * g), squashed * o * (1 - o)], -1
+    )
     transposed = weights.recurrent.T
 
     def step(states, inputs):
@@ -202,7 +225,9 @@ def _lstm_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array,
         gates = jnp.concatenate([dc, dc, dc, dh], -1) * to_gates
         return (product(gates, transposed), dc * f), gates
 
-    states, gates = lax.scan(step, states, (upstream, to_cell, to_gates, f), reverse=True, unroll=UNROLL)
+    states, gates = lax.scan(
+        step, states, (upstream, to_cell, to_gates, f), reverse=True, unroll=UNROLL
+    )
     return states, *_gradients(weights, x, h, gates, gates)
 
 
@@ -221,7 +246,9 @@ def _gru_chunk(weights: RecurrentWeights, states, x: jax.Array):
     return lax.scan(step, states, _affine(x, weights.kernel, weights.bias), unroll=UNROLL)
 
 
-def _gru_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored):
+def _gru_chunk_backward(
+    weights: RecurrentWeights, states, upstream: jax.Array, x: jax.Array, stored
+):
     h, opened, n, q = stored
     r, z = jnp.split(opened, 2, -1)
     to_n = (1 - z) * (1 - n * n)
@@ -235,7 +262,9 @@ def _gru_chunk_backward(weights: RecurrentWeights, states, upstream: jax.Array, 
         outer = jnp.concatenate([dh, dh, dh], -1) * to_outer
         return (dh * z + product(outer, transposed),), (outer, dh)
 
-    states, (outer, dh) = lax.scan(step, states, (upstream, to_outer, z), reverse=True, unroll=UNROLL)
+    states, (outer, dh) = lax.scan(
+        step, states, (upstream, to_outer, z), reverse=True, unroll=UNROLL
+    )
     inner = jnp.concatenate([outer[..., : 2 * h.shape[-1]], dh * to_n], -1)
     return states, *_gradients(weights, x, h, inner, outer)
 

@@ -1,4 +1,5 @@
-"""Lines on clients that are not finite or send outliers, and on a run in which nothing arrives any more."""
+"""Lines on clients that are not finite or send outliers, and on a run in which nothing arrives any
+more."""
 
 from collections.abc import Hashable, Iterable, Sequence
 
@@ -6,24 +7,30 @@ from fedjax_ht.simulation.history import Row, by_trial, silent
 
 
 def why_silent(name: str, history: Sequence[Row], rounds: int) -> str | None:
-    """One line where nothing arrived in the last rounds of every trial: since when, and who had sent what."""
+    """One line where nothing arrived in the last rounds of every trial: since when, and who had
+    sent what."""
     trials = by_trial(history)
     if not all(silent(trial, rounds) for trial in trials):
         return None
     heard = max((row["round"] for row in history if row.get("arrived")), default=0)
-    told = next((row for row in reversed(history) if row.get("far_off") and row["round"] <= heard), None)
+    told = next(
+        (row for row in reversed(history) if row.get("far_off") and row["round"] <= heard), None
+    )
     late = any(row.get("late") for row in history if row["round"] > heard)
     wanted = "finite and in time" if late else "finite"
     who = f"in round {told['round']} {far_words(told['far_off'])} what is usual; " if told else ""
     return (
-        f"{name} stopped in round {history[-1]['round']}: since round {heard} nothing has arrived that is {wanted}; "
+        f"{name} stopped in round {history[-1]['round']}: since round {heard} nothing has arrived "
+        f"that is {wanted}; "
         f"{who}a larger give_up goes on, robust defends the server"
     )
 
 
 def far_words(far_off: Sequence[Sequence[float]]) -> str:
     """ "client 3 sent 1e+30 times" and the like."""
-    return ", ".join(f"client {int(client)} sent {times:.3g} times" for client, times in far_off[:3])
+    return ", ".join(
+        f"client {int(client)} sent {times:.3g} times" for client, times in far_off[:3]
+    )
 
 
 class Notes:
@@ -33,11 +40,14 @@ class Notes:
         self.told: set[Hashable] = set()
 
     def of(self, label: str, row: Row) -> list[str]:
-        """Returns a line for each kind of trouble that a row has and no earlier row had, [] mostly."""
+        """Returns a line for each kind of trouble that a row has and no earlier row had, []
+        mostly."""
         lines = []
         if clients := self._new(label, row, "client", row.get("not_finite", ())):
             ids = ", ".join(map(str, clients))
-            lines.append(f"not finite, left out of the round: client{'s' * (len(clients) > 1)} {ids}")
+            lines.append(
+                f"not finite, left out of the round: client{'s' * (len(clients) > 1)} {ids}"
+            )
         if not row.get("server_finite", True) and self._new(label, row, "server", [0]):
             lines.append("the server's step was not finite; its last state was kept")
         factors = {int(client): times for client, times in row.get("far_off", ())}

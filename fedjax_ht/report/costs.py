@@ -10,7 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report.table import GLOBAL, NOTE, PARTICIPANTS, human_bytes, human_count, human_flops, tops_of
+from fedjax_ht.report.table import (
+    GLOBAL,
+    NOTE,
+    PARTICIPANTS,
+    human_bytes,
+    human_count,
+    human_flops,
+    tops_of,
+)
 from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
 
 UPLINK = "numbers in one client's uplinks"
@@ -23,7 +31,8 @@ class Cost(NamedTuple):
     Attributes:
       rounds: until the target.
       bytes, flops: what all clients together sent and received, and computed in training.
-      client_elements, client_flops: of one client that takes part in every round: the numbers it uploads, and computes.
+      client_elements, client_flops: of one client that takes part in every round: the numbers it
+        uploads, and computes.
     """
 
     rounds: float
@@ -45,10 +54,11 @@ class Line(NamedTuple):
     """One method.
 
     Attributes:
-      accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of the population) over
-        trials.
+      accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of
+        the population) over trials.
       best_rounds: of each trial.
-      participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN without any.
+      participants_accuracy: mean over trials of the highest accuracy of a round's participants; NaN
+        without any.
       server_accuracy: mean over trials of the best of the server's own model; NaN without one.
       reached: how many trials reached the target.
       cost: their mean cost of getting there; None without any.
@@ -67,7 +77,8 @@ class Line(NamedTuple):
 
 
 def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") -> Cost | None:
-    """Of one trial's rows, through the first whose score is at or above the target; None if there is none."""
+    """Of one trial's rows, through the first whose score is at or above the target; None if there
+    is none."""
     reached = next((row["round"] for row in trial if row.get(score, -1) >= target), None)
     if reached is None:
         return None
@@ -82,8 +93,9 @@ def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") 
 def choose_target(
     histories: Mapping[str, Sequence[Row]], score: str, target: float | None, share: float | None
 ) -> tuple[float, str]:
-    """The accuracy to reach, and where it comes from: `target` itself, `share` of the highest that any trial of any
-    method has, or without both the highest that every trial of every method reaches.
+    """The accuracy to reach, and where it comes from: `target` itself, `share` of the highest that
+    any trial of any method has, or without both the highest that every trial of every method
+    reaches.
 
     Raises:
       ValueError: a method has no such score.
@@ -96,7 +108,9 @@ def choose_target(
         return target, "as asked"
     bests = [row[score] for rows in tops.values() for row in rows]
     if share is not None:
-        return share * max(bests), f"{share:.4g} of {100 * max(bests):.2f} %, the best of all trials"
+        return share * max(
+            bests
+        ), f"{share:.4g} of {100 * max(bests):.2f} %, the best of all trials"
     return min(bests), "the lowest best accuracy of all trials, which all reach"
 
 
@@ -151,7 +165,13 @@ def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
     with_server = not all(math.isnan(line.server_accuracy) for line in lines.values())
     server = ["server's model %"] if with_server else []
     with_drawn = not all(math.isnan(line.participants_accuracy) for line in lines.values())
-    columns = ["method", "accuracy %", *(["participants %"] if with_drawn else []), *server, "best round"]
+    columns = [
+        "method",
+        "accuracy %",
+        *(["participants %"] if with_drawn else []),
+        *server,
+        "best round",
+    ]
     columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), UPLINK, FLOPS]
     columns += ["s/round", "seconds"]
     rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
@@ -161,8 +181,13 @@ def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
         cost, never = line.cost, ["not reached"] * 5
         cells = [
             name,
-            f"{100 * line.accuracy:.2f}" + (f" ± {100 * line.accuracy_std:.2f}" if trials > 1 else ""),
-            *([f"{100 * line.participants_accuracy:.2f}".replace("nan", "-")] if with_drawn else []),
+            f"{100 * line.accuracy:.2f}"
+            + (f" ± {100 * line.accuracy_std:.2f}" if trials > 1 else ""),
+            *(
+                [f"{100 * line.participants_accuracy:.2f}".replace("nan", "-")]
+                if with_drawn
+                else []
+            ),
             *([f"{100 * line.server_accuracy:.2f}".replace("nan", "-")] if with_server else []),
             ", ".join(map(str, line.best_rounds)),
             *(shown(cost, some) if cost else never),
@@ -178,7 +203,8 @@ def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
 
 
 def explanation(with_server: bool, several: bool) -> str:
-    """Explains the columns, `with_server` that of the server's own model, and of `several` trials."""
+    """Explains the columns, `with_server` that of the server's own model, and of `several`
+    trials."""
     accuracy = "Accuracies are those of the best round on the test sets"
     costs = (
         "Bytes are those of all clients, up and down, and FLOPs those of all clients' training, "
@@ -206,7 +232,12 @@ def shown(cost: Cost, some: str) -> list[str]:
 
 def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:
     """One row a method, shares in [0, 1]; empty where the target was not reached."""
-    columns = ["method", "target", *(f for f in Line._fields if f != "cost"), *(f"{f}_to_target" for f in Cost._fields)]
+    columns = [
+        "method",
+        "target",
+        *(f for f in Line._fields if f != "cost"),
+        *(f"{f}_to_target" for f in Cost._fields),
+    ]
     with atomic_open(path) as file:
         writer = csv.writer(file)
         writer.writerow(columns)

@@ -1,4 +1,5 @@
-"""Features and prototypes in two dimensions: by PCA, and by t-SNE and UMAP where scikit-learn and umap-learn are."""
+"""Features and prototypes in two dimensions: by PCA, and by t-SNE and UMAP where scikit-learn and
+umap-learn are."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -22,13 +23,14 @@ Embedding = Callable[[np.ndarray], np.ndarray]  # float [n, K] -> float [n, 2]
 
 
 def principal(rows: np.ndarray) -> tuple[Embedding, float]:
-    """The projection on the two directions in which `rows`, float [n, K], vary most, and their share of the variance,
-    in [0, 1]; 0 where nothing varies."""
+    """The projection on the two directions in which `rows`, float [n, K], vary most, and their
+    share of the variance, in [0, 1]; 0 where nothing varies."""
     mean = rows.mean(0, dtype=np.float64)
     _, lengths, axes = np.linalg.svd(rows - mean, full_matrices=False)
     two = np.zeros((2, rows.shape[1]))
     two[: len(axes)] = axes[:2]
-    two *= np.where(np.take_along_axis(two, np.abs(two).argmax(1)[:, None], 1) < 0, -1, 1)  # a sign of its own
+    # a sign of its own
+    two *= np.where(np.take_along_axis(two, np.abs(two).argmax(1)[:, None], 1) < 0, -1, 1)
     total = (lengths**2).sum()
     return lambda x: (x - mean) @ two.T, float((lengths[:2] ** 2).sum() / total) if total else 0.0
 
@@ -76,9 +78,11 @@ def umap(rows: np.ndarray) -> np.ndarray:
     return UMAP(n_neighbors=min(15, len(rows) - 1), random_state=0, n_jobs=1).fit_transform(rows)
 
 
-def write_maps(folders: Mapping[str, Path], experiment: Experiment, warn: Callable[[str], None] = print) -> list[Path]:
-    """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it; returns the paths
-    of the PNGs."""
+def write_maps(
+    folders: Mapping[str, Path], experiment: Experiment, warn: Callable[[str], None] = print
+) -> list[Path]:
+    """Draws the map of every entry that has one, by its folder, as features.png and .svg beside it;
+    returns the paths of the PNGs."""
     pictures = []
     for label, folder in folders.items():
         found = load_map(folder)
@@ -94,12 +98,15 @@ def write_maps(folders: Mapping[str, Path], experiment: Experiment, warn: Callab
     return pictures
 
 
-def feature_picture(found: FeatureMap, class_names: Sequence[str], architectures: Sequence[str]) -> Figure:
+def feature_picture(
+    found: FeatureMap, class_names: Sequence[str], architectures: Sequence[str]
+) -> Figure:
     """A map of one entry.
 
-    Above, a client each, by a PCA of its own features: filled are the classes it trains on, rings the others, stars the
-    server's prototypes. Below, all clients in one PCA, t-SNE and UMAP, where their features have one width: a client's
-    images as points, and its mean of each class that it trains on as its marker.
+    Above, a client each, by a PCA of its own features: filled are the classes it trains on, rings
+    the others, stars the server's prototypes. Below, all clients in one PCA, t-SNE and UMAP, where
+    their features have one width: a client's images as points, and its mean of each class that it
+    trains on as its marker.
 
     Args:
       found: the entry's.
@@ -114,7 +121,9 @@ def feature_picture(found: FeatureMap, class_names: Sequence[str], architectures
     upper, *lower = figure.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for i, axes in enumerate(np.ravel(upper.subplots(1, len(found.clients)))):
         draw_client(axes, found, i, colour)
-        axes.set_title(f"client {found.clients[i]}, {architectures[i]}\n{axes.get_title()}", fontsize=8)
+        axes.set_title(
+            f"client {found.clients[i]}, {architectures[i]}\n{axes.get_title()}", fontsize=8
+        )
     if whole:
         draw_together(lower[0], found, colour)
     legend(figure, found, colour, class_names, whole)
@@ -124,7 +133,9 @@ def feature_picture(found: FeatureMap, class_names: Sequence[str], architectures
 def one_space(found: FeatureMap) -> bool:
     """Whether the clients' features can stand in one picture."""
     return (
-        len(found.clients) > 1 and len({x.shape[1] for x in found.features}) == 1 and all(map(finite, found.features))
+        len(found.clients) > 1
+        and len({x.shape[1] for x in found.features}) == 1
+        and all(map(finite, found.features))
     )
 
 
@@ -164,13 +175,24 @@ def draw_together(part: Any, found: FeatureMap, colour: dict[int, Any]) -> None:
             shown = [c for c in colour if trains_on[c]]
             if shown:
                 means = np.stack([own[labels == c].mean(0) for c in shown])
-                axes.scatter(*means.T, s=50, marker=marker, c=[colour[c] for c in shown], edgecolors="black", lw=0.7)
+                axes.scatter(
+                    *means.T,
+                    s=50,
+                    marker=marker,
+                    c=[colour[c] for c in shown],
+                    edgecolors="black",
+                    lw=0.7,
+                )
         draw_prototypes(axes, stars, found, colour)
 
 
-def draw_prototypes(axes: Axes, places: np.ndarray, found: FeatureMap, colour: dict[int, Any]) -> None:
+def draw_prototypes(
+    axes: Axes, places: np.ndarray, found: FeatureMap, colour: dict[int, Any]
+) -> None:
     paint = [colour[c] for c in found.prototype_labels.tolist()]
-    axes.scatter(*places.T, s=150, marker="*", c=paint or None, edgecolors="white", lw=1.0, zorder=3)
+    axes.scatter(
+        *places.T, s=150, marker="*", c=paint or None, edgecolors="white", lw=1.0, zorder=3
+    )
 
 
 def bare(axes: Axes) -> None:
@@ -179,12 +201,31 @@ def bare(axes: Axes) -> None:
     axes.set_aspect("equal", adjustable="datalim")
 
 
-def legend(figure: Figure, found: FeatureMap, colour: dict[int, Any], class_names: Sequence[str], whole: bool) -> None:
+def legend(
+    figure: Figure,
+    found: FeatureMap,
+    colour: dict[int, Any],
+    class_names: Sequence[str],
+    whole: bool,
+) -> None:
     """Classes to the left, markers to the right."""
-    point = lambda label, marker, **look: Line2D([], [], ls="none", marker=marker, label=label, **look)  # noqa: E731
+
+    def point(label, marker, **look):
+        return Line2D([], [], ls="none", marker=marker, label=label, **look)
+
     classes = [point(class_names[c], "o", color=rgb) for c, rgb in colour.items()]
-    markers = [point(f"client {i}", m, color="0.5") for i, m in zip(found.clients, MARKERS)] if whole else []
+    markers = (
+        [point(f"client {i}", m, color="0.5") for i, m in zip(found.clients, MARKERS)]
+        if whole
+        else []
+    )
     markers += [point("prototype", "*", color="0.5", ms=10)] if len(found.prototypes) else []
     for handles, side, columns in ((classes, "left", 5), (markers, "right", 4)):
         if handles:
-            figure.legend(handles=handles, loc=f"outside lower {side}", ncols=columns, fontsize=8, frameon=False)
+            figure.legend(
+                handles=handles,
+                loc=f"outside lower {side}",
+                ncols=columns,
+                fontsize=8,
+                frameon=False,
+            )

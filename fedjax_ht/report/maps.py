@@ -1,4 +1,5 @@
-"""What a few clients make of the same test images after the last round: computed once, kept beside the checkpoints."""
+"""What a few clients make of the same test images after the last round: computed once, kept beside
+the checkpoints."""
 
 import itertools
 import zipfile
@@ -32,7 +33,8 @@ class FeatureMap(NamedTuple):
       features: float32 [n, K] a client; K may differ between architectures.
       prototypes: float32 [p, K], the server's; p is 0 without any.
       prototype_labels: int32 [p].
-      flat: name of an embedding -> float32 [m n + p, 2], where it puts all clients' features and the prototypes.
+      flat: name of an embedding -> float32 [m n + p, 2], where it puts all clients' features and
+        the prototypes.
     """
 
     round: int
@@ -54,15 +56,21 @@ def remember_map(
     write: bool,
     warn: Callable[[str], None],
 ) -> None:
-    """Brings an entry's features.npz up to the state's round; nothing happens where it is, or where the method has no
-    features. Every process of a run makes the call, and the one that may `write` writes."""
+    """Brings an entry's features.npz up to the state's round; nothing happens where it is, or where
+    the method has no features. Every process of a run makes the call, and the one that may `write`
+    writes."""
     kept = load_map(folder)
-    if experiment.methods[label].view.features is None or (kept is not None and kept.round == state.round):
+    if experiment.methods[label].view.features is None or (
+        kept is not None and kept.round == state.round
+    ):
         return
     try:
         found = feature_map(label, experiment, simulation, state)
     except Exception as error:  # of a method of one's own; no picture is worth the end of a run
-        warn(f"{label}: no map of its features ({type(error).__name__}: {str(error).partition(chr(10))[0]})")
+        warn(
+            f"{label}: no map of its features ({type(error).__name__}: "
+            f"{str(error).partition(chr(10))[0]})"
+        )
         return
     if write and found is not None:
         save_map(found, folder)
@@ -98,8 +106,8 @@ def feature_map(
 
 
 def shown_clients(federation: Federation, counts: np.ndarray) -> list[int]:
-    """Up to `CLIENTS` ids, ascending, of as many architectures as there are; those with training images, of which
-    `counts` has int [clients, C], go first."""
+    """Up to `CLIENTS` ids, ascending, of as many architectures as there are; those with training
+    images, of which `counts` has int [clients, C], go first."""
     trained = counts.sum(1) > 0
     members = [federation.members(bucket) for bucket in federation.buckets]
     in_turn = [i for some in itertools.zip_longest(*members) for i in some if i is not None]
@@ -107,18 +115,24 @@ def shown_clients(federation: Federation, counts: np.ndarray) -> list[int]:
 
 
 def shown_images(labels: np.ndarray, partition: Partition, weight: np.ndarray) -> np.ndarray:
-    """Indices of up to `IMAGES` of all clients' test images, as many of each of up to `CLASSES` classes: those of the
-    largest `weight` [C]."""
-    pool = np.random.default_rng(0).permutation(np.unique(np.concatenate([client.test for client in partition])))
+    """Indices of up to `IMAGES` of all clients' test images, as many of each of up to `CLASSES`
+    classes: those of the largest `weight` [C]."""
+    pool = np.random.default_rng(0).permutation(
+        np.unique(np.concatenate([client.test for client in partition]))
+    )
     there = np.bincount(labels[pool], minlength=len(weight)) > 0
-    classes = np.sort(np.argsort(np.where(there, -weight, np.inf), kind="stable")[: min(CLASSES, there.sum())])
+    classes = np.sort(
+        np.argsort(np.where(there, -weight, np.inf), kind="stable")[: min(CLASSES, there.sum())]
+    )
     each = [pool[labels[pool] == c][: IMAGES // len(classes)] for c in classes.tolist()]
     return mixed(np.concatenate([pool[:0], *each]))
 
 
 def save_map(found: FeatureMap, folder: Path) -> None:
     """Writes features.npz; without pickle, whole or not at all."""
-    arrays = {name: value for name, value in found._asdict().items() if name not in ("features", "flat")}
+    arrays = {
+        name: value for name, value in found._asdict().items() if name not in ("features", "flat")
+    }
     arrays |= {f"features_{i}": x for i, x in enumerate(found.features)}
     arrays |= {f"flat_{name}": places for name, places in found.flat.items()}
     with atomic_open(folder / MAP, "wb") as file:
@@ -129,9 +143,19 @@ def load_map(folder: Path) -> FeatureMap | None:
     """What `save_map` wrote; None where there is none, or none that can be read."""
     try:
         with np.load(folder / MAP, allow_pickle=False) as stored:
-            fields = {name: stored[name] for name in FeatureMap._fields if name not in ("features", "flat")}
+            fields = {
+                name: stored[name]
+                for name in FeatureMap._fields
+                if name not in ("features", "flat")
+            }
             features = tuple(stored[f"features_{i}"] for i in range(len(stored["clients"])))
-            flat = {name.removeprefix("flat_"): stored[name] for name in stored.files if name.startswith("flat_")}
+            flat = {
+                name.removeprefix("flat_"): stored[name]
+                for name in stored.files
+                if name.startswith("flat_")
+            }
     except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return None
-    return FeatureMap(**fields | {"round": int(fields["round"]), "features": features, "flat": flat})
+    return FeatureMap(
+        **fields | {"round": int(fields["round"]), "features": features, "flat": flat}
+    )

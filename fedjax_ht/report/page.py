@@ -1,5 +1,5 @@
-"""The contents of a run's page and of its printed result: which entries, and which tables of them. The
-choice is kept beside the page, so that `fedjax-ht report` shows the same."""
+"""The contents of a run's page and of its printed result: which entries, and which tables of them.
+The choice is kept beside the page, so that `fedjax-ht report` shows the same."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -59,9 +59,11 @@ def results(histories: Mapping[str, Sequence[Row]], aim: Aim | None) -> str:
     return table.markdown(histories) if aim is None else costs(histories, *aim).text
 
 
-def text_of(histories: Mapping[str, Sequence[Row]], entries: Iterable[Entry], aim: Aim | None) -> str:
-    """Returns what a command prints, in Markdown: the result in a sentence, warnings, tables, and the
-    entries' settings."""
+def text_of(
+    histories: Mapping[str, Sequence[Row]], entries: Iterable[Entry], aim: Aim | None
+) -> str:
+    """Returns what a command prints, in Markdown: the result in a sentence, warnings, tables, and
+    the entries' settings."""
     parts = [headline(histories)]
     if lines := warnings(histories):
         parts += ["To watch:", "\n".join(f"* {line}" for line in lines)]

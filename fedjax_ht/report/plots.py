@@ -1,4 +1,5 @@
-"""Pictures of a run: accuracy against rounds, accuracy of every client, and the (first) split as a bubble chart."""
+"""Pictures of a run: accuracy against rounds, accuracy of every client, and the (first) split as a
+bubble chart."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,8 @@ from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, has_clo
 
 DPI = 120
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on white."""
+"""Okabe and Ito's, which the colour-blind tell apart, without the yellow, which is faint on
+white."""
 MARKERS, DASHES = "osD^vP*X", ("-", "--", "-.", ":")
 VECTOR = ("svg", "pdf")
 TIMELESS = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
@@ -30,7 +32,8 @@ BUBBLES = 30  # classes, and no more, whose split is shown in bubbles
 
 
 def subplots(*grid: int, **options: Any) -> tuple[Figure, Any]:
-    """A figure and its axes. It belongs to no window, and the caller's matplotlib backend stays what it is."""
+    """A figure and its axes. It belongs to no window, and the caller's matplotlib backend stays
+    what it is."""
     figure = Figure(figsize=options.pop("figsize"), layout="constrained")
     return figure, figure.subplots(*grid, **options)
 
@@ -51,20 +54,26 @@ def legend(axes: Axes, entries: int) -> None:
 
 
 def write_plots(
-    histories: Mapping[str, Sequence[Row]], dataset: Dataset, partition: Partition, workdir: Path | str
+    histories: Mapping[str, Sequence[Row]],
+    dataset: Dataset,
+    partition: Partition,
+    workdir: Path | str,
 ) -> list[Path]:
-    """Writes accuracy, costs, clients, spread and split below `workdir`/plots as PNG, SVG and PDF; returns the paths of
-    the PNGs."""
+    """Writes accuracy, costs, clients, spread and split below `workdir`/plots as PNG, SVG and PDF;
+    returns the paths of the PNGs."""
     figures = {
         "accuracy.png": accuracy_curves(histories),
         "costs.png": costs(histories),
         "clients.png": client_accuracy(histories),
         "spread.png": client_spread(histories),
         "split.png": split_picture(
-            class_counts(dataset.labels, partition, num_classes=dataset.num_classes), dataset.class_names
+            class_counts(dataset.labels, partition, num_classes=dataset.num_classes),
+            dataset.class_names,
         ),
     }
-    return [save(figure, Path(workdir) / "plots" / name, VECTOR) for name, figure in figures.items()]
+    return [
+        save(figure, Path(workdir) / "plots" / name, VECTOR) for name, figure in figures.items()
+    ]
 
 
 def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
@@ -82,8 +91,8 @@ def save(figure: Figure, path: Path, also: Sequence[str] = ()) -> Path:
 
 
 def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Mean accuracy over clients against rounds, one line a method, its best round marked; and beside it against
-    simulated seconds, where devices are simulated.
+    """Mean accuracy over clients against rounds, one line a method, its best round marked; and
+    beside it against simulated seconds, where devices are simulated.
 
     Several trials: their mean, and a band from the lowest to the highest.
     """
@@ -101,11 +110,15 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
 
 
 def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) -> Figure:
-    """Accuracy against rounds and, beside it, against the bytes sent until then, by all clients, up and down.
+    """Accuracy against rounds and, beside it, against the bytes sent until then, by all clients, up
+    and down.
 
-    The dotted line is the target, a share in [0, 1]. A method that sends nothing is a dashed line at its best accuracy.
+    The dotted line is the target, a share in [0, 1]. A method that sends nothing is a dashed line
+    at its best accuracy.
     """
-    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(11 if len(histories) <= FEW else 13, 4))
+    figure, (left, right) = subplots(
+        1, 2, sharey=True, figsize=(11 if len(histories) <= FEW else 13, 4)
+    )
     draw_accuracy(left, histories, lambda trial: [row["round"] for row in evaluated(trial)])
     draw_accuracy(right, histories, mebibytes_sent)
     scale_bytes(right, histories)
@@ -159,7 +172,14 @@ def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -
     """The highest of all curves (places, scores) up to each place, as steps."""
     places, scores = (np.concatenate(part) for part in zip(*curves))
     order = np.argsort(places, kind="stable")
-    axes.step(places[order], np.maximum.accumulate(scores[order]), where="post", color="0.8", lw=4, zorder=0)
+    axes.step(
+        places[order],
+        np.maximum.accumulate(scores[order]),
+        where="post",
+        color="0.8",
+        lw=4,
+        zorder=0,
+    )
 
 
 def teraflop(trial: Sequence[Row]) -> np.ndarray:
@@ -196,8 +216,8 @@ def draw_accuracy(
     position: Callable[[Sequence[Row]], Sequence[float]],
     score: str = "accuracy",
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Draws the curves of `accuracy_curves`, and returns them; `position` places the evaluations of one trial, its mean
-    is taken."""
+    """Draws the curves of `accuracy_curves`, and returns them; `position` places the evaluations of
+    one trial, its mean is taken."""
     curves = []
     for i, (name, history) in enumerate(histories.items()):
         trials = by_trial(history)
@@ -211,16 +231,20 @@ def draw_accuracy(
         every = max(1, len(places) // 10)
         axes.plot(places, mean, label=name, lw=1.8, markevery=(i % every, every), ms=4, **look)
         if len(trials) > 1:
-            axes.fill_between(places, scores.min(0), scores.max(0), color=look["color"], alpha=0.2, lw=0)
+            axes.fill_between(
+                places, scores.min(0), scores.max(0), color=look["color"], alpha=0.2, lw=0
+            )
         best_place = places[mean.argmax()]
-        axes.plot(best_place, mean.max(), look["marker"], color=look["color"], ms=9, mfc="white", mew=1.8)
+        axes.plot(
+            best_place, mean.max(), look["marker"], color=look["color"], ms=9, mfc="white", mew=1.8
+        )
     axes.grid(alpha=0.3)
     return curves
 
 
 def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """Accuracy of every client at the method's best round, mean over trials, ordered by the first method's accuracy; of
-    more clients than have room, each method's own from worst to best."""
+    """Accuracy of every client at the method's best round, mean over trials, ordered by the first
+    method's accuracy; of more clients than have room, each method's own from worst to best."""
     values = {name: mean_of_clients(history) for name, history in histories.items()}
     first = next(iter(values.values()))
     if len(first) > ROOM:
@@ -229,7 +253,13 @@ def client_accuracy(histories: Mapping[str, Sequence[Row]]) -> Figure:
     figure, axes = subplots(figsize=(min(WIDE, max(8.4, 0.22 * len(order) + 2)), 4))
     for i, (name, accuracy) in enumerate(values.items()):
         look = style(i) | {"ls": "none"}
-        axes.plot(accuracy[order], ms=5, label=f"{name} (mean {np.nanmean(accuracy):.1f})", alpha=0.8, **look)
+        axes.plot(
+            accuracy[order],
+            ms=5,
+            label=f"{name} (mean {np.nanmean(accuracy):.1f})",
+            alpha=0.8,
+            **look,
+        )
     ids = next(iter(histories.values()))[0].get("client_ids", range(len(first)))
     axes.set_xticks(range(len(order)), [str(ids[i]) for i in order], fontsize=7)
     axes.set(xlabel="client id", ylabel="test accuracy at the best round (%)")
@@ -254,9 +284,9 @@ def client_quantiles(values: Mapping[str, np.ndarray]) -> Figure:
 
 
 def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
-    """How accuracy is spread over clients at the method's best round (mean over trials): a box from the lower to the
-    upper quartile with the median, whiskers to the furthest client within 1.5 box heights, the others as dots, and the
-    mean as a triangle."""
+    """How accuracy is spread over clients at the method's best round (mean over trials): a box from
+    the lower to the upper quartile with the median, whiskers to the furthest client within 1.5 box
+    heights, the others as dots, and the mean as a triangle."""
     figure, axes = subplots(figsize=(7, 0.45 * len(histories) + 1.1))
     values = [mean_of_clients(history) for history in histories.values()]
     boxes = [accuracy[~np.isnan(accuracy)] for accuracy in values]
@@ -278,20 +308,24 @@ def client_spread(histories: Mapping[str, Sequence[Row]]) -> Figure:
 
 
 def mean_of_clients(history: Sequence[Row]) -> np.ndarray:
-    """Percent per evaluated client at the best round, mean over the trials; NaN for clients without a score."""
+    """Percent per evaluated client at the best round, mean over the trials; NaN for clients without
+    a score."""
     scores = [np.array(best(trial).on_test["clients"], np.float64) for trial in by_trial(history)]
     counts = np.sum([~np.isnan(s) for s in scores], axis=0)
     return np.where(counts > 0, 100 * np.nansum(scores, axis=0) / np.maximum(counts, 1), np.nan)
 
 
 def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
-    """Training samples, int [clients, classes], of every class (rows) at every client (columns): a bubble's area is in
-    proportion, or, of more classes or clients than bubbles show, a cell's darkness."""
+    """Training samples, int [clients, classes], of every class (rows) at every client (columns): a
+    bubble's area is in proportion, or, of more classes or clients than bubbles show, a cell's
+    darkness."""
     clients, classes = counts.shape
     if classes > BUBBLES or clients > ROOM:
         height = 0.25 * classes + 1 if classes <= BUBBLES else min(9, 0.08 * classes + 1)
         figure, axes = subplots(figsize=(min(WIDE, max(6.4, 0.12 * clients + 2)), max(3.2, height)))
-        cells = axes.imshow(counts.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
+        cells = axes.imshow(
+            counts.T, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest"
+        )
         figure.colorbar(cells, ax=axes, label="training samples")
         axes.set(xlabel="client id", ylabel="class")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -303,29 +337,48 @@ def split_picture(counts: np.ndarray, class_names: Sequence[str]) -> Figure:
     room = min(1.0, (width - 1.5) / (0.3 * clients))
     client, label = np.nonzero(counts)
     size = counts[client, label]
-    axes.scatter(client, label, s=220 * room**2 * size / max(1, counts.max()), alpha=0.75, lw=0, color=COLOURS[0])
+    axes.scatter(
+        client,
+        label,
+        s=220 * room**2 * size / max(1, counts.max()),
+        alpha=0.75,
+        lw=0,
+        color=COLOURS[0],
+    )
     axes.set_xticks(range(0, clients, 1 + clients // 40))
     axes.set_yticks(range(classes), class_names, fontsize=8)
     axes.set(xlabel="client id", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
-    axes.set_title(f"training samples per class and client (largest bubble: {counts.max()})", fontsize=10)
+    axes.set_title(
+        f"training samples per class and client (largest bubble: {counts.max()})", fontsize=10
+    )
     axes.grid(alpha=0.2)
     return figure
 
 
 def image_grid(blocks: Mapping[str, np.ndarray], class_names: Sequence[str]) -> Figure:
-    """Titled blocks of images float [n, H, W, 1 or 3] in [0, 1], enlarged without smoothing, the first of each class
-    with its name above: image i is of class i mod the number of classes."""
+    """Titled blocks of images float [n, H, W, 1 or 3] in [0, 1], enlarged without smoothing, the
+    first of each class with its name above: image i is of class i mod the number of classes."""
     columns = min(len(class_names), 10)
     rows = {title: -(-len(images) // columns) for title, images in blocks.items()}
-    figure = Figure(figsize=(columns * 0.9, sum(rows.values()) * 0.95 + len(blocks) * 0.35), layout="constrained")
-    parts = figure.subfigures(len(blocks), squeeze=False, height_ratios=[n + 0.3 for n in rows.values()])[:, 0]
+    figure = Figure(
+        figsize=(columns * 0.9, sum(rows.values()) * 0.95 + len(blocks) * 0.35),
+        layout="constrained",
+    )
+    parts = figure.subfigures(
+        len(blocks), squeeze=False, height_ratios=[n + 0.3 for n in rows.values()]
+    )[:, 0]
     for part, (title, images) in zip(parts, blocks.items()):
         part.suptitle(title, fontsize=9)
         axes = part.subplots(rows[title], columns, squeeze=False)
         for cell in axes.flat:
             cell.axis("off")
         for index, (cell, image) in enumerate(zip(axes.flat, images)):
-            cell.imshow(np.squeeze(image, -1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
+            cell.imshow(
+                np.squeeze(image, -1) if image.shape[-1] == 1 else image,
+                cmap="gray",
+                vmin=0,
+                vmax=1,
+            )
             if index < len(class_names):
                 cell.set_title(class_names[index], fontsize=7, pad=2)
     return figure

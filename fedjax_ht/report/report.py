@@ -1,4 +1,5 @@
-"""report.html: what a run was, what it found and how to repeat it, in one file that needs no network."""
+"""report.html: what a run was, what it found and how to repeat it, in one file that needs no
+network."""
 
 import base64
 import html
@@ -44,8 +45,10 @@ th { border-bottom: 2px solid #888; white-space: normal; vertical-align: bottom 
 th:first-child, td:first-child { text-align: left } tr:nth-child(even) td { background: #f6f6f6 }
 td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 16ch }
 tr.best td { font-weight: bold }
-h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 } figcaption { font-size: 0.85rem; color: #555 }
-img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto } .warning { color: #a33 }
+h3 { font-size: 1rem; margin-bottom: 0 } figure { margin: 1rem 0 }
+figcaption { font-size: 0.85rem; color: #555 }
+img { max-width: 100% } pre { background: #f6f6f6; padding: 0.8rem; overflow-x: auto }
+.warning { color: #a33 }
 p, li { max-width: 76rem; overflow-wrap: anywhere }
 summary { cursor: pointer; font-weight: bold; margin-top: 0.5rem }
 @media (min-width: 1000px) { td { white-space: normal } }
@@ -55,12 +58,18 @@ figure { overflow-x: auto } figure img { max-width: none; height: auto; min-widt
 """
 
 MAPS = (
-    "A few clients, spread over the architectures, look at the same test images, drawn from all clients' test sets, "
-    "of up to ten classes; their models are as they are evaluated after the last round. Above, each client's "
-    "features in a PCA of its own, so that directions of two panels have nothing to do with each other: filled are "
-    "classes that the client trains on, rings are others, stars the server's prototypes. Below, all clients in one "
-    "space: small points are images, large marks a client's means of the images of each class that it trains on. "
-    "Where marks of one colour lie together, the clients' spaces agree; a method that does not align them has no "
+    "A few clients, spread over the architectures, look at the same test images, drawn from all "
+    "clients' test sets, "
+    "of up to ten classes; their models are as they are evaluated after the last round. Above, "
+    "each client's "
+    "features in a PCA of its own, so that directions of two panels have nothing to do with each "
+    "other: filled are "
+    "classes that the client trains on, rings are others, stars the server's prototypes. Below, "
+    "all clients in one "
+    "space: small points are images, large marks a client's means of the images of each class "
+    "that it trains on. "
+    "Where marks of one colour lie together, the clients' spaces agree; a method that does not "
+    "align them has no "
     "reason to let them. t-SNE and UMAP keep neighbours and no distances."
 )
 
@@ -125,7 +134,9 @@ def captions(histories: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, str]
         "Mean over clients of the accuracy on their own test samples; the large mark is the best "
         "round, each small one an evaluation."
     )
-    costs = "The same accuracy against what all clients had sent, computed and waited for until then."
+    costs = (
+        "The same accuracy against what all clients had sent, computed and waited for until then."
+    )
     spread = (
         "Each entry's clients at its best round: quartiles and median, whiskers to the furthest "
         "client within 1.5 box lengths, the others as dots, the mean as a triangle."
@@ -166,16 +177,33 @@ def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | 
     partition = config.partition
     labels = list(experiment.entries if labels is None else labels)
     parts = [len(client.train) for client in experiment.partitions[0]]
-    options = "".join(f"{name} {value}, " for name, value in sorted(partition.options.items()) if value is not None)
-    names = sorted({bucket.name for label in labels for bucket in experiment.federations[label].buckets})
-    share = "" if config.participation == 1 else f", of whom {100 * config.participation:.3g} % take part in a round"
+    options = "".join(
+        f"{name} {value}, "
+        for name, value in sorted(partition.options.items())
+        if value is not None
+    )
+    names = sorted(
+        {bucket.name for label in labels for bucket in experiment.federations[label].buckets}
+    )
+    share = (
+        ""
+        if config.participation == 1
+        else f", of whom {100 * config.participation:.3g} % take part in a round"
+    )
     drops = f" and {100 * config.drop_rate:.3g} % of these are lost" if config.drop_rate else ""
     kind = "images" if isinstance(experiment.dataset.preprocess, Pixels) else "samples"
-    seeds = f"seed {config.seed}" if config.trials == 1 else f"seeds {config.seed} to {config.seed + config.trials - 1}"
+    seeds = (
+        f"seed {config.seed}"
+        if config.trials == 1
+        else f"seeds {config.seed} to {config.seed + config.trials - 1}"
+    )
     return (
-        f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: {sum(parts)} training {kind}, "
-        f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed {partition.seed}. Models: "
-        f"{', '.join(names)}. Training: {trained(config, experiment, labels)} a round. {config.rounds} rounds, {seeds}."
+        f"{partition.num_clients} clients on {experiment.dataset.name}{share}{drops}: "
+        f"{sum(parts)} training {kind}, "
+        f"{min(parts)} to {max(parts)} a client; split {partition.kind}, {options}seed "
+        f"{partition.seed}. Models: "
+        f"{', '.join(names)}. Training: {trained(config, experiment, labels)} a round. "
+        f"{config.rounds} rounds, {seeds}."
         f"{devices.described(config.devices_profile)}"
     )
 
@@ -201,11 +229,16 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
     """What a reader should not miss, a line each."""
     lines = []
     for label, history in histories.items():
-        broken = [(row["round"], row["trial"], row["not_finite"]) for row in history if row.get("not_finite")]
+        broken = [
+            (row["round"], row["trial"], row["not_finite"])
+            for row in history
+            if row.get("not_finite")
+        ]
         if broken:
             number, trial, clients = broken[0]
             lines.append(
-                f"{label}: results that were not finite were left out in {rounds_in(broken)} rounds, first of clients "
+                f"{label}: results that were not finite were left out in {rounds_in(broken)} "
+                "rounds, first of clients "
                 f"{', '.join(map(str, clients))} in round {number} (trial {trial})"
             )
         far = [(row["round"], row["far_off"]) for row in history if row.get("far_off")]
@@ -213,7 +246,8 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
             clients = sorted({int(client) for _, found in far for client, _ in found})
             lines.append(
                 f"{label}: in {rounds_in(far)} rounds uploads were far off the others', of clients "
-                f"{', '.join(map(str, clients))}; first in round {far[0][0]}: {far_words(far[0][1])} what is usual"
+                f"{', '.join(map(str, clients))}; first in round {far[0][0]}: "
+                f"{far_words(far[0][1])} what is usual"
             )
         refused = [(row["round"], row["refused"]) for row in history if row.get("refused")]
         if refused:
@@ -225,20 +259,29 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
         late = [(row["round"], row["late"]) for row in history if row.get("late")]
         if late:
             clients = sorted({client for _, found in late for client in found})
-            lot = "arrived in a later round" if any("arrived_late" in row for row in history) else "were lost"
+            lot = (
+                "arrived in a later round"
+                if any("arrived_late" in row for row in history)
+                else "were lost"
+            )
             lines.append(
-                f"{label}: in {rounds_in(late)} rounds uploads came after the deadline and {lot}, of clients "
+                f"{label}: in {rounds_in(late)} rounds uploads came after the deadline and {lot}, "
+                "of clients "
                 f"{', '.join(map(str, clients))}"
             )
         kept = [(row["round"],) for row in history if not row.get("server_finite", True)]
         if kept:
             lines.append(
-                f"{label}: in {rounds_in(kept)} rounds, first in {kept[0][0]}, the server's step was "
+                f"{label}: in {rounds_in(kept)} rounds, first in {kept[0][0]}, the server's step "
+                "was "
                 "not finite, and its last state was kept"
             )
         wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
         if wasted and np.mean(wasted) > 0.3:
-            lines.append(f"{label}: {100 * np.mean(wasted):.0f} % of the steps of lanes waited for a longer client")
+            lines.append(
+                f"{label}: {100 * np.mean(wasted):.0f} % of the steps of lanes waited for a "
+                "longer client"
+            )
         for clients, end in far_clients(history):
             lines.append(f"{label}: {clients} reached far {end} than the others")
         falls = [
@@ -247,7 +290,9 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
             if len(a := [row["accuracy"] for row in trial if "accuracy" in row]) > 1
         ]
         if falls and np.mean(falls) > 0.03:
-            lines.append(f"{label}: the last round is {100 * np.mean(falls):.1f} points below the best")
+            lines.append(
+                f"{label}: the last round is {100 * np.mean(falls):.1f} points below the best"
+            )
     return lines
 
 
@@ -257,8 +302,8 @@ def rounds_in(events: Sequence[tuple]) -> int:
 
 
 def far_clients(history: Sequence[Row]) -> list[tuple[str, str]]:
-    """Clients whose accuracy at the best round lies further than `FAR` box lengths, and 5 points, from the box of their
-    quartiles: ("clients 3 (12 %) and 7 (20 %)", "less" or "more")."""
+    """Clients whose accuracy at the best round lies further than `FAR` box lengths, and 5 points,
+    from the box of their quartiles: ("clients 3 (12 %) and 7 (20 %)", "less" or "more")."""
     accuracy = mean_of_clients(history)
     ids = next((row["client_ids"] for row in history if "client_ids" in row), range(len(accuracy)))
     if np.isnan(accuracy).all():
@@ -278,11 +323,17 @@ def repeat() -> str:
     """The command, versions, machine and commit."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {main.name}" if main else Path(sys.argv[0]).name
-    called = f"{program} {shlex.join(sys.argv[1:])}" if main or program == PROGRAM else "a call of train_and_evaluate"
+    called = (
+        f"{program} {shlex.join(sys.argv[1:])}"
+        if main or program == PROGRAM
+        else "a call of train_and_evaluate"
+    )
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     device = jax.devices()[0]
     kind = processor() if device.platform == "cpu" else device.device_kind
-    machine = f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    machine = (
+        f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
     return "\n".join([called, versions, machine, f"commit {commit()}"])
 
 
@@ -293,13 +344,16 @@ def commit() -> str:
     if not (root / ".git").exists():  # installed, perhaps into another repository
         return "unknown"
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
 def picture(path: Path, words: str) -> str:
-    """An SVG file within the page, with its caption; as an image of its own, so that two figures' names do not meet."""
+    """An SVG file within the page, with its caption; as an image of its own, so that two figures'
+    names do not meet."""
     shown = image(path.read_bytes(), "svg+xml", path.stem)
     return f"<figure>{shown}<figcaption>{html.escape(words)}</figcaption></figure>"
 
@@ -309,7 +363,9 @@ def map_of(label: str, folder: Path) -> str:
     name, found = html.escape(label), load_map(folder)
     if found is None:
         return f"<p>{name}: no map, for want of features to look at, or of test samples.</p>"
-    apart = "" if one_space(found) else " The clients' features have no common space, so none is drawn."
+    apart = (
+        "" if one_space(found) else " The clients' features have no common space, so none is drawn."
+    )
     shown = picture(folder / "features.svg", f"After round {found.round}, trial 0.{apart}")
     return f"<details><summary>{name}</summary>{shown}</details>"
 
@@ -326,14 +382,18 @@ def from_markdown(text: str, best: str | None = None) -> str:
     for block in re.split(r"\n\s*\n", text.strip()):
         lines = block.splitlines()
         if lines[0].startswith("|"):
-            head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+            head, _, *rows = (
+                [cell.strip() for cell in line.strip("|").split("|")] for line in lines
+            )
             made = [table_row("th", head)]
             for row in rows:
                 made.append(table_row("td", row, ' class="best"' if row[0] == best else ""))
             blocks.append(f"<table>{''.join(made)}</table>")
         elif lines[0].startswith("* "):
             items = re.split(r"^\* ", block, flags=re.MULTILINE)[1:]
-            blocks.append(f"<ul>{''.join(f'<li>{html.escape(item.strip())}</li>' for item in items)}</ul>")
+            blocks.append(
+                f"<ul>{''.join(f'<li>{html.escape(item.strip())}</li>' for item in items)}</ul>"
+            )
         else:
             blocks.append(f"<p>{html.escape(block)}</p>")
     return "".join(blocks)

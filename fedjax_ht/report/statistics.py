@@ -1,4 +1,5 @@
-"""What several trials say: means with intervals, and differences between entries, paired by trial."""
+"""What several trials say: means with intervals, and differences between entries, paired by
+trial."""
 
 import csv
 import math
@@ -22,7 +23,8 @@ two themselves."""
 BEST = '"best" is each trial\'s best round on the test sets'
 BY_VALIDATION = '"by validation" the one that is best on validation sets'
 INTERVALS = """\
-In brackets 95 % intervals: of a mean Student's, of a difference a bootstrap over trials, which are paired by seed and
+In brackets 95 % intervals: of a mean Student's, of a difference a bootstrap over trials, \
+which are paired by seed and
 split. Of few trials that says little more than which entry was ahead in how many."""
 VALUES = f"""\
 In brackets the trials, which are paired by seed and split; fewer than {LEAST} have no interval."""
@@ -61,7 +63,8 @@ def mean_interval(values: Sequence[float]) -> Interval:
 
 
 def paired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
-    """`values` minus `others`, both by trial: same seed, same split. The bootstrap's draws are always the same.
+    """`values` minus `others`, both by trial: same seed, same split. The bootstrap's draws are
+    always the same.
 
     With few trials an interval by bootstrap is too narrow: it holds no more than what was seen.
 
@@ -127,7 +130,8 @@ def best_scores(histories: Mapping[str, Sequence[Row]]) -> Trials:
 
 def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]:
     """Accuracies in percent of the best round, of the one that validation chooses where there is
-    any, and of the last. Rounds that agree in all trials of all entries are one: "best and last"."""
+    any, and of the last. Rounds that agree in all trials of all entries are one: "best and
+    last"."""
     ends = {label: list(map(best, by_trial(history))) for label, history in histories.items()}
     fields = {"best": "on_test", "by validation": "on_val", "last": "last"}
     if not all(end.on_val for trials in ends.values() for end in trials):
@@ -153,8 +157,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> str:
-    """Every entry's accuracy, and its difference to the first one's, paired by trial, in each of the
-    rounds of `scores_by_round`: a table in Markdown, and what it says; "" of one entry alone."""
+    """Every entry's accuracy, and its difference to the first one's, paired by trial, in each of
+    the rounds of `scores_by_round`: a table in Markdown, and what it says; "" of one entry
+    alone."""
     if len(histories) < 2:
         return ""
     first = next(iter(histories))
@@ -186,8 +191,11 @@ def shown(values: Sequence[float], interval: Interval, form: str) -> str:
     return mean if len(values) == 1 else f"{mean} ({trials})"
 
 
-def write_trials(histories: Mapping[str, Sequence[Row]], seed: int, splits: Sequence[int], path: Path) -> Path:
-    """One row an entry and trial, accuracies in [0, 1]; `splits` are the trials' seeds of their splits."""
+def write_trials(
+    histories: Mapping[str, Sequence[Row]], seed: int, splits: Sequence[int], path: Path
+) -> Path:
+    """One row an entry and trial, accuracies in [0, 1]; `splits` are the trials' seeds of their
+    splits."""
     with atomic_open(path) as file:
         writer = csv.writer(file)
         writer.writerow(["entry", "seed", "split", *SCORES, "best_round"])
@@ -212,7 +220,9 @@ def read_trials(path: Path, score: str) -> Trials:
             for row in csv.DictReader(file):
                 found.setdefault(row["entry"], {})[row["seed"], row["split"]] = float(row[score])
         except (KeyError, ValueError):
-            raise ValueError(f"{path} has no {score} of every trial; it must be trials.csv of a comparison") from None
+            raise ValueError(
+                f"{path} has no {score} of every trial; it must be trials.csv of a comparison"
+            ) from None
     if len({tuple(sorted(trials)) for trials in found.values()}) != 1:
         raise ValueError(f"{path} does not have the same trials of every entry")
     return {label: [trials[key] for key in sorted(trials)] for label, trials in found.items()}
@@ -227,7 +237,8 @@ def mean_ranks(trials: Trials) -> dict[str, float]:
 
 
 def ranked(settings: Mapping[str, Trials]) -> str:
-    """Markdown: entries by their mean rank; of every setting the mean accuracy with its interval, and the rank.
+    """Markdown: entries by their mean rank; of every setting the mean accuracy with its interval,
+    and the rank.
 
     Raises:
       ValueError: the settings do not have the same entries.
@@ -238,7 +249,11 @@ def ranked(settings: Mapping[str, Trials]) -> str:
             raise ValueError(f"{name} does not have the same entries as the others: {differing[0]}")
     ranks = {name: mean_ranks(trials) for name, trials in settings.items()}
     overall = {label: float(np.mean([own[label] for own in ranks.values()])) for label in labels}
-    columns = ["entry", "mean rank", *(column for name in settings for column in (f"{name} %", "rank"))]
+    columns = [
+        "entry",
+        "mean rank",
+        *(column for name in settings for column in (f"{name} %", "rank")),
+    ]
     rows = [columns, ["---"] * len(columns)]
     for label in sorted(labels, key=overall.__getitem__):
         cells = [label, f"{overall[label]:.2f}"]

@@ -15,13 +15,17 @@ LATER = ("± clients", "weighted %", "worst 10 %", "server's model %", UPLINK, F
 
 
 def fitted(text: str, width: int) -> str:
-    """`text` with every Markdown table in it aligned, and with as many of its columns as `width` has room for; those
-    left out are named below it."""
-    return re.sub(r"(?:^\|.*\|$\n?)+", lambda found: _aligned(found.group(), width), text, flags=re.MULTILINE)
+    """`text` with every Markdown table in it aligned, and with as many of its columns as `width`
+    has room for; those left out are named below it."""
+    return re.sub(
+        r"(?:^\|.*\|$\n?)+", lambda found: _aligned(found.group(), width), text, flags=re.MULTILINE
+    )
 
 
 def _aligned(table: str, width: int) -> str:
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines())
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()
+    )
     widths = [max(map(len, column)) + 2 for column in zip(head, *rows)]
     wanted = sorted(range(1, len(head)), key=lambda i: (head[i] in LATER, i))
     shown, used = [0], widths[0]

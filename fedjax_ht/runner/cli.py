@@ -1,4 +1,5 @@
-"""Parses command lines, and tells every mistake in one line, exit code 2; --config is config_files.py's."""
+"""Parses command lines, and tells every mistake in one line, exit code 2; --config is
+config_files.py's."""
 
 import os
 import sys
@@ -12,7 +13,8 @@ from fedjax_ht.core.names import unknown
 if TYPE_CHECKING:  # benchmarks on machines without ml_collections use this module, too
     from ml_collections import ConfigDict
 
-QUIET = "--verbosity=-1"  # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
+# warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
+QUIET = "--verbosity=-1"
 TRUST = "Import the code that the run's config.json names as module:function, and run it."
 
 
@@ -21,8 +23,9 @@ class BadConfigFile(Exception):
 
 
 def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
-    """Prints the error as one line and exits with a code: 2 for what was wrong from the start; `at_once` leaves no time
-    to other threads, for which what they wait for ends, and which say so."""
+    """Prints the error as one line and exits with a code: 2 for what was wrong from the start;
+    `at_once` leaves no time to other threads, for which what they wait for ends, and which say
+    so."""
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     if at_once:
         os._exit(code)
@@ -30,7 +33,8 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
 
 
 def parse_flags(arguments: list[str]) -> list[str]:
-    """Parses the command line; a mistake in it, or in a config file or override that it names, is one line."""
+    """Parses the command line; a mistake in it, or in a config file or override that it names, is
+    one line."""
     rest = parse_words(arguments)
     if len(rest) > 1:
         fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
@@ -70,7 +74,8 @@ def unknown_flag(name: str, argument: str) -> str:
 def words(error: BaseException) -> str:
     """What an error says; ours, of bad values and files, say it without their kind."""
     said: object = error
-    while isinstance(said, KeyError | AttributeError) and said.args:  # str() of a KeyError has escapes
+    # str() of a KeyError has escapes
+    while isinstance(said, KeyError | AttributeError) and said.args:
         said = said.args[0]
     own = type(error) in (ValueError, FileNotFoundError) and str(error)
     return str(error) if own else f"{type(error).__name__}: {said}"

@@ -1,4 +1,5 @@
-"""fedjax-ht COMMAND: one program for all that is done with experiments; python -m experiments.main is fedjax-ht run."""
+"""fedjax-ht COMMAND: one program for all that is done with experiments; python -m experiments.main
+is fedjax-ht run."""
 
 import importlib
 import importlib.metadata
@@ -11,8 +12,8 @@ from fedjax_ht.runner.signals import end_on_signals
 
 
 class Command(NamedTuple):
-    """A command's module, which has `main`, in this package unless it says which; what it does; and whether it takes
-    words beside flags."""
+    """A command's module, which has `main`, in this package unless it says which; what it does; and
+    whether it takes words beside flags."""
 
     module: str
     about: str
@@ -27,14 +28,21 @@ COMMANDS = {
     "report": Command("show", "show a run again, and write its tables, pictures and page anew"),
     "data": Command("data", "download data sets, and say which there are", words=True),
     "deploy": Command(
-        "fedjax_ht.deploy.command", "split, server or client: a federation whose clients are elsewhere", words=True
+        "fedjax_ht.deploy.command",
+        "split, server or client: a federation whose clients are elsewhere",
+        words=True,
     ),
-    "list": Command("listing", "list methods, models, groups, partitions, datasets, configs, generators", words=True),
+    "list": Command(
+        "listing",
+        "list methods, models, groups, partitions, datasets, configs, generators",
+        words=True,
+    ),
 }
 
 
 def main(command: str | None = None) -> None:
-    """Runs the command that the first word of the command line names, or the one given, on the words behind it."""
+    """Runs the command that the first word of the command line names, or the one given, on the
+    words behind it."""
     end_on_signals()  # before anything that takes time to import
     words = sys.argv[1:] if command is None else [command, *sys.argv[1:]]
     if not words or words[0] in ("help", "-h", "-help", "--help"):
@@ -71,7 +79,13 @@ def overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {command.about}" for name, command in COMMANDS.items()]
     return "\n".join(
-        ["usage: fedjax-ht COMMAND [--help] [--FLAG=VALUE ...]", "", *lines, "", "fedjax-ht run --config=quickstart"]
+        [
+            "usage: fedjax-ht COMMAND [--help] [--FLAG=VALUE ...]",
+            "",
+            *lines,
+            "",
+            "fedjax-ht run --config=quickstart",
+        ]
     )
 
 
@@ -81,10 +95,18 @@ def usage(command: str, module: ModuleType) -> str:
 
     defined = flags.FLAGS.flags_by_module_dict().items()
     ours = [
-        flag for name, found in defined if name.startswith(("fedjax_ht.runner", "fedjax_ht.deploy")) for flag in found
+        flag
+        for name, found in defined
+        if name.startswith(("fedjax_ht.runner", "fedjax_ht.deploy"))
+        for flag in found
     ]
-    lines = [f"  --{flag.name}: {flag.help}{shown(flag.default)}" for flag in sorted(ours, key=lambda flag: flag.name)]
-    return "\n".join([f"fedjax-ht {command}: {COMMANDS[command].about}", "", module.__doc__.strip(), "", *lines])
+    lines = [
+        f"  --{flag.name}: {flag.help}{shown(flag.default)}"
+        for flag in sorted(ours, key=lambda flag: flag.name)
+    ]
+    return "\n".join(
+        [f"fedjax-ht {command}: {COMMANDS[command].about}", "", module.__doc__.strip(), "", *lines]
+    )
 
 
 def shown(default: object) -> str:

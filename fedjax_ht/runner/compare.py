@@ -1,12 +1,13 @@
 """Compares methods: fedjax-ht compare --config=quickstart --methods=local,fedtgp.
 
-One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every method. A name is
-the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05" has settings of its own, and
-"fedtgp@tuned" those that somebody has chosen for the config (entries.py). The report says which had what.
---methods and --trials are the config's unless given. --fair=9 first searches nine settings of each method, by
-validation (fair.py), and compares the best.
---target=0.8 asks what reaching that accuracy takes, --target_share=0.9 what nine tenths of the best accuracy do;
---target_score=accuracy_participants asks it of that score. The same command again goes on where the run stopped.
+One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every
+method. A name is the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05"
+has settings of its own, and "fedtgp@tuned" those that somebody has chosen for the config
+(entries.py). The report says which had what. --methods and --trials are the config's unless given.
+--fair=9 first searches nine settings of each method, by validation (fair.py), and compares the
+best. --target=0.8 asks what reaching that accuracy takes, --target_share=0.9 what nine tenths of
+the best accuracy do; --target_score=accuracy_participants asks it of that score. The same command
+again goes on where the run stopped.
 """
 
 from collections.abc import Sequence
@@ -26,13 +27,25 @@ from fedjax_ht.runner.main import chosen_workdir, configured, execute, orderly, 
 from fedjax_ht.runner.train import is_primary
 
 _METHODS = flags.DEFINE_list(
-    "methods", None, "What to compare, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's."
+    "methods",
+    None,
+    "What to compare, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's.",
 )
-_TRIALS = flags.DEFINE_integer("trials", None, "How many seeds each runs with; by default the config's.")
-_FAIR = flags.DEFINE_integer("fair", None, "How many settings of each method to search first, by validation.")
-_TARGET = flags.DEFINE_float("target", None, "An accuracy in (0, 1]; by default the lowest best accuracy.")
-_SHARE = flags.DEFINE_float("target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy.")
-_OF = flags.DEFINE_string("target_score", "accuracy", "The score that the target is of, as in metrics.jsonl.")
+_TRIALS = flags.DEFINE_integer(
+    "trials", None, "How many seeds each runs with; by default the config's."
+)
+_FAIR = flags.DEFINE_integer(
+    "fair", None, "How many settings of each method to search first, by validation."
+)
+_TARGET = flags.DEFINE_float(
+    "target", None, "An accuracy in (0, 1]; by default the lowest best accuracy."
+)
+_SHARE = flags.DEFINE_float(
+    "target_share", None, "Instead: a share, in (0, 1], of the highest best accuracy."
+)
+_OF = flags.DEFINE_string(
+    "target_score", "accuracy", "The score that the target is of, as in metrics.jsonl."
+)
 
 
 def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | None) -> ConfigDict:
@@ -47,7 +60,9 @@ def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | 
     if methods is None:
         return config
     if not methods or len(set(methods)) < len(methods):
-        raise ValueError(f"--methods is {','.join(methods)!r}; it must name at least one method, and each once")
+        raise ValueError(
+            f"--methods is {','.join(methods)!r}; it must name at least one method, and each once"
+        )
     config.entries = tuple(methods)
     entries_of(config)
     return config
@@ -61,16 +76,22 @@ def main(_) -> None:
             if value is not None and not 0 < value <= 1:
                 raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
         if _TARGET.value is not None and _SHARE.value is not None:
-            raise ValueError("--target and --target_share are both given; one of them sets the target")
+            raise ValueError(
+                "--target and --target_share are both given; one of them sets the target"
+            )
         if score not in ("accuracy", PARTICIPANTS):
             raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
     except ValueError as error:
         fail(error)
-    workdir = chosen_workdir(f"{name}-compare" if _FAIR.value is None else f"{name}-fair{_FAIR.value}", config)
+    workdir = chosen_workdir(
+        f"{name}-compare" if _FAIR.value is None else f"{name}-fair{_FAIR.value}", config
+    )
     aim = Aim(score, _TARGET.value, _SHARE.value)
     with orderly(workdir):
         if _FAIR.value is not None:
-            config = fairly_tuned(config, [entry.label for entry in entries_of(config)], _FAIR.value, workdir, tell)
+            config = fairly_tuned(
+                config, [entry.label for entry in entries_of(config)], _FAIR.value, workdir, tell
+            )
         result = execute(config, workdir, aim)
     if not is_primary() or not result.files:  # the folder is read-only
         return

@@ -3,8 +3,8 @@
     fedjax-ht data get cifar10 [--data_dir=data]
     fedjax-ht data list [--data_dir=data]
 
-A download that was cut off goes on where it stopped, by the same command. Runs read what is there by
---config.dataset.name=NAME --config.dataset.data_dir=DIR.
+A download that was cut off goes on where it stopped, by the same command. Runs read what is there
+by --config.dataset.name=NAME --config.dataset.data_dir=DIR.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,9 @@ from fedjax_ht.data.sources.download import Listed, get, listing
 from fedjax_ht.runner.cli import fail
 
 # Others have one of this name, too, and one process may import both.
-_DATA_DIR = flags.DEFINE_string("data_dir", "data", "The folder of the sets' files.", allow_override=True)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", "data", "The folder of the sets' files.", allow_override=True
+)
 _USAGE = "`get NAME` or `list`, and --data_dir=DIR if that is not data"
 
 
@@ -40,7 +42,9 @@ def line(listed: Listed) -> str:
     if listed.size is None:
         return f"{listed.name:<20}{listed.about}"
     there = f"is there: {listed.there[0]}" if listed.there else "is not there"
-    return f"{listed.name:<20}{listed.about}; {listed.size / 1e6:,.0f} MB from {listed.home}; {there}"
+    return (
+        f"{listed.name:<20}{listed.about}; {listed.size / 1e6:,.0f} MB from {listed.home}; {there}"
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -1,6 +1,7 @@
 """Loads one client's trained model from a run, and evaluates or exports it.
 
-fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3 [--export=client3.safetensors]
+fedjax-ht evaluate --workdir=checkpoints/runs/quickstart-seed0 --client=3
+[--export=client3.safetensors]
 """
 
 from pathlib import Path
@@ -27,7 +28,9 @@ from fedjax_ht.simulation.simulation import Simulation, SimulationState
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 _CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
-_METHOD = flags.DEFINE_string("method", None, "Which of the run's methods; by default the configured one.")
+_METHOD = flags.DEFINE_string(
+    "method", None, "Which of the run's methods; by default the configured one."
+)
 _TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")
 _EXPORT = flags.DEFINE_string(
     "export", None, "Write the client's state to this .npz, or its model to this .safetensors."
@@ -60,7 +63,10 @@ def load_run(workdir: Path | str, method: str | None = None, trust: bool = False
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
         there = f"it has {', '.join(experiment.methods)}"
-        raise ValueError(f"the run in {workdir} has no method {method!r}" + meant(method, experiment.methods, there))
+        raise ValueError(
+            f"the run in {workdir} has no method {method!r}"
+            + meant(method, experiment.methods, there)
+        )
     simulation = simulate(method, experiment)
     folder = workdir / experiment.entries[method].folder / "checkpoints"
     found = make_checkpointer(folder, simulation).restore()
@@ -80,7 +86,9 @@ def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
         raise ValueError(f"there is no trial {trial}; they run from 0 to {trials - 1}")
     federation = run.experiment.federations[run.method]
     if not 0 <= client < federation.num_clients:
-        raise ValueError(f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}")
+        raise ValueError(
+            f"there is no client {client}; ids run from 0 to {federation.num_clients - 1}"
+        )
     bucket = federation.buckets[federation.assignment[client]]
     members = federation.members(bucket)
     row = trial * len(members) + members.index(client)
@@ -93,8 +101,8 @@ def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
 
     Args:
       state: the client's.
-      path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its model by torch's names,
-        see `models.weights.state_dict`.
+      path: .npz for all of it, keyed by path ("params/base/conv1/kernel"); .safetensors for its
+        model by torch's names, see `models.weights.state_dict`.
       module: of the client's bucket.
 
     Raises:
@@ -103,12 +111,17 @@ def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
     if Path(path).suffix == ".safetensors":
         own = state if isinstance(state, dict) else getattr(state, "model", {})
         if "params" not in own:
-            raise ValueError("this method's clients have no model to export as .safetensors; take .npz")
+            raise ValueError(
+                "this method's clients have no model to export as .safetensors; take .npz"
+            )
         save_safetensors(path, state_dict(module, {"params": own["params"], "stats": own["stats"]}))
         return
     check_export(path)
     leaves = jax.tree_util.tree_leaves_with_path(state)
-    arrays = {jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf) for key, leaf in leaves}
+    arrays = {
+        jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf)
+        for key, leaf in leaves
+    }
     with atomic_open(path, "wb") as file:
         np.savez(file, **arrays)
 
@@ -123,7 +136,8 @@ def main(_) -> None:
     if _WORKDIR.value is None or _CLIENT.value is None:
         fail(
             ValueError(
-                "give --workdir and --client; for example --workdir=checkpoints/runs/quickstart-seed0 --client=3"
+                "give --workdir and --client; for example "
+                "--workdir=checkpoints/runs/quickstart-seed0 --client=3"
             )
         )
     enable_compilation_cache()

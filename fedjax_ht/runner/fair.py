@@ -1,5 +1,5 @@
-"""Equal chances: every method's settings are searched in as many points and rounds, on validation, before it is
-compared."""
+"""Equal chances: every method's settings are searched in as many points and rounds, on validation,
+before it is compared."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +18,13 @@ RATE = "training.learning_rate"
 
 
 def space_of(method: str, config: ConfigDict) -> Space:
-    """Returns what is searched of a method: the learning rate, and the options that its factory declares with a
-    `core.bounds.SearchRange`."""
+    """Returns what is searched of a method: the learning rate, and the options that its factory
+    declares with a `core.bounds.SearchRange`."""
     rate = config.training.learning_rate
-    return {RATE: SearchRange(rate / FACTOR, rate * FACTOR), **search_ranges(method_factory(method))}
+    return {
+        RATE: SearchRange(rate / FACTOR, rate * FACTOR),
+        **search_ranges(method_factory(method)),
+    }
 
 
 def described_space(space: Space) -> str:
@@ -30,17 +33,24 @@ def described_space(space: Space) -> str:
 
 
 def fairly_tuned(
-    config: ConfigDict, methods: Sequence[str], points: int, workdir: Path, tell: Callable[[str], None]
+    config: ConfigDict,
+    methods: Sequence[str],
+    points: int,
+    workdir: Path,
+    tell: Callable[[str], None],
 ) -> ConfigDict:
-    """A config that compares methods, each by the best of `points` settings: as its paper has it, and others that are
-    drawn from its space. The search takes the first trial's seed and split.
+    """A config that compares methods, each by the best of `points` settings: as its paper has it,
+    and others that are drawn from its space. The search takes the first trial's seed and split.
 
     Raises:
       ValueError: a method is given twice, `points` is below 2, or as `searched`.
     """
     names = [method.partition(":")[0] for method in methods]
     if len(set(names)) < len(names) or any("@" in name for name in names):
-        raise ValueError(f"--methods is {','.join(methods)!r}; --fair takes each method once, and tunes it itself")
+        raise ValueError(
+            f"--methods is {','.join(methods)!r}; --fair takes each method once, and tunes it "
+            "itself"
+        )
     if points < 2:
         raise ValueError(f"--fair is {points}; it must be at least 2 settings a method")
     single = config.copy_and_resolve_references()
@@ -50,7 +60,9 @@ def fairly_tuned(
     chosen = []
     for method, (name, space) in zip(methods, spaces.items()):
         folder = workdir / "search" / name
-        result = searched(single, points_of(method, space, points - 1), halvings, None, folder, tell)
+        result = searched(
+            single, points_of(method, space, points - 1), halvings, None, folder, tell
+        )
         with atomic_open(folder / "sweep.md") as file:
             file.write(table(result) + "\n")
         tell(f"chosen: {result.best}")

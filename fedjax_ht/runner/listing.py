@@ -41,7 +41,10 @@ def methods() -> dict[str, Entry]:
 
     def entry(name: str, factory: Callable) -> Entry:
         module = importlib.import_module(inspect.unwrap(factory).__module__)
-        return Entry(first_paragraph(module), options_of(list(inspect.signature(factory).parameters.values())[1:]))
+        return Entry(
+            first_paragraph(module),
+            options_of(list(inspect.signature(factory).parameters.values())[1:]),
+        )
 
     return {name: entry(name, factory) for name, factory in METHODS.items()}
 
@@ -51,7 +54,9 @@ def groups() -> dict[str, Entry]:
     def entry(name: str) -> Entry:
         shape, vocabulary = example(name)
         modules = model_group(name, 10, shape, vocabulary=vocabulary)
-        return Entry(", ".join(modules) if len(modules) < 12 else f"{len(modules)} of architecture and head")
+        return Entry(
+            ", ".join(modules) if len(modules) < 12 else f"{len(modules)} of architecture and head"
+        )
 
     return {name: entry(name) for name in GROUPS}
 
@@ -65,9 +70,14 @@ def models() -> dict[str, Entry]:
             if name not in found and "_head" not in name:
                 variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-                kind = {1: f"texts of {vocabulary or 0:,} tokens", 2: "128x9 windows", 3: "32x32x3 images"}
+                kind = {
+                    1: f"texts of {vocabulary or 0:,} tokens",
+                    2: "128x9 windows",
+                    3: "32x32x3 images",
+                }
                 found[name] = Entry(
-                    f"{count:,} parameters on {kind[len(shape.shape if vocabulary else shape)]}, 10 classes"
+                    f"{count:,} parameters on {kind[len(shape.shape if vocabulary else shape)]}, "
+                    "10 classes"
                 )
     return found
 
@@ -82,13 +92,19 @@ def _samples(shape: InputShape, vocabulary: int | None) -> str:
 def partitions() -> dict[str, Entry]:
 
     kinds = PLANS | PARTITIONS
-    return {name: Entry(first_paragraph(kinds[name]), options_of(partition_options(name).values())) for name in kinds}
+    return {
+        name: Entry(first_paragraph(kinds[name]), options_of(partition_options(name).values()))
+        for name in kinds
+    }
 
 
 def datasets() -> dict[str, Entry]:
 
     about = {name: source.about for name, source in SOURCES.items()} | ELSEWHERE
-    return {name: Entry(about.get(name.partition(":")[0], "a set of tensorflow-datasets")) for name in dataset_names()}
+    return {
+        name: Entry(about.get(name.partition(":")[0], "a set of tensorflow-datasets"))
+        for name in dataset_names()
+    }
 
 
 def configs() -> dict[str, Entry]:
@@ -129,7 +145,13 @@ def told(words: Sequence[str], width: int) -> str:
       ValueError: an unknown kind or name. One line.
     """
     if not words:
-        return "\n".join(["usage: fedjax-ht list KIND [NAME ...]; the kinds are", "", *(f"  {kind}" for kind in KINDS)])
+        return "\n".join(
+            [
+                "usage: fedjax-ht list KIND [NAME ...]; the kinds are",
+                "",
+                *(f"  {kind}" for kind in KINDS),
+            ]
+        )
     kind, *names = words
     if kind not in KINDS:
         raise ValueError(unknown("kind", kind, KINDS))
@@ -144,10 +166,14 @@ def told(words: Sequence[str], width: int) -> str:
 def paragraph(name: str, entry: Entry, column: int, width: int) -> str:
     """A name, what is said of it beside it, and its options below."""
     indent = " " * column
-    about = textwrap.fill(entry.about, width, initial_indent=name.ljust(column), subsequent_indent=indent)
+    about = textwrap.fill(
+        entry.about, width, initial_indent=name.ljust(column), subsequent_indent=indent
+    )
     # Options are not broken at their own spaces.
     options = ", ".join(option.replace(" ", "\0") for option in entry.options)
-    options = textwrap.fill(options, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+    options = textwrap.fill(
+        options, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
+    )
     return (about or name) + (f"\n{options}" if entry.options else "").replace("\0", " ")
 
 

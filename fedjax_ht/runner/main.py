@@ -31,16 +31,21 @@ from fedjax_ht.runner.train import (
 from fedjax_ht.simulation.history import wire_bytes
 
 _CONFIG = define_config()
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of the first process of several.")
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "host:port of the first process of several."
+)
 _PROCESSES = flags.DEFINE_integer("processes", None, "How many processes there are.")
 _PROCESS = flags.DEFINE_integer("process", None, "Which one this is, from 0.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Where to write; by default a folder in checkpoints/runs.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Where to write; by default a folder in checkpoints/runs."
+)
 
 
 class Progress:
-    """Shows round, accuracy, seconds and bytes of each entry: a bar on a terminal, elsewhere a line an evaluation, by
-    the last trial. Trouble of any trial is a line at once, see `bad_clients.Notes`. The time that is left is reckoned
-    without the first round, which compiles."""
+    """Shows round, accuracy, seconds and bytes of each entry: a bar on a terminal, elsewhere a line
+    an evaluation, by the last trial. Trouble of any trial is a line at once, see
+    `bad_clients.Notes`. The time that is left is reckoned without the first round, which
+    compiles."""
 
     def __init__(self, rounds: int, trials: int):
         self.rounds, self.trials, self.bars, self.accuracy = rounds, trials, {}, {}
@@ -63,7 +68,8 @@ class Progress:
         elif row["trial"] == self.trials - 1:
             self.seconds.setdefault(label, []).append(seconds)
             if "accuracy" in row:
-                usual = self.seconds[label][2:]  # behind the untrained federation and the first round
+                # behind the untrained federation and the first round
+                usual = self.seconds[label][2:]
                 left = (self.rounds - row["round"]) * sum(usual) / max(1, len(usual))
                 parts += [f"{tqdm.format_interval(left)} left"] if left else []
                 tell(f"{label}, round {row['round']} of {self.rounds}: {', '.join(parts)}")
@@ -72,7 +78,9 @@ class Progress:
         if label not in self.bars:
             self.close()  # one bar at a time
             start = round - (round > 0)
-            self.bars[label] = tqdm(total=self.rounds, initial=start, desc=label.ljust(8), unit="round", leave=True)
+            self.bars[label] = tqdm(
+                total=self.rounds, initial=start, desc=label.ljust(8), unit="round", leave=True
+            )
         bar = self.bars[label]
         bar.set_postfix_str(words)
         first = bar.n == bar.initial and round > bar.n
@@ -93,9 +101,12 @@ def configured() -> tuple[ConfigDict, str]:
 
 
 def run_name(config: str) -> str:
-    """Of a config as it is named: quickstart.py -> quickstart, quickstart.py:method=fedproto -> quickstart-fedproto."""
+    """Of a config as it is named: quickstart.py -> quickstart, quickstart.py:method=fedproto ->
+    quickstart-fedproto."""
     file, _, argument = config.partition(":")
-    return "-".join([Path(file).stem, *(part.rpartition("=")[2] for part in argument.split(",") if part)])
+    return "-".join(
+        [Path(file).stem, *(part.rpartition("=")[2] for part in argument.split(",") if part)]
+    )
 
 
 def chosen_workdir(name: str, config: ConfigDict) -> Path:
@@ -123,14 +134,18 @@ def execute(config: ConfigDict, workdir: Path, aim: Aim | None = None) -> Result
 
 @contextlib.contextmanager
 def orderly(workdir: Path) -> Iterator[None]:
-    """Within it the processes of a run are joined and programs are cached; a mistake ends the program with 2, what
-    cannot be written once it has begun with 1, a signal with 128 + its number."""
+    """Within it the processes of a run are joined and programs are cached; a mistake ends the
+    program with 2, what cannot be written once it has begun with 1, a signal with 128 + its
+    number."""
     enable_compilation_cache()
     try:
         join_processes(_COORDINATOR.value, _PROCESSES.value, _PROCESS.value)
         yield
     except Interrupted as stop:
-        print(f"{stop}; what was done is saved below {workdir}. The same command goes on from there.", file=sys.stderr)
+        print(
+            f"{stop}; what was done is saved below {workdir}. The same command goes on from there.",
+            file=sys.stderr,
+        )
         sys.exit(128 + stop.signal)
     except Alone as error:
         fail(error, at_once=True)

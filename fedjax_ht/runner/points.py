@@ -1,4 +1,5 @@
-"""Trains the points of a search, the worse half of them for fewer rounds, and chooses one by validation."""
+"""Trains the points of a search, the worse half of them for fewer rounds, and chooses one by
+validation."""
 
 import json
 import math
@@ -30,19 +31,28 @@ SCORE = "val_accuracy"
 
 
 class Place(NamedTuple):
-    """Where a point stands: a folder, and the labels of the points that were trained there together."""
+    """Where a point stands: a folder, and the labels of the points that were trained there
+    together."""
 
     folder: Path
     labels: list[str]
 
 
 def regrouped(
-    target: Simulation, labels: Sequence[str], trials: int, sources: Mapping[str, tuple[Simulation, Any, list[str]]]
+    target: Simulation,
+    labels: Sequence[str],
+    trials: int,
+    sources: Mapping[str, tuple[Simulation, Any, list[str]]],
 ) -> tuple[SimulationState, list[Row]]:
-    """State and history of points that were trained in other company; `sources` are label -> (simulation, (state,
-    history), labels there)."""
+    """State and history of points that were trained in other company; `sources` are label ->
+    (simulation, (state, history), labels there)."""
     state, history = target.init(), []
-    servers, last_round, waiting, changed = [], [], [], {name: x.copy() for name, x in state.changed.items()}
+    servers, last_round, waiting, changed = (
+        [],
+        [],
+        [],
+        {name: x.copy() for name, x in state.changed.items()},
+    )
     sizes = {name: len(x) // (trials * len(labels)) for name, x in changed.items()}
     for position, label in enumerate(labels):
         simulation, (before, rows), company = sources[label]
@@ -53,14 +63,20 @@ def regrouped(
         waiting.append((before.waiting, there))
         for name, size in sizes.items():
             source, to = (np.arange(r.start * size, r.stop * size) for r in (there, here))
-            state = target.write_clients(state, name, to, simulation.read_clients(before, name, source))
+            state = target.write_clients(
+                state, name, to, simulation.read_clients(before, name, source)
+            )
             changed[name][to] = before.changed[name][source]
         moved = position * trials - there.start
         history += [row | {"trial": row["trial"] + moved} for row in rows if row["trial"] in there]
     history.sort(key=lambda row: (row["round"], row["trial"]))
     stacked = jax.tree.map(lambda *xs: jax.numpy.stack(xs), *servers)
-    state = state._replace(round=before.round, servers=stacked, last_round=np.stack(last_round), changed=changed)
-    return state if state.waiting is None else state._replace(waiting=regrouped_waiting(waiting)), history
+    state = state._replace(
+        round=before.round, servers=stacked, last_round=np.stack(last_round), changed=changed
+    )
+    return state if state.waiting is None else state._replace(
+        waiting=regrouped_waiting(waiting)
+    ), history
 
 
 class Found(NamedTuple):
@@ -68,8 +84,8 @@ class Found(NamedTuple):
 
     Attributes:
       best: the label of the chosen point.
-      scores: after so many rounds -> label -> its best validation accuracy till then, mean over trials; NaN where a
-        client or the server stopped being finite: such a point is not chosen.
+      scores: after so many rounds -> label -> its best validation accuracy till then, mean over
+        trials; NaN where a client or the server stopped being finite: such a point is not chosen.
     """
 
     best: str
@@ -85,10 +101,11 @@ def search(
     caught: Sequence[int],
     tell: Callable[[str], None],
 ) -> Found:
-    """Trains the points of an experiment up to the rounds `at`; the better half goes on from each but the last.
+    """Trains the points of an experiment up to the rounds `at`; the better half goes on from each
+    but the last.
 
-    What is done is kept in `workdir`/search.json, and checkpoints of what is not below `workdir`/points: a second call
-    goes on from there.
+    What is done is kept in `workdir`/search.json, and checkpoints of what is not below
+    `workdir`/points: a second call goes on from there.
 
     Args:
       together: points that train in one program, side by side where trials do.
@@ -99,14 +116,18 @@ def search(
       Interrupted: by a signal.
     """
     try:
-        return _search(experiment, config, workdir, at, together, caught, tell, families(experiment, config))
+        return _search(
+            experiment, config, workdir, at, together, caught, tell, families(experiment, config)
+        )
     except jax.errors.ConcretizationTypeError:
         tell("one of these settings cannot vary within a program: every point compiles its own")
         found = families(experiment, config, trace=False)
         return _search(experiment, config, workdir, at, together, caught, tell, found)
 
 
-def _search(experiment, config, workdir, at, together, caught, tell, found: Sequence[Family]) -> Found:
+def _search(
+    experiment, config, workdir, at, together, caught, tell, found: Sequence[Family]
+) -> Found:
     record = workdir / "search.json"
     done = {int(k): v for k, v in json.loads(record.read_text()).items()} if record.exists() else {}
     simulation = simulations(experiment, config.trials, found)
@@ -124,7 +145,11 @@ def _search(experiment, config, workdir, at, together, caught, tell, found: Sequ
                 diverged = divergence(trials)
                 best = [best_by(trial, SCORE)[SCORE] for trial in trials]
                 scores[label] = math.nan if diverged else float(np.mean(best))
-                outcome = f"left out, {diverged}" if diverged else f"{100 * scores[label]:.2f} % on validation"
+                outcome = (
+                    f"left out, {diverged}"
+                    if diverged
+                    else f"{100 * scores[label]:.2f} % on validation"
+                )
                 tell(f"{label}, {rounds} rounds: {outcome}")
             with atomic_open(record) as file:
                 json.dump(done, file, indent=2)
@@ -134,7 +159,8 @@ def _search(experiment, config, workdir, at, together, caught, tell, found: Sequ
         places = new
         if all(math.isnan(scores[label]) for label in alive):
             raise ValueError(
-                f"in every setting of {alive[0].partition(':')[0]} a client or the server stopped being finite; "
+                f"in every setting of {alive[0].partition(':')[0]} a client or the server stopped "
+                "being finite; "
                 "search lower learning rates"
             )
         if rounds != at[-1]:
@@ -165,7 +191,8 @@ def _parts(trials: list, size: int) -> list[list]:
 
 
 def _train(simulation, company, config, folder, rounds, places, experiment, caught) -> list[Row]:
-    """Trains some points up to `rounds`, from where they stand: here, in the places where they were before, or new."""
+    """Trains some points up to `rounds`, from where they stand: here, in the places where they were
+    before, or new."""
     own = simulation(company)
     checkpointer = make_checkpointer(folder / "checkpoints", own, keep=1)
     state, history = checkpointer.restore() or (None, [])
@@ -175,7 +202,10 @@ def _train(simulation, company, config, folder, rounds, places, experiment, caug
             there = simulation(place.labels)
             found = make_checkpointer(place.folder / "checkpoints", there).restore()
             if found is None:
-                raise ValueError(f"{place.folder} has no checkpoint that can be read; begin again in another --workdir")
+                raise ValueError(
+                    f"{place.folder} has no checkpoint that can be read; begin again in another "
+                    "--workdir"
+                )
             sources[label] = there, found, place.labels
         state, history = regrouped(own, company, config.trials, sources)
 
@@ -186,7 +216,9 @@ def _train(simulation, company, config, folder, rounds, places, experiment, caug
         return stop
 
     every, only = config.evaluate.every, evaluated_clients(config)
-    state, history = run_rounds(own, rounds, state, history, every, after_round=after_round, only=only)
+    state, history = run_rounds(
+        own, rounds, state, history, every, after_round=after_round, only=only
+    )
     if caught:
         raise Interrupted(caught[0])
     checkpointer.save(state, history)
@@ -206,8 +238,8 @@ def searched(
     """Searches among entries, on the config's split and seeds.
 
     Raises:
-      ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or of another search.
-        One line.
+      ValueError, OSError: the config is wrong or has no validation sets, or `workdir` is in use or
+        of another search. One line.
       Interrupted: by a signal.
     """
     if jax.process_count() > 1:
@@ -217,11 +249,16 @@ def searched(
     experiment = build(config)
     if not any(len(client.val) for client in experiment.partitions[0]):
         raise ValueError(
-            "the clients have no validation sets to choose by; give them a share of each client's samples, such as "
+            "the clients have no validation sets to choose by; give them a share of each client's "
+            "samples, such as "
             "--config.partition.options.val_share=0.2"
         )
     size = together or (1 if jax.default_backend() == "cpu" else len(labels))
-    with locked(workdir, tell), catch_signals() as caught, jax.default_matmul_precision(config.precision):
+    with (
+        locked(workdir, tell),
+        catch_signals() as caught,
+        jax.default_matmul_precision(config.precision),
+    ):
         prints = fingerprints(experiment.dataset, experiment.partitions)
         remember_config(config, experiment.entries.values(), workdir, prints)
         return search(experiment, config, workdir, at, size, caught, tell)
@@ -230,7 +267,10 @@ def searched(
 def table(found: Found) -> str:
     """Markdown: every point's validation accuracy by rounds, the best of the longest first."""
     rounds = sorted(found.scores)
-    order = sorted(found.scores[rounds[0]], key=lambda x: [-found.scores[r].get(x, -1) for r in reversed(rounds)])
+    order = sorted(
+        found.scores[rounds[0]],
+        key=lambda x: [-found.scores[r].get(x, -1) for r in reversed(rounds)],
+    )
     rows = [["entry", *(f"{r} rounds, validation %" for r in rounds)], ["---"] * (1 + len(rounds))]
     for label in order:
         scores = [found.scores[r].get(label) for r in rounds]

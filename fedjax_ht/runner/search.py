@@ -1,4 +1,5 @@
-"""What a sweep tries: the points of a space of settings, how long each runs, and which of them go on."""
+"""What a sweep tries: the points of a space of settings, how long each runs, and which of them go
+on."""
 
 import itertools
 import math
@@ -9,7 +10,8 @@ import numpy as np
 from fedjax_ht.core.bounds import SearchRange
 
 Space = dict[str, tuple[str, ...] | SearchRange]
-"""A setting as an entry names it (entries.py) -> its values as an entry writes them, or their range."""
+"""A setting as an entry names it (entries.py) -> its values as an entry writes them, or their
+range."""
 Point = dict[str, str]
 
 
@@ -25,7 +27,8 @@ def parse_space(over: Sequence[str]) -> Space:
         key = key.removeprefix("method.options.").removeprefix("method.")
         if not key or not equals or not text:
             raise ValueError(
-                f"--over is {spec!r}; it must be KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or uniform:LOW:HIGH"
+                f"--over is {spec!r}; it must be KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or "
+                "uniform:LOW:HIGH"
             )
         if key in space:
             raise ValueError(f"--over names {key} twice")
@@ -46,7 +49,8 @@ def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
         or (kind == "log" and low <= 0)
     ):
         raise ValueError(
-            f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as log:0.01:1"
+            f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as "
+            "log:0.01:1"
         )
     return SearchRange(low, high, kind == "log")
 
@@ -59,16 +63,22 @@ def grid(space: Space) -> list[Point]:
     """
     for key, values in space.items():
         if isinstance(values, SearchRange):
-            raise ValueError(f"{key} has a range, of which a grid cannot take all values; say how many by --draws")
+            raise ValueError(
+                f"{key} has a range, of which a grid cannot take all values; say how many by "
+                "--draws"
+            )
     return [dict(zip(space, values)) for values in itertools.product(*space.values())]
 
 
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
-    """`count` points of a Latin hypercube: each setting's values are spread evenly over its range. A pure function of
-    its arguments; values have two significant digits, so that a label can be read."""
+    """`count` points of a Latin hypercube: each setting's values are spread evenly over its range.
+    A pure function of its arguments; values have two significant digits, so that a label can be
+    read."""
     rng = np.random.default_rng(seed)
     shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
-    return [{key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)]
+    return [
+        {key: _value(values, shares[key][i]) for key, values in space.items()} for i in range(count)
+    ]
 
 
 def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
@@ -93,14 +103,15 @@ def rungs(rounds: int, halvings: int) -> list[int]:
     found = [rounds >> left for left in range(halvings, -1, -1)]
     if halvings < 0 or found[0] < 1:
         raise ValueError(
-            f"--halvings is {halvings}; with {rounds} rounds it must be from 0 to {rounds.bit_length() - 1}"
+            f"--halvings is {halvings}; with {rounds} rounds it must be from 0 to "
+            f"{rounds.bit_length() - 1}"
         )
     return found
 
 
 def better_half(scores: Mapping[str, float]) -> list[str]:
-    """Returns the labels that go on, in the order in which they came: at most half of them, rounded up, and none whose
-    score is not a number. Of equal scores the first is the better."""
+    """Returns the labels that go on, in the order in which they came: at most half of them, rounded
+    up, and none whose score is not a number. Of equal scores the first is the better."""
     valid = [label for label in scores if not math.isnan(scores[label])]
     order = sorted(valid, key=lambda label: scores[label], reverse=True)
     chosen = set(order[: -(-len(scores) // 2)])
@@ -117,14 +128,16 @@ def rounds_trained(points: int, at: Sequence[int]) -> int:
 
 
 def points_of(entry: str, space: Space, draws: int | None) -> list[str]:
-    """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws the entry itself
-    comes first.
+    """Returns the labels of the points of a space, a point a draw or else all of a grid. With draws
+    the entry itself comes first.
 
     Raises:
       ValueError: the space is empty, or a range has to be a grid's.
     """
     if not space:
-        raise ValueError("--over names no setting to search, such as --over=training.learning_rate=0.01,0.1")
+        raise ValueError(
+            "--over names no setting to search, such as --over=training.learning_rate=0.01,0.1"
+        )
     if draws is not None and draws < 1:
         raise ValueError(f"--draws is {draws}; it must be at least 1")
     points = grid(space) if draws is None else [{}, *draw(space, draws)]

@@ -38,7 +38,8 @@ def show(
     anything is drawn; `trust` is that of `run_folder.read_run`.
 
     Raises:
-      ValueError, OSError: there is no run or no row, its data are others now, or a process trains there. One line.
+      ValueError, OSError: there is no run or no row, its data are others now, or a process trains
+        there. One line.
     """
     config, experiment = read_run(workdir, trust)
     with locked(workdir, warn) as writable:

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM: a line instead of a traceback, from a program's first moment on. Nothing slow is imported."""
+"""SIGINT and SIGTERM: a line instead of a traceback, from a program's first moment on. Nothing slow
+is imported."""
 
 import os
 import signal
@@ -8,11 +9,13 @@ import time
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-SAME = 0.3  # seconds; `timeout` sends its signal twice, to the process and to its group, and means it once
+# seconds; `timeout` sends its signal twice, to the process and to its group, and means it once
+SAME = 0.3
 
 
 class catch_signals:
-    """Within the block SIGINT and SIGTERM are noted in the list; a second one of the same kind acts as usual."""
+    """Within the block SIGINT and SIGTERM are noted in the list; a second one of the same kind acts
+    as usual."""
 
     def __enter__(self) -> list[int]:
         self.caught: list[int] = []
@@ -39,14 +42,15 @@ class catch_signals:
 
 
 def end_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end the program with one line, at once, whatever it is doing. Of a block of
-    `catch_signals` that holds for the second one; the first is left to it."""
+    """From now on SIGINT and SIGTERM end the program with one line, at once, whatever it is doing.
+    Of a block of `catch_signals` that holds for the second one; the first is left to it."""
     ending = threading.Lock()
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
 
     def end(number, frame):
-        if ending.acquire(blocking=False):  # the main thread and the one below may come here together
+        # the main thread and the one below may come here together
+        if ending.acquire(blocking=False):
             say(f"stopped by {signal.Signals(number).name}")
             os._exit(128 + number)
 
@@ -54,7 +58,8 @@ def end_on_signals() -> None:
         os.write(2, f"{line}\n".encode())  # the main thread may hold the lock of sys.stderr
 
     def watch():
-        """Python's handlers run between two bytecodes of the main thread only, and so not while it compiles."""
+        """Python's handlers run between two bytecodes of the main thread only, and so not while it
+        compiles."""
         since = 0.0
         while True:
             number = receiver.recv(1)[0]
@@ -64,11 +69,15 @@ def end_on_signals() -> None:
             owed.clear()
             if first:
                 since = time.monotonic()
-                say(f"{signal.Signals(number).name}: the round in progress is still saved; a second one ends at once")
+                say(
+                    f"{signal.Signals(number).name}: the round in progress is still saved; a "
+                    "second one ends at once"
+                )
             elif time.monotonic() - since > SAME:
                 end(number, None)
 
-    # Blocks whose first signal the thread has counted; blocks that had it before the thread was told.
+    # Blocks whose first signal the thread has counted; blocks that had it before the thread was
+    # told.
     counted, owed = set(), set()
     end.take = lambda block: None if block in counted else owed.add(block)
     for number in NUMBERS:

@@ -3,10 +3,11 @@
     fedjax-ht sweep --config=few_samples --entry=fedtgp \
         --over=weight=0.1,1,10 --over=training.learning_rate=0.01,0.03,0.1
 
-tries all nine; --draws=20 tries twenty that are spread over the space, in which --over=weight=log:0.01:10 may be a
-range, and the entry as it is given. With --halvings=2 the worse half ends after a quarter of the rounds, and half of
-the rest after half of them. The same command again goes on where the search stopped. What is chosen is printed as an
-entry for `experiments.compare --methods`; test sets have no say in it.
+tries all nine; --draws=20 tries twenty that are spread over the space, in which
+--over=weight=log:0.01:10 may be a range, and the entry as it is given. With --halvings=2 the worse
+half ends after a quarter of the rounds, and half of the rest after half of them. The same command
+again goes on where the search stopped. What is chosen is printed as an entry for
+`experiments.compare --methods`; test sets have no say in it.
 """
 
 import shlex
@@ -21,11 +22,19 @@ from fedjax_ht.runner.main import chosen_workdir, configured, orderly, tell
 from fedjax_ht.runner.points import budget, searched, table
 from fedjax_ht.runner.search import parse_space, points_of
 
-_ENTRY = flags.DEFINE_string("entry", None, "What to search, such as fedtgp or fedproto:variant=released.")
-_OVER = flags.DEFINE_multi_string("over", [], "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH.")
-_DRAWS = flags.DEFINE_integer("draws", None, "How many points to draw; by default all combinations are tried.")
+_ENTRY = flags.DEFINE_string(
+    "entry", None, "What to search, such as fedtgp or fedproto:variant=released."
+)
+_OVER = flags.DEFINE_multi_string(
+    "over", [], "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH."
+)
+_DRAWS = flags.DEFINE_integer(
+    "draws", None, "How many points to draw; by default all combinations are tried."
+)
 _HALVINGS = flags.DEFINE_integer("halvings", 0, "How often the worse half of the points ends.")
-_TOGETHER = flags.DEFINE_integer("together", None, "Points in one program; by default 1 on CPU, elsewhere all.")
+_TOGETHER = flags.DEFINE_integer(
+    "together", None, "Points in one program; by default 1 on CPU, elsewhere all."
+)
 
 
 def count_programs() -> list[float]:
@@ -54,5 +63,8 @@ def main(_) -> None:
     text = f"{table(found)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:
         file.write(text + "\n")
-    print(f"\n{text}\n{len(compiled)} programs in {sum(compiled):.0f} s of {time.time() - start:.0f}.\n")
+    print(
+        f"\n{text}\n{len(compiled)} programs in {sum(compiled):.0f} s of "
+        f"{time.time() - start:.0f}.\n"
+    )
     print(f"chosen: --methods={shlex.quote(found.best)}")

@@ -1,4 +1,5 @@
-"""Trains and evaluates what a config describes, from the start or from where a run in the same folder stopped."""
+"""Trains and evaluates what a config describes, from the start or from where a run in the same
+folder stopped."""
 
 import dataclasses
 import json
@@ -88,23 +89,27 @@ def train_and_evaluate(
     aim: Aim | None = None,
     show_result: Callable[[str], None] = lambda text: None,
 ) -> Result:
-    """Runs every method of the config on one split and writes metrics, checkpoints, a table, plots and a page below
-    `workdir`. With an `aim` the first table is a comparison's, of what reaching an accuracy cost.
+    """Runs every method of the config on one split and writes metrics, checkpoints, a table, plots
+    and a page below `workdir`. With an `aim` the first table is a comparison's, of what reaching an
+    accuracy cost.
 
-    Under `jax.distributed` every process makes the same call, and the first of them writes; `workdir` must be a folder
-    that all of them see.
+    Under `jax.distributed` every process makes the same call, and the first of them writes;
+    `workdir` must be a folder that all of them see.
 
-    A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the round in progress
-    finish, save, and raise `Interrupted`. Of a finished run in a read-only folder the result is shown.
+    A second call with the same config goes on where the first stopped. SIGINT and SIGTERM let the
+    round in progress finish, save, and raise `Interrupted`. Of a finished run in a read-only folder
+    the result is shown.
 
     `stage` is told what begins, a line each: the run, every entry that has rounds to do, and
     drawing. `show_result` is given the summary before anything is drawn, which may take minutes.
 
     Raises:
-      ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does, or it holds a run of
-        another config or on other data. One line each.
-      Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One line.
-      GaveUp: in an entry nothing arrived for `give_up` rounds in a row; the others have run to their end.
+      ValueError, OSError: the config is wrong, or `workdir` cannot be used: another process does,
+        or it holds a run of another config or on other data. One line each.
+      Unwritable: the disk is full, say, after the run has begun; the last checkpoint is whole. One
+        line.
+      GaveUp: in an entry nothing arrived for `give_up` rounds in a row; the others have run to
+        their end.
     """
     workdir = Path(workdir)
     experiment = build(config, begun=(workdir / "config.json").exists())
@@ -121,7 +126,10 @@ def train_and_evaluate(
         for folder in folders.values() if writes else ():
             folder.mkdir(exist_ok=True)
         if is_primary():
-            stage(f"{setting(config, experiment)} {'Writing to' if writable else 'Nothing is written to'} {workdir}.")
+            stage(
+                f"{setting(config, experiment)} "
+                f"{'Writing to' if writable else 'Nothing is written to'} {workdir}."
+            )
         histories: dict[str, list[Row]] = {}
         tell = warn if is_primary() else lambda line: None
         try:
@@ -142,7 +150,9 @@ def train_and_evaluate(
             raise Unwritable(
                 f"{error}; what was saved before is whole, and the same command goes on from there"
             ) from error
-    if lost := [line for name in histories if (line := why_silent(name, histories[name], config.give_up))]:
+    if lost := [
+        line for name in histories if (line := why_silent(name, histories[name], config.give_up))
+    ]:
         raise GaveUp(". ".join(lost))
     files = [folder / file for folder in folders.values() for file in (*FILES, "checkpoints")]
     files = [workdir / "config.json", workdir / "summary.md", *files, *pictures]
@@ -157,7 +167,8 @@ def write_results(
     workdir: Path,
     warn: Callable[[str], None],
 ) -> list[Path]:
-    """Writes the summary, plots and report of a run; returns the paths of the pictures and of the report."""
+    """Writes the summary, plots and report of a run; returns the paths of the pictures and of the
+    report."""
     entries = [experiment.entries[label] for label in histories]
     with atomic_open(workdir / "summary.md") as file:
         file.write(text_of(histories, entries, aim=None) + "\n")
@@ -169,18 +180,23 @@ def write_results(
     return [*pictures, write_report(config, experiment, histories, first, workdir, page.command)]
 
 
-def simulate(name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None) -> Simulation:
-    """One entry's simulation, of all trials. `lanes` are given where "auto" was asked for and an earlier call has
-    chosen."""
+def simulate(
+    name: str, experiment: Experiment, lanes: Mapping[str, int] | None = None
+) -> Simulation:
+    """One entry's simulation, of all trials. `lanes` are given where "auto" was asked for and an
+    earlier call has chosen."""
     method, federation = experiment.methods[name], experiment.federations[name]
-    data = [make_federation_data(experiment.dataset, partition, federation) for partition in experiment.partitions]
+    data = [
+        make_federation_data(experiment.dataset, partition, federation)
+        for partition in experiment.partitions
+    ]
     options = dataclasses.replace(experiment.options, lanes=lanes) if lanes else experiment.options
     return make_trials(method, federation, data, options)
 
 
 def with_noted_lanes(name: str, experiment: Experiment, noted: Path, writes: bool) -> Simulation:
-    """One entry's simulation; where "auto" chooses lanes, with those that this run has noted for an architecture, and
-    what is new noted."""
+    """One entry's simulation; where "auto" chooses lanes, with those that this run has noted for an
+    architecture, and what is new noted."""
     if experiment.options.lanes != "auto":
         return simulate(name, experiment)
     known = read_json(noted) if noted.exists() else {}
@@ -209,7 +225,9 @@ def run_method(
     """One method from its newest checkpoint on; returns its history."""
     writes = writable and is_primary()
     simulation = with_noted_lanes(name, experiment, workdir.parent / "lanes.json", writes)
-    checkpointer = make_checkpointer(workdir / "checkpoints", simulation, config.checkpoint.keep, background=True)
+    checkpointer = make_checkpointer(
+        workdir / "checkpoints", simulation, config.checkpoint.keep, background=True
+    )
     state, history = checkpointer.restore(warn) or (None, [])
     saved, written = state.round if history else -1, 0
     ends = {"patience": config.evaluate.patience or None, "give_up": config.give_up or None}
@@ -220,13 +238,20 @@ def run_method(
         raise ValueError(f"no weights at {gone[0]}, which {name} starts from at round 0")
     if state is None and writes and (aside := start_again(workdir)):
         warn(
-            f"{name}: {workdir} has no checkpoint that can be read; it starts again at round 0, and what was there is "
+            f"{name}: {workdir} has no checkpoint that can be read; it starts again at round 0, "
+            "and what was there is "
             f"now in {aside}"
         )
     if is_primary() and (state is None or state.round < config.rounds):
-        devices, programs = config.devices or len(jax.devices()), len(experiment.federations[name].buckets)
+        devices, programs = (
+            config.devices or len(jax.devices()),
+            len(experiment.federations[name].buckets),
+        )
         where = f"{devices} x {jax.devices()[0].device_kind}"
-        stage(f"{name}: compiling {programs} architecture{'s' * (programs > 1)} for {where}, in the first round")
+        stage(
+            f"{name}: compiling {programs} architecture{'s' * (programs > 1)} for {where}, in the "
+            "first round"
+        )
 
     def write(history) -> None:
         nonlocal written
@@ -251,7 +276,8 @@ def run_method(
             warned.add((row["trial"], warning))
             warn(f"{place_of(name, row, config.trials)}: {warning}")
         if row["round"] == 0 and row["trial"] == config.trials - 1:
-            stop_if_told(caught)  # the untrained federation is evaluated; the first round may compile for long
+            # the untrained federation is evaluated; the first round may compile for long
+            stop_if_told(caught)
 
     def after_round(state, history) -> bool:
         write(history)
@@ -288,32 +314,39 @@ def stop_if_told(caught: list[int]) -> None:
         raise Interrupted(caught[0] if caught else signal.SIGTERM)
 
 
-def is_finished(round: int, history: list[Row], rounds: int, patience: int | None, give_up: int | None) -> bool:
+def is_finished(
+    round: int, history: list[Row], rounds: int, patience: int | None, give_up: int | None
+) -> bool:
     """Whether a run that has come to a round has none left to do."""
     return round >= rounds or all(is_over(trial, patience, give_up) for trial in by_trial(history))
 
 
 def show_server(name: str, experiment: Experiment, state: SimulationState, workdir: Path) -> None:
-    """Writes what a method's server shows of its state, of the first trial, to images/<round>.png, if anything."""
+    """Writes what a method's server shows of its state, of the first trial, to images/<round>.png,
+    if anything."""
     method = experiment.methods[name]
     if method.view.pictures is None:
         return
     first = of_trial(state.servers, 0)
     blocks = jax.tree.map(np.asarray, method.view.pictures(experiment.federations[name], first))
-    plots.save(plots.image_grid(blocks, experiment.dataset.class_names), workdir / "images" / f"{state.round:05d}.png")
+    plots.save(
+        plots.image_grid(blocks, experiment.dataset.class_names),
+        workdir / "images" / f"{state.round:05d}.png",
+    )
 
 
 def enable_compilation_cache(folder: Path | str | None = None) -> None:
-    """Keeps compiled programs on disk between runs, below the user's cache folder unless told where."""
+    """Keeps compiled programs on disk between runs, below the user's cache folder unless told
+    where."""
     folder = Path(folder) if folder else Path.home() / ".cache" / "fedjax_ht" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def use_all_cores() -> None:
-    """One CPU device a core, at most eight: whole clients in parallel instead of threads inside small products, which
-    is up to 1.6 times faster (benchmarks/results/zoo_cpu.md). It must come before any computation; accelerators stay as
-    they are.
+    """One CPU device a core, at most eight: whole clients in parallel instead of threads inside
+    small products, which is up to 1.6 times faster (benchmarks/results/zoo_cpu.md). It must come
+    before any computation; accelerators stay as they are.
     """
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -321,10 +354,13 @@ def use_all_cores() -> None:
 
 
 def join_processes(
-    coordinator: str | None, processes: int | None, process: int | None, seconds: float = JOIN_SECONDS
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    seconds: float = JOIN_SECONDS,
 ) -> None:
-    """Connects this process to the others of a run, before any computation; without a coordinator it runs alone, on
-    all cores.
+    """Connects this process to the others of a run, before any computation; without a coordinator
+    it runs alone, on all cores.
 
     Raises:
       ValueError: the three do not fit together.
@@ -337,12 +373,15 @@ def join_processes(
         return
     if not all(given) or not 0 <= process < processes:
         raise ValueError(
-            f"coordinator={coordinator}, processes={processes}, process={process}: give all three, process from 0 to "
+            f"coordinator={coordinator}, processes={processes}, process={process}: give all "
+            "three, process from 0 to "
             "processes - 1"
         )
     host, _, port = coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise ValueError(f"coordinator is {coordinator!r}; it must be HOST:PORT, such as localhost:1234")
+        raise ValueError(
+            f"coordinator is {coordinator!r}; it must be HOST:PORT, such as localhost:1234"
+        )
     if process == 0:
         check_port(int(port))
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -350,29 +389,37 @@ def join_processes(
 
     def connect() -> None:
         try:
-            jax.distributed.initialize(coordinator, processes, process, initialization_timeout=int(seconds) + 3600)
+            jax.distributed.initialize(
+                coordinator, processes, process, initialization_timeout=int(seconds) + 3600
+            )
         except Exception as error:
             failed.append(error)
 
-    # At its own timeout jax aborts the process from C++, with a core dump: so another thread waits there.
+    # At its own timeout jax aborts the process from C++, with a core dump: so another thread waits
+    # there.
     waiting = threading.Thread(target=connect, daemon=True)
     waiting.start()
     waiting.join(seconds)
     if waiting.is_alive():
         raise Alone(
-            f"the {processes} processes have not met at {coordinator} after {seconds:g} s (this is process {process}); "
-            "start all of them with the same --coordinator, an address of process 0 that the others reach"
+            f"the {processes} processes have not met at {coordinator} after {seconds:g} s (this "
+            f"is process {process}); "
+            "start all of them with the same --coordinator, an address of process 0 that the "
+            "others reach"
         )
     if failed:
         raise ConnectionError(f"coordinator {coordinator}: {failed[0]}") from failed[0]
 
 
 def check_port(port: int) -> None:
-    """OSError where no server can listen on a port of this machine: jax's would end in a segmentation fault."""
+    """OSError where no server can listen on a port of this machine: jax's would end in a
+    segmentation fault."""
     family, everywhere = (socket.AF_INET6, "::") if socket.has_ipv6 else (socket.AF_INET, "0.0.0.0")
     with socket.socket(family) as tried:
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind((everywhere, port))
         except OSError as error:
-            raise OSError(f"process 0 cannot listen on port {port} of this machine: {error.strerror}") from error
+            raise OSError(
+                f"process 0 cannot listen on port {port} of this machine: {error.strerror}"
+            ) from error

@@ -1,5 +1,5 @@
-"""What a round takes on the clients' simulated devices: told on the host, by exact bytes. No compiled program knows of
-it."""
+"""What a round takes on the clients' simulated devices: told on the host, by exact bytes. No
+compiled program knows of it."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -37,8 +37,8 @@ class OnItsWay(NamedTuple):
     """Uploads of earlier rounds, of all trials or of one.
 
     Attributes:
-      left: float64 [..., num_clients], seconds of the next round after which a client's upload arrives; 0 where none is
-        on its way.
+      left: float64 [..., num_clients], seconds of the next round after which a client's upload
+        arrives; 0 where none is on its way.
       cost: of these uploads, int64 [..., num_clients].
     """
 
@@ -59,13 +59,18 @@ class OnItsWay(NamedTuple):
         return jax.tree.map(lambda x: x[self.arriving(profile)], self.cost)
 
 
-def times_of(program: Program, parts: dict[str, tuple[np.ndarray, ClientResult]]) -> dict[str, Times] | None:
-    """Bucket name -> times, of the layout of its participants and their results; None where nothing takes time."""
+def times_of(
+    program: Program, parts: dict[str, tuple[np.ndarray, ClientResult]]
+) -> dict[str, Times] | None:
+    """Bucket name -> times, of the layout of its participants and their results; None where nothing
+    takes time."""
     profile = program.options[0].profile
     if profile is None or not profile.rates():
         return None
     flops = np.zeros(program.train_counts.shape) if profile.flops is None else program.flops()
-    told = fetch({name: (r.arrived, r.downlink_cost, r.uplink_cost) for name, (_, r) in parts.items()})
+    told = fetch(
+        {name: (r.arrived, r.downlink_cost, r.uplink_cost) for name, (_, r) in parts.items()}
+    )
     found = {}
     for name, (rows, _) in parts.items():
         sent, down, up = told[name]

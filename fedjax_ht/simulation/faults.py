@@ -27,9 +27,10 @@ class Fault(NamedTuple):
     """The first thing in a round that is not finite, or raises.
 
     Attributes:
-      stage: "broadcast", "downlink" or "uplink" (the transforms of the wire), "receive", "client_update", or
-        "server_update".
-      where: the path of the first array that is not finite in what the stage returned, or what it raised.
+      stage: "broadcast", "downlink" or "uplink" (the transforms of the wire), "receive",
+        "client_update", or "server_update".
+      where: the path of the first array that is not finite in what the stage returned, or what it
+        raised.
       trial: from 0.
       bucket, client: whose call it was; None for server_update.
       error: what it raised, or None.
@@ -52,12 +53,14 @@ class _Found(Exception):
 
 
 def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fault | None:
-    """Plays the next round without changing the state, and stops at the first value that is not finite or exception.
+    """Plays the next round without changing the state, and stops at the first value that is not
+    finite or exception.
 
     Args:
       program: bound arguments.
       state: before the round.
-      jit: False runs every operation by itself, so that prints, a debugger and `jax.debug_nans` work in a method.
+      jit: False runs every operation by itself, so that prints, a debugger and `jax.debug_nans`
+        work in a method.
 
     Returns:
       None if the round is sound.
@@ -83,44 +86,86 @@ def _play(program: Program, state: SimulationState, trial: int) -> None:
         roster = program.clients[bucket.name].roster
         stages = _stages(program, method, bucket, server, root, round)
         rows = roster.rows(trial, ids)
-        # A bucket from which nobody takes part sends padding, in the shape of its first client's uplink.
+        # A bucket from which nobody takes part sends padding, in the shape of its first client's
+        # uplink.
         played = rows if len(rows) else roster.rows(trial, roster.members[:1])
         members = roster.client(played)[1]
         own = jax.tree.map(lambda x, m=members: jnp.asarray(x[m]), infos)
         uplinks, costs = [], []
         for i, row in enumerate(played):
             info = jax.tree.map(lambda x, i=i: x[i], own)
-            data = view(program.clients[bucket.name].data, Participant(row, trial, info, np.True_, np.False_))
+            data = view(
+                program.clients[bucket.name].data,
+                Participant(row, trial, info, np.True_, np.False_),
+            )
             client = read_clients(program, state, bucket.name, np.array([row]))
-            play = functools.partial(_client, stages, jax.tree.map(lambda x: x[0], client), data, info)
+            play = functools.partial(
+                _client, stages, jax.tree.map(lambda x: x[0], client), data, info
+            )
             if len(rows):
-                downlink, uplink = play(functools.partial(_checked, trial, bucket.name, int(members[i])))
+                downlink, uplink = play(
+                    functools.partial(_checked, trial, bucket.name, int(members[i]))
+                )
                 uplinks.append(uplink)
                 costs.append((wire.wire_elements(downlink), wire.wire_elements(uplink)))
             else:
-                _, shape = jax.eval_shape(lambda play=play: play(lambda stage, fn, *arguments: fn(*arguments)))
+                _, shape = jax.eval_shape(
+                    lambda play=play: play(lambda stage, fn, *arguments: fn(*arguments))
+                )
                 uplinks.append(jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shape))
-        arrived = np.isin(members, ids) & ~np.isin(members, ids[dropped]) & ~_late(program, trial, members, costs)
-        received[bucket.name] = Received(jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, jnp.asarray(arrived))
+        arrived = (
+            np.isin(members, ids)
+            & ~np.isin(members, ids[dropped])
+            & ~_late(program, trial, members, costs)
+        )
+        received[bucket.name] = Received(
+            jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), own, jnp.asarray(arrived)
+        )
         if state.waiting is not None:
             earlier = arrivals(program, state.waiting, bucket.name)
             own = jax.tree.map(lambda x, r=roster: x[r.rows(trial, r.members)], earlier)
-            received[bucket.name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), received[bucket.name], own)
+            received[bucket.name] = jax.tree.map(
+                lambda *xs: jnp.concatenate(xs), received[bucket.name], own
+            )
     # In the round itself they did not arrive, either.
     summarised = summaries(received)
-    received, _ = without_outliers(program.federation.num_clients, received, summarised, options.outlier_bound)
+    received, _ = without_outliers(
+        program.federation.num_clients, received, summarised, options.outlier_bound
+    )
     serve = server_step(method, program.federation)
     serve = serve if method.pretrained.host else jax.jit(serve)
-    data = server_copy(program.samples)._replace(splits=_pooled(program, trial)) if method.sees_data else None
-    _checked(trial, None, None, "server_update", serve, server, received, root, round, program.server.pretrained, data)
+    data = (
+        server_copy(program.samples)._replace(splits=_pooled(program, trial))
+        if method.sees_data
+        else None
+    )
+    _checked(
+        trial,
+        None,
+        None,
+        "server_update",
+        serve,
+        server,
+        received,
+        root,
+        round,
+        program.server.pretrained,
+        data,
+    )
 
 
 def _pooled(program: Program, trial: int) -> dict[str, Split]:
     return {"train": of_trial(program.server.pooled["train"], trial)}
 
 
-def _late(program: Program, trial: int, clients: np.ndarray, costs: list[tuple[wire.WireCost, wire.WireCost]]):
-    """bool [m], whose upload is too late; `costs` of each are those of the downlink and of the uplink."""
+def _late(
+    program: Program,
+    trial: int,
+    clients: np.ndarray,
+    costs: list[tuple[wire.WireCost, wire.WireCost]],
+):
+    """bool [m], whose upload is too late; `costs` of each are those of the downlink and of the
+    uplink."""
     profile = program.options[trial].profile
     if profile is None or not profile.deadline or not costs:
         return np.zeros(len(clients), bool)
@@ -141,13 +186,20 @@ def _client(
 
 
 def _stages(
-    program: Program, method: Method, bucket: Bucket, server: PyTree, root: jax.Array, round: jax.Array
+    program: Program,
+    method: Method,
+    bucket: Bucket,
+    server: PyTree,
+    root: jax.Array,
+    round: jax.Array,
 ) -> dict[str, Callable]:
     """A round's calls for one client of a bucket, each compiled by itself."""
     federation, options = program.federation, program.options[0]
 
     def broadcast(server, root, round, info):
-        return method.broadcast(federation, bucket, server, client_context(Purpose.BROADCAST, root, round, info))
+        return method.broadcast(
+            federation, bucket, server, client_context(Purpose.BROADCAST, root, round, info)
+        )
 
     def received(_, root, round, client, downlink, data, info):
         return receive(method, bucket, client, downlink, data, root, round, info)
@@ -157,7 +209,9 @@ def _stages(
         return method.client_update(bucket, client, downlink, data._replace(round=round), ctx)
 
     def transformed(transform: wire.Transform, purpose: Purpose) -> Callable:
-        return lambda _, root, round, message, info: transform(client_key(root, purpose, round, info.id), message)
+        return lambda _, root, round, message, info: transform(
+            client_key(root, purpose, round, info.id), message
+        )
 
     stages = {
         "broadcast": broadcast,
@@ -167,17 +221,25 @@ def _stages(
         "uplink": transformed(wire.chain(options.uplink), Purpose.UPLINK),
     }
     # What a round traces is an argument here, too: a method that looks at it fails in the same way.
-    return {name: functools.partial(jax.jit(fn), server, root, round) for name, fn in stages.items()}
+    return {
+        name: functools.partial(jax.jit(fn), server, root, round) for name, fn in stages.items()
+    }
 
 
-def _checked(trial: int, bucket: str | None, client: int | None, stage: str, fn: Callable, *arguments) -> PyTree:
+def _checked(
+    trial: int, bucket: str | None, client: int | None, stage: str, fn: Callable, *arguments
+) -> PyTree:
     """What `fn` returns, or the fault."""
     try:
         out = fn(*arguments)
     except Exception as error:
         line = str(error).partition("\n")[0]
-        raise _Found(Fault(stage, f"{type(error).__name__}: {line}", trial, bucket, client, error)) from error
-    for path, leaf in jax.tree_util.tree_leaves_with_path(out, is_leaf=lambda x: isinstance(x, wire.Masked)):
+        raise _Found(
+            Fault(stage, f"{type(error).__name__}: {line}", trial, bucket, client, error)
+        ) from error
+    for path, leaf in jax.tree_util.tree_leaves_with_path(
+        out, is_leaf=lambda x: isinstance(x, wire.Masked)
+    ):
         if not all_finite(leaf):
             where = f"{jax.tree_util.keystr(path)} is not finite".strip()
             raise _Found(Fault(stage, where, trial, bucket, client, None))

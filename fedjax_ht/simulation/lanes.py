@@ -1,8 +1,10 @@
-"""How many clients of a bucket run side by side on a device: a rule from what they have to do and what the device can.
+"""How many clients of a bucket run side by side on a device: a rule from what they have to do and
+what the device can.
 
-Nothing is timed, so that a resumed run picks the same. Clients side by side share a kernel's launch. Up to some number
-of them a step takes as long as for one; from there on every further one adds its bytes or its arithmetic, and all the
-while a client that has finished waits for the longest of its chunk.
+Nothing is timed, so that a resumed run picks the same. Clients side by side share a kernel's
+launch. Up to some number of them a step takes as long as for one; from there on every further one
+adds its bytes or its arithmetic, and all the while a client that has finished waits for the longest
+of its chunk.
 """
 
 import math
@@ -24,7 +26,16 @@ from fedjax_ht.core.inputs import abstract
 from fedjax_ht.metrics.flops import sample_flops
 
 MOST = 32  # lanes that the rule gives; more can be asked for
-KERNELS = ("dot_general", "conv_general_dilated", "reduce_", "concatenate", "sort", "gather", "scatter", "argmax")
+KERNELS = (
+    "dot_general",
+    "conv_general_dilated",
+    "reduce_",
+    "concatenate",
+    "sort",
+    "gather",
+    "scatter",
+    "argmax",
+)
 """Operations that XLA fuses others into, and not with each other: about one kernel each."""
 
 
@@ -45,11 +56,13 @@ class Device(NamedTuple):
 
 
 H100 = Device(2.5e-6, 3.35e12, 67e12, 80e9)
-"""By its data sheet, and what a kernel of a CUDA graph costs. It stands for every accelerator: none was measured."""
+"""By its data sheet, and what a kernel of a CUDA graph costs. It stands for every accelerator: none
+was measured."""
 
 
 class StepCost(NamedTuple):
-    """What a training step takes: kernels, however many clients; and of each client bytes moved, FLOPs, bytes held."""
+    """What a training step takes: kernels, however many clients; and of each client bytes moved,
+    FLOPs, bytes held."""
 
     kernels: int
     moved: float
@@ -58,13 +71,18 @@ class StepCost(NamedTuple):
 
 
 def choose_lanes(
-    lanes: Lanes, buckets: Sequence[Bucket], steps: Sequence[np.ndarray], participants: int, batch_size: int, mesh: Mesh
+    lanes: Lanes,
+    buckets: Sequence[Bucket],
+    steps: Sequence[np.ndarray],
+    participants: int,
+    batch_size: int,
+    mesh: Mesh,
 ) -> dict[str, int]:
     """Lanes of every bucket.
 
     "auto" is one at a time on CPU, where vmapped small products are slower than a scan
-    (benchmarks/results/conv_cpu.md); elsewhere `fewest_seconds` of the bucket's own model, whatever a method trains
-    beside it.
+    (benchmarks/results/conv_cpu.md); elsewhere `fewest_seconds` of the bucket's own model, whatever
+    a method trains beside it.
 
     Args:
       lanes: "auto", a number for all, or bucket name -> number.
@@ -84,11 +102,14 @@ def choose_lanes(
     if lanes != "auto" or platform_of(mesh) == "cpu":
         return {b.name: 1 if lanes == "auto" else lanes for b in buckets}
     device, everyone = this_device(mesh), sum(map(len, steps))
-    room = device.memory / 2 / len(buckets)  # buckets run side by side; half is for data, states and evaluation
+    # buckets run side by side; half is for data, states and evaluation
+    room = device.memory / 2 / len(buckets)
     chosen = {}
     for bucket, own in zip(buckets, steps):
         expected = math.ceil(participants * len(own) / everyone / mesh.size)
-        chosen[bucket.name] = fewest_seconds(typical(own, expected), step_cost(bucket, batch_size), device, room)
+        chosen[bucket.name] = fewest_seconds(
+            typical(own, expected), step_cost(bucket, batch_size), device, room
+        )
     return chosen
 
 
@@ -106,10 +127,12 @@ def typical(steps: np.ndarray, count: int) -> np.ndarray:
 
 
 def fewest_seconds(steps: np.ndarray, cost: StepCost, device: Device, room: float) -> int:
-    """The number of lanes by which clients with these steps, longest first, are done soonest; of equals the smallest.
+    """The number of lanes by which clients with these steps, longest first, are done soonest; of
+    equals the smallest.
 
-    A chunk takes the steps of its longest client, and each of them as long as the launches of its kernels, or as
-    moving or computing what its lanes ask for, whichever is longest. `room` bytes are not exceeded, but by one lane.
+    A chunk takes the steps of its longest client, and each of them as long as the launches of its
+    kernels, or as moving or computing what its lanes ask for, whichever is longest. `room` bytes
+    are not exceeded, but by one lane.
     """
     best, least = 1, math.inf
     for lanes in range(1, min(MOST, len(steps)) + 1):
@@ -125,8 +148,8 @@ def fewest_seconds(steps: np.ndarray, cost: StepCost, device: Device, room: floa
 def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
     """Of a supervised step of a bucket's model, counted in its program and not compiled.
 
-    Beside what XLA makes of it for a described H100 (benchmarks/results/gpu_aot_h100.md) kernels are 0.5 to 1.0 times,
-    bytes moved 0.5 to 0.8 times, and bytes held 0.5 to 1.1 times as many.
+    Beside what XLA makes of it for a described H100 (benchmarks/results/gpu_aot_h100.md) kernels
+    are 0.5 to 1.0 times, bytes moved 0.5 to 0.8 times, and bytes held 0.5 to 1.1 times as many.
     """
 
     def loss(params, stats, x, mask):
@@ -142,7 +165,8 @@ def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
     weights = 4 * sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model["params"]))
     return StepCost(
         counts["kernels"],
-        counts["moved"] + 3 * weights,  # the update reads weights and gradient, and writes weights
+        # the update reads weights and gradient, and writes weights
+        counts["moved"] + 3 * weights,
         3 * batch_size * sample_flops(bucket),  # forward, and both gradients
         2.5 * counts["written"] + 2 * weights,
     )

@@ -23,14 +23,19 @@ class SimulationOptions:
       seed: of every random choice but the split of the data.
       participation: share of clients in a round; see `participants`.
       drop_rate: share of a round's participants whose uplink is lost after training, rounded down.
-      shared_init: all clients of one architecture start from the same weights (released code), else each from its own.
-      evaluate: "received" scores a client after it took the newest downlink, "trained" as its training left it.
+      shared_init: all clients of one architecture start from the same weights (released code), else
+        each from its own.
+      evaluate: "received" scores a client after it took the newest downlink, "trained" as its
+        training left it.
       evaluate_train: also score clients on their training samples, "train_accuracy".
-      eval_batch_size: samples that one forward pass of evaluation takes; None is 64 where the server has a model of its
-        own, and else as the device likes (`local_training.forward_batch`). It matters where norms go by the batch.
-      global_statistics: what "static_batch" norms of the server's model go by in its evaluation: "batch", the
-        samples of the pass, or "training", all clients' training samples (see `core.statistics`).
-      lanes: clients side by side on a device: a number, bucket name -> number, or "auto", see `lanes.choose_lanes`.
+      eval_batch_size: samples that one forward pass of evaluation takes; None is 64 where the
+        server has a model of its own, and else as the device likes
+        (`local_training.forward_batch`). It matters where norms go by the batch.
+      global_statistics: what "static_batch" norms of the server's model go by in its evaluation:
+        "batch", the samples of the pass, or "training", all clients' training samples (see
+        `core.statistics`).
+      lanes: clients side by side on a device: a number, bucket name -> number, or "auto", see
+        `lanes.choose_lanes`.
       devices: how many to shard the clients over; None takes all that there are.
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
@@ -38,15 +43,16 @@ class SimulationOptions:
         upload may be; one beyond does not reach the server, see `robust.without_outliers`. 0
         refuses none; nor is any refused beside `privacy`.
       robust: defences before the server, in order, see `trust.robust`.
-      attack: what some clients do instead of what the method says, or None; they are left out of all accuracies of a
-        round, and `attackers` says who they are.
+      attack: what some clients do instead of what the method says, or None; they are left out of
+        all accuracies of a round, and `attackers` says who they are.
       time_stages: also report the seconds of a round's stages; they then wait for each other.
       profile: the clients' devices, or None: everybody is there in every round.
       privacy: what is hidden by noise, or None; attackers' uploads are clipped, too.
 
     Raises:
-      ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a server sees, stands
-        beside what changes or compares single uploads; or privacy beside a profile by which some cannot take part.
+      ValueError: a value is outside its range, or privacy of clients, for which a sum is all that a
+        server sees, stands beside what changes or compares single uploads; or privacy beside a
+        profile by which some cannot take part.
     """
 
     seed: Seed = 0
@@ -74,11 +80,17 @@ class SimulationOptions:
         if self.privacy is not None and self.privacy.unit == "client":
             for field in ("uplink", "robust"):
                 if getattr(self, field):
-                    raise ValueError(f"privacy.unit is 'client', which hides sums alone; {field} must then be empty")
+                    raise ValueError(
+                        f"privacy.unit is 'client', which hides sums alone; {field} must then be "
+                        "empty"
+                    )
         if self.privacy is not None and self.profile is not None:
             for field in ("available", "deadline"):
                 if getattr(self.profile, field):
-                    raise ValueError(f"profile.{field} is given: epsilon is known only where all clients can take part")
+                    raise ValueError(
+                        f"profile.{field} is given: epsilon is known only where all clients can "
+                        "take part"
+                    )
 
     @property
     def outlier_bound(self) -> float:
@@ -86,25 +98,37 @@ class SimulationOptions:
         return self.refuse_outliers if self.privacy is None else 0.0
 
     def participants(self, num_clients: int) -> int:
-        """Clients in a round that has so many: the nearest integer to the share, halves rounded up, at least one."""
+        """Clients in a round that has so many: the nearest integer to the share, halves rounded up,
+        at least one."""
         return max(1, int(np.floor(self.participation * num_clients + 0.5)))
 
     def there(self, num_clients: int, round: int) -> np.ndarray:
         """Who can be reached in a round, bool [num_clients]."""
-        return np.ones(num_clients, bool) if self.profile is None else self.profile.there(num_clients, round)
+        return (
+            np.ones(num_clients, bool)
+            if self.profile is None
+            else self.profile.there(num_clients, round)
+        )
 
 
 def choose_participants(
     options: SimulationOptions, num_clients: int, round: int, busy: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids that take part in a round, ascending, drawn uniformly; and which of them are dropped.
+    """Distinct ids that take part in a round, ascending, drawn uniformly; and which of them are
+    dropped.
 
-    They are drawn among those that can be reached and are not `busy`, bool [num_clients]; of fewer than are asked for,
-    all take part. A pure function of (seed, round, busy), so that a resumed run draws the same. Returns int64 [m], bool
-    [m].
+    They are drawn among those that can be reached and are not `busy`, bool [num_clients]; of fewer
+    than are asked for, all take part. A pure function of (seed, round, busy), so that a resumed run
+    draws the same. Returns int64 [m], bool [m].
     """
     order = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)
-    free = options.there(num_clients, round) if busy is None else options.there(num_clients, round) & ~busy
+    free = (
+        options.there(num_clients, round)
+        if busy is None
+        else options.there(num_clients, round) & ~busy
+    )
     ids = order[free[order]][: options.participants(num_clients)]
-    lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[: int(options.drop_rate * len(ids))]
+    lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[
+        : int(options.drop_rate * len(ids))
+    ]
     return np.sort(ids), np.isin(np.sort(ids), lost)

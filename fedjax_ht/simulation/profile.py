@@ -1,7 +1,7 @@
 """The clients' devices: who can be reached in a round, and how long the round would take there.
 
-Seconds here are simulated. They follow from counts and rates alone, so that a run gives the same on any machine, and
-again where it goes on.
+Seconds here are simulated. They follow from counts and rates alone, so that a run gives the same on
+any machine, and again where it goes on.
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Late, WireCost
 
 Available = Callable[[int], np.ndarray]
-"""(round, from 0) -> bool [num_clients], who can be reached in it. A pure function: a run that goes on asks again."""
+"""(round, from 0) -> bool [num_clients], who can be reached in it. A pure function: a run that goes
+on asks again."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,13 +28,14 @@ class Profile:
       flops: FLOP/s of training, float [num_clients]; None: training takes no time.
       up, down: bytes/s of an upload and of a download, likewise.
       deadline: seconds of a round after which the server waits for nobody; 0: it waits for all.
-      late: what becomes of an upload after that. It is "lost", as one that is dropped: the client has trained, and the
-        server never hears of it. Or it "arrives" in the later round in which the client is done with it, see
-        `simulation.waiting`; till then the client takes part in no other.
+      late: what becomes of an upload after that. It is "lost", as one that is dropped: the client
+        has trained, and the server never hears of it. Or it "arrives" in the later round in which
+        the client is done with it, see `simulation.waiting`; till then the client takes part in no
+        other.
 
     Raises:
-      ValueError: a rate is no positive number, or there is a deadline and nothing takes time, or uploads that arrive
-        late and no deadline.
+      ValueError: a rate is no positive number, or there is a deadline and nothing takes time, or
+        uploads that arrive late and no deadline.
     """
 
     available: Available | None = None
@@ -50,7 +52,10 @@ class Profile:
             if np.ndim(rates) != 1 or not np.all((np.asarray(rates) > 0) & np.isfinite(rates)):
                 raise ValueError(f"profile.{name} is not one number above 0 for each client")
         if self.deadline and not self.rates():
-            raise ValueError(f"profile.deadline is {self.deadline}, and nothing takes time; give flops, up or down")
+            raise ValueError(
+                f"profile.deadline is {self.deadline}, and nothing takes time; give flops, up or "
+                "down"
+            )
         if self.late == "arrives" and not self.deadline:
             raise ValueError("profile.late is 'arrives', and without a deadline nothing is late")
 
@@ -60,18 +65,25 @@ class Profile:
         return {name: rates for name, rates in every.items() if rates is not None}
 
     def check(self, method: Method, num_clients: int) -> None:
-        """ValueError where there is not one rate for each client, or where late uploads arrive and mean nothing."""
+        """ValueError where there is not one rate for each client, or where late uploads arrive and
+        mean nothing."""
         for name, rates in self.rates().items():
             if len(rates) != num_clients:
-                raise ValueError(f"profile.{name} has {len(rates)} numbers; there are {num_clients} clients")
+                raise ValueError(
+                    f"profile.{name} has {len(rates)} numbers; there are {num_clients} clients"
+                )
         if self.late == "arrives" and method.wire.redrawn:
             raise ValueError(
-                f"profile.late is 'arrives', but an upload of {method.name} means something else a round later: its "
+                f"profile.late is 'arrives', but an upload of {method.name} means something else "
+                "a round later: its "
                 "server works out what it has sent in this very one; only 'lost' is possible"
             )
 
-    def seconds(self, clients: np.ndarray, flops: np.ndarray, down: WireCost, up: WireCost) -> np.ndarray:
-        """What a round takes of each participant, float64 [m]: download, training and upload one after another.
+    def seconds(
+        self, clients: np.ndarray, flops: np.ndarray, down: WireCost, up: WireCost
+    ) -> np.ndarray:
+        """What a round takes of each participant, float64 [m]: download, training and upload one
+        after another.
 
         Args:
           clients: int [m], ids.
@@ -80,15 +92,22 @@ class Profile:
         """
         work = {"flops": flops, "up": up.bytes, "down": down.bytes}
         rates = self.rates().items()
-        return np.sum([np.asarray(work[name], np.float64) / np.asarray(rate)[clients] for name, rate in rates], axis=0)
+        return np.sum(
+            [
+                np.asarray(work[name], np.float64) / np.asarray(rate)[clients]
+                for name, rate in rates
+            ],
+            axis=0,
+        )
 
     def too_late(self, seconds: np.ndarray) -> np.ndarray:
         """bool [m], whose upload comes after the deadline."""
         return seconds > self.deadline if self.deadline else np.zeros(len(seconds), bool)
 
     def length(self, seconds: np.ndarray, arrived: np.ndarray, late: np.ndarray) -> float:
-        """Seconds of a round, of what uploads took, and which of them arrived and which were too late: until the last
-        one arrives, or the deadline where one was waited for; 0 where nobody sent anything."""
+        """Seconds of a round, of what uploads took, and which of them arrived and which were too
+        late: until the last one arrives, or the deadline where one was waited for; 0 where nobody
+          sent anything."""
         return float(self.deadline if late.any() else np.max(seconds, initial=0, where=arrived))
 
     def there(self, num_clients: int, round: int) -> np.ndarray:
@@ -108,12 +127,14 @@ class Profile:
 
 def by_chance(num_clients: int, share: float, seed: int = 0) -> Available:
     """Each client in each round by itself, with probability `share`."""
-    return lambda round: host_generator(seed, Purpose.AVAILABILITY, round).random(num_clients) < share
+    return lambda round: (
+        host_generator(seed, Purpose.AVAILABILITY, round).random(num_clients) < share
+    )
 
 
 def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Available:
-    """Of (client, first round, last round), from 0 and inclusive, several a client allowed: a client is there in its
-    spans, and one without any never.
+    """Of (client, first round, last round), from 0 and inclusive, several a client allowed: a
+    client is there in its spans, and one without any never.
 
     Raises:
       ValueError: there is no such client, or a span ends before it begins. One line.
@@ -122,7 +143,8 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
     for client, first, last in found.tolist():
         if not (0 <= client < num_clients and 0 <= first <= last):
             raise ValueError(
-                f"client {client} is there from round {first} to {last}; clients are 0 to {num_clients - 1}, and the "
+                f"client {client} is there from round {first} to {last}; clients are 0 to "
+                f"{num_clients - 1}, and the "
                 "first round is at least 0 and at most the last"
             )
 

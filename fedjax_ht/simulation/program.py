@@ -1,4 +1,5 @@
-"""A method bound to a federation, its data and its devices: what a run does not change, compiled at its first call."""
+"""A method bound to a federation, its data and its devices: what a run does not change, compiled at
+its first call."""
 
 import dataclasses
 import functools
@@ -12,7 +13,13 @@ from jax.sharding import Mesh
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.contract import guarded
-from fedjax_ht.core.evaluation import Asked, bucket_evaluation, client_evaluation, global_evaluation, received_state
+from fedjax_ht.core.evaluation import (
+    Asked,
+    bucket_evaluation,
+    client_evaluation,
+    global_evaluation,
+    received_state,
+)
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
@@ -40,7 +47,8 @@ class Clients(NamedTuple):
       roster: who lives where.
       data: theirs, on all devices.
       first_states: see `round.first_states`.
-      keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks for.
+      keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks
+        for.
       store: where their states at rest live.
       received: see `evaluation.received_state`; None of those that keep something.
     """
@@ -77,12 +85,14 @@ class Program(NamedTuple):
     """What a simulation runs.
 
     Attributes:
-      method, federation, data: what is bound; the method with the attack, the privacy and the defences of the options.
+      method, federation, data: what is bound; the method with the attack, the privacy and the
+        defences of the options.
       options: of each trial, alike but for the seed; see `of_trials`.
       channel: what transforms the messages on the wire.
       mesh: the devices.
       own_seeds: of each trial, uint32 [trials], NumPy.
-      settings: what varies of the method, NumPy with a leading axis [trials]; () where nothing does.
+      settings: what varies of the method, NumPy with a leading axis [trials]; () where nothing
+        does.
       samples: the data without its splits, on all devices.
       clients: bucket name -> its clients.
       train: `round.bucket_round` of all buckets on the mesh; the states are donated.
@@ -135,7 +145,9 @@ def bind(
     settings: PyTree,
 ) -> Program:
     """Arguments as of `simulation.make_trials`, the data of all trials joined."""
-    own = private(attacked(guarded(method), options.attack, federation.num_clients), options.privacy)
+    own = private(
+        attacked(guarded(method), options.attack, federation.num_clients), options.privacy
+    )
     method = defended(own, options.robust)
     method.check(federation)
     if options.profile is not None:
@@ -156,14 +168,20 @@ def bind(
         *collect(mesh, (method.pretrained.variables, data.pooled)),
     )
     rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
-    bound = {b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets}
+    bound = {
+        b.name: (method, federation, b, channel, rosters[b.name].lanes) for b in federation.buckets
+    }
     # "trained" evaluation asks for what training left, whatever comes down.
     keeps = {
-        b.name: options.evaluate == "trained" or keeps_state(method, federation, b, channel) for b in federation.buckets
+        b.name: options.evaluate == "trained" or keeps_state(method, federation, b, channel)
+        for b in federation.buckets
     }
     wanted = ("test", "val", "train") if options.evaluate_train else ("test", "val")
     splits = tuple(s for s in wanted if data.counts[s].any())
-    asked = lambda received, which: Asked(np.bool_(received), {s: np.bool_(s in which) for s in splits})  # noqa: E731
+
+    def asked(received, which):
+        return Asked(np.bool_(received), {s: np.bool_(s in which) for s in splits})
+
     clients = {
         b.name: Clients(
             rosters[b.name],
@@ -207,14 +225,23 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
     """The program with other seeds and settings, by the functions that are compiled already.
 
     Raises:
-      ValueError: there is not one seed, and one of each setting, a trial; or the method varies and no settings are
-        given, or the other way round.
+      ValueError: there is not one seed, and one of each setting, a trial; or the method varies and
+        no settings are given, or the other way round.
     """
-    trials, given = len(program.train_counts), jax.tree.map(lambda x: np.asarray(x, np.float32), settings)
+    trials, given = (
+        len(program.train_counts),
+        jax.tree.map(lambda x: np.asarray(x, np.float32), settings),
+    )
     if len(seeds) != trials or any(x.shape[:1] != (trials,) for x in jax.tree.leaves(given)):
-        raise ValueError(f"there are {trials} trials, by their data; each has one seed, and one of each setting")
+        raise ValueError(
+            f"there are {trials} trials, by their data; each has one seed, and one of each setting"
+        )
     if (program.method.vary is None) != (not jax.tree.leaves(given)):
-        which = "no settings: it is not `varied`" if program.method.vary is None else "settings, and none are given"
+        which = (
+            "no settings: it is not `varied`"
+            if program.method.vary is None
+            else "settings, and none are given"
+        )
         raise ValueError(f"{program.method.name} has {which}")
     own_seeds = np.array(seeds, np.uint32)
     on_server = collect(program.mesh, {"seeds": own_seeds, "settings": given})
@@ -227,8 +254,8 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
 
 
 def client_flops(method: Method, federation: Federation, data: FederationData) -> np.ndarray:
-    """FLOPs of each client in a round that it takes part in, float64 [trials, num_clients] (see `metrics.flops`); it
-    traces every architecture."""
+    """FLOPs of each client in a round that it takes part in, float64 [trials, num_clients] (see
+    `metrics.flops`); it traces every architecture."""
     flops = np.zeros(data.counts["train"].shape)
     for bucket in federation.buckets:
         per_row = bucket_flops(method, federation, bucket, data.buckets[bucket.name])
@@ -236,8 +263,11 @@ def client_flops(method: Method, federation: Federation, data: FederationData) -
     return flops
 
 
-def evaluation_batch(federation: Federation, options: SimulationOptions, data: FederationData | None = None) -> int:
-    """Samples of a forward pass that scores: of this data no more than a client has, but where norms go by them."""
+def evaluation_batch(
+    federation: Federation, options: SimulationOptions, data: FederationData | None = None
+) -> int:
+    """Samples of a forward pass that scores: of this data no more than a client has, but where
+    norms go by them."""
     if options.eval_batch_size or federation.global_model is not None:
         return options.eval_batch_size or 64
     if data is None:
@@ -247,10 +277,14 @@ def evaluation_batch(federation: Federation, options: SimulationOptions, data: F
 
 
 def _rosters(
-    federation: Federation, counts: np.ndarray, training: LocalTraining, options: SimulationOptions, mesh: Mesh
+    federation: Federation,
+    counts: np.ndarray,
+    training: LocalTraining,
+    options: SimulationOptions,
+    mesh: Mesh,
 ) -> dict[str, Roster]:
-    """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture; `counts` are the
-    clients' training samples, int [trials, num_clients]."""
+    """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture;
+    `counts` are the clients' training samples, int [trials, num_clients]."""
     buckets = federation.buckets
     members = [np.array(federation.members(b)) for b in buckets]
     steps = [num_steps(training, counts[:, own]) for own in members]
@@ -258,7 +292,9 @@ def _rosters(
     dealt = deal([cost * each.reshape(-1) for cost, each in zip(unit, steps)], mesh.size)
     participants = options.participants(federation.num_clients)
     flat = [each.reshape(-1) for each in steps]
-    lanes = choose_lanes(options.lanes, buckets, flat, len(counts) * participants, training.batch_size, mesh)
+    lanes = choose_lanes(
+        options.lanes, buckets, flat, len(counts) * participants, training.batch_size, mesh
+    )
     return {
         b.name: make_roster(*places, participants, lanes[b.name], mesh)
         for b, *places in zip(buckets, members, steps, dealt)

@@ -11,8 +11,9 @@ from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.serving import ServerResult
 
 FAR_OFF = 30.0
-"""How many times the round's length or distance an upload must be to be reported, see `trust.robust.far_off`. Uploads of
-honest clients reach 28, those of a hundredfold update 22 to 312 (docs/bad_clients.md)."""
+"""How many times the round's length or distance an upload must be to be reported, see
+`trust.robust.far_off`. Uploads of honest clients reach 28, those of a hundredfold update 22 to 312
+(docs/bad_clients.md)."""
 
 
 class RoundReport(NamedTuple):
@@ -21,22 +22,28 @@ class RoundReport(NamedTuple):
     Attributes:
       participants: int64 [m], ids ascending.
       arrived: how many uplinks the server got, those of earlier rounds among them.
-      not_finite: ids of clients whose result was not finite; they kept their old state and were left out.
-      accuracy: rule -> float64 [m], of the participants as their training left them, before anything came down, on
-        their own test sets; NaN without samples, of attackers, and where nobody is scored. Empty where nobody of
-        the federation has any.
-      metrics: means over the participants whose result was finite; none in a round without participants.
+      not_finite: ids of clients whose result was not finite; they kept their old state and were
+        left out.
+      accuracy: rule -> float64 [m], of the participants as their training left them, before
+        anything came down, on their own test sets; NaN without samples, of attackers, and where
+        nobody is scored. Empty where nobody of the federation has any.
+      metrics: means over the participants whose result was finite; none in a round without
+        participants.
       server_metrics: as the method's server reports them.
       uplink, downlink: sums over clients; dropped clients sent nothing that counts.
-      wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for its chunk.
-      server_finite: False where the server's step made something that is not finite, and its last state was kept.
-      far_off: (id, times) of clients whose upload was `FAR_OFF` times the round's or more, ids ascending.
+      wasted_lane_steps: share of the steps of all lanes in which a lane had finished and waited for
+        its chunk.
+      server_finite: False where the server's step made something that is not finite, and its last
+        state was kept.
+      far_off: (id, times) of clients whose upload was `FAR_OFF` times the round's or more, ids
+        ascending.
       absent: how many clients could not be reached; None where devices are not simulated.
       seconds: how long the round was on the clients' devices; None where nothing takes time there.
       late: ids of the participants whose upload came after the deadline, ascending.
-      arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending; None where what is
-        late is lost.
-      epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds among it.
+      arrived_late: ids of clients whose upload of an earlier round arrived in this one, ascending;
+        None where what is late is lost.
+      epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds
+        among it.
       refused: ids of clients whose upload the server left out, ascending, see
         `robust.without_outliers`; they count as arrived.
       stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
@@ -68,8 +75,10 @@ class Evaluation(NamedTuple):
 
     Attributes:
       accuracy: split -> rule -> float64 [num_clients], NaN where a client has no sample.
-      counts: split, and "train" -> int64 [num_clients], samples; of a split, 0 for who was not evaluated.
-      global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty without a model.
+      counts: split, and "train" -> int64 [num_clients], samples; of a split, 0 for who was not
+        evaluated.
+      global_accuracy: "head" -> accuracy of the server's model on all clients' test samples; empty
+        without a model.
     """
 
     accuracy: dict[str, dict[str, np.ndarray]]
@@ -87,21 +96,27 @@ def round_report(
     """Joins the buckets' results.
 
     Args:
-      results: per bucket, the participants' ids, their results and their scores {"test": Scores} as NumPy, all [m].
+      results: per bucket, the participants' ids, their results and their scores {"test": Scores} as
+        NumPy, all [m].
       server: its result, as NumPy.
       wasted_lane_steps: see `RoundReport`.
       attackers: bool [num_clients].
-      earlier: arrays with an entry for each uplink of an earlier round that the server got in this one.
+      earlier: arrays with an entry for each uplink of an earlier round that the server got in this
+        one.
     """
     ids = np.concatenate([ids for ids, _ in results])
     parts = ((result._replace(uplink=()), scores) for _, (result, scores) in results)
     joined, scores = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-    order = np.argsort(ids)  # means, too, are taken in the order of ids: whatever device a client was on
+    # means, too, are taken in the order of ids: whatever device a client was on
+    order = np.argsort(ids)
     joined, scores, ids = jax.tree.map(lambda x: x[order], (joined, scores, ids))
     test = scores.get("test", Scores({}, np.zeros(0)))
     finite, arrived = joined.finite, joined.arrived
     honest = np.where(attackers[ids], np.nan, 1.0)
-    mean = lambda x: float(np.mean(x[finite])) if finite.any() else float("nan")  # noqa: E731
+
+    def mean(x):
+        return float(np.mean(x[finite])) if finite.any() else float("nan")
+
     uplink = jax.tree.map(lambda x: x[arrived], joined.uplink_cost)
     if earlier is not None:
         uplink = jax.tree.map(np.append, uplink, earlier)
@@ -116,13 +131,17 @@ def round_report(
         downlink=_total(joined.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
-        far_off=tuple((int(i), float(server.far[i])) for i in np.flatnonzero(server.far >= FAR_OFF)),
+        far_off=tuple(
+            (int(i), float(server.far[i])) for i in np.flatnonzero(server.far >= FAR_OFF)
+        ),
         refused=tuple(int(i) for i in np.flatnonzero(server.refused)),
     )
 
 
 def evaluation(
-    train_counts: np.ndarray, scored: list[tuple[np.ndarray, dict[str, Scores]]], pooled: Scores | None
+    train_counts: np.ndarray,
+    scored: list[tuple[np.ndarray, dict[str, Scores]]],
+    pooled: Scores | None,
 ) -> Evaluation:
     """Joins blocks of (client ids [m], {split: Scores [m]}); train_counts int [num_clients]."""
     accuracy: dict[str, dict[str, np.ndarray]] = {}
@@ -133,7 +152,11 @@ def evaluation(
             for rule, correct in scores.correct.items():
                 row = accuracy.setdefault(split, {}).setdefault(rule, np.full(num_clients, np.nan))
                 row[ids] = _share(correct, scores.count)
-    pooled_accuracy = {} if pooled is None else {r: float(c / max(1, pooled.count)) for r, c in pooled.correct.items()}
+    pooled_accuracy = (
+        {}
+        if pooled is None
+        else {r: float(c / max(1, pooled.count)) for r, c in pooled.correct.items()}
+    )
     return Evaluation(accuracy, counts, pooled_accuracy)
 
 

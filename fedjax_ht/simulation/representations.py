@@ -21,8 +21,9 @@ from fedjax_ht.simulation.trials import of_trial
 def client_features(
     program: Program, state: SimulationState, ids: Sequence[int], indices: np.ndarray
 ) -> list[np.ndarray]:
-    """`View.features` of the first trial's clients `ids`, in the state in which an evaluation scores them, of the
-    samples `indices`: float32 [n, K] each. Every process of a run makes the call; the state stays.
+    """`View.features` of the first trial's clients `ids`, in the state in which an evaluation
+    scores them, of the samples `indices`: float32 [n, K] each. Every process of a run makes the
+    call; the state stays.
 
     Raises:
       ValueError: the method has no features to look at.
@@ -44,18 +45,23 @@ def client_features(
             info = jax.tree.map(lambda x, i=client: x[i], infos)
             who = Participant(np.int32(row), np.int32(0), info, np.True_, np.False_)
             own = jax.tree.map(lambda x, at=at: x[at], states)
-            found[client] = np.asarray(run(own, who, servers, data, shown, np.int32(state.round)), np.float32)
+            found[client] = np.asarray(
+                run(own, who, servers, data, shown, np.int32(state.round)), np.float32
+            )
     return [found[i] for i in ids]
 
 
 def _features_of(program: Program, bucket: Bucket):
-    """Compiled: (client, Participant, servers, the bucket's data, what is shown, round) -> float [n, K]."""
+    """Compiled: (client, Participant, servers, the bucket's data, what is shown, round) -> float
+    [n, K]."""
     method, options = program.method, program.options[0]
     size = evaluation_batch(program.federation, options)
     prepare = as_scored(method, program.federation, bucket, program.channel)
 
     def run(client, who: Participant, servers: TrialServers, data: Data, shown: Data, round):
-        mine, client, _ = prepare(client, who, servers, view(data, who), round, options.evaluate == "received")
+        mine, client, _ = prepare(
+            client, who, servers, view(data, who), round, options.evaluate == "received"
+        )
         order = shown.splits["shown"]
 
         def one(start):

@@ -1,4 +1,5 @@
-"""Which client lives where, and who runs when: all on the host, from numbers that never change in a run."""
+"""Which client lives where, and who runs when: all on the host, from numbers that never change in a
+run."""
 
 import heapq
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ PADDING = -1
 
 
 class Roster(NamedTuple):
-    """A bucket's clients in every trial: row = trial * len(members) + position of the client in `members`.
+    """A bucket's clients in every trial: row = trial * len(members) + position of the client in
+    `members`.
 
     Attributes:
       members: int64 [n], client ids ascending.
@@ -42,8 +44,8 @@ class Roster(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether a layout of participants is what a server gets, row by row: of one trial on one device, one after
-        another."""
+        """Whether a layout of participants is what a server gets, row by row: of one trial on one
+        device, one after another."""
         return self.devices == self.lanes == 1 and len(self.steps) == len(self.members)
 
     def rows(self, trial: int, ids: np.ndarray) -> np.ndarray:
@@ -57,9 +59,9 @@ class Roster(NamedTuple):
 
 
 def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
-    """The device of every row of every bucket, int64 [rows] each: the dearest row first, to the device with the least
-    to do so far, of equals to the one with the fewest rows. All buckets are dealt together: a device that is done with
-    one goes on with the next.
+    """The device of every row of every bucket, int64 [rows] each: the dearest row first, to the
+    device with the least to do so far, of equals to the one with the fewest rows. All buckets are
+    dealt together: a device that is done with one goes on with the next.
 
     Args:
       costs: per bucket, float [rows], what a round of a row costs, in any unit that all share.
@@ -76,7 +78,12 @@ def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
 
 
 def make_roster(
-    members: np.ndarray, steps: np.ndarray, device: np.ndarray, participants: int, lanes: int, mesh: Mesh
+    members: np.ndarray,
+    steps: np.ndarray,
+    device: np.ndarray,
+    participants: int,
+    lanes: int,
+    mesh: Mesh,
 ) -> Roster:
     """A bucket's rows in their places.
 
@@ -100,7 +107,8 @@ def make_roster(
 
 
 def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:
-    """Rows in the order of `by_device`, each device's line padded to `size`: int64 [devices * size]."""
+    """Rows in the order of `by_device`, each device's line padded to `size`: int64 [devices *
+    size]."""
     flat = np.full((roster.devices, size), PADDING)
     for line, mine in zip(flat, by_device(roster, rows)):
         line[: len(mine)] = mine
@@ -120,10 +128,14 @@ def blocks(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
 def by_device(roster: Roster, rows: np.ndarray) -> list[np.ndarray]:
     """The rows of each device: longest first where several run side by side, else as they are."""
     lines = [rows[roster.device[rows] == d] for d in range(roster.devices)]
-    return [line[longest_first(roster.steps[line])] for line in lines] if roster.lanes > 1 else lines
+    return (
+        [line[longest_first(roster.steps[line])] for line in lines] if roster.lanes > 1 else lines
+    )
 
 
-def schedule(roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientInfo, lost: np.ndarray) -> Schedule:
+def schedule(
+    roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientInfo, lost: np.ndarray
+) -> Schedule:
     """The schedule of laid-out rows, on the host.
 
     Args:
@@ -148,8 +160,11 @@ def schedule(roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientIn
     )
 
 
-def rows_of_trial(roster: Roster, flat: np.ndarray, trial: int, tree: PyTree) -> tuple[np.ndarray, PyTree]:
-    """The client ids of one trial in a layout, and their part of what was computed for it, NumPy [len(flat), ...]."""
+def rows_of_trial(
+    roster: Roster, flat: np.ndarray, trial: int, tree: PyTree
+) -> tuple[np.ndarray, PyTree]:
+    """The client ids of one trial in a layout, and their part of what was computed for it, NumPy
+    [len(flat), ...]."""
     mine = np.flatnonzero((flat != PADDING) & (flat // len(roster.members) == trial))
     return roster.client(flat[mine])[1], jax.tree.map(lambda x: x[mine], tree)
 

@@ -1,4 +1,5 @@
-"""The server's part of a round: outliers are refused, the rest is served, and the state stays finite."""
+"""The server's part of a round: outliers are refused, the rest is served, and the state stays
+finite."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -34,7 +35,9 @@ def server_round(method: Method, federation: Federation, refuse_outliers: float 
 
     def run(server, received: dict[str, Received], *others):
         summarised = summaries(received)
-        accepted, refused = without_outliers(federation.num_clients, received, summarised, refuse_outliers)
+        accepted, refused = without_outliers(
+            federation.num_clients, received, summarised, refuse_outliers
+        )
         new, metrics = step(server, accepted, *others)
         finite = all_finite(new)
         far = far_off(method, federation.num_clients, summarised)

@@ -14,7 +14,13 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.representations import client_features
-from fedjax_ht.simulation.steps import SimulationState, evaluate, first_state, read_clients, run_round
+from fedjax_ht.simulation.steps import (
+    SimulationState,
+    evaluate,
+    first_state,
+    read_clients,
+    run_round,
+)
 
 
 class Simulation(NamedTuple):
@@ -22,22 +28,27 @@ class Simulation(NamedTuple):
 
     Attributes:
       init: () -> SimulationState.
-      run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). The old state's buffers are
-        donated: see `copy_state`. `score` also scores the participants as training left them.
+      run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). The old state's
+        buffers are donated: see `copy_state`. `score` also scores the participants as training left
+        them.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
-      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that keep nothing between
-        rounds, as the next downlink leaves them.
-      write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those states put in place.
-      trials: of `make_trials`, how many run together: reports and evaluations are lists, one per trial; else None.
-      client_flops: () -> float64 [num_clients], of `make_trials` [trials, num_clients], FLOPs of each client in a round
-        that it takes part in (see `metrics.flops`); its first call traces every architecture once more.
+      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
+        keep nothing between rounds, as the next downlink leaves them.
+      write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
+        states put in place.
+      trials: of `make_trials`, how many run together: reports and evaluations are lists, one per
+        trial; else None.
+      client_flops: () -> float64 [num_clients], of `make_trials` [trials, num_clients], FLOPs of
+        each client in a round that it takes part in (see `metrics.flops`); its first call traces
+        every architecture once more.
       lanes: bucket name -> how many of its clients run side by side on a device.
-      find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a value that is not
-        finite, or raises, played one client at a time (see `simulation.faults`); the state stays.
-      of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of this one: nothing is
-        compiled again.
-      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it makes of the images
-        `indices` (see `simulation.representations`).
+      find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a
+        value that is not finite, or raises, played one client at a time (see `simulation.faults`);
+        the state stays.
+      of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of
+        this one: nothing is compiled again.
+      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
+        makes of the images `indices` (see `simulation.representations`).
       rules: the method's inference rules, the reported one first.
     """
 
@@ -64,7 +75,8 @@ def make_simulation(
     """Binds a method to a federation and its data.
 
     Args:
-      method: a factory's result; its hyper-parameters, local training among them, are bound already.
+      method: a factory's result; its hyper-parameters, local training among them, are bound
+        already.
       federation: the buckets.
       data: the clients' data.
       options: how the federation runs.
@@ -83,7 +95,8 @@ def make_trials(
     seeds: Sequence[int] | None = None,
     settings: PyTree = (),
 ) -> Simulation:
-    """Several trials in one program: trial t runs on data[t] with its own seed and settings, and as it would alone.
+    """Several trials in one program: trial t runs on data[t] with its own seed and settings, and as
+    it would alone.
 
     Args:
       data: they hold the same images, and may be one split repeated.
@@ -97,7 +110,9 @@ def make_trials(
 
 
 def _simulation(program: Program) -> Simulation:
-    def write_clients(state: SimulationState, name: str, rows: np.ndarray, states: PyTree) -> SimulationState:
+    def write_clients(
+        state: SimulationState, name: str, rows: np.ndarray, states: PyTree
+    ) -> SimulationState:
         own = program.clients[name]
         stored = own.store.write(state.clients[name], own.roster, rows, states)
         return state._replace(clients=state.clients | {name: stored})
@@ -121,7 +136,9 @@ def _simulation(program: Program) -> Simulation:
 def _alone(simulation: Simulation) -> Simulation:
     """What the only trial reports, instead of lists of one."""
 
-    def run_round(state: SimulationState, score: bool = True) -> tuple[SimulationState, RoundReport]:
+    def run_round(
+        state: SimulationState, score: bool = True
+    ) -> tuple[SimulationState, RoundReport]:
         state, (report,) = simulation.run_round(state, score)
         return state, report
 

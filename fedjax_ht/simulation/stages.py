@@ -11,8 +11,8 @@ Seconds = dict[str, float]
 
 
 def stage(seconds: Seconds | None, name: str, call: Callable[[], T]) -> T:
-    """Calls, waits for the result, and adds the seconds that took to `seconds[name]`; with None it only
-    calls, since a round whose stages wait for each other takes longer."""
+    """Calls, waits for the result, and adds the seconds that took to `seconds[name]`; with None it
+    only calls, since a round whose stages wait for each other takes longer."""
     if seconds is None:
         return call()
     start = time.perf_counter()

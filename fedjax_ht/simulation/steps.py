@@ -1,4 +1,5 @@
-"""What moves the state of a run: its beginning, a round, and an evaluation, which leaves it as it is."""
+"""What moves the state of a run: its beginning, a round, and an evaluation, which leaves it as it
+is."""
 
 import functools
 import itertools
@@ -41,11 +42,13 @@ class SimulationState(NamedTuple):
     Attributes:
       round: rounds done.
       servers: the method's server states, stacked over trials.
-      clients: bucket name -> stored states. On one device they are stacked over the bucket's rows: its clients by
-        ascending id, trial after trial. Of clients that keep nothing between rounds they mean nothing.
-      last_round: int32 [trials, num_clients], the last round in which the server reached each; -1 for never.
-      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for never. Without the
-        buckets whose clients keep nothing between rounds.
+      clients: bucket name -> stored states. On one device they are stacked over the bucket's rows:
+        its clients by ascending id, trial after trial. Of clients that keep nothing between rounds
+        they mean nothing.
+      last_round: int32 [trials, num_clients], the last round in which the server reached each; -1
+        for never.
+      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for
+        never. Without the buckets whose clients keep nothing between rounds.
       waiting: uploads that arrive in a later round; None where late ones are lost.
     """
 
@@ -101,7 +104,8 @@ class Plan(NamedTuple):
       flat: their layout.
       states: on the devices, what the schedules have slots in.
       schedule: who trains when, on the devices.
-      scored: their layout when they are scored, padded as for an evaluation, which is then the same program.
+      scored: their layout when they are scored, padded as for an evaluation, which is then the same
+        program.
       scoring: who is scored when, on the devices.
     """
 
@@ -150,7 +154,9 @@ def first_state(program: Program) -> SimulationState:
         roster = clients.roster
         trial, client = roster.client(np.where(flat == PADDING, 0, flat))
         # With shared_init the bucket's first client stands for all of them.
-        source = np.full_like(client, roster.members[0]) if program.options[0].shared_init else client
+        source = (
+            np.full_like(client, roster.members[0]) if program.options[0].shared_init else client
+        )
         own = jax.tree.map(lambda x: x[trial], program.settings)
         rows = scatter(program.mesh, (program.own_seeds[trial], source.astype(np.int32), own))
         return clients.first_states(rows, given[name])
@@ -163,7 +169,9 @@ def first_state(program: Program) -> SimulationState:
     changed = {name: np.zeros(len(roster.steps), np.int32) for name, roster in keeping.items()}
     last_round = np.full(program.train_counts.shape, -1, np.int32)
     weights = collect(program.mesh, all_weights(program.federation))
-    servers = collect(program.mesh, program.server.first((program.server.seeds, program.server.settings), weights))
+    servers = collect(
+        program.mesh, program.server.first((program.server.seeds, program.server.settings), weights)
+    )
     state = SimulationState(0, servers, stored, last_round, changed)
     return state._replace(waiting=nobody_waits(program, clients_info(program, state)))
 
@@ -171,8 +179,8 @@ def first_state(program: Program) -> SimulationState:
 def run_round(
     program: Program, state: SimulationState, score: bool = True
 ) -> tuple[SimulationState, list[RoundReport]]:
-    """One round of all trials, and a report of each; the old state's buffers are donated. Without `score` nobody scores
-    the participants as training left them."""
+    """One round of all trials, and a report of each; the old state's buffers are donated. Without
+    `score` nobody scores the participants as training left them."""
     mesh, server, n = program.mesh, program.server, program.federation.num_clients
     busy = [None] * len(program.options) if state.waiting is None else state.waiting.uploads.busy
     chosen = [choose_participants(o, n, state.round, own) for o, own in zip(program.options, busy)]
@@ -184,7 +192,11 @@ def run_round(
     number = collect(mesh, np.int32(state.round))
     received = own_received = {name: part.received for name, part in trained.items()}
     if state.waiting is None:
-        rows = {name: part.rows for name, part in trained.items() if not program.clients[name].roster.in_order}
+        rows = {
+            name: part.rows
+            for name, part in trained.items()
+            if not program.clients[name].roster.in_order
+        }
     else:
         parts = {name: (part.received, part.rows, part.flat) for name, part in trained.items()}
         received, rows = with_arrivals(program, state.waiting, parts)
@@ -203,12 +215,16 @@ def run_round(
     reports = _reports(program, trained, result, there, state.waiting)
     waiting = state.waiting
     if waiting is not None:
-        waiting = after_round(program, waiting, own_received, {name: part.times for name, part in trained.items()})
+        waiting = after_round(
+            program, waiting, own_received, {name: part.times for name, part in trained.items()}
+        )
     state = SimulationState(state.round + 1, new, stored, last_round, changed, waiting)
     spent = epsilons(program, state.round)
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
-    return state, [report._replace(epsilon=epsilon, stages=seconds) for report, epsilon in zip(reports, spent)]
+    return state, [
+        report._replace(epsilon=epsilon, stages=seconds) for report, epsilon in zip(reports, spent)
+    ]
 
 
 def _train(
@@ -219,16 +235,22 @@ def _train(
     score: bool,
     seconds: Seconds | None,
 ) -> dict[str, Trained]:
-    """The participants of every bucket train; `chosen` are each trial's ids and which of them are dropped."""
+    """The participants of every bucket train; `chosen` are each trial's ids and which of them are
+    dropped."""
     plans = {name: _plan(program, name, state, now, chosen) for name in program.clients}
     schedules = {name: plan.schedule for name, plan in plans.items()}
     data = {name: clients.data for name, clients in program.clients.items()}
     states = {name: plan.states for name, plan in plans.items()}
     asked = program.after_training if score else program.nothing
-    done = stage(seconds, "train", lambda: program.train(states, schedules, now.servers, data, (now.round, asked)))
+    done = stage(
+        seconds,
+        "train",
+        lambda: program.train(states, schedules, now.servers, data, (now.round, asked)),
+    )
     kept = {name: states for name, (states, _) in done.items() if program.clients[name].keeps}
     scoring = {name: plans[name].scoring for name in kept}
-    scores = {name: found for name, (_, (_, found)) in done.items()}  # of clients that keep nothing they are made there
+    # of clients that keep nothing they are made there
+    scores = {name: found for name, (_, (_, found)) in done.items()}
     scores |= stage(seconds, "score", lambda: _score(program, kept, scoring, now, asked))
     return {
         name: _trained(program, name, state, plan, done[name][0], done[name][1][0], scores[name])
@@ -237,25 +259,39 @@ def _train(
 
 
 def _plan(
-    program: Program, name: str, state: SimulationState, now: Now, chosen: Sequence[tuple[np.ndarray, np.ndarray]]
+    program: Program,
+    name: str,
+    state: SimulationState,
+    now: Now,
+    chosen: Sequence[tuple[np.ndarray, np.ndarray]],
 ) -> Plan:
     roster, store = program.clients[name].roster, program.clients[name].store
     mine = [roster.rows(t, ids) for t, (ids, _) in enumerate(chosen)]
     lost = np.concatenate([roster.rows(t, ids[dropped]) for t, (ids, dropped) in enumerate(chosen)])
     flat = lay_out(roster, np.concatenate(mine), roster.capacity)
-    scored = lay_out(roster, np.concatenate(mine), store.block(roster)) if program.clients[name].keeps else flat
+    scored = (
+        lay_out(roster, np.concatenate(mine), store.block(roster))
+        if program.clients[name].keeps
+        else flat
+    )
     states = store.load(state.clients[name], roster, flat)
     training, scoring = (_schedule(program, name, layout, now, lost) for layout in (flat, scored))
     return Plan(mine, flat, states, training, scored, scoring)
 
 
-def _schedule(program: Program, name: str, flat: np.ndarray, now: Now, lost: np.ndarray) -> Schedule:
+def _schedule(
+    program: Program, name: str, flat: np.ndarray, now: Now, lost: np.ndarray
+) -> Schedule:
     roster, store = program.clients[name].roster, program.clients[name].store
     return scatter(program.mesh, schedule(roster, flat, store.slots(roster, flat), now.info, lost))
 
 
 def _score(
-    program: Program, states: dict[str, PyTree], schedules: dict[str, Schedule], now: Now, asked: Asked
+    program: Program,
+    states: dict[str, PyTree],
+    schedules: dict[str, Schedule],
+    now: Now,
+    asked: Asked,
 ) -> dict[str, dict[str, Scores]]:
     data = {name: program.clients[name].data for name in states}
     return program.score(states, schedules, now.servers, data, (now.round, asked))
@@ -276,7 +312,9 @@ def _trained(
     if program.clients[name].keeps:
         changed = state.changed[name].copy()
         changed[np.concatenate(plan.rows)] = state.round + 1
-    received = collect(program.mesh, Received(result.uplink, plan.schedule.own.info, result.arrived))
+    received = collect(
+        program.mesh, Received(result.uplink, plan.schedule.own.info, result.arrived)
+    )
     size = min(program.options[0].participants(program.federation.num_clients), len(roster.members))
     rows = np.stack([positions(plan.flat, mine, size) for mine in plan.rows])
     idle = idle_lane_steps(roster, plan.flat)
@@ -285,7 +323,8 @@ def _trained(
 
 
 def _timed(program: Program, trained: dict[str, Trained]) -> dict[str, Trained]:
-    """A round's parts with the participants' simulated times, and without the uploads that are too late."""
+    """A round's parts with the participants' simulated times, and without the uploads that are too
+    late."""
     times = times_of(program, {name: (part.flat, part.result) for name, part in trained.items()})
     found = dict(trained)
     for name, own in (times or {}).items():
@@ -303,8 +342,8 @@ def _reports(
     there: Sequence[np.ndarray],
     waiting: Waiting | None,
 ) -> list[RoundReport]:
-    """Makes one report a trial; `of_server` are the servers' results, `there` tells who can be reached, and `waiting`
-    stood before the round."""
+    """Makes one report a trial; `of_server` are the servers' results, `there` tells who can be
+    reached, and `waiting` stood before the round."""
     # The one transfer of a round, but for that of `_timed`.
     results = {name: (part.result, part.scores) for name, part in trained.items()}
     results, of_server = fetch((results, of_server))
@@ -330,15 +369,20 @@ def _reports(
     return reports
 
 
-def evaluate(program: Program, state: SimulationState, only: np.ndarray | None = None) -> list[Evaluation]:
-    """Scores each trial's clients, all or those of the ids `only`, and its server's model if it has one."""
+def evaluate(
+    program: Program, state: SimulationState, only: np.ndarray | None = None
+) -> list[Evaluation]:
+    """Scores each trial's clients, all or those of the ids `only`, and its server's model if it has
+    one."""
     # After k rounds the newest downlink is the one that round k (counted from 0) starts with.
     now = _now(program, state)
     ids = np.arange(program.federation.num_clients) if only is None else np.asarray(only)
     scored = _scored(program, state, now, ids)
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
-        pooled = program.server.score_global((state.servers, program.server.pooled), server_copy(program.samples))
+        pooled = program.server.score_global(
+            (state.servers, program.server.pooled), server_copy(program.samples)
+        )
     scores, pooled = fetch(([s for _, _, s in scored], pooled))
     evaluations = []
     for t, train_counts in enumerate(program.train_counts):
@@ -350,7 +394,8 @@ def evaluate(program: Program, state: SimulationState, only: np.ndarray | None =
 def _scored(
     program: Program, state: SimulationState, now: Now, ids: np.ndarray
 ) -> list[tuple[Roster, np.ndarray, dict[str, Scores]]]:
-    """The clients of `ids`, as many at a time as a device has room for: rosters, layouts, and scores by them."""
+    """The clients of `ids`, as many at a time as a device has room for: rosters, layouts, and
+    scores by them."""
     layouts, scored, nobody = {}, [], np.zeros(0, np.int64)
     found = [_with_samples(program, trial, ids) for trial in range(len(program.options))]
     rosters = {name: clients.roster for name, clients in program.clients.items()}
@@ -375,7 +420,8 @@ def _with_samples(program: Program, trial: int, ids: np.ndarray) -> np.ndarray:
 
 
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
-    """Some of a bucket's states as NumPy; of clients that keep nothing, as the newest downlink leaves them."""
+    """Some of a bucket's states as NumPy; of clients that keep nothing, as the newest downlink
+    leaves them."""
     clients = program.clients[name]
     if clients.keeps:
         return clients.store.read(state.clients[name], clients.roster, rows)
@@ -385,7 +431,9 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
         info = jax.tree.map(lambda x, t=trial, c=client: x[t, c], now.info)
         who = Participant(np.int32(row), np.int32(trial), info, np.True_, np.False_)
         servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
-        held.append(fetch(clients.received(who, servers, program.data.buckets[name], np.int32(state.round))))
+        held.append(
+            fetch(clients.received(who, servers, program.data.buckets[name], np.int32(state.round)))
+        )
     return jax.tree.map(lambda *xs: np.stack(xs), *held)
 
 
@@ -397,5 +445,7 @@ def clients_info(program: Program, state: SimulationState) -> ClientInfo:
 
 
 def _now(program: Program, state: SimulationState) -> Now:
-    servers = TrialServers(*(spread(program.mesh, x) for x in (state.servers, program.own_seeds, program.settings)))
+    servers = TrialServers(
+        *(spread(program.mesh, x) for x in (state.servers, program.own_seeds, program.settings))
+    )
     return Now(clients_info(program, state), spread(program.mesh, np.int32(state.round)), servers)

@@ -1,5 +1,5 @@
-"""Where client states live between rounds: on the devices, in host memory with only participants on the devices, or
-nowhere."""
+"""Where client states live between rounds: on the devices, in host memory with only participants on
+the devices, or nowhere."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +12,8 @@ from fedjax_ht.core.mesh import SHARDED, fetch, scatter
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.simulation.roster import PADDING, Roster
 
-Make = Callable[[np.ndarray], PyTree]  # rows int [devices * k], padding included -> their first states, sharded
+# rows int [devices * k], padding included -> their first states, sharded
+Make = Callable[[np.ndarray], PyTree]
 
 
 class ClientStore(NamedTuple):
@@ -93,12 +94,14 @@ def no_store(mesh: Mesh) -> ClientStore:
 
 
 def _padded(count: int) -> np.ndarray:
-    """0 to count - 1, the last one repeated up to a power of two: few lengths, so few compiled functions."""
+    """0 to count - 1, the last one repeated up to a power of two: few lengths, so few compiled
+    functions."""
     return np.minimum(np.arange(1 << (count - 1).bit_length()), count - 1)
 
 
 def host_store(mesh: Mesh) -> ClientStore:
-    """States are NumPy arrays of this process's rows; device memory grows with participants, not with clients."""
+    """States are NumPy arrays of this process's rows; device memory grows with participants, not
+    with clients."""
 
     def save(stored, states, roster, flat):
         for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(states)):
@@ -112,18 +115,24 @@ def host_store(mesh: Mesh) -> ClientStore:
         held = [roster.local[roster.device[roster.local] == d] for d in range(mesh.size)]
         stored = None
         for start in range(0, roster.shard, roster.capacity):
-            # A process fills the lines of its own devices; the others' lines are padding that it never reads.
+            # A process fills the lines of its own devices; the others' lines are padding that it
+            # never reads.
             lines = np.full((mesh.size, roster.capacity), PADDING)
             for line, rows in zip(lines, held):
                 block = rows[start : start + roster.capacity]
                 line[: len(block)] = block
             states = make(lines.reshape(-1))
-            if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(states)):
+            if any(
+                jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(states)
+            ):
                 raise ValueError(
-                    "these client states hold random keys, which live on devices only; client_store=device"
+                    "these client states hold random keys, which live on devices only; "
+                    "client_store=device"
                 )
             if stored is None:
-                stored = jax.tree.map(lambda x: np.empty((max(1, len(roster.local)), *x.shape[1:]), x.dtype), states)
+                stored = jax.tree.map(
+                    lambda x: np.empty((max(1, len(roster.local)), *x.shape[1:]), x.dtype), states
+                )
             stored = save(stored, states, roster, lines.reshape(-1))
         return stored
 

@@ -1,4 +1,5 @@
-"""Trials as an axis: several seeds of one experiment in one program, each with a server and clients of its own.
+"""Trials as an axis: several seeds of one experiment in one program, each with a server and clients
+of its own.
 
 Clients of all trials share the rows of a bucket; what happens once per trial is mapped here.
 """
@@ -20,18 +21,22 @@ from fedjax_ht.simulation.serving import server_round
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:
     """Maps fn(own, shared) over the leading axis of `own`, that of trials.
 
-    Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as clients are
-    (`lanes.choose_lanes`), else vmapped.
+    Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as
+    clients are (`lanes.choose_lanes`), else vmapped.
     """
 
     def loop(own, shared):
         trials = range(len(jax.tree.leaves(own)[0]))
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *(fn(of_trial(own, t), shared) for t in trials))
+        return jax.tree.map(
+            lambda *xs: jnp.stack(xs), *(fn(of_trial(own, t), shared) for t in trials)
+        )
 
     def mapped(own, shared):
         return each(lambda one: fn(one, shared), own)
 
-    return loop if host else jax.jit(mapped, compiler_options=compiler_options(jax.default_backend()))
+    return (
+        loop if host else jax.jit(mapped, compiler_options=compiler_options(jax.default_backend()))
+    )
 
 
 def of_trial(tree: PyTree, trial: int) -> PyTree:
@@ -44,17 +49,19 @@ def first_server(method: Method, federation: Federation) -> Callable:
 
     def one(own, weights):
         (seed, settings), given = own, put_all_weights(federation, weights)
-        return method.at(settings).init_server(given, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0))
+        return method.at(settings).init_server(
+            given, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
+        )
 
     return over_trials(one)
 
 
 def serve(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Pretrained.variables, samples)) -> (server,
-    ServerResult).
+    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Pretrained.variables,
+    samples)) -> (server, ServerResult).
 
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a bucket that is missing
-    there is received as it is. `splits` and `samples`, a
+    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a
+    bucket that is missing there is received as it is. `splits` and `samples`, a
     `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
     `refuse_outliers` is that of `round.server_round`.
     """

@@ -1,13 +1,15 @@
 """Clients that work against the federation, to see what a method and a defence stand.
 
-An attacker trains as the others do, and says something else; or learns from wrong labels and says what it learned. By
-kind, where x is its upload, r what it would have uploaded without any training (of prototypes 0), and s the strength:
+An attacker trains as the others do, and says something else; or learns from wrong labels and says
+what it learned. By kind, where x is its upload, r what it would have uploaded without any training
+(of prototypes 0), and s the strength:
 
     label_flip   learns class C - 1 - y where it has y; uploads honestly
     sign_flip    r - s (x - r)
     scaled       r + s (x - r)
     noise        x + s |x - r| N(0, 1), with |.| the root mean square of an array
-    shift        x + s |x| d, a direction d that all attackers share and keep: of prototypes, all classes' move alike
+    shift        x + s |x| d, a direction d that all attackers share and keep: of prototypes, all
+    classes' move alike
 
 Counts (`Metadata`), and which rows are sent, stay as they are.
 """
@@ -29,8 +31,8 @@ Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift"]
 
 
 class Attack(NamedTuple):
-    """kind: see the module's text. share: of the clients, to the nearest number. strength: s. seed: of who attacks, and
-    of the direction of a shift; all trials of a run have the same attackers."""
+    """kind: see the module's text. share: of the clients, to the nearest number. strength: s. seed:
+    of who attacks, and of the direction of a shift; all trials of a run have the same attackers."""
 
     kind: Kind
     share: Share
@@ -39,7 +41,8 @@ class Attack(NamedTuple):
 
 
 def attackers(attack: Attack, num_clients: int) -> np.ndarray:
-    """bool [num_clients], drawn uniformly; a larger share has those of a smaller one among its own."""
+    """bool [num_clients], drawn uniformly; a larger share has those of a smaller one among its
+    own."""
     order = host_generator(attack.seed, Purpose.ATTACK, 0).permutation(num_clients)
     bad = np.zeros(num_clients, bool)
     bad[order[: int(np.floor(attack.share * num_clients + 0.5))]] = True
@@ -84,7 +87,10 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
 
 def _said(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:
     """What an attacker uploads instead."""
-    is_leaf = lambda x: isinstance(x, Masked | Metadata)  # noqa: E731
+
+    def is_leaf(x):
+        return isinstance(x, Masked | Metadata)
+
     leaves, structure = jax.tree.flatten(uplink, is_leaf=is_leaf)
     shared = jax.random.key(attack.seed)
 
@@ -99,11 +105,16 @@ def _said(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> 
             return reference + attack.strength * (x - reference)
         if attack.kind == "noise":
             own = jax.random.fold_in(jax.random.fold_in(key, Purpose.ATTACK), i)
-            return x + attack.strength * _size(x - reference) * jax.random.normal(own, x.shape, x.dtype)
+            return x + attack.strength * _size(x - reference) * jax.random.normal(
+                own, x.shape, x.dtype
+            )
         direction = jax.random.normal(jax.random.fold_in(shared, i), x.shape[-1:], x.dtype)
         return x + attack.strength * _size(x) * direction
 
-    found = [wrong(i, x, r) for i, (x, r) in enumerate(zip(leaves, jax.tree.leaves(untrained, is_leaf=is_leaf)))]
+    found = [
+        wrong(i, x, r)
+        for i, (x, r) in enumerate(zip(leaves, jax.tree.leaves(untrained, is_leaf=is_leaf)))
+    ]
     return jax.tree.unflatten(structure, found)
 
 

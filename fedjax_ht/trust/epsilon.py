@@ -1,8 +1,9 @@
 """Epsilon of what a run has told, by Google's accountant (dp-accounting, the extra `privacy`).
 
-Two federations are neighbours where in one of them a client's data, or a sample, is taken away: it still counts, with
-an update, or a gradient, of zero ("zero-out", Kairouz et al., ICML 2021). That changes a sum by at most `clip`. To put
-another client's data in their place changes it by twice that: without sampling, what is told here at half the noise.
+Two federations are neighbours where in one of them a client's data, or a sample, is taken away: it
+still counts, with an update, or a gradient, of zero ("zero-out", Kairouz et al., ICML 2021). That
+changes a sum by at most `clip`. To put another client's data in their place changes it by twice
+that: without sampling, what is told here at half the noise.
 """
 
 import functools
@@ -22,33 +23,49 @@ def accounting() -> ModuleType:
     try:
         import dp_accounting
     except ImportError as error:
-        raise ImportError("privacy needs dp-accounting; run pip install 'fedjax_ht[privacy]'") from error
+        raise ImportError(
+            "privacy needs dp-accounting; run pip install 'fedjax_ht[privacy]'"
+        ) from error
     return dp_accounting
 
 
 def gaussian_epsilon(noise: float, times: int, delta: float) -> float:
-    """Of so many sums with noise, each adaptive on those before; exact (Balle and Wang, ICML 2018), since together they
-    are one with noise / sqrt(times) (Dong et al., 2022). inf without noise."""
+    """Of so many sums with noise, each adaptive on those before; exact (Balle and Wang, ICML 2018),
+    since together they are one with noise / sqrt(times) (Dong et al., 2022). inf without noise."""
     if times == 0:
         return 0.0
     return float(accounting().get_epsilon_gaussian(noise / np.sqrt(times), delta))
 
 
 def poisson_epsilon(noise: float, size: int, total: int, times: int, delta: float) -> float:
-    """Of so many noisy sums over batches that each of `total` has a chance of size / total to be in."""
+    """Of so many noisy sums over batches that each of `total` has a chance of size / total to be
+    in."""
     exact = gaussian_epsilon(noise, times, delta)
-    return min(exact, _converted(_poisson(noise, size, total), times, delta)) if size < total and noise else exact
+    return (
+        min(exact, _converted(_poisson(noise, size, total), times, delta))
+        if size < total and noise
+        else exact
+    )
 
 
 def fixed_epsilon(noise: float, size: int, total: int, times: int, delta: float) -> float:
-    """Of so many noisy sums over `size` of `total`, drawn without replacement: who is not drawn makes room for somebody
-    else, so that it is accounted for as a replacement, with half the noise (Wang et al., AISTATS 2019)."""
+    """Of so many noisy sums over `size` of `total`, drawn without replacement: who is not drawn
+    makes room for somebody else, so that it is accounted for as a replacement, with half the noise
+    (Wang et al., AISTATS 2019)."""
     exact = gaussian_epsilon(noise, times, delta)
-    return min(exact, _converted(_fixed(noise, size, total), times, delta)) if size < total and noise else exact
+    return (
+        min(exact, _converted(_fixed(noise, size, total), times, delta))
+        if size < total and noise
+        else exact
+    )
 
 
 def _converted(rdp: tuple[float, ...], times: int, delta: float) -> float:
-    return float(accounting().rdp.compute_epsilon(ORDERS, times * np.array(rdp), delta)[0]) if times else 0.0
+    return (
+        float(accounting().rdp.compute_epsilon(ORDERS, times * np.array(rdp), delta)[0])
+        if times
+        else 0.0
+    )
 
 
 @functools.lru_cache(4096)

@@ -1,16 +1,19 @@
 """Differential privacy as a method around a method: what is hidden, how, and where that cannot be.
 
-The update of a client is its upload minus the one that a newcomer without samples makes of the same downlink, which
-says nothing of the client. By unit:
+The update of a client is its upload minus the one that a newcomer without samples makes of the same
+downlink, which says nothing of the client. By unit:
 
-    client   every update is clipped to norm `clip`; the server adds N(0, (noise clip)^2) to their sum. Who sees the
+    client   every update is clipped to norm `clip`; the server adds N(0, (noise clip)^2) to their
+    sum. Who sees the
              server's state learns little of a client; the server sees all.
-    upload   every update is clipped, and the client adds that noise itself. Nobody learns much of it.
-    sample   clients train by DP-SGD (`trust.dp_sgd`). Nobody learns much of one sample of a client.
+    upload   every update is clipped, and the client adds that noise itself. Nobody learns much of
+    it. sample   clients train by DP-SGD (`trust.dp_sgd`). Nobody learns much of one sample of a
+    client.
 
-In the first two every client counts as one sample, for the server and for itself, and whose result is not finite sends
-an update of zero: neither counts nor absence tell anything. Where uplinks of several shapes are summed apart, each sum
-has the whole noise, since a client is in one of them. Counts of samples are public in the third.
+In the first two every client counts as one sample, for the server and for itself, and whose result
+is not finite sends an update of zero: neither counts nor absence tell anything. Where uplinks of
+several shapes are summed apart, each sum has the whole noise, since a client is in one of them.
+Counts of samples are public in the third.
 
 What noise cannot hide is refused, see `trust.disclosure`.
 """
@@ -45,9 +48,10 @@ class Privacy(NamedTuple):
       clip: L2 norm of an update or of a sample's gradient, over all its arrays.
       noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
       delta: at which epsilon is told.
-      secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed and secret can take
-        the noise away again: a seed that is written down hides nothing. They are constants of compiled programs, which
-        then belong in no cache on disk, unless they are traced, as `fedjax_ht.deploy` has them.
+      secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed
+        and secret can take the noise away again: a seed that is written down hides nothing. They
+        are constants of compiled programs, which then belong in no cache on disk, unless they are
+        traced, as `fedjax_ht.deploy` has them.
     """
 
     unit: Unit
@@ -72,7 +76,9 @@ def private(method: Method, privacy: Privacy | None) -> Method:
 
 
 def _private(privacy: Privacy, method: Method) -> Method:
-    made = _of_samples(method, privacy) if privacy.unit == "sample" else _of_clients(method, privacy)
+    made = (
+        _of_samples(method, privacy) if privacy.unit == "sample" else _of_clients(method, privacy)
+    )
 
     def check(federation):
         method.check(federation)
@@ -122,7 +128,10 @@ def _of_clients(method: Method, privacy: Privacy) -> Method:
         return method.server_update(federation, server, alike, ctx)
 
     return method._replace(
-        broadcast=broadcast, receive=receive, client_update=client_update, server_update=server_update
+        broadcast=broadcast,
+        receive=receive,
+        client_update=client_update,
+        server_update=server_update,
     )
 
 
@@ -147,7 +156,8 @@ def _with_values(uplink: PyTree, values: dict[int, jax.Array]) -> PyTree:
 
 
 def _bounded(uplink: PyTree, untrained: PyTree, clip: float) -> PyTree:
-    """The upload with its update clipped, of what it sends all arrays together; `untrained` where it is not finite."""
+    """The upload with its update clipped, of what it sends all arrays together; `untrained` where
+    it is not finite."""
     leaves, others = leaves_of(uplink), leaves_of(untrained)
     start = {i: _sent(others[i]) for i in _payload(leaves)}
     updates = {i: jnp.where(_rows(leaves[i]), values_of(leaves[i]) - start[i], 0) for i in start}
@@ -174,8 +184,9 @@ def _noised(uplink: PyTree, scale: float, key: jax.Array) -> PyTree:
 def noisy_sums(
     federation: Federation, received: dict[str, Received], scale: float, key: jax.Array
 ) -> dict[str, Received]:
-    """Uploads whose sum over clients has noise N(0, scale^2) in every entry that somebody sends, for uplinks of each
-    shape apart: the noise is added to the upload of the first client, by id, that sends the entry.
+    """Uploads whose sum over clients has noise N(0, scale^2) in every entry that somebody sends,
+    for uplinks of each shape apart: the noise is added to the upload of the first client, by id,
+    that sends the entry.
 
     Args:
       federation: of the buckets.
@@ -191,7 +202,10 @@ def noisy_sums(
         leaves, noise = leaves_of(joined.uplink), {}
         for i in _payload(leaves):
             values = values_of(leaves[i])
-            along = lambda x, values=values: x.reshape(-1, *(1,) * (values.ndim - 1))  # noqa: E731
+
+            def along(x, values=values):
+                return x.reshape(-1, *(1,) * (values.ndim - 1))
+
             there, ids = along(joined.arrived) & _rows(leaves[i]), along(joined.info.id)
             first = jnp.min(jnp.where(there, ids, federation.num_clients), axis=0)
             drawn = gaussian(jax.random.fold_in(jax.random.fold_in(key, own), i), values[0], scale)

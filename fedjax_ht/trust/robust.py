@@ -1,20 +1,24 @@
-"""Servers that outlive bad clients: what a round's uploads have in common, how far each is from it, and defences.
+"""Servers that outlive bad clients: what a round's uploads have in common, how far each is from it,
+and defences.
 
-A defence changes what a server receives before any method sees it. Lengths and distances are root mean squares over the
-entries that are compared, and "the round's" means the median over all vectors that arrived. By name:
+A defence changes what a server receives before any method sees it. Lengths and distances are root
+mean squares over the entries that are compared, and "the round's" means the median over all vectors
+that arrived. By name:
 
-    norm_bound        no vector is longer than `bound` times the round's length, nor further from the middle than
+    norm_bound        no vector is longer than `bound` times the round's length, nor further from
+    the middle than
                       `bound` times the round's distance (Sun et al., 2019, with the bound relative)
     median            every client says the coordinate-wise median (Yin et al., ICML 2018)
-    trimmed_mean      every client says the mean of each entry without a share of its largest and smallest (likewise)
-    geometric_median  every client says the geometric median (RFA, Pillutla et al., 2022)
-    multi_krum        a share of the vectors does not count, those with the most distant neighbours (Blanchard et al.,
+    trimmed_mean      every client says the mean of each entry without a share of its largest and
+    smallest (likewise) geometric_median  every client says the geometric median (RFA, Pillutla et
+    al., 2022) multi_krum        a share of the vectors does not count, those with the most distant
+    neighbours (Blanchard et al.,
                       NeurIPS 2017)
 
-Where clients "all say" a value, any mean that a method takes of them is that value, whatever its weights. Each class of
-prototypes or of head rows is defended for itself, a model as a whole. Counts that clients state (`Metadata`) are
-believed. The middle is a geometric median; with one or two owners of a class nobody can say who is right, and the
-length alone counts.
+Where clients "all say" a value, any mean that a method takes of them is that value, whatever its
+weights. Each class of prototypes or of head rows is defended for itself, a model as a whole. Counts
+that clients state (`Metadata`) are believed. The middle is a geometric median; with one or two
+owners of a class nobody can say who is right, and the length alone counts.
 
 Before any of these, and by default, uploads beyond anything honest are refused, see
 `without_outliers`.
@@ -68,8 +72,10 @@ def largest(vectors: Vectors) -> jax.Array:
 
 
 def lengths(vectors: Vectors) -> jax.Array:
-    """Root mean square of the entries held, float32 [P, V]; 0 where nothing is. Squares of giants stay finite."""
-    scale = jnp.clip(largest(vectors), 1e-37, 1e37)[..., None]  # whose reciprocal is a normal number
+    """Root mean square of the entries held, float32 [P, V]; 0 where nothing is. Squares of giants
+    stay finite."""
+    # whose reciprocal is a normal number
+    scale = jnp.clip(largest(vectors), 1e-37, 1e37)[..., None]
     total = count = jnp.zeros(vectors.present.shape)
     for x, held in zip(vectors.values, vectors.held):
         total += jnp.sum(jnp.where(held, x / scale, 0) ** 2, -1)
@@ -77,22 +83,28 @@ def lengths(vectors: Vectors) -> jax.Array:
     return scale[..., 0] * jnp.sqrt(total / jnp.maximum(count, 1))
 
 
-def minus(vectors: Vectors, centre: Sequence[jax.Array], known: Sequence[jax.Array] | None = None) -> Vectors:
-    """The vectors from `centre`, pieces float [V, D], on; over the entries `known`, bool, where not all are."""
+def minus(
+    vectors: Vectors, centre: Sequence[jax.Array], known: Sequence[jax.Array] | None = None
+) -> Vectors:
+    """The vectors from `centre`, pieces float [V, D], on; over the entries `known`, bool, where not
+    all are."""
     held = vectors.held if known is None else tuple(h & k for h, k in zip(vectors.held, known))
     return vectors._replace(values=tuple(x - c for x, c in zip(vectors.values, centre)), held=held)
 
 
 def middle(vectors: Vectors) -> tuple[jax.Array, ...]:
-    """The geometric median of each vector over clients, pieces float [V, D]; by Weiszfeld's iteration from 0, smoothed
-    as in RFA."""
+    """The geometric median of each vector over clients, pieces float [V, D]; by Weiszfeld's
+    iteration from 0, smoothed as in RFA."""
     floor = EQUAL * of_the_round(lengths(vectors), vectors.present)
 
     def step(_, centre):
         far = lengths(minus(vectors, centre))
         weight = jnp.where(vectors.present, 1 / jnp.maximum(jnp.maximum(far, floor), TINY), 0)
         weight = weight / jnp.maximum(jnp.max(weight, 0), TINY)
-        return tuple(_mean(x, jnp.where(h, weight[..., None], 0)) for x, h in zip(vectors.values, vectors.held))
+        return tuple(
+            _mean(x, jnp.where(h, weight[..., None], 0))
+            for x, h in zip(vectors.values, vectors.held)
+        )
 
     start = tuple(jnp.zeros(x.shape[1:], jnp.float32) for x in vectors.values)
     return lax.fori_loop(0, WEISZFELD_STEPS, step, start)
@@ -113,17 +125,19 @@ def of_the_round(x: jax.Array, present: jax.Array) -> jax.Array:
 def in_units_of_the_round(
     found: Sequence[jax.Array], which: Sequence[jax.Array], least: jax.Array | float = 0.0
 ) -> tuple[list[jax.Array], jax.Array]:
-    """Numbers [P, V] of several parts by the median of all that count (`which`), or `least` if that is more, 0 of the
-    others; and the median."""
+    """Numbers [P, V] of several parts by the median of all that count (`which`), or `least` if that
+    is more, 0 of the others; and the median."""
     unit = of_the_round(*(jnp.concatenate([x.reshape(-1) for x in xs]) for xs in (found, which)))
     scale = jnp.maximum(jnp.maximum(unit, least), TINY)
     return [jnp.where(there, x / scale, 0) for x, there in zip(found, which)], unit
 
 
-def judged(parts: Sequence[Vectors], bound: float, positions: bool) -> list[tuple[Vectors, jax.Array]]:
-    """Vectors of one kind in parts that have their own middles: none longer, nor further from its middle, than `bound`
-    times what the round has; and how far each was in these units before, float32 [P, V], 0 of who is not present.
-    `positions` False leaves the middles out."""
+def judged(
+    parts: Sequence[Vectors], bound: float, positions: bool
+) -> list[tuple[Vectors, jax.Array]]:
+    """Vectors of one kind in parts that have their own middles: none longer, nor further from its
+    middle, than `bound` times what the round has; and how far each was in these units before,
+    float32 [P, V], 0 of who is not present. `positions` False leaves the middles out."""
 
     def within(far: jax.Array) -> jax.Array:
         # A giant may be infinitely far off, and with an infinite bound the quotient would be NaN.
@@ -159,12 +173,17 @@ def _agreement(name: str, value: Callable[[Vectors], Sequence[jax.Array]]) -> De
 @checked
 def norm_bound(bound: Positive = 2.0) -> Defence:
     """`judged`, of lengths alone where entries cannot be compared."""
-    return Defence("norm_bound", lambda vectors, positions: judged([vectors], bound, positions)[0][0], by_entry=False)
+    return Defence(
+        "norm_bound",
+        lambda vectors, positions: judged([vectors], bound, positions)[0][0],
+        by_entry=False,
+    )
 
 
 @checked
 def trimmed_mean(share: Minority = 0.2) -> Defence:
-    """Every client says each entry's mean over who holds it, but for the `share` largest and smallest, rounded down."""
+    """Every client says each entry's mean over who holds it, but for the `share` largest and
+    smallest, rounded down."""
 
     def mean(x, held, present):
         there = jnp.broadcast_to(present[..., None] & held, x.shape)
@@ -176,20 +195,28 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
         # Divided first, since the sum of what is kept need not be finite.
         return jnp.sum(jnp.where(kept, ordered / jnp.maximum(count - 2 * cut, 1), 0), 0)
 
-    return _agreement("trimmed_mean", lambda v: [mean(x, held, v.present) for x, held in zip(v.values, v.held)])
+    return _agreement(
+        "trimmed_mean", lambda v: [mean(x, held, v.present) for x, held in zip(v.values, v.held)]
+    )
 
 
 def median() -> Defence:
-    """Every client says each entry's median over who holds it; of an even number the mean of the two in the middle."""
+    """Every client says each entry's median over who holds it; of an even number the mean of the
+    two in the middle."""
 
     def of_entries(x, held, present):
         there = jnp.broadcast_to(present[..., None] & held, x.shape)
         ordered = jnp.sort(jnp.where(there, x, jnp.inf), axis=0)
         count = there.sum(0)[None]
-        pair = [jnp.take_along_axis(ordered, jnp.maximum(n, 0) // 2, axis=0)[0] for n in (count - 1, count)]
+        pair = [
+            jnp.take_along_axis(ordered, jnp.maximum(n, 0) // 2, axis=0)[0]
+            for n in (count - 1, count)
+        ]
         return jnp.where(count[0] > 0, 0.5 * pair[0] + 0.5 * pair[1], 0)
 
-    return _agreement("median", lambda v: [of_entries(x, held, v.present) for x, held in zip(v.values, v.held)])
+    return _agreement(
+        "median", lambda v: [of_entries(x, held, v.present) for x, held in zip(v.values, v.held)]
+    )
 
 
 def geometric_median() -> Defence:
@@ -199,8 +226,8 @@ def geometric_median() -> Defence:
 
 @checked
 def multi_krum(share: Minority = 0.2) -> Defence:
-    """Of n vectors f = ceil(share n) are left out, those with the largest sum of squared distances to their
-    n - f - 2 nearest neighbours, at least one."""
+    """Of n vectors f = ceil(share n) are left out, those with the largest sum of squared distances
+    to their n - f - 2 nearest neighbours, at least one."""
 
     def screen(vectors: Vectors, _: bool) -> Vectors:
         present, own = vectors.present, lengths(vectors)
@@ -211,7 +238,10 @@ def multi_krum(share: Minority = 0.2) -> Defence:
             far = jnp.minimum(lengths(minus(vectors, *one)) / unit, 1e15)
             return jnp.where(present, far**2, jnp.inf)
 
-        knowns = tuple(jnp.broadcast_to(h, (len(x), *h.shape[1:])) for x, h in zip(vectors.values, vectors.held))
+        knowns = tuple(
+            jnp.broadcast_to(h, (len(x), *h.shape[1:]))
+            for x, h in zip(vectors.values, vectors.held)
+        )
         squares = lax.map(to_all, (vectors.values, knowns))  # [P, P, V]
         itself = jnp.eye(len(present), dtype=bool)[..., None]
         nearest = jnp.sort(jnp.where(itself, jnp.inf, squares), axis=1)
@@ -239,8 +269,8 @@ DEFENCES: dict[str, Callable[..., Defence]] = {
 def defended(method: Method, defences: Sequence[Defence]) -> Method:
     """The method with defences, in order, before its server; the method itself without any.
 
-    Its `check` raises a ValueError where a defence compares entries that mean other things in each client's uplink. A
-    defence looks at single uplinks, whatever the method's server reads.
+    Its `check` raises a ValueError where a defence compares entries that mean other things in each
+    client's uplink. A defence looks at single uplinks, whatever the method's server reads.
     """
     return around(method, functools.partial(_defended, defences)) if defences else method
 
@@ -252,7 +282,8 @@ def _defended(defences: Sequence[Defence], method: Method) -> Method:
         method.check(federation)
         if unfit := [d.name for d in defences if d.by_entry and not same_entries]:
             raise ValueError(
-                f"robust is {unfit[0]}, but the same entry means another thing in each client's upload of "
+                f"robust is {unfit[0]}, but the same entry means another thing in each client's "
+                "upload of "
                 f"{method.name}; take norm_bound"
             )
 
@@ -263,9 +294,13 @@ def _defended(defences: Sequence[Defence], method: Method) -> Method:
             for defence in defences:
                 groups = [defence.apply(vectors, same_entries) for vectors in groups]
             safe |= put_back(groups)
-        return method.server_update(federation, server, {name: safe[name] for name in received}, ctx)
+        return method.server_update(
+            federation, server, {name: safe[name] for name in received}, ctx
+        )
 
-    return method._replace(check=check, server_update=server_update, wire=method.wire._replace(server_reads="uploads"))
+    return method._replace(
+        check=check, server_update=server_update, wire=method.wire._replace(server_reads="uploads")
+    )
 
 
 class Summary(NamedTuple):
@@ -282,8 +317,8 @@ class Summary(NamedTuple):
 
 def summaries(received: dict[str, Received]) -> list[tuple[dict[str, Received], list[Summary]]]:
     """Summarises a round's uploads in one read of them, one client after another on CPU: each part
-    that `comparable` makes, and the summaries of its kinds of vectors. Running variances count by their square
-    roots."""
+    that `comparable` makes, and the summaries of its kinds of vectors. Running variances count by
+    their square roots."""
     found = []
     for part in comparable(with_deviations(received), nested=False):
         clients = sum(len(r.arrived) for r in part.values())
@@ -299,11 +334,14 @@ def summaries(received: dict[str, Received]) -> list[tuple[dict[str, Received], 
     return found
 
 
-def far_off(method: Method, num_clients: int, summarised: list[tuple[dict[str, Received], list[Summary]]]) -> jax.Array:
-    """How far each client's upload is from the round's, float32 [num_clients]: its worst vector's length in the round's
-    lengths, distance from the middle in the round's distances, or largest entry in the round's largest entries,
-    whichever is most; 0 of who did not arrive. Lengths and distances of long vectors are those of a sample of entries.
-    Running variances count by their square roots.
+def far_off(
+    method: Method, num_clients: int, summarised: list[tuple[dict[str, Received], list[Summary]]]
+) -> jax.Array:
+    """How far each client's upload is from the round's, float32 [num_clients]: its worst vector's
+    length in the round's lengths, distance from the middle in the round's distances, or largest
+    entry in the round's largest entries, whichever is most; 0 of who did not arrive. Lengths and
+    distances of long vectors are those of a sample of entries. Running variances count by their
+    square roots.
     """
     far = jnp.zeros(num_clients)
     for kinds in zip(*(own for _, own in summarised)):
@@ -364,14 +402,15 @@ def _arrived_ids(part: dict[str, Received], absent: int) -> jax.Array:
 
 
 def against_overflow(peaks: Sequence[jax.Array]) -> jax.Array:
-    """A factor for all vectors of one kind, whose largest entries are `peaks`, float32 [P, V] a part:
-    1, or 2^-40 where there is a giant. A power of two leaves ratios as they are."""
+    """A factor for all vectors of one kind, whose largest entries are `peaks`, float32 [P, V] a
+    part: 1, or 2^-40 where there is a giant. A power of two leaves ratios as they are."""
     highest = jnp.max(jnp.stack([jnp.max(peak) for peak in peaks]))
     return jnp.where(highest > GIANT, 2.0**-40, 1.0)
 
 
 def sampled(vectors: Vectors, clients: int, numbers: int = 2**18) -> Vectors:
-    """Every k-th entry of each piece as one piece, so that about `numbers` are left of all `clients` together."""
+    """Every k-th entry of each piece as one piece, so that about `numbers` are left of all
+    `clients` together."""
     rows = vectors.present.shape[1]
     step = -(-clients * rows * sum(x.shape[-1] for x in vectors.values) // numbers)
     values = [x[..., ::step] for x in vectors.values]

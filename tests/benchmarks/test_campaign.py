@@ -1,4 +1,5 @@
-"""Slices of measurements: what is done stays done, what fails is told, and a clock stops the rest."""
+"""Slices of measurements: what is done stays done, what fails is told, and a clock stops the
+rest."""
 
 import json
 import subprocess
@@ -39,8 +40,11 @@ def items(ran: list, *processes: str) -> list[Item]:
     return [Item(name, run, {"name": name}, process) for name, process in zip("abcdef", processes)]
 
 
-def supervised(path, todo: list[Item], budget: float = 60.0, deaths: int = 0) -> tuple[str | None, int]:
-    """What `supervise` says, and how many processes it took; each of the first few dies in the middle of an item."""
+def supervised(
+    path, todo: list[Item], budget: float = 60.0, deaths: int = 0
+) -> tuple[str | None, int]:
+    """What `supervise` says, and how many processes it took; each of the first few dies in the
+    middle of an item."""
     started = []
 
     def start(deadline: float) -> int:
@@ -76,7 +80,10 @@ def test_a_name_of_a_process_starts_one(tmp_path):
 
 def test_an_item_that_raises_is_told_and_the_next_runs(tmp_path):
     path, ran = tmp_path / "slice_1.json", []
-    broken = [Item("broken", failing, {"error": "two\nlines"}), Item("strange", lambda: {"result": object()}, {})]
+    broken = [
+        Item("broken", failing, {"error": "two\nlines"}),
+        Item("strange", lambda: {"result": object()}, {}),
+    ]
     wrong = Item("wrong", lambda: {"wrong": "off by one"}, {})
     assert supervised(path, [*broken, wrong, *items(ran, "")]) == (None, 1)
     told = slices.failures(slices.read(path))
@@ -89,13 +96,18 @@ def test_a_process_that_dies_costs_the_item_it_died_in(tmp_path):
     path, ran = tmp_path / "slice_1.json", []
     assert supervised(path, items(ran, "", "", ""), deaths=2) == (None, 3)
     assert ran == ["c"]
-    assert slices.failures(slices.read(path)) == dict.fromkeys("ab", "its process ended with code -11")
+    assert slices.failures(slices.read(path)) == dict.fromkeys(
+        "ab", "its process ended with code -11"
+    )
 
 
 def test_a_process_that_does_nothing_ends_the_slice(tmp_path):
     path, ran = tmp_path / "slice_1.json", []
     todo = items(ran, "")
-    assert slices.supervise(path, todo, lambda deadline: 3, 60) == "a process ended with code 3 before any item"
+    assert (
+        slices.supervise(path, todo, lambda deadline: 3, 60)
+        == "a process ended with code 3 before any item"
+    )
 
 
 def test_after_the_budget_nothing_begins(tmp_path):
@@ -119,7 +131,10 @@ def test_what_the_clock_stopped_is_left_if_it_began_late():
 
 def test_a_report_of_what_there_is(tmp_path):
     todo = items([], "", "")
-    page = lambda results: f"{len(results)} results"  # noqa: E731
+
+    def page(results):
+        return f"{len(results)} results"
+
     parts = {n: Slice(f"part {n}", "Text.", todo, todo[:1], page) for n in (1, 2, 3)}
     supervised(slices.file_of(tmp_path, 1), todo)
     supervised(slices.file_of(tmp_path, 3), [Item("a", failing, {"error": "broken"})])
@@ -146,9 +161,16 @@ def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
         monkeypatch.setattr(checks, name, lambda *args, **options: calls.append((args, options)))
     checks.class_shares("fashion_mnist", 100)
     (data, _), ((_, kind), _), ((split, _, clients), options) = calls
-    assert data == (config.dataset.name, config.dataset.data_dir) and kind == config.dataset.normalisation
+    assert (
+        data == (config.dataset.name, config.dataset.data_dir)
+        and kind == config.dataset.normalisation
+    )
     partition = config.partition
-    assert (split, clients, options.pop("seed")) == (partition.kind, partition.num_clients, partition.seed)
+    assert (split, clients, options.pop("seed")) == (
+        partition.kind,
+        partition.num_clients,
+        partition.seed,
+    )
     known = {name: parameter.default for name, parameter in partition_options(split).items()}
     assert known | options == partition.options.to_dict()
     assert checks.shares_options(100) == build.simulation_options(config)
@@ -159,16 +181,30 @@ def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
 def test_the_recipe_is_of_the_committed_config():
     ours, theirs = checks.local_training(), build.local_training(get_config().training)
     other = {"optimizer", "augment"}
-    assert all(vars(ours)[name] == value for name, value in vars(theirs).items() if name not in other)
+    assert all(
+        vars(ours)[name] == value for name, value in vars(theirs).items() if name not in other
+    )
     params, gradients = {"a": jnp.ones(3)}, {"a": jnp.arange(3.0)}
-    steps = [t.optimizer.update(gradients, t.optimizer.init(params), params)[0]["a"] for t in (ours, theirs)]
+    steps = [
+        t.optimizer.update(gradients, t.optimizer.init(params), params)[0]["a"]
+        for t in (ours, theirs)
+    ]
     np.testing.assert_array_equal(*steps)
     key, x = jax.random.key(0), jax.random.uniform(jax.random.key(1), (4, 8, 8, 1))
     np.testing.assert_array_equal(*(t.augment(key, x, jnp.zeros(1)) for t in (ours, theirs)))
 
 
 # What a machine with a GPU may lack of the package's dependencies, and what only tests have.
-LACKING = ("ml_collections", "matplotlib", "PIL", "pooch", "tqdm", "tensorflow_datasets", "pytest", "torch")
+LACKING = (
+    "ml_collections",
+    "matplotlib",
+    "PIL",
+    "pooch",
+    "tqdm",
+    "tensorflow_datasets",
+    "pytest",
+    "torch",
+)
 BARE = f"""
 import importlib, sys
 sys.modules.update(dict.fromkeys({LACKING}))  # an import of one raises ImportError
@@ -181,7 +217,9 @@ importlib.import_module(sys.argv[1])
 """
 
 
-@pytest.mark.parametrize("module", ["tests.methods.recording", "benchmarks.fedktl_server", "benchmarks.dfrd_server"])
+@pytest.mark.parametrize(
+    "module", ["tests.methods.recording", "benchmarks.fedktl_server", "benchmarks.dfrd_server"]
+)
 def test_a_campaign_needs_few_packages(module):
     """The modules are those that items import when they run, two of which define the same flag."""
     done = subprocess.run([sys.executable, "-c", BARE, module], capture_output=True, text=True)
@@ -189,12 +227,16 @@ def test_a_campaign_needs_few_packages(module):
 
 
 def test_clients_of_a_protocol_hold_as_many_images_as_it_says():
-    dataset, partition = protocols.federated_images([8, 8, 3], 5, clients=4, samples=12, tested=3, alpha=None)
+    dataset, partition = protocols.federated_images(
+        [8, 8, 3], 5, clients=4, samples=12, tested=3, alpha=None
+    )
     assert dataset.inputs.shape == (60, 8, 8, 3) and dataset.num_classes == 5
     assert [(len(client.train), len(client.test)) for client in partition] == [(12, 3)] * 4
     rows = np.concatenate([np.concatenate([client.train, client.test]) for client in partition])
     np.testing.assert_array_equal(np.sort(rows), np.arange(60))
-    dataset, partition = protocols.federated_images([8, 8, 3], 5, clients=4, samples=30, tested=10, alpha=0.1)
+    dataset, partition = protocols.federated_images(
+        [8, 8, 3], 5, clients=4, samples=30, tested=10, alpha=0.1
+    )
     assert len(dataset.labels) == 160
     for client in partition:
         assert abs(len(client.train) - 3 * len(client.test)) <= 3
@@ -217,41 +259,82 @@ def test_published_figures_stand_beside_ours(name):
     (item,) = [item for part in PEER_SLICES.values() for item in part.items if item.name == name]
     published, peaks = (item.arguments.get(key, {}) for key in ("published", "published_peak"))
     assert [*published.values(), *peaks.values()] == pytest.approx(PUBLISHED[name])
-    found = {"round": 2.0, "evaluation": 0.5, "compile": 3.0, "peak": 1e9, "steps": 1200, "longest": 70}
+    found = {
+        "round": 2.0,
+        "evaluation": 0.5,
+        "compile": 3.0,
+        "peak": 1e9,
+        "steps": 1200,
+        "longest": 70,
+    }
     found |= {"protocol": "P", "group": "g", "method": "m", "clients": 20, "lanes": {"g": 4}}
-    row = pages.protocol_cells(found | {"client_store": "device", "published": published, "published_peak": peaks})
+    row = pages.protocol_cells(
+        found | {"client_store": "device", "published": published, "published_peak": peaks}
+    )
     assert row[3:6] == ["2.000", "0.500", "2.500"] and row[8] == "1.00"
     if published:
-        assert [float(part.split(", ")[-1].removesuffix(" x")) for part in row[6].split(";")] == pytest.approx(
-            [seconds / 2.5 for seconds in published.values()], rel=0.01
-        )
+        assert [
+            float(part.split(", ")[-1].removesuffix(" x")) for part in row[6].split(";")
+        ] == pytest.approx([seconds / 2.5 for seconds in published.values()], rel=0.01)
     else:
         assert row[6] == "-" and row[9].endswith("5.08")
 
 
 def test_htfllibs_round_holds_its_evaluation():
     ours = {"method": "fd", "round": 1.5, "evaluation": 0.5, "compile": 9.0, "peak": 2e9}
-    theirs = {"side": "HtFLlib", "method": "fd", "round": 30.0, "evaluation": 4.0, "version": "2.11"}
+    theirs = {
+        "side": "HtFLlib",
+        "method": "fd",
+        "round": 30.0,
+        "evaluation": 4.0,
+        "version": "2.11",
+    }
     head, _, row = pages.beside_htfllib({"fd, HtFLlib": theirs, "fd, ours": ours}).splitlines()[2:]
     assert len(head.split("|")) == len(row.split("|"))
-    assert [cell.strip() for cell in row.split("|")[1:7]] == ["fd", "30.00", "4.00", "1.500", "0.500", "15.0"]
-    missing = pages.beside_htfllib({"fd, HtFLlib": {"side": "HtFLlib", "method": "fd", "note": "no checkout"}})
+    assert [cell.strip() for cell in row.split("|")[1:7]] == [
+        "fd",
+        "30.00",
+        "4.00",
+        "1.500",
+        "0.500",
+        "15.0",
+    ]
+    missing = pages.beside_htfllib(
+        {"fd, HtFLlib": {"side": "HtFLlib", "method": "fd", "note": "no checkout"}}
+    )
     assert "| fd | no checkout | - | - | - | - | - | - | - |" in missing
 
 
 def test_a_round_of_a_protocol_is_timed_with_its_evaluation():
-    setting = {"shape": [4, 4, 1], "classes": 3, "clients": 2, "samples": 6, "tested": 2, "rounds": 2}
-    found = protocols.protocol_round("P", "mlp2", "fedproto", **setting, variant="released", client_store="host")
-    assert json.dumps(slices.plain(found)) and found["steps"] == 2 and found["client_store"] == "host"
+    setting = {
+        "shape": [4, 4, 1],
+        "classes": 3,
+        "clients": 2,
+        "samples": 6,
+        "tested": 2,
+        "rounds": 2,
+    }
+    found = protocols.protocol_round(
+        "P", "mlp2", "fedproto", **setting, variant="released", client_store="host"
+    )
+    assert (
+        json.dumps(slices.plain(found)) and found["steps"] == 2 and found["client_store"] == "host"
+    )
     assert len(found["rounds"]) == 2 and min(found["round"], found["evaluation"]) > 0
-    assert "evaluation" not in protocols.protocol_round("P", "mlp2", "local", **setting, evaluate=False)
+    assert "evaluation" not in protocols.protocol_round(
+        "P", "mlp2", "local", **setting, evaluate=False
+    )
 
 
 def test_pfls_run_is_told_where_it_stopped(monkeypatch):
     tiny = protocols.PROTOCOLS["pfl"]._replace(samples=10, convs=((2, 3, True),), widths=(4,))
     monkeypatch.setitem(protocols.PROTOCOLS, "pfl", tiny)
     found = protocols.pfl_run(rounds=2, users=4, cohort=2, every=1, images="random")
-    assert found["rounds"] == 2 and "wrong" not in found and [r for r, _ in found["curve"]] == [0, 1, 2]
+    assert (
+        found["rounds"] == 2
+        and "wrong" not in found
+        and [r for r, _ in found["curve"]] == [0, 1, 2]
+    )
     stopped = protocols.pfl_run(rounds=3, users=4, cohort=2, every=1, images="random", limit=0.0)
     assert stopped["wrong"] == "1 of 3 rounds in 0 s"
     assert "2 rounds with evaluations in" in pages.run_line(found)
@@ -259,9 +342,14 @@ def test_pfls_run_is_told_where_it_stopped(monkeypatch):
 
 def test_estimates_are_read_from_the_page():
     known = pages.estimates()
-    assert float(known["resnet18", "3"]["launch ms"]) > 0 and known["cnn5", "3"]["kernels a step"].count("+") == 4
+    assert (
+        float(known["resnet18", "3"]["launch ms"]) > 0
+        and known["cnn5", "3"]["kernels a step"].count("+") == 4
+    )
     # 2.5 us a kernel is what the page's estimate goes by.
-    assert pages.launch_cost("cnn4", float(known["cnn4", "3"]["launch ms"])) == pytest.approx(2.5, rel=0.05)
+    assert pages.launch_cost("cnn4", float(known["cnn4", "3"]["launch ms"])) == pytest.approx(
+        2.5, rel=0.05
+    )
     assert pages.launch_cost("mlp2", 1.0) is None
 
 

@@ -1,4 +1,5 @@
-"""What is read off a program that XLA compiled for a GPU: a listing by hand, and a real one where the plugin is."""
+"""What is read off a program that XLA compiled for a GPU: a listing by hand, and a real one where
+the plugin is."""
 
 import importlib.util
 import subprocess
@@ -71,9 +72,13 @@ KNOWN = HLO.replace("body=%step", 'body=%step, backend_config={"known_trip_count
 def test_kernels_of_a_loop_are_those_of_its_own_body():
     """Without its condition, and without what loops within run, whose length is not known."""
     nodes = read_thunks(LISTING)
-    assert [node.kind for node in nodes].count("While") == 4 and nodes[7].name == "gemm_fusion_dot_1"
+    assert [node.kind for node in nodes].count("While") == 4 and nodes[
+        7
+    ].name == "gemm_fusion_dot_1"
     every = loops(nodes, UNKNOWN)
-    found = [(loop.depth, loop.graphed, loop.after, [node.kind for node in loop.body]) for loop in every]
+    found = [
+        (loop.depth, loop.graphed, loop.after, [node.kind for node in loop.body]) for loop in every
+    ]
     kernel = "CustomKernel"
     assert found == [
         (0, True, "001", [kernel, kernel]),
@@ -87,7 +92,11 @@ def test_kernels_of_a_loop_are_those_of_its_own_body():
 def test_a_loop_of_known_length_is_part_of_the_step_around_it():
     """With its condition, as often as it turns: such as a scan over a model's blocks."""
     every = loops(read_thunks(LISTING), [None, 3, None, None])
-    names = ["loop_gather_fusion_8", *["loop_reduce_fusion", "gemm_fusion_dot_1", "kCopy"] * 3, "loop_and_fusion"]
+    names = [
+        "loop_gather_fusion_8",
+        *["loop_reduce_fusion", "gemm_fusion_dot_1", "kCopy"] * 3,
+        "loop_and_fusion",
+    ]
     assert [node.name for node in every[0].body] == names and every[1].turns == 3
     assert steps_of(every) == [every[0], every[2], every[3]]
 
@@ -134,7 +143,8 @@ ENTRY %main (r: (s32[], f32[9,4], f32[4])) -> (s32[], f32[9,4], f32[4]) {
 
 
 def test_bytes_of_a_loop_of_known_length_are_those_of_its_slices():
-    """In every turn two numbers and an index read, two written; four read and put into their place."""
+    """In every turn two numbers and an index read, two written; four read and put into their
+    place."""
     assert step_bytes(STACKED) == 9 * 4 * (2 + 1 + 2 + 4 + 4) + 4 * (36 + 36)
 
 
@@ -143,17 +153,23 @@ def test_bytes_of_a_loop_of_known_length_are_those_of_its_slices():
 def test_what_is_compiled_is_what_a_round_runs(name, what):
     """By shapes: of clients that keep a state, of those that keep none, and of slices."""
     federation = gpu_aot.federation_of(gpu_aot.small_group(name), 1)
-    runs, (states, schedules, servers, data, when) = gpu_aot.program(gpu_aot.method_of(name), federation, 1, what)
+    runs, (states, schedules, servers, data, when) = gpu_aot.program(
+        gpu_aot.method_of(name), federation, 1, what
+    )
     assert runs.keys() == {bucket.name for bucket in federation.buckets}
     for bucket, run in runs.items():
         run = on_mesh(run, client_mesh(1), donate=False)
         result = jax.eval_shape(run, states[bucket], schedules[bucket], servers, data[bucket], when)
         later, scores = result if what == "training" else (states[bucket], result)
-        assert jax.tree.map(lambda x: x.shape, later) == jax.tree.map(lambda x: x.shape, states[bucket])
+        assert jax.tree.map(lambda x: x.shape, later) == jax.tree.map(
+            lambda x: x.shape, states[bucket]
+        )
         assert jax.tree.leaves(scores)
 
 
-@pytest.mark.parametrize("installed", [(), ("jax_cuda12_plugin",), ("jax_cuda13_plugin",), tuple(gpu_aot.PLUGINS)])
+@pytest.mark.parametrize(
+    "installed", [(), ("jax_cuda12_plugin",), ("jax_cuda13_plugin",), tuple(gpu_aot.PLUGINS)]
+)
 def test_either_plugin_is_found(installed, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in installed or None)
     assert gpu_aot.cuda_plugin() == next(iter(installed), None)
@@ -162,7 +178,9 @@ def test_either_plugin_is_found(installed, monkeypatch):
 def test_without_a_plugin_one_line_says_what_to_install():
     if gpu_aot.cuda_plugin():
         pytest.skip("there is one")
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_aot"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu_aot"], capture_output=True, text=True
+    )
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "pip install 'jax[cuda12]', or 'jax[cuda13]'" in done.stderr
 
@@ -170,7 +188,8 @@ def test_without_a_plugin_one_line_says_what_to_install():
 @pytest.mark.slow
 @pytest.mark.skipif(gpu_aot.cuda_plugin() is None, reason="needs a CUDA plugin of jax")
 def test_a_round_of_clients_is_one_graph():
-    """Of five architectures, whose branches wait for nothing of each other, and of one with a scanned stage."""
+    """Of five architectures, whose branches wait for nothing of each other, and of one with a
+    scanned stage."""
     command = [sys.executable, "-m", "benchmarks.gpu_aot", "--groups=cnn4,cnn5,resnet152"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     one, five, scanned = (
@@ -180,6 +199,7 @@ def test_a_round_of_clients_is_one_graph():
     )
     assert scanned[4:6] == ["yes, 1 abreast"] * 2 and int(scanned[2]) < 2000
     assert int(one[2]) < 70 and len(five[2].split("+")) == 5
-    # With jax 0.12 each of the five loops waits for a kernel of its own, and "5 abreast" is not told.
+    # With jax 0.12 each of the five loops waits for a kernel of its own, and "5 abreast" is not
+    # told.
     assert one[4:6] == ["yes, 1 abreast"] * 2 and all(cell.startswith("yes") for cell in five[4:6])
     assert float(one[6].replace(",", "")) < 500 and float(five[6].replace(",", "")) < 2000  # MiB

@@ -1,4 +1,5 @@
-"""The protocols that are played beside peers: layouts, shapes, marks, and a round of ours against NumPy."""
+"""The protocols that are played beside peers: layouts, shapes, marks, and a round of ours against
+NumPy."""
 
 import importlib
 import sys
@@ -39,7 +40,8 @@ def test_layouts_are_each_others_inverse(scripts):
 
 def test_a_map_is_flattened_in_either_layout(scripts):
     rng = np.random.default_rng(0)
-    x, weight = rng.normal(size=(5, 2, 4, 3)), rng.normal(size=(7, 2 * 4 * 3))  # x is [B, H, W, C]
+    # x is [B, H, W, C]
+    x, weight = rng.normal(size=(5, 2, 4, 3)), rng.normal(size=(7, 2 * 4 * 3))
     ours = x.reshape(5, -1) @ scripts.protocols.from_torch(weight, 3)
     np.testing.assert_allclose(ours, x.transpose(0, 3, 1, 2).reshape(5, -1) @ weight.T)
 
@@ -48,10 +50,14 @@ def test_a_map_is_flattened_in_either_layout(scripts):
 def test_shapes_are_those_of_the_model(scripts, name, numbers):
     protocol = scripts.protocols.PROTOCOLS[name]
     model = split_model(protocol)
-    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))["params"]
+    params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))[
+        "params"
+    ]
     shapes = scripts.protocols.weight_shapes(protocol)
     channels = scripts.protocols.flattened(protocol)
-    for layer, shape, count in zip(scripts.ours.layers(params, protocol), shapes, channels, strict=True):
+    for layer, shape, count in zip(
+        scripts.ours.layers(params, protocol), shapes, channels, strict=True
+    ):
         assert scripts.protocols.from_torch(np.zeros(shape), count).shape == layer["kernel"].shape
         assert layer["bias"].shape == shape[:1]
     assert sum(np.prod(shape) + shape[0] for shape in shapes) == numbers
@@ -89,7 +95,9 @@ def test_a_round_of_ours_is_numpys(scripts, monkeypatch, tmp_path):
         clients.append((given["images"][rows] / 255, given["labels"][rows]))
     first = scripts.side.first_weights(given)
     pooled = [pools for _, _, pools in protocol.convs]
-    expected = fedavg_round(first, clients, pooled, protocol.epochs, protocol.batch_size, protocol.learning_rate)
+    expected = fedavg_round(
+        first, clients, pooled, protocol.epochs, protocol.batch_size, protocol.learning_rate
+    )
     found = np.load(answer)
     for k, weights in enumerate(expected):
         np.testing.assert_allclose(found[f"after_{k}"], weights, rtol=0, atol=2e-6)

@@ -1,4 +1,5 @@
-"""Checkpoints write what changed, come back bit for bit, and a broken one falls back to the one before it."""
+"""Checkpoints write what changed, come back bit for bit, and a broken one falls back to the one
+before it."""
 
 import itertools
 import shutil
@@ -33,11 +34,17 @@ def toy_simulation(width=4):
         }
         server = {"w": jnp.zeros(3), "key": jax.random.key(0), "step": np.int32(0), "none": ()}
         changed = {name: np.zeros(rows, np.int32) for name, rows in ROWS.items()}
-        return SimulationState(0, server, {"wide": wide, "stateless": ()}, np.full((1, 4), -1, np.int32), changed)
+        return SimulationState(
+            0, server, {"wide": wide, "stateless": ()}, np.full((1, 4), -1, np.int32), changed
+        )
 
     def write(state, name, rows, tree):
-        put = lambda x, new: x.at[rows].set(new) if isinstance(x, jax.Array) else _put(x, rows, new)  # noqa: E731
-        return state._replace(clients=state.clients | {name: jax.tree.map(put, state.clients[name], tree)})
+        def put(x, new):
+            return x.at[rows].set(new) if isinstance(x, jax.Array) else _put(x, rows, new)
+
+        return state._replace(
+            clients=state.clients | {name: jax.tree.map(put, state.clients[name], tree)}
+        )
 
     def read(state, name, rows):
         return jax.tree.map(lambda x: x[rows], state.clients[name])
@@ -59,9 +66,16 @@ def advance(state, rows):
     wide = wide | {
         "params": _put(wide["params"], rows, wide["params"][rows] / 3 + round),
         "half": _put(wide["half"], rows, round),
-        "key": wide["key"].at[np.array(rows)].set(jax.random.fold_in(jax.random.key(6, impl="rbg"), round)),
+        "key": wide["key"]
+        .at[np.array(rows)]
+        .set(jax.random.fold_in(jax.random.key(6, impl="rbg"), round)),
     }
-    server = {"w": state.servers["w"] + 0.1, "key": jax.random.key(round), "step": np.int32(round), "none": ()}
+    server = {
+        "w": state.servers["w"] + 0.1,
+        "key": jax.random.key(round),
+        "step": np.int32(round),
+        "none": (),
+    }
     last_round = np.array([[round, -1, 0, 0]], np.int32)
     return SimulationState(round, server, state.clients | {"wide": wide}, last_round, changed)
 
@@ -82,7 +96,10 @@ def assert_same(a, b):
     assert jax.tree.structure(a[1:]) == jax.tree.structure(b[1:])
     for x, y in zip(jax.tree.leaves(a[1:]), jax.tree.leaves(b[1:])):
         assert x.dtype == y.dtype
-        x, y = (jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v for v in (x, y))
+        x, y = (
+            jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v
+            for v in (x, y)
+        )
         np.testing.assert_array_equal(x, y)
 
 
@@ -100,7 +117,8 @@ def segments(folder):
 
 
 def stored_rows(segment):
-    """Rows of "wide" in a segment that also holds one of "stateless": the leaves come by sorted name."""
+    """Rows of "wide" in a segment that also holds one of "stateless": the leaves come by sorted
+    name."""
     with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
         return checkpointer.restore(segment)["00001"].tolist()
 
@@ -119,7 +137,8 @@ def test_every_kind_of_state_comes_back(folder):
     state, found = make_checkpointer(folder, simulation).restore()
     assert_same(state, COURSE[2])
     assert found == history
-    state.last_round[0, 0] = state.changed["wide"][0] = 7  # a restored state can go on: its host arrays are writable
+    # a restored state can go on: its host arrays are writable
+    state.last_round[0, 0] = state.changed["wide"][0] = 7
 
 
 @pytest.mark.parametrize(
@@ -136,7 +155,9 @@ def test_a_checkpoint_writes_only_the_rows_that_changed(folder, keep, expected):
     for state in COURSE[:5]:
         before = segments(folder)
         writer.save(state, [])
-        written += [stored_rows(path) for number, path in segments(folder).items() if number not in before]
+        written += [
+            stored_rows(path) for number, path in segments(folder).items() if number not in before
+        ]
     assert written == expected  # nothing at round 0
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
@@ -149,7 +170,9 @@ def test_the_newest_stay_with_the_segments_they_need(folder):
     assert checkpoints(folder) == [3, 4]
     assert sorted(segments(folder)) == [3, 4]  # each checkpoint has one of its own
     damage(folder / "4")
-    assert_same(make_checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3])
+    assert_same(
+        make_checkpointer(folder, toy_simulation()).restore(lambda line: None)[0], states[3]
+    )
 
 
 @pytest.mark.parametrize("restarted", [False, True])
@@ -183,10 +206,15 @@ def test_the_same_round_may_be_saved_again(folder):
     for _ in range(2):
         writer.save(COURSE[2], [{"round": 2}])
     assert len(segments(folder)) == 1
-    make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[2], [{"round": 2, "again": 1}])  # without restoring
+    # without restoring
+    make_checkpointer(folder, toy_simulation(), keep=1).save(COURSE[2], [{"round": 2, "again": 1}])
     state, history = make_checkpointer(folder, toy_simulation()).restore()
     assert_same(state, COURSE[2])
-    assert history == [{"round": 2, "again": 1}] and checkpoints(folder) == [2] and len(segments(folder)) == 1
+    assert (
+        history == [{"round": 2, "again": 1}]
+        and checkpoints(folder) == [2]
+        and len(segments(folder)) == 1
+    )
 
 
 def test_keeping_none_is_refused(folder):
@@ -197,7 +225,10 @@ def test_keeping_none_is_refused(folder):
 def test_segments_hold_at_most_twice_what_has_changed():
     rng = np.random.default_rng(0)
     rows, cost = 400, {"a": 10}
-    changed, base = {"a": np.zeros(rows, np.int32)}, Placement(0, {"a": np.zeros(rows, np.int32)}, {})
+    changed, base = (
+        {"a": np.zeros(rows, np.int32)},
+        Placement(0, {"a": np.zeros(rows, np.int32)}, {}),
+    )
     written = []
     for round in range(1, 301):
         fresh = rng.choice(rows, 8, replace=False)
@@ -211,7 +242,8 @@ def test_segments_hold_at_most_twice_what_has_changed():
         assert np.array_equal(where["a"] > 0, changed["a"] > 0)
         assert sum(x["a"] for x in base.held.values()) <= 2 * np.sum(changed["a"] > 0)
         written.append(len(taken))
-    assert max(written) < rows / 4 and np.mean(written) < 3 * 8  # and no checkpoint rewrites them all
+    # and no checkpoint rewrites them all
+    assert max(written) < rows / 4 and np.mean(written) < 3 * 8
 
 
 def test_moved_rows_are_still_the_newest(folder):
@@ -296,7 +328,8 @@ def test_a_broken_newest_falls_back_with_a_warning(folder, what):
     assert_same(state, COURSE[2])
     assert history == [{"round": 2}]
     assert len(warnings) == 1 and str(folder / "3") in warnings[0] and "\n" not in warnings[0]
-    writer.save(COURSE[4], [])  # the run goes on past the broken one, which does not count among the newest
+    # the run goes on past the broken one, which does not count among the newest
+    writer.save(COURSE[4], [])
     assert checkpoints(folder) == [2, 4]
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[4])
 
@@ -321,7 +354,10 @@ def test_a_flipped_bit_in_any_file_is_named_or_harmless(folder):
         assert found[1] == [{"round": found[0].round}]
         named |= {file} if warnings and file.name in warnings[0] else set()
         file.write_bytes(whole)
-    own = {str(folder / "3"), *(str(segments(folder)[s]) for s in checkpoint.held_segments(folder / "3"))}
+    own = {
+        str(folder / "3"),
+        *(str(segments(folder)[s]) for s in checkpoint.held_segments(folder / "3")),
+    }
     newest = {file for file in files if any(str(file).startswith(f"{place}/") for place in own)}
     assert newest <= named and len(own) == 3 and len(newest) > 10
 
@@ -330,7 +366,10 @@ def test_a_segment_of_another_run_is_not_taken_for_its_own(folder, tmp_path):
     for place, rows in ((folder, [0, 1]), (tmp_path / "other" / "checkpoints", [2, 3])):
         make_checkpointer(place, toy_simulation()).save(course(rows)[1], [])
     shutil.rmtree(segments(folder)[1])
-    shutil.copytree(segments(tmp_path / "other" / "checkpoints")[1], folder.with_name("checkpoints.segments") / "1")
+    shutil.copytree(
+        segments(tmp_path / "other" / "checkpoints")[1],
+        folder.with_name("checkpoints.segments") / "1",
+    )
     warnings = []
     assert make_checkpointer(folder, toy_simulation()).restore(warnings.append) is None
     assert "checkpoints.segments/1 is not the one that was written with it" in warnings[0]
@@ -342,7 +381,12 @@ def test_what_could_not_be_read_is_moved_aside_as_it_is(folder):
         writer.save(state, [])
     own = [folder / "3", *(segments(folder)[s] for s in checkpoint.held_segments(folder / "3"))]
     damage(folder / "3")
-    before = {p.relative_to(folder.parent): p.read_bytes() for f in own for p in f.rglob("*") if p.is_file()}
+    before = {
+        p.relative_to(folder.parent): p.read_bytes()
+        for f in own
+        for p in f.rglob("*")
+        if p.is_file()
+    }
     writer = make_checkpointer(folder, toy_simulation())
     writer.restore(lambda line: None)
     writer.save(COURSE[4], [])
@@ -368,11 +412,15 @@ def test_strays_in_the_folders_crash_nothing(folder):
 
 def test_a_full_disk_is_an_os_error_and_the_last_checkpoint_stays(folder, monkeypatch):
     def full(*args, **kwargs):
-        raise ValueError("RESOURCE_EXHAUSTED: Failed writing:\n No space left on device")  # as tensorstore says it
+        # as tensorstore says it
+        raise ValueError("RESOURCE_EXHAUSTED: Failed writing:\n No space left on device")
 
     writer = make_checkpointer(folder, toy_simulation(), keep=1)
     writer.save(COURSE[1], [])
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="writing: No space left on device"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(OSError, match="writing: No space left on device"),
+    ):
         patch.setattr(ocp.Checkpointer, "save", full)
         writer.save(COURSE[2], [])
     assert_same(make_checkpointer(folder, toy_simulation()).restore()[0], COURSE[1])
@@ -431,7 +479,9 @@ def test_killed_while_saving(folder, owner, name, below, monkeypatch):
 def test_a_run_resumed_at_every_checkpoint_equals_one_never_interrupted(folder, store):
     federation = uniform_federation()
     options = SimulationOptions(seed=3, participation=0.25, client_store=store)
-    simulation = make_simulation(fedproto(TRAINING), federation, federation_data(federation), options)
+    simulation = make_simulation(
+        fedproto(TRAINING), federation, federation_data(federation), options
+    )
     whole, resumed = simulation.init(), simulation.init()
     for round in range(1, 7):
         whole, _ = simulation.run_round(whole)

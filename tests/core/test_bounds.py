@@ -102,7 +102,11 @@ BAD = [
     (3, str, "x is 3; it must be text"),
     ("c", Literal["a", "b"], "x is 'c'; it must be 'a' or 'b'"),
     (1, Literal[True, 2], "x is 1; it must be True or 2"),
-    ("papers", Literal["paper", "released"], "x is 'papers'; did you mean 'paper'? It must be 'paper' or 'released'"),
+    (
+        "papers",
+        Literal["paper", "released"],
+        "x is 'papers'; did you mean 'paper'? It must be 'paper' or 'released'",
+    ),
     (None, Count, "x is None; it must be an integer of at least 1"),
     (0, Count | None, "x is 0; it must be an integer of at least 1 or None"),
     (
@@ -111,13 +115,22 @@ BAD = [
         "x is (); it must be a tuple of at least 1, each a number above 0",
     ),
     ((1, NAN), tuple[Positive, ...], "x is (1, nan); it must be a tuple, each a number above 0"),
-    ((1,), tuple[Count, Count], "x is (1,); it must be (an integer of at least 1, an integer of at least 1)"),
+    (
+        (1,),
+        tuple[Count, Count],
+        "x is (1,); it must be (an integer of at least 1, an integer of at least 1)",
+    ),
     (
         ("medium",),
         Widths,
-        "x is ('medium',); it must be 'auto', ('auto',) or a tuple of at least 1, each a number above 0",
+        "x is ('medium',); it must be 'auto', ('auto',) or a tuple of at least 1, each a number "
+        "above 0",
     ),
-    ({"cnn": 0}, Mapping[str, Count], "x is {'cnn': 0}; it must be names with an integer of at least 1 each"),
+    (
+        {"cnn": 0},
+        Mapping[str, Count],
+        "x is {'cnn': 0}; it must be names with an integer of at least 1 each",
+    ),
     ("a" * 500, Literal["b"], f"x is '{'a' * 99}...; it must be 'b'"),
 ]
 
@@ -148,18 +161,31 @@ def test_traced_values_pass():
 
 
 def test_a_checked_function_keeps_its_signature_and_refuses_bad_arguments():
-    def make(training, weight: NonNegative = 1.0, *parts: Count, steps: Count | None = None, **more: Count):
+    def make(
+        training,
+        weight: NonNegative = 1.0,
+        *parts: Count,
+        steps: Count | None = None,
+        **more: Count,
+    ):
         """Words."""
         return weight, parts, steps, more
 
     wrapped = checked(make)
     assert inspect.signature(wrapped) == inspect.signature(make) and wrapped.__doc__ == "Words."
     assert checked(wrapped) is wrapped
-    assert wrapped(None, 2, 0, steps=3, other=-1) == (2, (0,), 3, {"other": -1})  # *parts and **more are not checked
-    for arguments, options in (((None, -1), {}), ((None,), {"weight": NAN}), ((None, 1.0), {"steps": 0})):
+    # *parts and **more are not checked
+    assert wrapped(None, 2, 0, steps=3, other=-1) == (2, (0,), 3, {"other": -1})
+    for arguments, options in (
+        ((None, -1), {}),
+        ((None,), {"weight": NAN}),
+        ((None, 1.0), {"steps": 0}),
+    ):
         with pytest.raises(ValueError, match="it must be"):
             wrapped(*arguments, **options)
-    with pytest.raises(TypeError, match=r"make\(\) missing 1 required positional argument: 'training'"):
+    with pytest.raises(
+        TypeError, match=r"make\(\) missing 1 required positional argument: 'training'"
+    ):
         wrapped()
 
 
@@ -203,16 +229,40 @@ def test_fields_of_dataclasses_and_named_tuples():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fl.fedtgp(TRAINING, weight=-1), "weight is -1; it must be a number of at least 0 or None"),
-        (lambda: fl.fedrolex(TRAINING, masked_loss=1), "masked_loss is 1; it must be True or False"),
+        (
+            lambda: fl.fedtgp(TRAINING, weight=-1),
+            "weight is -1; it must be a number of at least 0 or None",
+        ),
+        (
+            lambda: fl.fedrolex(TRAINING, masked_loss=1),
+            "masked_loss is 1; it must be True or False",
+        ),
         (lambda: fl.dfrd(TRAINING, b_ey=NAN), "b_ey is nan; it must be a number of at least 0"),
-        (lambda: fl.dfrd(TRAINING, student_lr=-0.1), "student_lr is -0.1; it must be a number of at least 0"),
-        (lambda: fl.method_factory("fedrolex+dfrd")(TRAINING, weighting="all"), "weighting is 'all'; it must be"),
-        (lambda: fl.LocalTraining("adam"), "optimizer is 'adam'; it must be an optax optimizer, such as"),
+        (
+            lambda: fl.dfrd(TRAINING, student_lr=-0.1),
+            "student_lr is -0.1; it must be a number of at least 0",
+        ),
+        (
+            lambda: fl.method_factory("fedrolex+dfrd")(TRAINING, weighting="all"),
+            "weighting is 'all'; it must be",
+        ),
+        (
+            lambda: fl.LocalTraining("adam"),
+            "optimizer is 'adam'; it must be an optax optimizer, such as",
+        ),
         (lambda: fl.LocalTraining(0.1), "optimizer is 0.1; it must be an optax optimizer"),
-        (lambda: fl.fedproto(optax.sgd(0.1)), "training is a GradientTransformationExtraArgs; it must be a Lo"),
-        (lambda: fl.LocalTraining(optax.sgd(0.1), batch_size=10**12), "batch_size is 1000000000000; it must be an"),
-        (lambda: fl.LocalTraining(optax.sgd(0.1), shuffle="no"), "shuffle is 'no'; it must be True or False"),
+        (
+            lambda: fl.fedproto(optax.sgd(0.1)),
+            "training is a GradientTransformationExtraArgs; it must be a Lo",
+        ),
+        (
+            lambda: fl.LocalTraining(optax.sgd(0.1), batch_size=10**12),
+            "batch_size is 1000000000000; it must be an",
+        ),
+        (
+            lambda: fl.LocalTraining(optax.sgd(0.1), shuffle="no"),
+            "shuffle is 'no'; it must be True or False",
+        ),
     ],
 )
 def test_the_library_refuses_bad_options(make, message):
@@ -233,7 +283,10 @@ def test_a_registered_method_is_checked_wherever_it_comes_from(monkeypatch):
 
 def test_numbers_of_an_annotation():
     assert list(numbers(Count | None)) == [(int, Within(1))]
-    assert list(numbers(float | tuple[Share, ...] | Literal["auto"])) == [(float, None), (float, Within(0, 1))]
+    assert list(numbers(float | tuple[Share, ...] | Literal["auto"])) == [
+        (float, None),
+        (float, Within(0, 1)),
+    ]
     assert not list(numbers(str)) and not list(numbers(bool)) and not list(numbers(Literal[1, 2]))
 
 
@@ -242,7 +295,9 @@ def test_names_that_were_probably_meant():
     assert unknown("method", "fedprto", known) == (
         "unknown method 'fedprto'; did you mean 'fedproto'? There are fedavg, fedproto, Local"
     )
-    assert unknown("method", "LOCAL", known).startswith("unknown method 'LOCAL'; did you mean 'Local'?")
+    assert unknown("method", "LOCAL", known).startswith(
+        "unknown method 'LOCAL'; did you mean 'Local'?"
+    )
     assert unknown("method", "xyz", known, "see there") == "unknown method 'xyz'; see there"
     assert unknown("method", 3, ()) == "unknown method 3; there are none"
     assert unknown_option("fedproto", "wieght", ["weight"], ".") == (

@@ -17,7 +17,9 @@ OPTIONS = SimulationOptions(participation=0.6, lanes=2, devices=1)
 
 def two_rounds():
     federation = mixed_federation()
-    sim = make_simulation(METHODS["fedtgp"](TRAINING), federation, federation_data(federation), OPTIONS)
+    sim = make_simulation(
+        METHODS["fedtgp"](TRAINING), federation, federation_data(federation), OPTIONS
+    )
     state, reports = sim.init(), []
     for _ in range(2):
         state, report = sim.run_round(state)
@@ -33,7 +35,9 @@ def test_all_buckets_in_one_program_give_the_same(monkeypatch):
     monkeypatch.setattr(compiling, "compiler_options", compiled.append)
     together, reports_together = two_rounds()
     assert compiled == ["gpu"] * 2  # training and scoring, of both buckets together
-    chex.assert_trees_all_close((apart.server, apart.clients), (together.server, together.clients), rtol=0, atol=1e-6)
+    chex.assert_trees_all_close(
+        (apart.server, apart.clients), (together.server, together.clients), rtol=0, atol=1e-6
+    )
     chex.assert_trees_all_close(reports, reports_together, rtol=1e-5)
 
 
@@ -73,7 +77,8 @@ OPTIONS_HERE = GRAPH_OPTIONS.get(jax.__version_info__[:2], {})
 
 
 def compiled_with(options: dict[str, str]) -> jax.Array:
-    """On CPU: XLA reads the options of all its backends, and the names of what may be in graphs, there too."""
+    """On CPU: XLA reads the options of all its backends, and the names of what may be in graphs,
+    there too."""
     return jax.jit(lambda x: x + 1, compiler_options=options)(jnp.zeros(()))
 
 
@@ -115,9 +120,15 @@ def compiled():
 
 def test_what_is_compiled_ahead_is_compiled_once_and_beside_others(monkeypatch, compiled):
     threads, real = set(), jax.stages.Lowered.compile
-    noted = lambda self: threads.add(threading.get_ident()) or real(self)  # noqa: E731
+
+    def noted(self):
+        return threads.add(threading.get_ident()) or real(self)
+
     monkeypatch.setattr(jax.stages.Lowered, "compile", noted)
-    runs, x = [jax.jit(lambda x, k=k: jnp.sin(x) + k) for k in range(3)], jax.device_put(jnp.arange(5.0))
+    runs, x = (
+        [jax.jit(lambda x, k=k: jnp.sin(x) + k) for k in range(3)],
+        jax.device_put(jnp.arange(5.0)),
+    )
     compiled.clear()
     compile_ahead([(run, (x,)) for run in runs])
     assert len(compiled) == 3 and threads and threading.get_ident() not in threads

@@ -1,4 +1,5 @@
-"""What a method's function may not return is refused in one line; what it raises is said to be its own."""
+"""What a method's function may not return is refused in one line; what it raises is said to be its
+own."""
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +22,17 @@ ARGUMENTS = {
     "server_update": (FEDERATION, STATE, {}, None),
     "predict": (BUCKET, STATE, (), None, MASK),
 }
-WIDER, WHOLE = STATE | {"w": np.zeros((2, 4), np.float32)}, STATE | {"w": np.zeros((2, 3), np.int32)}
+WIDER, WHOLE = (
+    STATE | {"w": np.zeros((2, 4), np.float32)},
+    STATE | {"w": np.zeros((2, 3), np.int32)},
+)
 
 
 def call(function, out):
     """What a guarded function makes of what the method's own returns."""
-    return getattr(guarded(METHOD._replace(**{function: lambda *arguments: out})), function)(*ARGUMENTS[function])
+    return getattr(guarded(METHOD._replace(**{function: lambda *arguments: out})), function)(
+        *ARGUMENTS[function]
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,13 +52,33 @@ def call(function, out):
         ),
         ("client_update", (STATE, (), 0.5), "returns a float for its metrics, not a dict"),
         ("receive", {"w": STATE["w"]}, "receive of 'mine' returns must have the form"),
-        ("server_update", STATE, "server_update of 'mine' returns a dict; it must return (server, metrics)"),
-        ("server_update", (WIDER, {}), "server_update of 'mine' returns must have the form of the one it was given"),
+        (
+            "server_update",
+            STATE,
+            "server_update of 'mine' returns a dict; it must return (server, metrics)",
+        ),
+        (
+            "server_update",
+            (WIDER, {}),
+            "server_update of 'mine' returns must have the form of the one it was given",
+        ),
         ("server_update", (WHOLE, {}), "types: float32 != int32"),
-        ("server_update", (STATE, {"rows": np.zeros(2)}), "metric 'rows' of server_update of 'mine'"),
+        (
+            "server_update",
+            (STATE, {"rows": np.zeros(2)}),
+            "metric 'rows' of server_update of 'mine'",
+        ),
         ("predict", SCORES, "predict of 'mine' returns a ndarray; it must return a dict"),
-        ("predict", {"head": SCORES}, "predict of 'mine' lacks the rule 'nearest'; it returns head"),
-        ("predict", {"nearest": SCORES[:, 0]}, "rule 'nearest' of predict of 'mine' must be [samples, classes]"),
+        (
+            "predict",
+            {"head": SCORES},
+            "predict of 'mine' lacks the rule 'nearest'; it returns head",
+        ),
+        (
+            "predict",
+            {"nearest": SCORES[:, 0]},
+            "rule 'nearest' of predict of 'mine' must be [samples, classes]",
+        ),
     ],
 )
 def test_what_a_function_may_not_return(function, out, message):
@@ -73,9 +99,15 @@ def test_what_it_raises_is_said_to_be_its_own_before_anything_is_compiled():
         return client, (), {"loss": 1.0 if ctx.round > 0 else 0.0}
 
     simulation = fl.make_simulation(
-        METHOD._replace(client_update=client_update, rules=("head",)), FEDERATION, federation_data(FEDERATION)
+        METHOD._replace(client_update=client_update, rules=("head",)),
+        FEDERATION,
+        federation_data(FEDERATION),
     )
     with pytest.raises(jax.errors.TracerBoolConversionError) as error:
         fl.run(simulation._replace(init=lambda: pytest.fail("a state was made first")), 1)
-    note = next(note for note in error.value.__notes__ if note.startswith("while tracing client_update of 'mine' ("))
+    note = next(
+        note
+        for note in error.value.__notes__
+        if note.startswith("while tracing client_update of 'mine' (")
+    )
     assert f"{__file__}, line" in note and "simulation.find_fault(state, jit=False)" in note

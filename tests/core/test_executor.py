@@ -11,12 +11,17 @@ from fedjax_ht.core.executor import (
     wasted_lane_steps,
 )
 
-STATES = {"a": np.arange(14, dtype=np.float32).reshape(7, 2), "b": np.arange(7, dtype=np.int32) * 10}
+STATES = {
+    "a": np.arange(14, dtype=np.float32).reshape(7, 2),
+    "b": np.arange(7, dtype=np.int32) * 10,
+}
 
 
 def client(state, row):
     """A step count that differs from client to client, as in training."""
-    a, b = jax.lax.fori_loop(0, row["steps"], lambda i, s: (s[0] * 2 + row["x"], s[1] + 1), (state["a"], state["b"]))
+    a, b = jax.lax.fori_loop(
+        0, row["steps"], lambda i, s: (s[0] * 2 + row["x"], s[1] + 1), (state["a"], state["b"])
+    )
     return {"a": a, "b": b}, {"sum": a.sum(), "x": row["x"]}
 
 
@@ -27,7 +32,9 @@ def schedule(slots, capacity) -> Schedule:
         "x": np.concatenate([np.array(slots) + 0.5, np.full(padding, np.nan)]).astype(np.float32),
         "steps": np.concatenate([np.array(slots) % 3, np.full(padding, 9)]).astype(np.int32),
     }
-    slots = np.concatenate([np.array(slots, int), np.full(padding, np.iinfo(np.int32).max)]).astype(np.int32)
+    slots = np.concatenate([np.array(slots, int), np.full(padding, np.iinfo(np.int32).max)]).astype(
+        np.int32
+    )
     return Schedule(slots, rows, np.int32(count))
 
 
@@ -67,7 +74,9 @@ def test_one_lane_has_no_client_axis():
         shapes.append((state.shape, row.shape))
         return state, jnp.sum(row)
 
-    run_clients(note, jnp.zeros((4, 3)), Schedule(jnp.arange(2), jnp.zeros((2, 5)), jnp.int32(2)), 1)
+    run_clients(
+        note, jnp.zeros((4, 3)), Schedule(jnp.arange(2), jnp.zeros((2, 5)), jnp.int32(2)), 1
+    )
     assert set(shapes) == {((3,), (5,))}
 
 
@@ -94,9 +103,11 @@ def test_longest_first_is_stable():
 
 
 def test_wasted_lane_steps():
-    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 2) == pytest.approx(3 / 14)  # chunks of 5 and 2 steps
+    # chunks of 5 and 2 steps
+    assert wasted_lane_steps(np.array([5, 3, 2, 1]), 2) == pytest.approx(3 / 14)
     assert wasted_lane_steps(np.array([5, 3, 2, 1]), 1) == 0
-    assert wasted_lane_steps(np.array([4, 4, 4]), 2) == pytest.approx(4 / 16)  # an empty lane waits too
+    # an empty lane waits too
+    assert wasted_lane_steps(np.array([4, 4, 4]), 2) == pytest.approx(4 / 16)
     assert wasted_lane_steps(np.array([0, 0]), 2) == 0
     assert wasted_lane_steps(np.array([], int), 2) == 0
     steps = np.array([1, 9, 1, 9, 1, 9])

@@ -50,7 +50,10 @@ def test_what_is_no_model_is_named(module, message):
     [
         ((Plain, nn.Dense(CLASSES)), "SplitModel's base is the class Plain; give an instance"),
         ((Plain(), nn.Dense), "SplitModel's head is the class Dense; give an instance"),
-        ((Foreign(), nn.Dense(CLASSES)), "base is a tests.core.test_federation.Foreign; it must be a Flax module"),
+        (
+            (Foreign(), nn.Dense(CLASSES)),
+            "base is a tests.core.test_federation.Foreign; it must be a Flax module",
+        ),
     ],
 )
 def test_what_is_no_part_of_a_model_is_named(parts, message):
@@ -61,4 +64,7 @@ def test_what_is_no_part_of_a_model_is_named(parts, message):
 def test_batch_statistics_need_a_stateful_model():
     with pytest.raises(ValueError, match=r"wrap it as SplitModel\(base, head, stateful=True\)"):
         federation(fl.SplitModel(Extractor(running=False), nn.Dense(CLASSES)))
-    assert federation(fl.SplitModel(Extractor(running=True), nn.Dense(CLASSES))).buckets[0].feature_dim == 16
+    assert (
+        federation(fl.SplitModel(Extractor(running=True), nn.Dense(CLASSES))).buckets[0].feature_dim
+        == 16
+    )

@@ -10,7 +10,17 @@ import optax
 import pytest
 
 from fedjax_ht.core.federation import make_federation
-from fedjax_ht.core.inputs import AsStored, Pixels, abstract, described, image_shape, pixels_of, plain, shape_of, zeros
+from fedjax_ht.core.inputs import (
+    AsStored,
+    Pixels,
+    abstract,
+    described,
+    image_shape,
+    pixels_of,
+    plain,
+    shape_of,
+    zeros,
+)
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import Dataset
@@ -49,10 +59,18 @@ def test_what_a_model_sees_of_each_kind(kind):
     inputs, shape = KINDS[kind]
     dataset = Dataset(kind, inputs, LABELS, NAMES)
     assert dataset.input_shape == shape
-    seen = jax.jit(lambda rule, x: rule(x))(dataset.preprocess, jax.tree.map(jnp.asarray, dataset.inputs))
-    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), seen, abstract(shape, 3))
-    assert all(jax.tree.leaves(same)) and jax.tree.structure(seen) == jax.tree.structure(zeros(shape, 3))
-    assert shape_of(seen) == shape and not any(np.asarray(x).any() for x in jax.tree.leaves(zeros(shape, 2)))
+    seen = jax.jit(lambda rule, x: rule(x))(
+        dataset.preprocess, jax.tree.map(jnp.asarray, dataset.inputs)
+    )
+    same = jax.tree.map(
+        lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), seen, abstract(shape, 3)
+    )
+    assert all(jax.tree.leaves(same)) and jax.tree.structure(seen) == jax.tree.structure(
+        zeros(shape, 3)
+    )
+    assert shape_of(seen) == shape and not any(
+        np.asarray(x).any() for x in jax.tree.leaves(zeros(shape, 2))
+    )
 
 
 def test_pixels_of_bytes_and_of_floats():
@@ -70,7 +88,10 @@ def test_a_rule_of_ones_own():
     assert dataset.input_shape == (4, 12)
     scale = jax.tree_util.Partial(lambda scale, x: x * scale, np.float32(3))
     dataset = Dataset("d", np.ones((3, 2), np.float32), LABELS, NAMES, scale)
-    assert jax.tree.leaves(dataset.preprocess) == [3] and (dataset.preprocess(dataset.inputs) == 3).all()
+    assert (
+        jax.tree.leaves(dataset.preprocess) == [3]
+        and (dataset.preprocess(dataset.inputs) == 3).all()
+    )
 
 
 def test_who_needs_images_says_so():
@@ -80,10 +101,15 @@ def test_who_needs_images_says_so():
         ((128, 9), r"\(128, 9\)"),
         (KINDS["dict"][1], r"\(int32 \(4,\), \(2,\)\)"),
     ):
-        with pytest.raises(ValueError, match=rf"^X needs images, float \[H, W, 1 or 3\]; these models take {words}$"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^X needs images, float \[H, W, 1 or 3\]; these models take {words}$",
+        ):
             image_shape(shape, "X")
     assert described((4, 5, 3)) == "(4, 5, 3)"
-    with pytest.raises(ValueError, match="X needs to know what a pixel is: give the dataset preprocess"):
+    with pytest.raises(
+        ValueError, match="X needs to know what a pixel is: give the dataset preprocess"
+    ):
         pixels_of(AsStored(), "X")
 
 
@@ -110,7 +136,9 @@ def test_a_federation_of_several_arrays_trains():
     dataset = Dataset("both", inputs, (inputs["x"][:, 0] > 0).astype(int), NAMES)
     modules = {name: SplitModel(Pair(), Linear(2)) for name in ("one", "two")}
     federation = make_federation(modules, dataset.input_shape, 2, 2)
-    assert hash(federation.buckets[0]) == hash(make_federation(modules, dataset.input_shape, 2, 2).buckets[0])
+    assert hash(federation.buckets[0]) == hash(
+        make_federation(modules, dataset.input_shape, 2, 2).buckets[0]
+    )
     data = make_federation_data(dataset, make_partition("iid", dataset, 2), federation)
     method = fedproto(LocalTraining(optax.sgd(0.5), batch_size=5, epochs=10))
     _, history = run(make_simulation(method, federation, data), 2)

@@ -40,10 +40,12 @@ def read(notes):
 
 
 def record(training, counts, padding=0, round=()):
-    """Trains clients that hold the first `count` of SAMPLES samples; each step moves a counter by its learning rate.
+    """Trains clients that hold the first `count` of SAMPLES samples; each step moves a counter by
+    its learning rate.
 
     Returns:
-      Per client, the samples of each step, int [steps, batch], -1 where masked; and the results, stacked.
+      Per client, the samples of each step, int [steps, batch], -1 where masked; and the results,
+      stacked.
     """
     # A label is the sample's number.
     data = tiny.client_data(np.arange(SAMPLES), padding=padding)._replace(round=round)
@@ -57,7 +59,9 @@ def record(training, counts, padding=0, round=()):
         return train(training, loss_fn, jnp.float32(0), stats, own, KEY, SAMPLES)
 
     result = jax.jit(jax.vmap(run))(jnp.array(counts, jnp.int32))
-    return [read(jax.tree.map(lambda x, i=i: x[i], result.stats)) for i in range(len(counts))], result
+    return [
+        read(jax.tree.map(lambda x, i=i: x[i], result.stats)) for i in range(len(counts))
+    ], result
 
 
 STEP_RULES = [
@@ -94,7 +98,9 @@ def test_an_epoch_visits_each_sample_once(drop_remainder):
                 assert used == list(range(count))
     assert not np.array_equal(batches[1][:2], batches[1][2:])  # a new order each epoch
     # The loss before step i is -i; its mean over steps is reported, and 0 without any.
-    np.testing.assert_allclose(result.loss, [-np.mean(range(len(b))) if len(b) else 0 for b in batches])
+    np.testing.assert_allclose(
+        result.loss, [-np.mean(range(len(b))) if len(b) else 0 for b in batches]
+    )
 
 
 def test_a_number_of_steps_crosses_epochs():
@@ -106,11 +112,15 @@ def test_a_number_of_steps_crosses_epochs():
     assert len(empty) == 0
 
 
-@pytest.mark.parametrize("optimizer", [optax.sgd, optax.adam, lambda rate: optax.sgd(rate, momentum=0.5)])
+@pytest.mark.parametrize(
+    "optimizer", [optax.sgd, optax.adam, lambda rate: optax.sgd(rate, momentum=0.5)]
+)
 def test_a_schedule_multiplies_the_learning_rate_of_a_round(optimizer):
     halved = optax.exponential_decay(0.5, 2, 0.5, staircase=True)
     for round, factor in ((0, 0.5), (1, 0.5), (2, 0.25), (5, 0.125)):
-        _, found = record(recipe(optimizer=optimizer(0.4), schedule=halved), [8], round=jnp.int32(round))
+        _, found = record(
+            recipe(optimizer=optimizer(0.4), schedule=halved), [8], round=jnp.int32(round)
+        )
         _, expected = record(recipe(optimizer=optimizer(0.4 * factor)), [8], round=jnp.int32(round))
         assert found.params != 0
         np.testing.assert_allclose(found.params, expected.params, rtol=1e-5)
@@ -123,24 +133,41 @@ def test_without_shuffle_samples_come_in_stored_order():
 
 @pytest.mark.parametrize("drop_remainder", [True, False])
 def test_steps_in_stored_order_go_on_where_the_last_round_ended(drop_remainder):
-    """As one iterator that never ends would give them; so all samples are seen, and their labels counted."""
+    """As one iterator that never ends would give them; so all samples are seen, and their labels
+    counted."""
     training, counts = recipe(steps=2, shuffle=False, drop_remainder=drop_remainder), [8, 7, 2, 0]
     full = {True: [[0, 1, 2], [3, 4, 5]], False: [[0, 1, 2], [3, 4, 5], [6, 7, -1]]}[drop_remainder]
-    released = {8: full, 7: [*full[:2], *([[6, -1, -1]] if not drop_remainder else [])], 2: [[0, 1, -1]], 0: []}
+    released = {
+        8: full,
+        7: [*full[:2], *([[6, -1, -1]] if not drop_remainder else [])],
+        2: [[0, 1, -1]],
+        0: [],
+    }
     for round in range(4):
         visits, _ = record(training, counts, padding=3, round=jnp.int32(round))
         for count, seen in zip(counts, visits):
             batches = released[count]
-            want = [batches[(2 * round + i) % len(batches)] for i in range(2)] if batches else np.zeros((0, 3))
+            want = (
+                [batches[(2 * round + i) % len(batches)] for i in range(2)]
+                if batches
+                else np.zeros((0, 3))
+            )
             np.testing.assert_array_equal(seen, want)
             data = tiny.client_data(np.arange(SAMPLES), padding=3)
             own = Split(data.splits["train"].indices, jnp.int32(count))
             own = data._replace(splits={"train": own}, round=jnp.int32(round))
             counted = label_counts(training, own, KEY, SAMPLES)
-            np.testing.assert_array_equal(counted, np.bincount(seen[seen >= 0].astype(int), minlength=SAMPLES))
+            np.testing.assert_array_equal(
+                counted, np.bincount(seen[seen >= 0].astype(int), minlength=SAMPLES)
+            )
 
 
-VISITS = ({"steps": 7}, {"steps": 7, "shuffle": False}, {"epochs": 2, "drop_remainder": False}, {"shuffle": False})
+VISITS = (
+    {"steps": 7},
+    {"steps": 7, "shuffle": False},
+    {"epochs": 2, "drop_remainder": False},
+    {"shuffle": False},
+)
 
 
 @pytest.mark.parametrize("changes", VISITS, ids=str)
@@ -184,20 +211,29 @@ def test_optimiser_state_lives_through_a_round():
 def test_augmentation_is_told_what_black_is():
     data = tiny.client_data(np.arange(4), mean=np.float32(0.25), std=np.float32(0.5))
     training = recipe(steps=1, augment=lambda key, x, black: jnp.broadcast_to(black, x.shape))
-    loss_fn = lambda params, stats, batch, key: Loss(params, batch.x)  # noqa: E731
+
+    def loss_fn(params, stats, batch, key):
+        return Loss(params, batch.x)
+
     seen = train(training, loss_fn, jnp.float32(0), jnp.zeros((3, 2, 2, 1)), data, KEY, 4).stats
     np.testing.assert_allclose(seen, (0 - 0.25) / 0.5)
 
 
 def test_augmentation_and_loss_get_a_key_of_their_own_each_step():
-    training = recipe(steps=4, augment=lambda key, x, black: jnp.full_like(x, jax.random.uniform(key)))
+    training = recipe(
+        steps=4, augment=lambda key, x, black: jnp.full_like(x, jax.random.uniform(key))
+    )
 
     def loss_fn(params, stats, batch, key):
         return Loss(params, recorded(stats, jnp.stack([batch.x.max(), jax.random.uniform(key)])))
 
     stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 2)))
     data = tiny.client_data(np.arange(4))
-    draws = read(jax.jit(lambda key: train(training, loss_fn, jnp.float32(0), stats, data, key, 4))(KEY).stats)
+    draws = read(
+        jax.jit(lambda key: train(training, loss_fn, jnp.float32(0), stats, data, key, 4))(
+            KEY
+        ).stats
+    )
     assert draws.shape == (4, 2) and len(np.unique(draws)) == 8
     assert ((draws > 0) & (draws < 1)).all()
 
@@ -208,7 +244,8 @@ CLASSES, DIM, WIDTH = 4, 4, 3
 
 @pytest.fixture(scope="module")
 def linear_run():
-    """A linear softmax model trained for two epochs, its last batches masked; whatever is masked is NaN."""
+    """A linear softmax model trained for two epochs, its last batches masked; whatever is masked is
+    NaN."""
     rng = np.random.default_rng(0)
     shapes = {
         "base_kernel": (DIM, WIDTH),
@@ -225,7 +262,9 @@ def linear_run():
     def loss_fn(params, stats, batch, key):
         x = batch.x.reshape(len(batch.x), -1)
         features = x @ params["base_kernel"] + params["base_bias"]
-        logits = jnp.where(batch.mask[:, None], features @ params["head_kernel"] + params["head_bias"], jnp.nan)
+        logits = jnp.where(
+            batch.mask[:, None], features @ params["head_kernel"] + params["head_bias"], jnp.nan
+        )
         which = number[jnp.argmin(jnp.abs(x[:, :1] - firsts), axis=1)]
         stats = recorded(stats, jnp.where(batch.mask, which, -1))
         rows = jnp.where(batch.mask[:, None], features, jnp.nan)
@@ -235,7 +274,9 @@ def linear_run():
     def run(count):
         split = Split(data.splits["train"].indices, count)
         stats = (jnp.int32(0), jnp.zeros((MOST_STEPS, 3), jnp.int32))
-        return train(training, loss_fn, params, stats, data._replace(splits={"train": split}), KEY, CLASSES)
+        return train(
+            training, loss_fn, params, stats, data._replace(splits={"train": split}), KEY, CLASSES
+        )
 
     return params, data, run
 
@@ -252,7 +293,9 @@ def test_sgd_equals_the_reference_given_the_order(linear_run):
         np.testing.assert_allclose(result.params[name], want[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(result.loss, loss, rtol=1e-5)
     features, labels = (np.concatenate(part) for part in zip(*seen))
-    np.testing.assert_array_equal(result.class_sums.counts, 2 * np.bincount(LABELS, minlength=CLASSES))
+    np.testing.assert_array_equal(
+        result.class_sums.counts, 2 * np.bincount(LABELS, minlength=CLASSES)
+    )
     for c in range(CLASSES):
         want_sum = features[labels == c].sum(0)
         np.testing.assert_allclose(result.class_sums.sums[c], want_sum, rtol=1e-5, atol=1e-5)

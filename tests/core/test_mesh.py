@@ -1,4 +1,5 @@
-"""Where images are on CPU devices: one memory for all of them, on two devices in a process of its own."""
+"""Where images are on CPU devices: one memory for all of them, on two devices in a process of its
+own."""
 
 import subprocess
 import sys
@@ -35,7 +36,13 @@ np.testing.assert_array_equal(there, images)
 
 
 def test_images_are_in_memory_once(tmp_path):
-    flags = ["-c", f"import os; os.environ['XLA_FLAGS'] = '--xla_force_host_platform_device_count=2'\n{SHARED}"]
+    flags = [
+        "-c",
+        "import os; os.environ['XLA_FLAGS'] = "
+        f"'--xla_force_host_platform_device_count=2'\n{SHARED}",
+    ]
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, *flags, tmp_path / "x.npy"], capture_output=True, text=True, cwd=root)
+    done = subprocess.run(
+        [sys.executable, *flags, tmp_path / "x.npy"], capture_output=True, text=True, cwd=root
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,5 @@
-"""Sums over clients: the plain sum, what weighs nothing is never read, and both forms are one function."""
+"""Sums over clients: the plain sum, what weighs nothing is never read, and both forms are one
+function."""
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +13,19 @@ from fedjax_ht.core.reductions import weighted_sum
 def stacked_arrays(clients: int):
     rng = np.random.default_rng(0)
     shapes = {"kernel": (3, 3, 2, 4), "bias": (4,), "scale": ()}
-    return {name: rng.normal(size=(clients, *shape)).astype(np.float32) for name, shape in shapes.items()}
+    return {
+        name: rng.normal(size=(clients, *shape)).astype(np.float32)
+        for name, shape in shapes.items()
+    }
 
 
 @pytest.mark.parametrize("form", [weighted_sum, reductions._one_by_one, reductions._fused])
 def test_a_sum_over_clients(form):
     arrays, weights = stacked_arrays(5), np.array([0.5, 0.0, 2.0, 0.0, 1.5], np.float32)
-    expected = {name: sum(w * x.astype(np.float64) for w, x in zip(weights, xs)) for name, xs in arrays.items()}
+    expected = {
+        name: sum(w * x.astype(np.float64) for w, x in zip(weights, xs))
+        for name, xs in arrays.items()
+    }
     for xs in arrays.values():
         xs[1] = np.nan
     sums = jax.jit(form)(arrays, jnp.asarray(weights))

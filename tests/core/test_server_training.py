@@ -19,7 +19,9 @@ def mean_distance(params, rows, mask, key):
 
 @jax.jit
 def train(rows, valid):
-    return train_on_rows(optax.sgd(LR), mean_distance, jnp.zeros(2), rows, valid, KEY, EPOCHS, BATCH)
+    return train_on_rows(
+        optax.sgd(LR), mean_distance, jnp.zeros(2), rows, valid, KEY, EPOCHS, BATCH
+    )
 
 
 def reference(rows, orders):
@@ -35,7 +37,10 @@ def reference(rows, orders):
 
 
 def rows_of(count, seed=0):
-    return np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32) + np.arange(count)[:, None]
+    return (
+        np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
+        + np.arange(count)[:, None]
+    )
 
 
 def test_compact_puts_valid_rows_first_and_in_order():
@@ -45,11 +50,14 @@ def test_compact_puts_valid_rows_first_and_in_order():
     assert sorted(split.indices.tolist()) == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("count", [8, 6, 3])  # full batches, a masked last batch, less than one batch
+# full batches, a masked last batch, less than one batch
+@pytest.mark.parametrize("count", [8, 6, 3])
 def test_training_equals_the_reference(count):
     rows, valid = rows_of(8), np.arange(8) < count
     shuffle_key, _ = jax.random.split(KEY)
-    orders = [shuffled(jax.random.fold_in(shuffle_key, e), compact(valid))[:count] for e in range(EPOCHS)]
+    orders = [
+        shuffled(jax.random.fold_in(shuffle_key, e), compact(valid))[:count] for e in range(EPOCHS)
+    ]
     assert all(sorted(o.tolist()) == list(range(count)) for o in orders)
     assert len({tuple(o.tolist()) for o in orders}) > 1  # shuffled anew each epoch
     params, loss = train(rows, valid)
@@ -76,11 +84,14 @@ def test_without_valid_rows_nothing_is_trained():
 def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
     @jax.jit
     def run(valid):
-        def loss(params, rows, mask, key):  # every step moves `steps` by one, and `drawn` by a random number
+        # every step moves `steps` by one, and `drawn` by a random number
+        def loss(params, rows, mask, key):
             return -params["steps"] - params["drawn"] * jax.random.uniform(key)
 
         start = {"steps": jnp.float32(0), "drawn": jnp.float32(0)}
-        return train_on_rows(optax.sgd(1.0), loss, start, jnp.zeros(8), valid, KEY, EPOCHS, BATCH)[0]
+        return train_on_rows(optax.sgd(1.0), loss, start, jnp.zeros(8), valid, KEY, EPOCHS, BATCH)[
+            0
+        ]
 
     for count, steps in ((8, 6), (5, 6), (4, 3), (0, 0)):
         assert run(np.arange(8) < count)["steps"] == steps
@@ -89,13 +100,26 @@ def test_steps_follow_the_valid_rows_and_each_has_its_own_key():
     np.testing.assert_allclose(run(np.ones(8, bool))["drawn"], sum(draws), rtol=1e-5)
 
 
-@pytest.mark.parametrize(("count", "size", "steps"), [(5, 2, 2), (4, 2, 2), (1, 2, 0), (3, 1, 3), (6, 4, 2)])
+@pytest.mark.parametrize(
+    ("count", "size", "steps"), [(5, 2, 2), (4, 2, 2), (1, 2, 0), (3, 1, 3), (6, 4, 2)]
+)
 def test_a_single_row_behind_full_batches_is_left_out_where_it_is_asked(count, size, steps):
     """A batch size of one leaves nothing else to train on."""
     valid = jnp.arange(8) < count
-    one = lambda params, batch, mask, key: -params.sum()  # noqa: E731
+
+    def one(params, batch, mask, key):
+        return -params.sum()
+
     for drop_single, number in ((True, steps), (False, -(-count // size))):
         params, _ = train_on_rows(
-            optax.sgd(1.0), one, jnp.zeros(1), jnp.asarray(rows_of(8)), valid, KEY, 1, size, drop_single
+            optax.sgd(1.0),
+            one,
+            jnp.zeros(1),
+            jnp.asarray(rows_of(8)),
+            valid,
+            KEY,
+            1,
+            size,
+            drop_single,
         )
         assert params[0] == number

@@ -44,7 +44,11 @@ def mine(tmp_path, monkeypatch):
 
 def test_models_of_a_file_in_the_current_folder(mine):
     config = base_config()
-    config.model.group, config.partition.num_clients, config.dataset.subset = "of_a_user:models", 4, 800
+    config.model.group, config.partition.num_clients, config.dataset.subset = (
+        "of_a_user:models",
+        4,
+        800,
+    )
     (federation,) = build(config).federations.values()
     assert [bucket.name for bucket in federation.buckets] == ["one"] and federation.feature_dim == 4
 
@@ -53,12 +57,22 @@ def test_models_of_a_file_in_the_current_folder(mine):
     ("named", "line"),
     [
         ("of_no_user:models", "model group 'of_no_user:models': there is no module of_no_user in "),
-        ("of_a_bad_user:models", "model group 'of_a_bad_user:models' raises ZeroDivisionError: division by zero"),
-        ("of_a_user:model", "has no function model; did you mean 'models'? Its functions are Perceptron, models, "),
-        ("of_a_user:numbers", "'of_a_user:numbers': 'one' is int; it must be a SplitModel, or like one"),
+        (
+            "of_a_bad_user:models",
+            "model group 'of_a_bad_user:models' raises ZeroDivisionError: division by zero",
+        ),
+        (
+            "of_a_user:model",
+            "has no function model; did you mean 'models'? Its functions are Perceptron, models, ",
+        ),
+        (
+            "of_a_user:numbers",
+            "'of_a_user:numbers': 'one' is int; it must be a SplitModel, or like one",
+        ),
         (
             "of_a_user:nothing",
-            "'of_a_user:nothing' returns an empty dict; it must return a dict of flax modules by name",
+            "'of_a_user:nothing' returns an empty dict; it must return a dict of flax modules by "
+            "name",
         ),
         ("of_a_user:broken", "model group 'of_a_user:broken' raises KeyError: 'feature_dim'"),
         ("of_a_user:", "unknown model group 'of_a_user:'; the groups are "),

@@ -5,7 +5,15 @@ import optax
 import pytest
 
 from fedjax_ht.core.local_training import ClassSums, LocalTraining
-from fedjax_ht.core.wire import TRANSFORMS, Masked, Metadata, WireCost, chain, gaussian_noise, wire_elements
+from fedjax_ht.core.wire import (
+    TRANSFORMS,
+    Masked,
+    Metadata,
+    WireCost,
+    chain,
+    gaussian_noise,
+    wire_elements,
+)
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedktl import Pairs
 from fedjax_ht.methods.fedproto import fedproto
@@ -26,23 +34,42 @@ def cost(message):
     [
         ((), (0, 0, 0, 0)),
         (jnp.zeros((2, 3)), (6, 24, 0, 0)),
-        ({"a": jnp.zeros(4, jnp.float16), "b": [jnp.zeros(3, jnp.int8), jnp.float32(0)]}, (8, 15, 0, 0)),
+        (
+            {"a": jnp.zeros(4, jnp.float16), "b": [jnp.zeros(3, jnp.int8), jnp.float32(0)]},
+            (8, 15, 0, 0),
+        ),
         (Masked(jnp.zeros((3, 5)), MASK), (10, 40, 2, 8)),
         (Masked(jnp.zeros((3, 2, 2), jnp.float16), MASK), (8, 16, 2, 8)),
         (Masked(jnp.zeros((3, 5)), jnp.zeros(3, bool)), (0, 0, 0, 0)),
-        (Masked(jnp.zeros((3, 2)), jnp.array([[True, False], [True, True], [False, False]])), (3, 12, 3, 12)),
+        (
+            Masked(jnp.zeros((3, 2)), jnp.array([[True, False], [True, True], [False, False]])),
+            (3, 12, 3, 12),
+        ),
         (Metadata(jnp.zeros(3, jnp.int32)), (0, 0, 3, 12)),
         (Metadata(Masked(jnp.zeros(3), MASK)), (0, 0, 4, 16)),  # two counts, each with its index
         ((jnp.zeros(2), Metadata(jnp.int32(0)), Masked(jnp.zeros((3, 5)), MASK)), (12, 48, 3, 12)),
     ],
-    ids=["nothing", "plain", "dtypes", "masked", "masked deep", "all masked", "mask 2d", "metadata", "counts", "mixed"],
+    ids=[
+        "nothing",
+        "plain",
+        "dtypes",
+        "masked",
+        "masked deep",
+        "all masked",
+        "mask 2d",
+        "metadata",
+        "counts",
+        "mixed",
+    ],
 )
 def test_costs_of_a_message(message, expected):
     assert cost(message) == WireCost(*expected)
 
 
 def test_what_is_masked_out_does_not_count_inside_jit():
-    count = jax.jit(lambda mask: wire_elements(Masked(jnp.full((3, 5), jnp.nan), mask)).payload_elements)
+    count = jax.jit(
+        lambda mask: wire_elements(Masked(jnp.full((3, 5), jnp.nan), mask)).payload_elements
+    )
     assert [int(count(jnp.arange(3) < n)) for n in range(4)] == [0, 5, 10, 15]
 
 
@@ -55,13 +82,19 @@ def test_prototype_methods_send_their_own_classes_up_and_every_class_down(method
     server = method.init_server(federation, jax.random.key(0))
     before = method.broadcast(federation, federation.buckets[0], server, None)
     assert cost(before).payload_elements == 0  # nothing exists before the first round
-    ready = {"available": jnp.ones(4, bool)} if method.name == "fedproto" else {"ready": jnp.array(True)}
+    ready = (
+        {"available": jnp.ones(4, bool)}
+        if method.name == "fedproto"
+        else {"ready": jnp.array(True)}
+    )
     down = method.broadcast(federation, federation.buckets[0], server._replace(**ready), None)
     assert cost(down) == WireCost(4 * 3, 4 * 3 * 4, 4, 4 * 4)
 
 
 def test_sample_counts_are_metadata():
-    up = prototype_uplink(ClassSums(jnp.ones((4, 3)), jnp.array([5.0, 0.0, 2.0, 0.0])), with_counts=True)
+    up = prototype_uplink(
+        ClassSums(jnp.ones((4, 3)), jnp.array([5.0, 0.0, 2.0, 0.0])), with_counts=True
+    )
     assert cost(up) == WireCost(6, 24, 2 + 2 * 2, 8 + 2 * 8)
     np.testing.assert_array_equal(up.counts.value.values[up.counts.value.mask], [5, 2])
 
@@ -69,8 +102,13 @@ def test_sample_counts_are_metadata():
 def test_fedproto_sends_only_prototypes_that_exist():
     federation = tiny.linear_federation(num_classes=4, width=3)
     method = fedproto(TRAINING)
-    server = method.init_server(federation, None)._replace(available=jnp.array([True, False, True, True]))
-    assert cost(method.broadcast(federation, federation.buckets[0], server, None)).payload_elements == 3 * 3
+    server = method.init_server(federation, None)._replace(
+        available=jnp.array([True, False, True, True])
+    )
+    assert (
+        cost(method.broadcast(federation, federation.buckets[0], server, None)).payload_elements
+        == 3 * 3
+    )
 
 
 def test_fedavg_sends_the_whole_model():
@@ -93,7 +131,10 @@ def message():
 
 
 def test_gaussian_noise_touches_the_float_payload_alone():
-    before, after = message(), gaussian_noise(scale=0.5, coefficient=0.2)(jax.random.key(0), message())
+    before, after = (
+        message(),
+        gaussian_noise(scale=0.5, coefficient=0.2)(jax.random.key(0), message()),
+    )
     assert jax.tree.structure(before) == jax.tree.structure(after)
     for name in ("ints", "labels", "counts", "masked_counts"):
         jax.tree.map(np.testing.assert_array_equal, before[name], after[name])
@@ -101,7 +142,8 @@ def test_gaussian_noise_touches_the_float_payload_alone():
     for noise in (after["plain"], after["masked"].values - 0.8):  # x (1 - p) + N(0, s^2)
         np.testing.assert_allclose(noise.std(), 0.5, rtol=0.03)
         np.testing.assert_allclose(noise.mean(), 0, atol=0.02)
-    assert np.abs(np.corrcoef(after["plain"], after["masked"].values[:, 0])[0, 1]) < 0.05  # each leaf its own draw
+    # each leaf its own draw
+    assert np.abs(np.corrcoef(after["plain"], after["masked"].values[:, 0])[0, 1]) < 0.05
 
 
 def test_noise_does_not_change_what_a_message_costs():
@@ -119,21 +161,34 @@ def test_noise_may_be_for_one_field():
     """FedKTL's Table 10: other noise on images than on vectors."""
     sent = jnp.arange(4000) < 3000
     pairs = Pairs(Masked(jnp.zeros((4000, 2, 2, 1)), sent), Masked(jnp.ones((4000, 3)), sent))
-    vectors, images = TRANSFORMS["gaussian_noise"](0.05, 0.2, "vectors"), gaussian_noise(0.2, 0.2, "images")
+    vectors, images = (
+        TRANSFORMS["gaussian_noise"](0.05, 0.2, "vectors"),
+        gaussian_noise(0.2, 0.2, "images"),
+    )
     one = vectors(jax.random.key(0), pairs)
     np.testing.assert_array_equal(one.images.values, pairs.images.values)
     both = chain((vectors, images))(jax.random.key(0), pairs)
     assert jax.tree.structure(both) == jax.tree.structure(pairs)
-    np.testing.assert_allclose([one.vectors.values.std(), both.vectors.values.std()], 0.05, rtol=0.03)
+    np.testing.assert_allclose(
+        [one.vectors.values.std(), both.vectors.values.std()], 0.05, rtol=0.03
+    )
     np.testing.assert_allclose(one.vectors.values.mean(), 0.8, atol=0.01)
     np.testing.assert_allclose(both.images.values.std(), 0.2, rtol=0.03)
     np.testing.assert_array_equal(both.vectors.mask, sent)
     assert images(jax.random.key(0), pairs._replace(vectors=())).vectors == ()
-    with pytest.raises(ValueError, match="gaussian_noise is for field 'pixels'; the message has images, vectors"):
+    with pytest.raises(
+        ValueError, match="gaussian_noise is for field 'pixels'; the message has images, vectors"
+    ):
         gaussian_noise(1.0, 1.0, "pixels")(jax.random.key(0), pairs)
-    with pytest.raises(ValueError, match="gaussian_noise is for field 'images'; the message has none"):
+    with pytest.raises(
+        ValueError, match="gaussian_noise is for field 'images'; the message has none"
+    ):
         images(jax.random.key(0), {"a": jnp.zeros(3)})
-    for bad, name in (((-0.1, 0.2), "scale"), ((0.1, 1.5), "coefficient"), ((0.1, -0.5), "coefficient")):
+    for bad, name in (
+        ((-0.1, 0.2), "scale"),
+        ((0.1, 1.5), "coefficient"),
+        ((0.1, -0.5), "coefficient"),
+    ):
         with pytest.raises(ValueError, match=f"{name} is .*; it must be a number"):
             gaussian_noise(*bad)
 
@@ -145,6 +200,7 @@ def test_chain_applies_transforms_in_order_with_their_own_keys():
     untouched = object()
     assert chain(())(jax.random.key(0), untouched) is untouched
     once, twice = (
-        chain((TRANSFORMS["gaussian_noise"](1.0, 0.0),) * n)(jax.random.key(0), jnp.zeros(3)) for n in (1, 2)
+        chain((TRANSFORMS["gaussian_noise"](1.0, 0.0),) * n)(jax.random.key(0), jnp.zeros(3))
+        for n in (1, 2)
     )
     assert not np.allclose(twice, 2 * once)

@@ -1,7 +1,8 @@
 """Files that ask for too much, and what reading each of them comes to in a process of its own.
 
-python -m tests.data.attacks FOLDER [NAME ...] makes them below FOLDER and prints a line of JSON for each: how it ended,
-in how many seconds, with how much memory. Bombs are one compressed block of zeros, again and again.
+python -m tests.data.attacks FOLDER [NAME ...] makes them below FOLDER and prints a line of JSON for
+each: how it ended, in how many seconds, with how much memory. Bombs are one compressed block of
+  zeros, again and again.
 """
 
 import contextlib
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 
-SECONDS, BYTES = 20, 1 << 30  # that an attack may take, the latter above what the process has when it starts
+# that an attack may take, the latter above what the process has when it starts
+SECONDS, BYTES = 20, 1 << 30
 HUGE = 4_000_000_000
 _BLOCK = 1 << 20
 
@@ -30,7 +32,8 @@ _BLOCK = 1 << 20
 @functools.cache
 def _block() -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return packer.compress(bytes(_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)  # which needs nothing of what is before it
+    # which needs nothing of what is before it
+    return packer.compress(bytes(_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
 
 
 def deflated_zeros(size: int, start: bytes = b"") -> bytes:
@@ -47,7 +50,8 @@ def gzip_bomb(size: int, start: bytes = b"") -> bytes:
 
 
 def zip_bomb(name: str, size: int, start: bytes = b"", says: int | None = None, **others: bytes) -> bytes:
-    """A zip file, but for the sums; `says` is what it gives as the bomb's size, if that is another."""
+    """A zip file, but for the sums; `says` is what it gives as the bomb's size, if that is
+    another."""
     entries = {name: (deflated_zeros(size, start), size if says is None else says)}
     entries |= {other: (deflated_zeros(len(content), content), len(content)) for other, content in others.items()}
     local, directory = b"", b""
@@ -155,7 +159,9 @@ def _config(text: str) -> Callable[[Path], tuple]:
 
 
 def _png(folder: Path) -> tuple:
-    chunk = lambda kind, x: struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x))  # noqa: E731
+    def chunk(kind, x):
+        return (struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x)))
+
     head = struct.pack(">2I5B", 20_000, 20_000, 8, 2, 0, 0, 0)
     (folder / "a").mkdir()
     content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10_000_000)))
@@ -372,8 +378,9 @@ def read(folder: Path, kind: str, argument: str) -> None:
 
 
 def attacked(make: Callable[[Path], tuple], folder: Path) -> dict:
-    """Reads in a child that has so much memory and time: {"end", "line", "seconds", "busy", "mib"}; the latter two are
-    the child's time on a processor and its most memory above what it starts with, which holds all these files."""
+    """Reads in a child that has so much memory and time: {"end", "line", "seconds", "busy", "mib"};
+    the latter two are the child's time on a processor and its most memory above what it starts
+    with, which holds all these files."""
     folder.mkdir(parents=True)
     how, result = make(folder), folder / "result.json"
     start, child = time.monotonic(), os.fork()

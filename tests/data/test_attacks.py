@@ -29,12 +29,14 @@ def _ends(folder: Path, names: list[str]) -> dict[str, dict]:
 
 def _check(results: dict[str, dict], names: list[str]) -> None:
     assert list(results) == names
-    harmless = [name for name in names if "memo index" in name and "weights" in name]  # an empty dict, after all
+    # an empty dict, after all
+    harmless = [name for name in names if "memo index" in name and "weights" in name]
     for name, result in results.items():
         assert result["end"] == ("read" if name in harmless else "refused"), (name, result)
         assert "\n" not in result["line"] and len(result["line"]) < 1000, (name, result)
         assert result["busy"] < attacks.SECONDS / 2 and result["mib"] < 1024, (name, result)
-        if name.startswith("pipe: ") and not result["line"].startswith("no "):  # such as "no weights at PATH"
+        # such as "no weights at PATH"
+        if name.startswith("pipe: ") and not result["line"].startswith("no "):
             assert "is not a regular file" in result["line"], (name, result)
 
 
@@ -75,7 +77,8 @@ def test_what_a_bomb_holds_is_read_below_the_limit(tmp_path, monkeypatch):
     attacks.read(tmp_path, "dataset", "npz:x.npz")
     monkeypatch.setattr(limits, "FILE_BYTES", 800 << 10)
     with pytest.raises(ValueError, match="more than the 819,200 that are read"):
-        attacks.read(tmp_path, "dataset", "npz:./x.npz")  # another name, since the first set is kept
+        # another name, since the first set is kept
+        attacks.read(tmp_path, "dataset", "npz:./x.npz")
     monkeypatch.setattr(limits, "GROWTH", 10_000)
     attacks.read(tmp_path, "dataset", "npz:./x.npz")
 

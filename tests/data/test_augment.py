@@ -104,7 +104,9 @@ def test_colour_jitter_scales_around_black_the_mean_grey_or_each_pixel_s_grey(na
 
 def test_colour_jitter_turns_the_hue():
     out = np.asarray(colour_jitter(KEY, IMAGES, **(NOTHING | {"hue": 0.1})))
-    hue = lambda images: np.array([colorsys.rgb_to_hsv(*pixel)[0] for pixel in images[:, 0, 0]])  # noqa: E731
+    def hue(images):
+        return (np.array([colorsys.rgb_to_hsv(*pixel)[0] for pixel in images[:, 0, 0]]))
+
     turn = (hue(out) - hue(np.asarray(IMAGES)) + 0.5) % 1 - 0.5
     assert -0.1 - 1e-4 <= turn.min() < -0.05 and 0.05 < turn.max() <= 0.1 + 1e-4
 

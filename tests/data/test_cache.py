@@ -1,4 +1,5 @@
-"""The cache of decoded sets: on disk as they come, whole or not there, and never in memory as a whole."""
+"""The cache of decoded sets: on disk as they come, whole or not there, and never in memory as a
+whole."""
 
 import errno
 import os
@@ -40,7 +41,9 @@ def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_pile_puts_images_in_order(tmp_path, on_disk):
     grey, first, colour = pixels(2, 2, 1), pixels(2, 2, 3), pixels(2, 2, 3)
-    made = lambda *images: Pile(images, tmp_path / "x.npy" if on_disk else None)  # noqa: E731
+    def made(*images):
+        return (Pile(images, tmp_path / "x.npy" if on_disk else None))
+
     stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(["b", "a"])
     np.testing.assert_array_equal(stacked, [colour, np.repeat(grey, 3, -1)])
     assert made(("a", grey)).stack(["a"]).shape == (1, 2, 2, 1)

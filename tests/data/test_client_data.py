@@ -39,14 +39,16 @@ def test_indices_are_padded_per_bucket():
 
 
 def test_what_is_evaluated_is_mixed():
-    """Partitions list a client's samples class by class; batch statistics of sorted batches would be of few classes."""
+    """Partitions list a client's samples class by class; batch statistics of sorted batches would
+    be of few classes."""
     labels = np.repeat([0, 1, 2], 80)
     dataset = Dataset("d", np.zeros((240, 2, 2, 1), np.uint8), labels, ("a", "b", "c"))
     rows = [np.arange(i, 240, 3) for i in range(3)]
     clients = tuple(ClientIndices(row[::3], row[1::3], row[2::3]) for row in rows)
     data, again = (make_federation_data(dataset, clients, federation()) for _ in range(2))
     x, own = data.buckets["x"].splits, (clients[0], clients[2])
-    np.testing.assert_array_equal(x["train"].indices[0], own[0].train)  # training shuffles by itself
+    # training shuffles by itself
+    np.testing.assert_array_equal(x["train"].indices[0], own[0].train)
     for name in ("val", "test"):
         for row, client in zip(x[name].indices, own):
             given = getattr(client, name)

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class Server:
-    """Serves `content` by file name and notes the requests; `cuts` says after how many bytes of a body the next
-    connections end."""
+    """Serves `content` by file name and notes the requests; `cuts` says after how many bytes of a
+    body the next connections end."""
 
     def __init__(self):
         self.content, self.asked, self.cuts, self.ranges = {}, [], [], True
@@ -330,7 +330,8 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 
 
 def test_what_is_not_needed_is_not_imported():
-    """Neither by the library nor by a run; tensorflow-datasets not even where a set is downloaded from its home."""
+    """Neither by the library nor by a run; tensorflow-datasets not even where a set is downloaded
+    from its home."""
     code = "import sys, fedjax_ht, fedjax_ht.runner.main; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
     also = "import fedjax_ht.runner.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT)

@@ -35,7 +35,8 @@ def test_a_config_asks_for_it():
     assert build(config).dataset.preprocess.mean == [0.5]
     config.dataset.normalisation = "dataset"
     dataset = build(config).dataset
-    np.testing.assert_array_equal(dataset.preprocess, np.float32([[0.1307], [0.3081]]))  # of DFRD's released code
+    # of DFRD's released code
+    np.testing.assert_array_equal(dataset.preprocess, np.float32([[0.1307], [0.3081]]))
 
 
 def test_a_set_without_known_moments():
@@ -46,7 +47,8 @@ def test_a_set_without_known_moments():
 
 
 def test_imagenets_moments_are_for_any_set_of_three_channels():
-    """FedSSA's released code normalises CIFAR-10 by them; CIFAR-10's own stay those of DFRD's code."""
+    """FedSSA's released code normalises CIFAR-10 by them; CIFAR-10's own stay those of DFRD's
+    code."""
     toy = make_dataset([3, 2])
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 3), np.uint8)
     dataset = normalised(dataclasses.replace(toy, name="cifar10", inputs=images), "imagenet")

@@ -169,7 +169,8 @@ def test_official_test_set_follows_the_training_classes(kind, num_clients, val_s
     assert set(np.concatenate([np.r_[c.train, c.val] for c in partition])) <= set(dataset.official["train"])
     assert set(np.concatenate([c.test for c in partition])) <= set(dataset.official["test"])
     np.testing.assert_array_equal(sizes(partition, "train"), np.floor((1 - val_share) * fit.sum(1) + 1e-9))
-    owned = fit.sum(0) > 0  # every test sample of an owned class is dealt, to its owners only, within rounding
+    # every test sample of an owned class is dealt, to its owners only, within rounding
+    owned = fit.sum(0) > 0
     available = np.bincount(dataset.labels[dataset.official["test"]])
     np.testing.assert_array_equal(test.sum(0), np.where(owned, available, 0))
     assert not test[fit == 0].any()
@@ -180,7 +181,8 @@ def test_official_sets_are_shuffled_and_stratified():
     dataset = make_dataset([90, 120], test_share=1 / 3)
     options = {"sets": "official", "balanced": True, "val_share": 0.25, "stratified": True}
     a, b = (make_partition("pathological", dataset, 2, seed, **options) for seed in (1, 2))
-    assert not any(set(x.test) == set(y.test) for x, y in zip(a, b))  # of the same sizes, whatever the seed
+    # of the same sizes, whatever the seed
+    assert not any(set(x.test) == set(y.test) for x, y in zip(a, b))
     fit, val = counts_of(dataset, a, "train", "val"), counts_of(dataset, a, "val")
     assert np.all(np.abs(val - 0.25 * fit) <= 0.5 + 1e-6)
 
@@ -248,7 +250,8 @@ def test_dfrd_tests_evenly_and_shuffles_the_training_order():
     np.testing.assert_array_equal(counts_of(dataset, partition, "test"), np.tile(expected, (4, 1)))
     assert sizes(partition, "train").min() >= 10
     mixed = max(partition, key=lambda c: len(np.unique(dataset.labels[c.train])))
-    assert np.any(np.diff(dataset.labels[mixed.train]) < 0)  # classes are drawn in ascending order
+    # classes are drawn in ascending order
+    assert np.any(np.diff(dataset.labels[mixed.train]) < 0)
 
 
 def test_dfrd_holds_out_a_share_of_each_client_s_training_samples():
@@ -272,7 +275,8 @@ def test_class_shares_one_plan_for_three_sets(num_clients, num_classes, wanted, 
     assert val.sum() == 9000 and test.sum() == len(dataset.official["test"])
     assert train.sum() == len(dataset.official["train"]) - 9000
     held = (train > 0).sum(0)
-    assert held.max() == owners and held.mean() > 0.8 * owners  # a client may take the same class twice
+    # a client may take the same class twice
+    assert held.max() == owners and held.mean() > 0.8 * owners
     assert (train > 0).sum(1).max() == wanted
     for counts in (train, val, test):
         shares = counts / counts.sum(0)
@@ -302,7 +306,8 @@ def test_class_shares_take_a_class_with_most_shares_left():
     dataset = make_dataset([300] * 10, test_share=1 / 3)
     for seed in range(5):
         train = class_counts(dataset.labels, make_partition("class_shares", dataset, 20, seed, val_size=10))
-        for half in (train[:5], train[5:10]):  # each class is taken once before any is taken again
+        # each class is taken once before any is taken again
+        for half in (train[:5], train[5:10]):
             assert np.all((half > 0).sum(0) == 1)
 
 
@@ -312,7 +317,8 @@ def test_class_shares_of_a_class_taken_twice_add_up():
         class_counts(dataset.labels, make_partition("class_shares", dataset, 6, seed, val_size=10)) for seed in range(9)
     ]
     alone = [row.sum() for train in trains for row in train if np.count_nonzero(row) == 1]
-    assert alone and min(alone) > 2 * 190 * 0.4 / (0.4 + 0.6 * 3)  # two shares of four, in the worst ratio
+    # two shares of four, in the worst ratio
+    assert alone and min(alone) > 2 * 190 * 0.4 / (0.4 + 0.6 * 3)
 
 
 def test_class_shares_validation_is_random():
@@ -331,14 +337,16 @@ def test_few_shot_counts():
 
 
 def test_few_shot_with_small_test_sets():
-    """FedKTL's Table 9: of three images a class two are for training; 100 classes then test on 100 images."""
+    """FedKTL's Table 9: of three images a class two are for training; 100 classes then test on 100
+    images."""
     dataset = make_dataset([10] * 100)
     partition = make_partition("few_shot", dataset, 2, shots=2, test_shots=1)
     assert np.all(counts_of(dataset, partition, "train") == 2)
     assert np.all(counts_of(dataset, partition, "test") == 1)
     assert len(used(partition)) == len(np.unique(used(partition))) == 600
     rest = make_partition("few_shot", dataset, 2, shots=2)
-    assert all(np.array_equal(a.train, b.train) for a, b in zip(partition, rest))  # the same images are shown
+    # the same images are shown
+    assert all(np.array_equal(a.train, b.train) for a, b in zip(partition, rest))
 
 
 def test_given_returns_the_split_of_the_data():

@@ -63,7 +63,8 @@ def test_check_number_of_clients(num_clients):
 def test_check_accepts_defaults():
     for kind in (*PLANS, *PARTITIONS):
         check_partition(kind, 20, 10)
-    check_partition("pathological", 20, None, classes_per_client=500)  # the number of classes is not known yet
+    # the number of classes is not known yet
+    check_partition("pathological", 20, None, classes_per_client=500)
     check_partition("iid", 20, 10, sets="official", val_share=0.9)
     check_partition("iid", 20, 10, train_share=0.9, val_share=0.1)
 

@@ -62,7 +62,8 @@ def test_quarter_turns(side):
 def test_other_turns():
     image = np.zeros((1, 9, 9, 3), np.uint8)
     image[0, 4, 6:] = 255  # to the right of the centre
-    turned = pixels(shifted(DATASET, "rotate/8"), image, 1)[0, ..., 0]  # by 45 degrees: right and up
+    # by 45 degrees: right and up
+    turned = pixels(shifted(DATASET, "rotate/8"), image, 1)[0, ..., 0]
     y, x = np.mgrid[:9, :9]
     centre = [np.average(at, weights=np.clip(turned, 0, 1)) - 4 for at in (y, x)]
     assert centre[0] == pytest.approx(-centre[1], abs=1e-3) and centre[1] > 1.5
@@ -79,7 +80,9 @@ def test_what_corruptions_do():
     noise = x["noise"] - x["none"]
     inside = (x["none"] > 0.4) & (x["none"] < 0.6)
     assert np.std(noise[inside]) == pytest.approx(0.15, rel=0.1) and abs(np.mean(noise[inside])) < 0.02
-    edges = lambda image: np.abs(np.diff(image, axis=1)).mean()  # noqa: E731
+    def edges(image):
+        return (np.abs(np.diff(image, axis=1)).mean())
+
     assert edges(x["blur"]) < 0.5 * edges(x["none"])
     constant = pixels(dataset, np.full((1, 5, 5, 3), 102, np.uint8), list(CORRUPTIONS).index("blur"))
     np.testing.assert_allclose(constant, 0.4, atol=1e-6)

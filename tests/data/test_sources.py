@@ -56,7 +56,8 @@ def test_embedded_fashion_mnist():
     assert dataset.inputs.shape == (10_000, 28, 28, 1) and dataset.num_classes == 10
     assert np.bincount(dataset.labels).tolist() == [1000] * 10
     assert dataset.class_names[dataset.labels[0]] == "Ankle boot"
-    assert zlib.crc32(dataset.inputs.tobytes()) == 309494841  # of the pixels in the publisher's t10k file
+    # of the pixels in the publisher's t10k file
+    assert zlib.crc32(dataset.inputs.tobytes()) == 309494841
     assert zlib.crc32(dataset.labels.astype(np.uint8).tobytes()) == 606848831
     assert dataset.official == {} and dataset.preprocess == ([0.5], [0.5])
     assert load_dataset("fashion_mnist_10k", image_size=14).inputs.shape == (10_000, 14, 14, 1)

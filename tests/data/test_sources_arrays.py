@@ -215,7 +215,8 @@ def test_client_folders_with_missing_files(tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images and 2 of test."""
+    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images
+    and 2 of test."""
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
 

@@ -1,4 +1,5 @@
-"""Sets of image files, from tiny ones laid out as their publishers do, and the cache of decoded sets."""
+"""Sets of image files, from tiny ones laid out as their publishers do, and the cache of decoded
+sets."""
 
 import os
 import sys
@@ -30,7 +31,8 @@ def _zip(folder: Path, archive: Path) -> None:
 
 
 def _write_tiny_imagenet(root: Path) -> tuple[Path, list[np.ndarray]]:
-    """Two training images of each of two classes (one grey) and three of validation, in PNG to compare exactly."""
+    """Two training images of each of two classes (one grey) and three of validation, in PNG to
+    compare exactly."""
     folder = root / "tiny-imagenet-200"
     images = [pixels(64, 64, 3) for _ in range(7)]
     images[1] = images[1][..., 0]
@@ -190,7 +192,8 @@ def test_folder_errors(tmp_path):
 
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
-    """Loads without the in-process cache, and tells whether images were decoded; the user's cache is in `tmp_path`."""
+    """Loads without the in-process cache, and tells whether images were decoded; the user's cache
+    is in `tmp_path`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     decoded = []
     module = sys.modules["fedjax_ht.data.sources.image_folder"]

@@ -164,7 +164,8 @@ def test_no_size_for_what_has_no_images(tmp_path, name):
 
 RECORDINGS = [f"Protocol/subject10{i}.dat" for i in range(1, 10)]
 RECORDINGS += [f"Optional/subject10{i}.dat" for i in (1, 5, 6, 8, 9)]
-COLUMNS = np.array([[4, 5, 6, 10, 11, 12, 13, 14, 15]]) + np.array([[0], [17], [34]])  # as PFLlib counts them
+# as PFLlib counts them
+COLUMNS = np.array([[4, 5, 6, 10, 11, 12, 13, 14, 15]]) + np.array([[0], [17], [34]])
 
 
 def recording(rows: int, activity, seed: int, scale: float = 1.0) -> np.ndarray:
@@ -181,7 +182,8 @@ def pamap2_tables() -> dict[str, np.ndarray]:
     tables["Protocol/subject101.dat"] = recording(1023, activity, 50)
     tables["Optional/subject101.dat"] = recording(300, 20, 51, 5.0)
     tables["Optional/subject106.dat"] = recording(256, 17, 53)
-    tables["Protocol/subject102.dat"] = recording(256, np.repeat([7, 6], 128), 52)  # equally many: the smaller
+    # equally many: the smaller
+    tables["Protocol/subject102.dat"] = recording(256, np.repeat([7, 6], 128), 52)
     tables["Protocol/subject103.dat"][:, 2:] = np.nan
     tables["Protocol/subject103.dat"][7, 4] = -2.5
     return tables
@@ -200,8 +202,8 @@ def test_pamap2(tmp_path, kind, monkeypatch):
         *("lying", "sitting", "standing", "walking", "running", "cycling", "Nordic walking", "ascending stairs"),
     )
     assert dataset.class_names[8:] == ("descending stairs", "vacuum cleaning", "ironing", "rope jumping")
-    # Of person 1 from step 0 lying by 140 of 256, from 128 running by 127 with 117 of no activity; from 384 and from
-    # 640 half and half; from 768 there is a step too few.
+    # Of person 1 from step 0 lying by 140 of 256, from 128 running by 127 with 117 of no activity;
+    # from 384 and from 640 half and half; from 768 there is a step too few.
     assert dataset.labels.tolist() == [0, 4, 7, 7, 11, 5, 3, 3, 3, 3, 10, 3, 3, 3]
     assert dataset.groups.tolist() == [*[1] * 5, 2, 3, 4, 5, 6, 6, 7, 8, 9]
     assert dataset.inputs.dtype == np.float32 and dataset.input_shape == (256, 3, 9) and dataset.official == {}

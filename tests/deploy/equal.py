@@ -1,5 +1,5 @@
-"""python -m tests.deploy.equal METHOD [UNIT]: a deployment and its simulation, in a process that compiles as a user's
-does; with the unit of `Privacy`, and words of noise that both have."""
+"""python -m tests.deploy.equal METHOD [UNIT]: a deployment and its simulation, in a process that
+compiles as a user's does; with the unit of `Privacy`, and words of noise that both have."""
 
 import sys
 import tempfile
@@ -28,13 +28,17 @@ from tests.deploy.sites import (
 
 
 def main(method: str) -> None:
-    """All columns but the server's own model's accuracy, which a deployment's server has no samples for."""
+    """All columns but the server's own model's accuracy, which a deployment's server has no samples
+    for."""
     config = small_config(method)
     experiment, simulation = simulation_of(config)
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, experiment, Path(folder))
         rows = serve(make_plan(config), Path(folder) / "server", transport(sites), print)
-        own = [{k: v for k, v in row.items() if k != "global_accuracy_head"} for row in run(simulation, 2)[1]]
+        own = [
+            {k: v for k, v in row.items() if k != "global_accuracy_head"}
+            for row in run(simulation, 2)[1]
+        ]
     assert_same_rows(own, rows)
 
 
@@ -50,7 +54,12 @@ def private(unit: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, end.servers, own_end.servers)
     left = {"flops"} if unit == "upload" else set()  # of one sample
     same = [(mine.keys() & theirs.keys()) - left for mine, theirs in zip(rows, own_rows)]
-    assert_same_rows(*([{k: row[k] for k in names} for names, row in zip(same, each)] for each in (own_rows, rows)))
+    assert_same_rows(
+        *(
+            [{k: row[k] for k in names} for names, row in zip(same, each)]
+            for each in (own_rows, rows)
+        )
+    )
 
 
 if __name__ == "__main__":

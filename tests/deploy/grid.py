@@ -1,4 +1,5 @@
-"""Flower's grid in one process: messages go through its serialisation and this library's client app."""
+"""Flower's grid in one process: messages go through its serialisation and this library's client
+app."""
 
 import itertools
 from collections.abc import Callable

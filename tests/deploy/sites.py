@@ -1,4 +1,5 @@
-"""A small federation twice: as a simulation, and with a client a process could be, by calls instead of a wire."""
+"""A small federation twice: as a simulation, and with a client a process could be, by calls instead
+of a wire."""
 
 import dataclasses
 import json
@@ -89,8 +90,11 @@ def called(envelope: Envelope) -> Envelope:
     return Envelope(json.loads(json.dumps(envelope.head)), arrays)
 
 
-def transport(sites: dict, lost=lambda *_: False, changed=lambda _, reply: reply, tell=print) -> Transport:
-    """Calls instead of a wire; `lost` and `changed` are what can happen to a client and to its answer."""
+def transport(
+    sites: dict, lost=lambda *_: False, changed=lambda _, reply: reply, tell=print
+) -> Transport:
+    """Calls instead of a wire; `lost` and `changed` are what can happen to a client and to its
+    answer."""
 
     def there(hello):
         return {i: site for i, site in sites.items() if not lost(i, hello)}
@@ -104,7 +108,9 @@ def transport(sites: dict, lost=lambda *_: False, changed=lambda _, reply: reply
 
     def exchange(letters, most):
         reached = {i: letter for i, letter in letters.items() if not lost(i, letter)}
-        return {i: changed(i, called(answer(sites[i], called(letter)))) for i, letter in reached.items()}
+        return {
+            i: changed(i, called(answer(sites[i], called(letter)))) for i, letter in reached.items()
+        }
 
     def add(letters, groups, most):
         raise ValueError("a secure sum is Flower's, see tests.deploy.grid")
@@ -116,4 +122,6 @@ def assert_same_rows(simulated: list[dict], deployed: list[dict]) -> None:
     """Every value bit for bit, but for the clock."""
     assert len(simulated) == len(deployed)
     for own, other in zip(simulated, deployed):
-        assert {k: v for k, v in own.items() if k not in CLOCK} == {k: v for k, v in other.items() if k not in CLOCK}
+        assert {k: v for k, v in own.items() if k not in CLOCK} == {
+            k: v for k, v in other.items() if k not in CLOCK
+        }

@@ -19,7 +19,14 @@ from fedjax_ht.deploy.serve import serve
 from fedjax_ht.deploy.server import hello
 from fedjax_ht.deploy.site import answer
 from fedjax_ht.simulation.history import run
-from tests.deploy.sites import assert_same_rows, moved, simulation_of, sites_of, small_config, transport
+from tests.deploy.sites import (
+    assert_same_rows,
+    moved,
+    simulation_of,
+    sites_of,
+    small_config,
+    transport,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +50,9 @@ def test_equal_to_the_simulation_and_to_its_bytes(federation, tmp_path):
     assert written == rows and (tmp_path / "summary.md").exists()
 
 
-def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(federation, tmp_path):
+def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
+    federation, tmp_path
+):
     """Its clients have trained a round that it never heard of."""
     config, simulation, sites = federation
 
@@ -60,7 +69,9 @@ def test_a_server_that_ends_goes_on_from_its_checkpoint_and_its_clients_with_it(
     assert_same_rows(simulated(simulation, 2), rows)
 
 
-@pytest.mark.parametrize("how", ["silent", "not_finite", "other_shape", "other_head", "huge", "forged", "infinite"])
+@pytest.mark.parametrize(
+    "how", ["silent", "not_finite", "other_shape", "other_head", "huge", "forged", "infinite"]
+)
 def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_path, how):
     config, _, sites = federation
 
@@ -90,31 +101,57 @@ def test_a_round_goes_on_without_a_client_and_one_line_says_who(federation, tmp_
     said = []
     rows = serve(make_plan(config), tmp_path, transport(sites, lost, changed), said.append)
     (line,) = [line for line in said if line.startswith("client")]
-    words = {"silent": "no answer", "not_finite": "it is not finite", "other_shape": "it must be float32"}
-    words |= {"other_head": "what it says of 'finite' cannot be read", "huge": "of 'metrics' cannot be read"}
-    words |= {"infinite": "of 'seconds' cannot be read", "forged": r"a round 9 of 9: 4 of 4 arrived\x1b[2J"}
+    words = {
+        "silent": "no answer",
+        "not_finite": "it is not finite",
+        "other_shape": "it must be float32",
+    }
+    words |= {
+        "other_head": "what it says of 'finite' cannot be read",
+        "huge": "of 'metrics' cannot be read",
+    }
+    words |= {
+        "infinite": "of 'seconds' cannot be read",
+        "forged": r"a round 9 of 9: 4 of 4 arrived\x1b[2J",
+    }
     assert line.startswith("client 2, round 1: ") and words[how] in line
     assert [row["arrived"] for row in rows[1:]] == [3, 4]
-    assert [row["not_finite"] for row in rows[1:]] == [[2] if how in ("not_finite", "other_shape") else [], []]
+    assert [row["not_finite"] for row in rows[1:]] == [
+        [2] if how in ("not_finite", "other_shape") else [],
+        [],
+    ]
 
 
 def deserted(sites, lines, kinds, words, times):
-    """A transport that loses letters of `kinds` after round 1 until `words` were said so many times."""
+    """A transport that loses letters of `kinds` after round 1 until `words` were said so many
+    times."""
 
     def lost(client, letter):
         begun = any(line.startswith("round 1 of 2") for line in lines)
-        return begun and letter.head["kind"] in kinds and sum(words in line for line in lines) < times
+        return (
+            begun and letter.head["kind"] in kinds and sum(words in line for line in lines) < times
+        )
 
     return transport(sites, lost, tell=lines.append)
 
 
-@pytest.mark.parametrize(("kinds", "words"), [(("hello",), "can be reached"), (("train",), "took part")])
-def test_a_round_in_which_nobody_takes_part_is_none(federation, tmp_path, monkeypatch, kinds, words):
+@pytest.mark.parametrize(
+    ("kinds", "words"), [(("hello",), "can be reached"), (("train",), "took part")]
+)
+def test_a_round_in_which_nobody_takes_part_is_none(
+    federation, tmp_path, monkeypatch, kinds, words
+):
     """The run waits, and its numbers are those of a run in which they never were away."""
     monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
     config, simulation, sites = federation
     lines, times = [], {"hello": 1, "train": 2}[kinds[0]]
-    rows = serve(make_plan(config), tmp_path, deserted(sites, lines, kinds, words, times), lines.append, patience=30.0)
+    rows = serve(
+        make_plan(config),
+        tmp_path,
+        deserted(sites, lines, kinds, words, times),
+        lines.append,
+        patience=30.0,
+    )
     assert sum(words in line for line in lines) == times
     assert_same_rows(simulated(simulation, 2), rows)
 
@@ -123,10 +160,16 @@ def test_a_round_in_which_nobody_takes_part_is_none(federation, tmp_path, monkey
     ("kinds", "words"),
     [
         (("hello", "train"), "round 2: no client can be reached, after 0.1 s"),
-        (("train",), "round 2: no client took part, and it does not count; 3 tries are as many as give_up says"),
+        (
+            ("train",),
+            "round 2: no client took part, and it does not count; 3 tries are as many as give_up "
+            "says",
+        ),
     ],
 )
-def test_a_run_that_is_left_alone_stops_and_goes_on_later(federation, tmp_path, monkeypatch, kinds, words):
+def test_a_run_that_is_left_alone_stops_and_goes_on_later(
+    federation, tmp_path, monkeypatch, kinds, words
+):
     """Without a table: it is not done."""
     monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.01)
     _, simulation, sites = federation
@@ -148,7 +191,10 @@ def test_another_config_or_version_is_refused_by_the_client(federation, tmp_path
     own.training.learning_rate = 0.5
     with pytest.raises(ValueError, match="of 4 clients 4 are not there: 0, 1, 2, 3"):
         serve(make_plan(own), tmp_path, transport(sites, tell=said.append), print)
-    assert said[0] == "client 0 is left out: it has another config: training.learning_rate 0.01, not 0.5"
+    assert (
+        said[0]
+        == "client 0 is left out: it has another config: training.learning_rate 0.01, not 0.5"
+    )
     hello = {"kind": "hello", "about": sites[0].hello | {"version": "9.0"}}
     assert answer(sites[0], Envelope(hello, {})).head["error"] == "it has fedjax_ht 0.1.0, not 9.0"
 
@@ -158,7 +204,10 @@ def test_a_client_says_at_home_why_it_is_left_out(federation):
     lines, letter = [], hello(sites[1].plan)
     site = sites[1]._replace(tell=lines.append)
     assert answer(site, letter).head["client"] == 1 and "error" not in answer(site, letter).head
-    assert "error" not in answer(site, letter._replace(head=letter.head | {"owner": 1})).head and lines == []
+    assert (
+        "error" not in answer(site, letter._replace(head=letter.head | {"owner": 1})).head
+        and lines == []
+    )
     told = answer(site, letter._replace(head=letter.head | {"owner": 2})).head["error"]
     assert told == "its key is that of client 2" and lines == [f"client 1 is left out: {told}"]
 
@@ -167,11 +216,20 @@ def test_what_a_client_cannot_answer_is_one_line(federation):
     _, _, sites = federation
     head = {"kind": "train", "run": "a", "round": 5, "last_round": 3, "oldest": 0}
     assert "has no state after 4 rounds" in answer(sites[1], Envelope(head, {})).head["error"]
-    assert answer(sites[1], Envelope({"kind": "delete"}, {})).head["error"] == "a message of kind 'delete'"
+    assert (
+        answer(sites[1], Envelope({"kind": "delete"}, {})).head["error"]
+        == "a message of kind 'delete'"
+    )
     deleted = answer(sites[1], Envelope(head | {"oldest": 10**9}, {})).head["error"]
     assert "states older than 1000000000 rounds to be deleted" in deleted
-    assert "a run called '../x'" in answer(sites[1], Envelope(head | {"run": "../x"}, {})).head["error"]
-    assert "the downlink lacks" in answer(sites[1], Envelope(head | {"last_round": -1}, {})).head["error"]
+    assert (
+        "a run called '../x'"
+        in answer(sites[1], Envelope(head | {"run": "../x"}, {})).head["error"]
+    )
+    assert (
+        "the downlink lacks"
+        in answer(sites[1], Envelope(head | {"last_round": -1}, {})).head["error"]
+    )
 
 
 @pytest.mark.parametrize("invented", ["runs", "rounds"])
@@ -196,7 +254,10 @@ def test_a_server_asks_no_client_for_more_states_than_it_keeps(federation, tmp_p
     config, _, sites = federation
     many = config.copy_and_resolve_references()
     many.rounds, many.checkpoint.every, many.checkpoint.keep = 5000, 500, 2
-    with pytest.raises(ValueError, match="500 rounds by 2 checkpoints are 1000 states, and a client keeps fewer than"):
+    with pytest.raises(
+        ValueError,
+        match="500 rounds by 2 checkpoints are 1000 states, and a client keeps fewer than",
+    ):
         serve(make_plan(many), tmp_path, transport(sites), print)
 
 
@@ -211,10 +272,18 @@ def test_secure_sums_are_of_both_sides_and_never_leave_unmasked(federation):
     head = {"kind": "train", "run": "a", "round": 0, "last_round": -1, "oldest": 0}
     for unmasked in (head, head | {"masked": False}):
         said = answer(there[True], Envelope(unmasked, {})).head["error"]
-        assert said == "this client was started with --secure_sums, and its answer would leave unmasked"
+        assert (
+            said
+            == "this client was started with --secure_sums, and its answer would leave unmasked"
+        )
     said = answer(there[False], Envelope(head | {"masked": True}, {})).head["error"]
-    assert said == "this client was started without --secure_sums, and its answer would leave masked"
-    assert "the downlink lacks" in answer(there[True], Envelope(head | {"masked": True}, {})).head["error"]
+    assert (
+        said == "this client was started without --secure_sums, and its answer would leave masked"
+    )
+    assert (
+        "the downlink lacks"
+        in answer(there[True], Envelope(head | {"masked": True}, {})).head["error"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -235,10 +304,15 @@ def test_what_only_a_simulation_can_do_is_refused(change, words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["local", "fedtgp", "fedssa", "fedktl", "fedrolex", "fml", "fedgen"])
+@pytest.mark.parametrize(
+    "method", ["local", "fedtgp", "fedssa", "fedktl", "fedrolex", "fml", "fedgen"]
+)
 def test_equal_to_the_simulation(method):
-    """In a process of its own: with XLA's optimisations off, as in the tests', another program may round otherwise."""
+    """In a process of its own: with XLA's optimisations off, as in the tests', another program may
+    round otherwise."""
     alone = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     words = [sys.executable, "-m", "tests.deploy.equal", method]
-    done = subprocess.run(words, env=alone, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    done = subprocess.run(
+        words, env=alone, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -32,7 +32,9 @@ def get_config(argument=None):
 
 
 def test_records_carry_an_envelope_and_say_what_they_cost():
-    envelope = Envelope({"kind": "train", "round": 3}, {"000.a": np.arange(6, dtype=np.float32).reshape(2, 3)})
+    envelope = Envelope(
+        {"kind": "train", "round": 3}, {"000.a": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    )
     back = from_records(to_records(envelope))
     assert back.head == envelope.head and back.arrays["000.a"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert 100 < overhead(envelope) < 1000
@@ -60,15 +62,22 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
                 message.metadata.__dict__["_message_id"] = str(i)
                 node, head = message.metadata.dst_node_id, from_records(message.content).head
                 asked.append((node, head["kind"]))
-                content = to_records(Envelope({"client": self.nodes[node], "kind": head["kind"]}, {}))
-                yield FakeReply(str(i), content, failed=(node, asked.count((node, "hello"))) == (12, 1))
+                content = to_records(
+                    Envelope({"client": self.nodes[node], "kind": head["kind"]}, {})
+                )
+                yield FakeReply(
+                    str(i), content, failed=(node, asked.count((node, "hello"))) == (12, 1)
+                )
 
     class FakeReply:
         """Of an error Flower says that it comes from its own node."""
 
         def __init__(self, to, content, failed):
             self.metadata = type("Metadata", (), {"src_node_id": 1, "reply_to_message_id": to})()
-            self.content, self.error = content, type("Error", (), {"reason": "it has\nexpired", "code": 3})()
+            self.content, self.error = (
+                content,
+                type("Error", (), {"reason": "it has\nexpired", "code": 3})(),
+            )
             self.has_error = lambda: failed
 
     asked, said, grid = [], [], Grid()
@@ -78,7 +87,9 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
     assert sorted(meet(hello, 0)) == [0, 1]
     assert [node for node, kind in asked if kind == "hello"] == [11, 12, 13, 12]
     assert said[1:] == ["node 12 (client 1) is left out: client 1 is there already"]
-    assert sorted(exchange({0: Envelope({"kind": "train"}, {}), 7: Envelope({"kind": "train"}, {})}, {})) == [0]
+    assert sorted(
+        exchange({0: Envelope({"kind": "train"}, {}), 7: Envelope({"kind": "train"}, {})}, {})
+    ) == [0]
     del grid.nodes[11]
     assert sorted(meet(hello, 0)) == [1] and said[-1] == "client 0 is gone"
 
@@ -86,7 +97,8 @@ def test_nodes_are_greeted_once_and_a_client_has_one_node(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedproto"])
 def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
-    """One client is killed in round 2 and started again; the server is killed after it, and started again."""
+    """One client is killed in round 2 and started again; the server is killed after it, and started
+    again."""
     port = made_ready(tmp_path, method, rounds=4)
     server = start_server(tmp_path, port)
     clients = {i: start_client(tmp_path, port, i) for i in range(4)}
@@ -109,7 +121,9 @@ def test_four_nodes_with_tls_and_keys_end_as_the_simulation(method, tmp_path):
     profile = Profile(available=by_trace(4, spans))
     _, simulation = simulation_of(config, profile=profile)
     alone = {row["round"] for row in rows if None in row.get("clients", ())}
-    assert_same_rows(*([as_trained(row, alone) for row in found] for found in (run(simulation, 4)[1], rows)))
+    assert_same_rows(
+        *([as_trained(row, alone) for row in found] for found in (run(simulation, 4)[1], rows))
+    )
 
 
 @pytest.mark.slow
@@ -126,7 +140,9 @@ def test_four_nodes_by_secure_sums_end_as_the_simulation(tmp_path):
         end_all(server, *clients.values())
     rows = rows_of(tmp_path)
     spans = [(i, k, k) for i in range(4) for k in range(3) if i != 2 or k == 0]
-    _, simulation = simulation_of(small_config("fedproto", rounds=3), profile=Profile(available=by_trace(4, spans)))
+    _, simulation = simulation_of(
+        small_config("fedproto", rounds=3), profile=Profile(available=by_trace(4, spans))
+    )
     for own, other in zip(run(simulation, 3)[1], rows, strict=True):
         assert own.get("arrived") == other.get("arrived")
         if "loss" in own:
@@ -157,19 +173,30 @@ def end_all(*processes: subprocess.Popen) -> None:
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def as_trained(row: dict, alone: set[int]) -> dict:
-    """Without who was absent, and without the scores of rounds after which a client did not answer."""
-    scores = [k for k in row if k == "clients" or (k.startswith("accuracy") and "participants" not in k)]
-    return {k: v for k, v in row.items() if k != "absent" and not (row["round"] in alone and k in scores)}
+    """Without who was absent, and without the scores of rounds after which a client did not
+    answer."""
+    scores = [
+        k for k in row if k == "clients" or (k.startswith("accuracy") and "participants" not in k)
+    ]
+    return {
+        k: v
+        for k, v in row.items()
+        if k != "absent" and not (row["round"] in alone and k in scores)
+    }
 
 
 def command(folder: Path, word: str, *flags: str, log: str = "split.log") -> subprocess.Popen:
     words = [sys.executable, "-m", "fedjax_ht.deploy", word, "--config=config.py", *flags]
     with (folder / log).open("ab") as file:
-        return subprocess.Popen(words, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=environment())
+        return subprocess.Popen(
+            words, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=environment()
+        )
 
 
 def environment() -> dict[str, str]:
@@ -180,13 +207,26 @@ def environment() -> dict[str, str]:
 
 def start_server(folder: Path, port: int, *flags: str) -> subprocess.Popen:
     secured = ["--certificates=certs", "--keys=keys", f"--port={port}"]
-    return command(folder, "server", "--workdir=server", *secured, "--timeout=120", *flags, log="server.log")
+    return command(
+        folder, "server", "--workdir=server", *secured, "--timeout=120", *flags, log="server.log"
+    )
 
 
 def start_client(folder: Path, port: int, i: int, *flags: str) -> subprocess.Popen:
-    own = [f"--client_id={i}", f"--data=npz:sites/client_{i}.npz", f"--superlink=127.0.0.1:{port}", *flags]
+    own = [
+        f"--client_id={i}",
+        f"--data=npz:sites/client_{i}.npz",
+        f"--superlink=127.0.0.1:{port}",
+        *flags,
+    ]
     return command(
-        folder, "client", f"--workdir=home{i}", *own, "--certificates=certs", f"--key=client{i}", log=f"client{i}.log"
+        folder,
+        "client",
+        f"--workdir=home{i}",
+        *own,
+        "--certificates=certs",
+        f"--key=client{i}",
+        log=f"client{i}.log",
     )
 
 
@@ -231,9 +271,16 @@ def certificates(folder: Path) -> None:
     authority, own = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
 
     def certificate(subject, public, *extensions):
-        made = x509.CertificateBuilder().subject_name(name(subject)).issuer_name(name("trial CA")).public_key(public)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("trial CA"))
+            .public_key(public)
+        )
         made = made.serial_number(x509.random_serial_number())
-        made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=2))
+        made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+            now + datetime.timedelta(days=2)
+        )
         for extension, critical in extensions:
             made = made.add_extension(extension, critical)
         return made.sign(authority, hashes.SHA256()).public_bytes(form.Encoding.PEM)
@@ -245,5 +292,7 @@ def certificates(folder: Path) -> None:
     (folder / "server.pem").write_bytes(certificate("server", own.public_key(), (address, False)))
     (folder / "server.key").touch(0o600)
     (folder / "server.key").write_bytes(
-        own.private_bytes(form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption())
+        own.private_bytes(
+            form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption()
+        )
     )

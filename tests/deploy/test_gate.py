@@ -15,7 +15,10 @@ class Trial:
 
     def __init__(self, calls=CALLS, left=0, allows=lambda name, node, body: True):
         self.allowance, self.seen, self.long, self.chunks_read = Allowance({NODE: left}), [], [], 0
-        identify = lambda headers: int(headers[b"node"]) if b"node" in headers else None  # noqa: E731
+
+        def identify(headers):
+            return int(headers[b"node"]) if b"node" in headers else None
+
         self.app = gate(self.inner, identify, allows, self.allowance, calls, self.long.append)
 
     async def inner(self, scope, receive, send):
@@ -90,7 +93,9 @@ def test_of_a_stranger_no_byte_is_read():
 def test_a_request_is_no_longer_than_it_may_be():
     trial = Trial(left=10)
     assert trial.status(PULL, b"", length=b"%d" % (SMALL + 1)) == 413 and trial.chunks_read == 0
-    assert trial.status(PULL, *[b"a" * 1000] * 1000) == 413 and trial.chunks_read == SMALL // 1000 + 1
+    assert (
+        trial.status(PULL, *[b"a" * 1000] * 1000) == 413 and trial.chunks_read == SMALL // 1000 + 1
+    )
     assert trial.status(PUSH, b"", length=b"11") == 413
     for length in (b"-1", b"1e9", b"9" * 30, b""):
         assert trial.status(PUSH, b"", length=length) == 413
@@ -112,7 +117,9 @@ def test_a_late_answer_does_not_take_the_next_ones_place():
 
 
 def test_what_a_node_may_not_say_does_not_pass():
-    trial = Trial(allows=lambda name, node, body: (name, node, body) != ("pull-messages", NODE, b"forged"))
+    trial = Trial(
+        allows=lambda name, node, body: (name, node, body) != ("pull-messages", NODE, b"forged")
+    )
     assert trial.status(PULL, b"for", b"ged") == 403 and trial.seen == []
     assert trial.status(PULL, b"other") == 200
 

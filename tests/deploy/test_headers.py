@@ -24,18 +24,53 @@ GOOD = {
 }
 BAD = [
     ("hello", "client", [-1, "0", True, None, 2**31, HUGE, [0]]),
-    ("hello", "counts", [{}, {"train": 1}, COUNTS | {"test": -2}, COUNTS | {"train": 1.5}, COUNTS | {"train": HUGE}]),
+    (
+        "hello",
+        "counts",
+        [
+            {},
+            {"train": 1},
+            COUNTS | {"test": -2},
+            COUNTS | {"train": 1.5},
+            COUNTS | {"train": HUGE},
+        ],
+    ),
     ("hello", "flops", [-1, "much", NAN, INF, HUGE]),
-    ("hello", "task", [None, "images", {}, TASK | {"shape": [HUGE]}, TASK | {"shape": [2**20, 2**20]}]),
-    ("hello", "task", [TASK | {"shape": [1] * 9}, TASK | {"shape": [0]}, TASK | {"shape": "28"}, TASK | {"more": 1}]),
-    ("hello", "task", [TASK | {"dtype": "object"}, TASK | {"dtype": ["float32"]}, TASK | {"num_classes": 2**30}]),
+    (
+        "hello",
+        "task",
+        [None, "images", {}, TASK | {"shape": [HUGE]}, TASK | {"shape": [2**20, 2**20]}],
+    ),
+    (
+        "hello",
+        "task",
+        [
+            TASK | {"shape": [1] * 9},
+            TASK | {"shape": [0]},
+            TASK | {"shape": "28"},
+            TASK | {"more": 1},
+        ],
+    ),
+    (
+        "hello",
+        "task",
+        [TASK | {"dtype": "object"}, TASK | {"dtype": ["float32"]}, TASK | {"num_classes": 2**30}],
+    ),
     ("train", "finite", [1, None]),
-    ("train", "metrics", [None, {"loss": "0"}, [1], {"loss": HUGE}, {"loss": INF}, {"loss": -1e39}]),
+    (
+        "train",
+        "metrics",
+        [None, {"loss": "0"}, [1], {"loss": HUGE}, {"loss": INF}, {"loss": -1e39}],
+    ),
     ("train", "metrics", [{str(i): 0 for i in range(1001)}, {"loss": True}]),
     ("train", "seconds", [-1, None, INF, HUGE]),
     ("train", "warning", [None, 3]),
     ("train", "scores", [{}, ALL, {"test": {"correct": {"head": 4}, "count": 3}}]),
-    ("train", "scores", [{"test": {"correct": {}, "count": 3}}, {"test": {"correct": {"head": 1.5}, "count": 3}}]),
+    (
+        "train",
+        "scores",
+        [{"test": {"correct": {}, "count": 3}}, {"test": {"correct": {"head": 1.5}, "count": 3}}],
+    ),
     ("evaluate", "scores", [TEST, None, ALL | {"test": 3}]),
 ]
 ASKED = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
@@ -49,7 +84,10 @@ def test_what_a_client_says_is_believed(kind):
 @pytest.mark.parametrize(("kind", "name", "values"), BAD, ids=map(str, range(len(BAD))))
 def test_what_it_does_not_say_is_named(kind, name, values):
     if name != "warning":
-        assert unreadable({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES) == name
+        assert (
+            unreadable({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES)
+            == name
+        )
     for value in values:
         assert unreadable(GOOD[kind] | {name: value}, kind, None, RULES) == name
 
@@ -61,7 +99,11 @@ def test_with_noise_it_says_epsilon_and_less():
     for epsilon in (NAN, INF, HUGE, -1, "8"):
         assert unreadable(said | {"epsilon": epsilon}, "train", "sample", RULES) == "epsilon"
     hidden = {"finite": True, "metrics": {}, "scores": {}, "epsilon": 3.0}
-    assert unreadable(hidden, "train", "upload", RULES) == "" == unreadable({"scores": {}}, "evaluate", "upload", RULES)
+    assert (
+        unreadable(hidden, "train", "upload", RULES)
+        == ""
+        == unreadable({"scores": {}}, "evaluate", "upload", RULES)
+    )
     assert unreadable(hidden | {"scores": TEST}, "train", "upload", RULES) == "scores"
 
 
@@ -92,7 +134,11 @@ def test_who_cannot_be_read_is_left_out():
 def test_a_header_that_is_none_is_one_line(text, words):
     with pytest.raises(ValueError, match=r"^no header: ") as error:
         parsed(text)
-    assert words in str(error.value) and "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE
+    assert (
+        words in str(error.value)
+        and "\n" not in str(error.value)
+        and len(str(error.value)) < 2 * LINE
+    )
 
 
 def test_a_whole_number_of_64_bits_is_read():
@@ -102,7 +148,10 @@ def test_a_whole_number_of_64_bits_is_read():
 
 def test_what_the_other_side_writes_is_part_of_one_line():
     forged = "lost\nround 7: \x1b[2Jall is well\r\u2028\x00 ok"
-    assert parsed(json.dumps({"error": forged}))["error"] == r"lost round 7: \x1b[2Jall is well \x00 ok"
+    assert (
+        parsed(json.dumps({"error": forged}))["error"]
+        == r"lost round 7: \x1b[2Jall is well \x00 ok"
+    )
     assert printable("é 数 ok") == "é 数 ok" and printable("\u202egnp") == r"\u202egnp"
     assert len(printable("x" * 10**6)) == LINE + 3 and len(printable("\0" * 10**6)) == LINE + 3
     assert parsed('{"error": ["a"]}')["error"] == "['a']"
@@ -111,7 +160,10 @@ def test_what_the_other_side_writes_is_part_of_one_line():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"oldest": 10**9}, "states older than 1000000000 rounds to be deleted, and round 2 is the last"),
+        (
+            {"oldest": 10**9},
+            "states older than 1000000000 rounds to be deleted, and round 2 is the last",
+        ),
         ({"oldest": -1}, "states older than -1"),
         ({"oldest": None}, "states older than None"),
         ({"round": -1}, "a round -1"),
@@ -127,7 +179,10 @@ def test_what_the_other_side_writes_is_part_of_one_line():
     ids=range(12),
 )
 def test_a_client_refuses_what_no_server_asks_for(change, words):
-    assert asked(ASKED) == ("a1", 3, 2, 1) and asked(ASKED | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
+    assert (
+        asked(ASKED) == ("a1", 3, 2, 1)
+        and asked(ASKED | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
+    )
     with pytest.raises(ValueError, match=words) as error:
         asked(ASKED | change)
     assert "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE
@@ -135,14 +190,19 @@ def test_a_client_refuses_what_no_server_asks_for(change, words):
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.just(HUGE),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=12,
 )
-NAMES = st.sampled_from(sorted({name for head in GOOD.values() for name in head} | {"epsilon", "warning"}))
+NAMES = st.sampled_from(
+    sorted({name for head in GOOD.values() for name in head} | {"epsilon", "warning"})
+)
 
 
 def fuzzed(kind, unit, changes):
-    """A header of another mind: nothing but a name comes of it, and what is believed can be computed with."""
+    """A header of another mind: nothing but a name comes of it, and what is believed can be
+    computed with."""
     head = GOOD[kind] | changes
     name = unreadable(head, kind, unit, RULES)
     assert name == "" or name in {*GOOD[kind], "epsilon", "warning"}
@@ -170,7 +230,10 @@ def fuzzed_ask(changes):
 UNITS = st.sampled_from([None, "client", "sample", "upload"])
 FUZZ = {
     "headers": (fuzzed, st.sampled_from(sorted(GOOD)), UNITS, st.dictionaries(NAMES, VALUES)),
-    "texts": (fuzzed_text, st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps)),
+    "texts": (
+        fuzzed_text,
+        st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps),
+    ),
     "asks": (fuzzed_ask, st.dictionaries(st.sampled_from(sorted(ASKED)), VALUES)),
 }
 

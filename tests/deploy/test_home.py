@@ -25,7 +25,9 @@ def test_a_clients_samples_come_back_in_their_order(kind, tmp_path):
         "tokens": rng.integers(0, 30, (9, 6)).astype(np.int32),
     }[kind]
     labels = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2])
-    whole = Dataset("own", inputs, labels, ("a", "b", "c", "d"), vocabulary=30 if kind == "tokens" else None)
+    whole = Dataset(
+        "own", inputs, labels, ("a", "b", "c", "d"), vocabulary=30 if kind == "tokens" else None
+    )
     own = ClientIndices(np.array([5, 2, 0]), np.array([7]), np.array([8, 3]))
     write_own(tmp_path / "one.npz", whole, own)
     found, parts = read_own(f"npz:{tmp_path / 'one.npz'}", "")
@@ -50,7 +52,11 @@ def test_samples_that_do_not_say_what_tests_are_refused(tmp_path):
     )
     with pytest.raises(ValueError, match="name a sample twice"):
         read_own(f"npz:{tmp_path / 'two.npz'}", "")
-    nothing = {"inputs": np.zeros((0, 3), np.float32), "labels": np.zeros(0, int), "official_test": np.zeros(0, bool)}
+    nothing = {
+        "inputs": np.zeros((0, 3), np.float32),
+        "labels": np.zeros(0, int),
+        "official_test": np.zeros(0, bool),
+    }
     np.savez(tmp_path / "none.npz", **nothing, class_names=["a", "b"])
     with pytest.raises(ValueError, match=r"none.npz has no samples; a client needs one at least"):
         read_own(f"npz:{tmp_path / 'none.npz'}", "")
@@ -68,7 +74,10 @@ def test_states_are_kept_by_round_and_a_changed_one_is_refused(tmp_path):
     states.forget(tmp_path, 4)
     with pytest.raises(FileNotFoundError, match="it has 4"):
         states.load(tmp_path, 2, state)
-    file = max((f for f in (tmp_path / "4").rglob("*") if f.is_file() and f.name != "seal.json"), key=os.path.getsize)
+    file = max(
+        (f for f in (tmp_path / "4").rglob("*") if f.is_file() and f.name != "seal.json"),
+        key=os.path.getsize,
+    )
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match="has changed since it was written"):
         states.load(tmp_path, 4, state)
@@ -77,7 +86,10 @@ def test_states_are_kept_by_round_and_a_changed_one_is_refused(tmp_path):
 def test_counts_are_of_all_that_count(tmp_path):
     """Each opens the file for itself, as processes do."""
     path = tmp_path / "told.json"
-    threads = [threading.Thread(target=lambda: [ledger.add(path, "a", 1) for _ in range(25)]) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: [ledger.add(path, "a", 1) for _ in range(25)])
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -87,8 +99,8 @@ def test_counts_are_of_all_that_count(tmp_path):
 
 @pytest.fixture(scope="module")
 def deploy():
-    """(folder, *words) -> the finished `python -m fedjax_ht.deploy WORDS` in the folder, under a umask that lets
-    everybody read."""
+    """(folder, *words) -> the finished `python -m fedjax_ht.deploy WORDS` in the folder, under a
+    umask that lets everybody read."""
     before = os.umask(0o022)
     try:
         forks = Forks(Path(__file__).parents[2], dict(os.environ))
@@ -98,7 +110,13 @@ def deploy():
     forks.close()
 
 
-CLIENT = ["client", "--config=quickstart:method=fedssa", "--client_id=0", "--workdir=home", "--data=npz:none.npz"]
+CLIENT = [
+    "client",
+    "--config=quickstart:method=fedssa",
+    "--client_id=0",
+    "--workdir=home",
+    "--data=npz:none.npz",
+]
 SERVER = ["server", "--config=quickstart:method=fedssa", "--workdir=run"]
 HERE = "--superlink=127.0.0.1:1"
 
@@ -107,10 +125,19 @@ HERE = "--superlink=127.0.0.1:1"
     ("words", "line"),
     [
         ([*CLIENT, HERE, "--insecure"], "none.npz: [Errno 2] No such file"),
-        ([*CLIENT, "--superlink=fl.example.org:1", "--insecure"], "--insecure is for this machine alone, 127.0.0.1"),
+        (
+            [*CLIENT, "--superlink=fl.example.org:1", "--insecure"],
+            "--insecure is for this machine alone, 127.0.0.1",
+        ),
         ([*CLIENT, HERE], "give --certificates, or --insecure to try it out on one machine"),
-        ([*SERVER, "--host=0.0.0.0", "--insecure"], "--insecure is for this machine alone, 127.0.0.1, not 0.0.0.0"),
-        ([*SERVER, "--insecure", "--keys=keys"], "keys has no keys; the public keys of the clients belong there"),
+        (
+            [*SERVER, "--host=0.0.0.0", "--insecure"],
+            "--insecure is for this machine alone, 127.0.0.1, not 0.0.0.0",
+        ),
+        (
+            [*SERVER, "--insecure", "--keys=keys"],
+            "keys has no keys; the public keys of the clients belong there",
+        ),
     ],
     ids=["data", "far", "certificates", "open", "keys"],
 )
@@ -130,10 +157,13 @@ def test_a_folder_is_one_clients_and_its_users(deploy, tmp_path):
         done = deploy(tmp_path, *CLIENT, HERE, "--insecure")
         assert done.returncode == 2 and "home is in use by process" in done.stderr.splitlines()[-1]
     (tmp_path / "config.py").write_text(
-        "from tests.deploy.sites import small_config\n\n\ndef get_config(_=None):\n    return small_config()\n"
+        "from tests.deploy.sites import small_config\n\n\ndef get_config(_=None):\n    return "
+        "small_config()\n"
     )
     done = deploy(tmp_path, "split", "--config=config.py", "--workdir=sites")
     assert done.returncode == 0, done.stderr
     assert stat.S_IMODE((tmp_path / "sites").stat().st_mode) == 0o700
-    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "sites").iterdir()}
+    modes = {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "sites").iterdir()
+    }
     assert modes == {f"client_{i}.npz": 0o600 for i in range(4)}

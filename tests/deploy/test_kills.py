@@ -1,4 +1,5 @@
-"""A deployment whose server and one client are killed again and again; the counts are printed (pytest -s)."""
+"""A deployment whose server and one client are killed again and again; the counts are printed
+(pytest -s)."""
 
 import random
 import signal
@@ -46,20 +47,25 @@ def rows_so_far(folder) -> list[str]:
 
 @pytest.mark.slow
 def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
-    """Of the client that is killed the rounds are missing in which it was away, and nothing else differs by a bit."""
+    """Of the client that is killed the rounds are missing in which it was away, and nothing else
+    differs by a bit."""
     port, rng = made_ready(tmp_path, "fedproto", rounds=ROUNDS), random.Random(0)
     start = {
         "server": lambda: start_server(tmp_path, port),
         VICTIM: lambda: start_client(tmp_path, port, VICTIM),
     }
-    processes = {i: start_client(tmp_path, port, i) for i in range(4)} | {"server": start["server"]()}
+    processes = {i: start_client(tmp_path, port, i) for i in range(4)} | {
+        "server": start["server"]()
+    }
     kills = dict.fromkeys(start, 0)
     try:
         while sum(kills.values()) < KILLS:
             if rng.random() < 0.7:  # else at a random moment of its start
                 wait_for_a_row(tmp_path, processes, len(rows_so_far(tmp_path)))
             time.sleep(rng.uniform(0, 3))
-            assert processes["server"].poll() is None, f"{kills}: {(tmp_path / 'server.log').read_text()[-3000:]}"
+            assert processes["server"].poll() is None, (
+                f"{kills}: {(tmp_path / 'server.log').read_text()[-3000:]}"
+            )
             who = "server" if rng.random() < 0.75 else VICTIM
             processes[who].send_signal(signal.SIGKILL)
             assert processes[who].wait() == -signal.SIGKILL
@@ -71,7 +77,9 @@ def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
     print(f"\n{kills} killed")
     # In a process of its own: pytest's own compiles with other settings, which may round otherwise.
     words = [sys.executable, "-m", "tests.deploy.test_kills", tmp_path]
-    done = subprocess.run(words, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True)
+    done = subprocess.run(
+        words, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     print(done.stdout)
 
@@ -82,7 +90,9 @@ def compare(folder: Path) -> None:
     missed = [row["round"] - 1 for row in rows[1:] if row["arrived"] == 3]
     print(f"{len(rows) - 1} rounds, in {len(missed)} of which client {VICTIM} was away")
     assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
-    spans = [(i, k, k) for i in range(4) for k in range(ROUNDS) if not (i == VICTIM and k in missed)]
+    spans = [
+        (i, k, k) for i in range(4) for k in range(ROUNDS) if not (i == VICTIM and k in missed)
+    ]
     profile = Profile(available=by_trace(4, spans))
     experiment, simulation = simulation_of(small_config("fedproto", rounds=ROUNDS), profile=profile)
     (federation,) = experiment.federations.values()
@@ -90,7 +100,9 @@ def compare(folder: Path) -> None:
     alone = {row["round"] for row in rows if None in row.get("clients", ())}
     assert_same_rows(*([as_trained(row, alone) for row in found] for found in (expected, rows)))
     for i, state in enumerate(each_client(federation, end)):
-        (run_folder,) = (path for path in (folder / f"home{i}" / "states").iterdir() if path.is_dir())
+        (run_folder,) = (
+            path for path in (folder / f"home{i}" / "states").iterdir() if path.is_dir()
+        )
         after = 1 + max(k for k in range(ROUNDS) if not (i == VICTIM and k in missed))
         jax.tree.map(np.testing.assert_array_equal, states.load(run_folder, after, state), state)
 

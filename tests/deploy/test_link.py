@@ -65,7 +65,9 @@ def listening(keys):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    public = keys and {client: public_key_to_bytes(key.public_key()) for client, key in keys.items()}
+    public = keys and {
+        client: public_key_to_bytes(key.public_key()) for client, key in keys.items()
+    }
     lines = []
     with opened("127.0.0.1", port, None, public, lines.append) as link:
         yield link, port, lines
@@ -134,7 +136,11 @@ def test_clients_answer_by_their_keys_and_go(keys):
         for i in range(3):
             stack.enter_context(attending(port, keys[i], client(i, {"a": np.arange(1000.0)})))
         meet, exchange, _ = grid_nodes(link, 20.0, 20.0, lines.append)
-        assert sorted(meet(HELLO, 3)) == [0, 1, 2] == sorted(link.owners[n] for n in link.get_node_ids())
+        assert (
+            sorted(meet(HELLO, 3))
+            == [0, 1, 2]
+            == sorted(link.owners[n] for n in link.get_node_ids())
+        )
         letter = Envelope({"kind": "train"}, {"b": np.ones(10**5, np.float32)})
         replies = exchange(dict.fromkeys(range(3), letter), dict.fromkeys(range(3), 9000))
         assert [replies[i].arrays["a"].sum() for i in range(3)] == [499500.0] * 3 and lines == []
@@ -177,12 +183,21 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
         with ControlHttpClient.from_server_address(address, True, None, []) as control:
             assert status_of(lambda: control.StartRun(StartRunRequest())) == 404
             assert status_of(lambda: control.ListRuns(ListRunsRequest())) == 404
-            assert status_of(lambda: control.RegisterNode(RegisterNodeRequest(public_key=public))) == 404
-            assert status_of(lambda: control.UnregisterNode(UnregisterNodeRequest(node_id=there))) == 404
+            assert (
+                status_of(lambda: control.RegisterNode(RegisterNodeRequest(public_key=public)))
+                == 404
+            )
+            assert (
+                status_of(lambda: control.UnregisterNode(UnregisterNodeRequest(node_id=there)))
+                == 404
+            )
         with RuntimeHttpClient.from_server_address(address, True, None, []) as runtime:
             assert status_of(lambda: runtime.AcquireTask(AcquireTaskRequest())) == 404
         with fleet(port) as stranger:
-            register = lambda: stranger.RegisterNode(RegisterNodeFleetRequest(public_key=public))  # noqa: E731
+
+            def register():
+                return stranger.RegisterNode(RegisterNodeFleetRequest(public_key=public))
+
             assert status_of(register) == (404 if keyed else 401)  # it has to be one's own
             request = ActivateNodeRequest(public_key=public, heartbeat_interval=15)
             assert status_of(lambda: stranger.ActivateNode(request)) == 401
@@ -250,7 +265,9 @@ def no_json(reply):
 
 
 def forged_error(reply):
-    return Message(Error(code=2, reason="lost\nround 9: all is well\x1b[2J"), metadata=reply.metadata)
+    return Message(
+        Error(code=2, reason="lost\nround 9: all is well\x1b[2J"), metadata=reply.metadata
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,7 +319,9 @@ def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
         (victim,) = link.get_node_ids()
         with fleet(port, keys[1]) as hostile:
             public = public_key_to_bytes(keys[1].public_key())
-            own = hostile.ActivateNode(ActivateNodeRequest(public_key=public, heartbeat_interval=15)).node_id
+            own = hostile.ActivateNode(
+                ActivateNodeRequest(public_key=public, heartbeat_interval=15)
+            ).node_id
             for source, target, to in ((1, victim, ""), (victim, 1, "a" * 64), (own, victim, "")):
                 message = Message(
                     to_records(Envelope({"kind": "train"}, {})),
@@ -318,7 +337,9 @@ def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
                         message_object_trees=[get_object_tree(message)],
                     )
                 link.expect({own: MEGABYTE})
-                threading.Thread(target=link.send_and_receive, args=([asking(own)],), kwargs={"timeout": 0.5}).start()
+                threading.Thread(
+                    target=link.send_and_receive, args=([asking(own)],), kwargs={"timeout": 0.5}
+                ).start()
                 time.sleep(0.2)
                 assert status_of(lambda request=request: hostile.PushMessages(request)) == 403
 
@@ -348,15 +369,21 @@ def test_keys_are_read_by_client_or_refused_in_one_line(tmp_path, keys):
     with pytest.raises(ValueError, match=r"client4.pub is no public key of ssh-keygen: "):
         read_keys(tmp_path)
     (tmp_path / "client4.pub").rename(tmp_path / "hospital.pub")
-    with pytest.raises(ValueError, match=r"hospital.pub: its name must end with the id of the client"):
+    with pytest.raises(
+        ValueError, match=r"hospital.pub: its name must end with the id of the client"
+    ):
         read_keys(tmp_path)
 
 
 def test_a_private_key_that_others_can_read_is_refused(tmp_path, keys):
     path = tmp_path / "client0"
-    path.write_bytes(keys[0].private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()))
+    path.write_bytes(
+        keys[0].private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    )
     path.chmod(0o640)
-    with pytest.raises(ValueError, match="can be read by others, who could answer as this client; chmod 600"):
+    with pytest.raises(
+        ValueError, match="can be read by others, who could answer as this client; chmod 600"
+    ):
         node.read_key(path)
     path.chmod(0o600)
     assert node.read_key(path).private_numbers() == keys[0].private_numbers()

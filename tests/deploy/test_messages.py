@@ -1,4 +1,5 @@
-"""What crosses the wire of a deployment: exactly what a simulation counts, and nothing that is believed unseen."""
+"""What crosses the wire of a deployment: exactly what a simulation counts, and nothing that is
+believed unseen."""
 
 import io
 
@@ -15,7 +16,9 @@ from fedjax_ht.deploy.messages import most_bytes, pack, unpack
 
 MESSAGE = {
     "rows": Masked(np.arange(12, dtype=np.float32).reshape(3, 4), np.array([True, False, True])),
-    "entries": Masked(np.ones((2, 3), np.float32), np.array([[True, False, False], [False, False, True]])),
+    "entries": Masked(
+        np.ones((2, 3), np.float32), np.array([[True, False, False], [False, False, True]])
+    ),
     "counts": Metadata(np.array([3, 0, 5], np.int32)),
     "half": jnp.arange(3, dtype=jnp.bfloat16),
     "one": np.float32(2.5),
@@ -26,7 +29,8 @@ FORM = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.asarray(x).
 def test_a_message_comes_back_and_costs_what_a_simulation_counts():
     arrays = {name: from_bytes(to_bytes(x), x.dtype.name) for name, x in pack(MESSAGE).items()}
     back = unpack(FORM, arrays, "the uplink")
-    assert back["rows"].values.tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [8, 9, 10, 11]]  # what is not sent is zero
+    # what is not sent is zero
+    assert back["rows"].values.tolist() == [[0, 1, 2, 3], [0, 0, 0, 0], [8, 9, 10, 11]]
     assert back["entries"].values.tolist() == [[1, 0, 0], [0, 0, 1]]
     for name in MESSAGE:
         for mine, own in zip(jax.tree.leaves(back[name]), jax.tree.leaves(MESSAGE[name])):
@@ -42,10 +46,22 @@ def test_a_message_comes_back_and_costs_what_a_simulation_counts():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"003.one": np.zeros(2, np.float32)}, "has 003.one of float32 (2,); it must be float32 ()"),
-        ({"004.rows.places": np.array([0, 3], np.int32)}, "names rows in 004.rows that are none of 0 to 2"),
-        ({"004.rows.places": np.array([2, 0], np.int32)}, "names rows in 004.rows that are none of 0 to 2"),
-        ({"004.rows.places": np.int32(2)}, "has 004.rows.places of int32 (); it must be int32 (1,)"),
+        (
+            {"003.one": np.zeros(2, np.float32)},
+            "has 003.one of float32 (2,); it must be float32 ()",
+        ),
+        (
+            {"004.rows.places": np.array([0, 3], np.int32)},
+            "names rows in 004.rows that are none of 0 to 2",
+        ),
+        (
+            {"004.rows.places": np.array([2, 0], np.int32)},
+            "names rows in 004.rows that are none of 0 to 2",
+        ),
+        (
+            {"004.rows.places": np.int32(2)},
+            "has 004.rows.places of int32 (); it must be int32 (1,)",
+        ),
         ({"004.rows.rows": np.zeros((1, 4), np.float32)}, "has 004.rows.rows of float32 (1, 4)"),
         ({"004.rows.rows": np.zeros((2, 4), np.float64)}, "must be float32 (2, 4)"),
         ({"005.more": np.zeros(1)}, "has '005.more', which is not part of it"),
@@ -69,7 +85,9 @@ def test_bytes_of_any_kind_are_refused_in_one_line(data):
 
 def test_a_header_is_believed_only_as_far_as_there_are_bytes():
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 60,)})
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 60,)}
+    )
     with pytest.raises(ValueError, match="no array"):
         from_bytes(file.getvalue() + b"1234", "float32")
     objects = io.BytesIO()
@@ -80,7 +98,9 @@ def test_a_header_is_believed_only_as_far_as_there_are_bytes():
         from_bytes(to_bytes(np.zeros(2, np.float32)), "float64")
 
 
-DTYPES = st.sampled_from(["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", "U3"])
+DTYPES = st.sampled_from(
+    ["float32", "float64", "int32", "int64", "uint8", "bool", "complex64", "U3"]
+)
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 ARRAYS = st.builds(lambda shape, dtype: np.zeros(shape, dtype), SHAPES, DTYPES)
 PLACES = st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(-1, 4), max_size=4).map(
@@ -112,7 +132,11 @@ def altered(where, value, cut):
 
 
 FUZZ = {
-    "parts": (unpacked, st.dictionaries(PARTS, ARRAYS | PLACES, max_size=3), st.sets(PARTS, max_size=1)),
+    "parts": (
+        unpacked,
+        st.dictionaries(PARTS, ARRAYS | PLACES, max_size=3),
+        st.sets(PARTS, max_size=1),
+    ),
     "bytes": (altered, st.integers(0, 1000), st.integers(0, 255), st.integers(0, 30)),
 }
 
@@ -128,4 +152,9 @@ def test_the_most_bytes_of_a_form_are_enough_for_all_of_its_messages():
     full = MESSAGE | {"rows": Masked(MESSAGE["rows"].values, np.ones(3, bool))}
     full["entries"] = Masked(MESSAGE["entries"].values, np.ones((2, 3), bool))
     sent = sum(len(to_bytes(x)) for x in pack(full).values())
-    assert numbers_in(Envelope({}, pack(full))) == most_bytes(FORM) - 7 * HEADER < sent < most_bytes(FORM)
+    assert (
+        numbers_in(Envelope({}, pack(full)))
+        == most_bytes(FORM) - 7 * HEADER
+        < sent
+        < most_bytes(FORM)
+    )

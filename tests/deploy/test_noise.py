@@ -1,4 +1,5 @@
-"""Privacy where nobody knows the noise but who adds it: the simulation, where words are known, and what is told."""
+"""Privacy where nobody knows the noise but who adds it: the simulation, where words are known, and
+what is told."""
 
 import functools
 import json
@@ -55,8 +56,14 @@ def world(tmp_path_factory):
     def of(unit):
         if unit not in made:
             config = private_config(unit)
-            experiment, simulation = simulation_of(config, privacy=Privacy(**config.privacy, secret=FIXED))
-            made[unit] = config, simulation, sites_of(config, experiment, tmp_path_factory.mktemp(unit))
+            experiment, simulation = simulation_of(
+                config, privacy=Privacy(**config.privacy, secret=FIXED)
+            )
+            made[unit] = (
+                config,
+                simulation,
+                sites_of(config, experiment, tmp_path_factory.mktemp(unit)),
+            )
         return made[unit]
 
     return of
@@ -67,7 +74,9 @@ def fresh(sites, folder, **changes):
 
 
 def server_of(config, sites, folder, lost=lambda *_: False, **options):
-    return make_server(make_plan(config, **options), transport(sites, lost), "a", print, folder, fixed)
+    return make_server(
+        make_plan(config, **options), transport(sites, lost), "a", print, folder, fixed
+    )
 
 
 def rounds_of(simulation, rounds=2):
@@ -80,17 +89,24 @@ def rounds_of(simulation, rounds=2):
     return state, rows
 
 
-UNTOLD = {"client": (), "sample": ("loss",), "upload": ("loss", "flops", "seconds_client", "accuracy_participants")}
+UNTOLD = {
+    "client": (),
+    "sample": ("loss",),
+    "upload": ("loss", "flops", "seconds_client", "accuracy_participants"),
+}
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_with_the_same_words_it_is_the_simulation(world, unit, tmp_path):
-    """Bit for bit: an upload's noise in a process that compiles as a user's does, see the slow test."""
+    """Bit for bit: an upload's noise in a process that compiles as a user's does, see the slow
+    test."""
     config, simulation, sites = world(unit)
     own, own_rows = rounds_of(simulation)
     end, rows = rounds_of(as_simulation(server_of(config, fresh(sites, tmp_path), tmp_path)))
     far = 1e-6 if unit == "upload" else 0
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=far), end.servers, own.servers)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=far), end.servers, own.servers
+    )
     left = {*CLOCK, *UNTOLD[unit]}
     for mine, theirs in zip(rows, own_rows, strict=True):
         assert {name: x for name, x in mine.items() if name not in left} == {
@@ -138,7 +154,9 @@ def test_an_answer_has_noise_of_its_own_and_says_nothing_without(world, letter, 
     assert first.head["scores"].keys() == ({"test"} if unit == "sample" else set())
     assert f"round 1: epsilon {again.head['epsilon']:.4g} with this answer" in lines
     assert any("accuracy" in line for line in lines) == (unit == "upload")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file()}
+    files = {
+        path.name: path.read_bytes() for path in (tmp_path / "home").rglob("*") if path.is_file()
+    }
     assert sum(json.loads(files.pop(LEDGER)).values()) == 2 * site.noise.times and files
 
 
@@ -158,18 +176,26 @@ def test_words_are_arguments_of_programs(world, letter, unit, tmp_path):
         site = site._replace(programs=site.programs._replace(train=noted(site.programs.train)))
         answer(site, letter(unit))
     ((run, args),) = calls
-    texts = [f"{run.trace(*args).jaxpr}", run.lower(*args).as_text(), run.lower(*args).compile().as_text()]
+    texts = [
+        f"{run.trace(*args).jaxpr}",
+        run.lower(*args).as_text(),
+        run.lower(*args).compile().as_text(),
+    ]
     for word in FIXED:
         forms = (str(word), str(word - 2**32), f"{word:x}", f"{word:X}")
         assert not [form for form in forms for text in texts if form in text]
-    assert any(np.array_equal(np.ravel(x), FIXED) for x in jax.tree.leaves(args) if x.dtype == np.uint32)
+    assert any(
+        np.array_equal(np.ravel(x), FIXED) for x in jax.tree.leaves(args) if x.dtype == np.uint32
+    )
 
 
 def test_a_repeated_step_of_the_server_costs_epsilon(world, tmp_path):
     """The server dies behind its second step, and begins anew behind its first."""
     config, _, sites = world("client")
     homes, words = fresh(sites, tmp_path), iter(range(100))
-    entropy = lambda: (next(words),) * WORDS  # noqa: E731
+
+    def entropy():
+        return (next(words),) * WORDS
 
     def end(client, letter):
         if letter.head["kind"] == "evaluate" and letter.head["round"] == 2:
@@ -181,7 +207,10 @@ def test_a_repeated_step_of_the_server_costs_epsilon(world, tmp_path):
     assert json.loads((tmp_path / "server" / LEDGER).read_text()) == {"client, noise 0.5": 2}
     lines = []
     rows = serve(make_plan(config), tmp_path / "server", transport(homes), lines.append, entropy)
-    assert [row.get("epsilon") for row in rows] == [None, *(gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3))]
+    assert [row.get("epsilon") for row in rows] == [
+        None,
+        *(gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)),
+    ]
     assert next(words) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
 
 
@@ -191,7 +220,8 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
     config, _, sites = world("upload")
     homes = fresh(sites, tmp_path)
 
-    told = lambda client: sum(json.loads(homes[client].noise.path.read_text()).values())  # noqa: E731
+    def told(client):
+        return sum(json.loads(homes[client].noise.path.read_text()).values())
 
     def end(client, reply):
         if client == 2 and "finite" in reply.head and told(2) == 2:
@@ -204,9 +234,15 @@ def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(world, tmp_p
     assert [told(client) for client in range(4)] == [3, 3, 3, 2]
     assert rows[-1]["epsilon"] == gaussian_epsilon(0.5, 3, 1e-5) and "accuracy" not in rows[-1]
     assert "| lg_fedavg | - |" in (tmp_path / "server" / "summary.md").read_text()
-    # Another run, without the clients that have told most: theirs is known no more, but to themselves.
-    asked = lambda letter: letter.head["kind"] == "train"  # noqa: E731
-    few = server_of(config, homes, tmp_path / "other", lambda client, letter: client < 3 and asked(letter))
+
+    # Another run, without the clients that have told most: theirs is known no more, but to
+    # themselves.
+    def asked(letter):
+        return letter.head["kind"] == "train"
+
+    few = server_of(
+        config, homes, tmp_path / "other", lambda client, letter: client < 3 and asked(letter)
+    )
     simulation = as_simulation(few)
     state, report = simulation.run_round(simulation.init())
     assert report.epsilon == gaussian_epsilon(0.5, 3, 1e-5)  # client 3 has answered twice before
@@ -221,12 +257,17 @@ def test_a_client_may_stop_by_itself(world, letter, tmp_path):
     config, _, sites = world("upload")
     lines = []
     site = moved(sites[1], tmp_path, tell=lines.append)
-    once, twice = (gaussian_epsilon(config.privacy.noise, times, config.privacy.delta) for times in (1, 2))
+    once, twice = (
+        gaussian_epsilon(config.privacy.noise, times, config.privacy.delta) for times in (1, 2)
+    )
     site = site._replace(noise=site.noise._replace(most=(once + twice) / 2))
     assert "error" not in answer(site, letter("upload")).head
     for _ in range(2):
         said = answer(site, letter("upload")).head["error"]
-        assert said == f"epsilon would be {twice:.4g} with this answer, and --most_epsilon is {(once + twice) / 2:g}"
+        assert (
+            said
+            == f"epsilon would be {twice:.4g} with this answer, and --most_epsilon is {(once + twice) / 2:g}"
+        )
         assert lines[-1] == f"round 1: no answer; {said}"
     nonsense = site._replace(noise=site.noise._replace(most=math.nan))
     assert answer(nonsense, letter("upload")).head["error"].endswith("--most_epsilon is nan")
@@ -242,7 +283,9 @@ def test_an_answer_counts_before_it_is_made(world, letter, tmp_path):
     asked, path = letter("sample"), tmp_path / "home" / LEDGER
     counts = []
     site = moved(sites[1], tmp_path / "home")
-    site = site._replace(programs=site.programs._replace(train=lambda *_: counts.append(path.read_text()) or 1 / 0))
+    site = site._replace(
+        programs=site.programs._replace(train=lambda *_: counts.append(path.read_text()) or 1 / 0)
+    )
     assert answer(site, asked._replace(arrays={})).head["error"].startswith("the downlink lacks")
     assert not path.exists()
     assert "ZeroDivisionError" in answer(site, asked).head["error"]
@@ -254,8 +297,12 @@ def test_a_client_whose_result_is_not_finite_sends_noise_alone(world, letter, tm
     asked, black = letter("upload"), sites[1].data.preprocess
     broken = sites[1].data._replace(preprocess=jax.tree.map(lambda x: x * jnp.nan, black))
     found = answer(moved(sites[1], tmp_path / "a")._replace(data=broken), asked)
-    none = {name: split._replace(count=0 * split.count) for name, split in sites[1].data.splits.items()}
-    nothing = answer(moved(sites[1], tmp_path / "b")._replace(data=sites[1].data._replace(splits=none)), asked)
+    none = {
+        name: split._replace(count=0 * split.count) for name, split in sites[1].data.splits.items()
+    }
+    nothing = answer(
+        moved(sites[1], tmp_path / "b")._replace(data=sites[1].data._replace(splits=none)), asked
+    )
     assert found.head["finite"] and found.arrays.keys() == nothing.arrays.keys()
     for name in found.arrays:
         np.testing.assert_allclose(found.arrays[name], nothing.arrays[name], atol=1e-6)
@@ -268,7 +315,11 @@ def test_where_all_of_a_client_is_hidden_it_says_what_every_client_says(world, t
     for count in (0, 3):
         some = ClientIndices(own.train[:count], own.val, own.test[:4])
         few = make_site(sites[2].plan, 2, *alone(experiment.dataset, some), tmp_path)
-        assert few.hello == sites[2].hello and few.hello["counts"] == HIDDEN and few.counts["train"] == count
+        assert (
+            few.hello == sites[2].hello
+            and few.hello["counts"] == HIDDEN
+            and few.counts["train"] == count
+        )
     broken = sites[0]._replace(programs=None, tell=(lines := []).append)
     head = {"kind": "train", "run": "a", "round": 0, "last_round": -1, "oldest": 0}
     assert answer(broken, Envelope(head, {})).head == {
@@ -280,8 +331,17 @@ def test_where_all_of_a_client_is_hidden_it_says_what_every_client_says(world, t
 
 def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
     path = tmp_path / "a" / LEDGER
-    assert [ledger.add(path, "x", 2), ledger.add(path, "y", 1), ledger.add(path, "x", 3)] == [2, 1, 5]
-    assert [ledger.raise_to(path, "z", x) for x in (1.5, 0.5, math.nan, math.inf)] == [1.5, 1.5, 1.5, math.inf]
+    assert [ledger.add(path, "x", 2), ledger.add(path, "y", 1), ledger.add(path, "x", 3)] == [
+        2,
+        1,
+        5,
+    ]
+    assert [ledger.raise_to(path, "z", x) for x in (1.5, 0.5, math.nan, math.inf)] == [
+        1.5,
+        1.5,
+        1.5,
+        math.inf,
+    ]
     assert json.loads(path.read_text()) == {"x": 5, "y": 1, "z": math.inf}
     for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}'):
         path.write_text(wrong)
@@ -316,10 +376,15 @@ def summing_server(config, sites, folder, changed=lambda client, head: head, tel
     def add(letters, groups, most):
         masked = {i: x._replace(head=x.head | {"masked": True}) for i, x in letters.items()}
         answers = {i: answer(homes[i], x) for i, x in masked.items()}
-        sums = {name: sum(answers[i].arrays["vector"].astype(float) for i in ids) for name, ids in groups.items()}
+        sums = {
+            name: sum(answers[i].arrays["vector"].astype(float) for i in ids)
+            for name, ids in groups.items()
+        }
         return {i: Envelope(changed(i, x.head), {}) for i, x in answers.items()}, sums
 
-    return make_server(secure, transport(homes)._replace(add=add), "a", tell, folder / "server", fixed)
+    return make_server(
+        secure, transport(homes)._replace(add=add), "a", tell, folder / "server", fixed
+    )
 
 
 def test_of_a_sum_with_an_unknown_client_in_it_nothing_is_made(world, tmp_path, monkeypatch):
@@ -354,7 +419,11 @@ def test_a_sum_has_the_noise(world, unit, tmp_path):
 @pytest.mark.parametrize(
     ("unit", "change", "words"),
     [
-        ("sample", {"evaluate.train": True}, "evaluate.train is True; with privacy.unit='sample' clients do not tell"),
+        (
+            "sample",
+            {"evaluate.train": True},
+            "evaluate.train is True; with privacy.unit='sample' clients do not tell",
+        ),
         ("upload", {"evaluate.train": True}, "evaluate.train is True"),
         ("upload", {"evaluate.patience": 3}, "evaluate.patience is 3"),
         ("client", {"robust": (("median",),)}, "robust must then be empty"),
@@ -374,12 +443,17 @@ def test_both_sides_have_the_same_noise():
     config = private_config("upload")
     mine = about(make_plan(config))
     config.privacy.noise = 0.1
-    assert difference(mine, about(make_plan(config))) == "has another config: privacy.noise 0.1, not 0.5"
+    assert (
+        difference(mine, about(make_plan(config)))
+        == "has another config: privacy.noise 0.1, not 0.5"
+    )
 
 
 def test_an_accountant_is_asked_for_before_anything_is_compiled(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ImportError, match=r"privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'"):
+    with pytest.raises(
+        ImportError, match=r"privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'"
+    ):
         make_plan(private_config("client"))
 
 
@@ -389,5 +463,7 @@ def test_equal_bit_for_bit(unit):
     """In a process of its own, as `test_deployment` has it."""
     alone = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     words = [sys.executable, "-m", "tests.deploy.equal", "lg_fedavg", unit]
-    done = subprocess.run(words, env=alone, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    done = subprocess.run(
+        words, env=alone, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]

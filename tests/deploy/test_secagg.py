@@ -1,4 +1,5 @@
-"""Flower's real SecAgg+ in one process: sums are right, whoever is lost when, and nothing else comes through."""
+"""Flower's real SecAgg+ in one process: sums are right, whoever is lost when, and nothing else
+comes through."""
 
 import functools
 
@@ -36,9 +37,9 @@ STAGES = [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNM
 def vectors(clients=4) -> np.ndarray:
     """Values and counts, float32 [clients, SIZE]."""
     rng = np.random.default_rng(0)
-    return np.where(np.arange(SIZE) % 2, rng.normal(size=(clients, SIZE)), rng.integers(0, 2, (clients, SIZE))).astype(
-        np.float32
-    )
+    return np.where(
+        np.arange(SIZE) % 2, rng.normal(size=(clients, SIZE)), rng.integers(0, 2, (clients, SIZE))
+    ).astype(np.float32)
 
 
 def local_grid(monkeypatch, found, heads=None) -> tuple[LocalGrid, list]:
@@ -53,7 +54,9 @@ def local_grid(monkeypatch, found, heads=None) -> tuple[LocalGrid, list]:
 
         return answer
 
-    return LocalGrid(monkeypatch, {node: client(i) for i, node in enumerate(NODES[: len(found)])}), asked
+    return LocalGrid(
+        monkeypatch, {node: client(i) for i, node in enumerate(NODES[: len(found)])}
+    ), asked
 
 
 def summed(grid, limit=LIMIT):
@@ -65,18 +68,31 @@ def test_a_sum_without_one_that_is_not_finite_and_nothing_else_comes_through(mon
     grid, asked = local_grid(monkeypatch, own, {2: {"finite": False}})
     found = summed(grid)
     np.testing.assert_allclose(found.total, own[[0, 1, 3]].sum(0), atol=3 * STEP)
-    assert np.abs(found.total - own[[0, 1, 3]].sum(0)).max() > STEP / 100  # it went through the protocol's rounding
+    # it went through the protocol's rounding
+    assert np.abs(found.total - own[[0, 1, 3]].sum(0)).max() > STEP / 100
     assert found.lost == {NODES[2]: "its result is not finite"}
-    assert {node: head["client"] for node, head in found.heads.items()} == {NODES[i]: i for i in (0, 1, 3)}
-    assert all(e.head == {"kind": "train", "masked": True} and e.arrays["a"].tolist() == [0, 1, 2] for _, e in asked)
-    sent = [(node, content) for node, stage, content in grid.seen if stage == Stage.COLLECT_MASKED_VECTORS]
+    assert {node: head["client"] for node, head in found.heads.items()} == {
+        NODES[i]: i for i in (0, 1, 3)
+    }
+    assert all(
+        e.head == {"kind": "train", "masked": True} and e.arrays["a"].tolist() == [0, 1, 2]
+        for _, e in asked
+    )
+    sent = [
+        (node, content)
+        for node, stage, content in grid.seen
+        if stage == Stage.COLLECT_MASKED_VECTORS
+    ]
     assert sorted(node for node, _ in sent) == [NODES[0], NODES[1], NODES[3]]
     for node, content in sent:
         assert not any(len(arrays) for arrays in content.array_records.values())
-        factor, hidden = map(bytes_to_ndarray, content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
+        factor, hidden = map(
+            bytes_to_ndarray, content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
+        )
         plain = quantize([own[NODES.index(node)].astype(float)], LIMIT, STEPS)[0]
         assert hidden.shape == (SIZE,) and factor[0] != STEPS
-        assert np.abs(hidden - plain).min() > 2 and np.ptp(hidden) > MODULUS / 2  # of masks as wide as the modulus
+        # of masks as wide as the modulus
+        assert np.abs(hidden - plain).min() > 2 and np.ptp(hidden) > MODULUS / 2
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -134,7 +150,12 @@ def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
 
     grid.changed = changed
     found = summed(grid)
-    assert isinstance(found.total, str) and "Error: " in found.total and "\n" not in found.total and not found.heads
+    assert (
+        isinstance(found.total, str)
+        and "Error: " in found.total
+        and "\n" not in found.total
+        and not found.heads
+    )
 
 
 def test_the_transport_sums_by_group_and_says_who_is_lost(monkeypatch):
@@ -143,9 +164,14 @@ def test_the_transport_sums_by_group_and_says_who_is_lost(monkeypatch):
     meet, _, add = grid_nodes(grid, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
     grid.lost = lambda node, stage: node == NODES[3]
-    answers, totals = add(dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE))
+    answers, totals = add(
+        dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE)
+    )
     np.testing.assert_allclose(totals["all"], own[:3].sum(0), atol=4 * STEP)
-    assert answers[3].head == {"error": "no answer"} and answers[1].head == {"client": 1, "finite": True}
+    assert answers[3].head == {"error": "no answer"} and answers[1].head == {
+        "client": 1,
+        "finite": True,
+    }
     assert totals.keys() == {"all"} and add(
         dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
     )[1] == {"two": "2 clients are there, and it takes 3"}
@@ -157,7 +183,10 @@ def test_a_plain_message_is_never_called_masked(monkeypatch, kind):
     grid, asked = local_grid(monkeypatch, vectors())
     message = Message(to_records(Envelope({"kind": "train", "masked": True}, {})), NODES[0], kind)
     (reply,) = grid.send_and_receive([message])
-    assert asked[0][1].head == {"kind": "train", "masked": False} and from_records(reply.content).head["client"] == 0
+    assert (
+        asked[0][1].head == {"kind": "train", "masked": False}
+        and from_records(reply.content).head["client"] == 0
+    )
 
 
 SETUP = {
@@ -171,7 +200,11 @@ SETUP = {
     Key.MAX_WEIGHT: 1.0,
 }
 KEYS = {Key.STAGE: Stage.SHARE_KEYS} | {str(i): [b"a", b"b"] for i in range(3)}
-COLLECT = {Key.STAGE: Stage.COLLECT_MASKED_VECTORS, Key.CIPHERTEXT_LIST: [b"c"] * 2, Key.SOURCE_LIST: [1, 2]}
+COLLECT = {
+    Key.STAGE: Stage.COLLECT_MASKED_VECTORS,
+    Key.CIPHERTEXT_LIST: [b"c"] * 2,
+    Key.SOURCE_LIST: [1, 2],
+}
 UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_NODE_ID_LIST: [3]}
 
 
@@ -202,10 +235,14 @@ def test_a_client_refuses_what_would_not_hide_it(asked, change, words):
 def test_masks_depend_on_all_of_a_key():
     """Flower's own generator takes the exclusive or of a key's words, which these two share."""
     shapes = [(), (3, 5), (1000,)]
-    one, other, again = (stream(key, MODULUS, shapes) for key in (b"abcdefgh" * 4, b"efghabcd" * 4, b"abcdefgh" * 4))
+    one, other, again = (
+        stream(key, MODULUS, shapes) for key in (b"abcdefgh" * 4, b"efghabcd" * 4, b"abcdefgh" * 4)
+    )
     assert [x.shape for x in one] == shapes and all((a == b).all() for a, b in zip(one, again))
     assert (one[2] != other[2]).all() and (np.unique(one[2]).size, one[2].dtype) == (1000, np.int64)
-    assert one[2].min() >= 0 and one[2].max() < MODULUS and abs(one[2].mean() / MODULUS - 0.5) < 0.05
+    assert (
+        one[2].min() >= 0 and one[2].max() < MODULUS and abs(one[2].mean() / MODULUS - 0.5) < 0.05
+    )
     with pytest.raises(ValueError, match="masks below 7"):
         stream(b"a", 7, shapes)
 
@@ -221,12 +258,15 @@ def test_flowers_functions_stay_as_they_are_and_one_without_masks_is_refused():
 
 @pytest.mark.slow
 def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypatch, tmp_path):
-    """FedProto's, by Flower's own protocol; in its second round a client is lost once its shares are dealt."""
+    """FedProto's, by Flower's own protocol; in its second round a client is lost once its shares
+    are dealt."""
     config, said = small_config("fedproto"), []
     spans = [(i, k, k) for i in range(4) for k in range(2) if (i, k) != (2, 1)]
     experiment, simulation = simulation_of(config, profile=Profile(available=by_trace(4, spans)))
     sites = sites_of(config, experiment, tmp_path, secure_sums=True)
-    grid = LocalGrid(monkeypatch, {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)})
+    grid = LocalGrid(
+        monkeypatch, {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
+    )
     masked = [0]
 
     def lost(node, stage):

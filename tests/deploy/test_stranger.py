@@ -118,14 +118,22 @@ def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
             *own,
             log="a.log",
         ),
-        command(tmp_path, "client", "--workdir=b", "--client_id=0", "--key=client1", *own, log="b.log"),
+        command(
+            tmp_path, "client", "--workdir=b", "--client_id=0", "--key=client1", *own, log="b.log"
+        ),
     ]
     try:
         assert clients[0].wait(120) == 1
-        assert "has refused this client for 3 s: it does not know the key" in (tmp_path / "a.log").read_text()
+        assert (
+            "has refused this client for 3 s: it does not know the key"
+            in (tmp_path / "a.log").read_text()
+        )
         wait_for_line(tmp_path / "b.log", "connected to")
         assert server.wait(120) == 2
-        assert "(client 0) is left out: its key is that of client 1" in (tmp_path / "server.log").read_text()
+        assert (
+            "(client 0) is left out: its key is that of client 1"
+            in (tmp_path / "server.log").read_text()
+        )
     finally:
         end_all(server, *clients)
 
@@ -170,7 +178,8 @@ def flower(folder: Path, port: int, secured: bool) -> None:
     (folder / "home").mkdir()
     trust = f'root-certificates = "{folder}/certs/ca.crt"' if secured else "insecure = true"
     (folder / "home" / "config.toml").write_text(
-        f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\n{trust}\n'
+        '[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = '
+        f'"127.0.0.1:{port}"\n{trust}\n'
     )
     (folder / "app").mkdir()
     (folder / "app" / "pyproject.toml").write_text(APP)
@@ -204,9 +213,13 @@ def supernode(folder: Path, port: int, seconds: float = 20.0) -> str:
     ]
     words += ["--root-certificates", str(folder / "certs" / "ca.crt"), "--port", str(free_port())]
     words += ["--auth-supernode-private-key", str(folder / "home" / "client9")]
-    environment = flowers(folder) | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = flowers(folder) | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    }
     with (folder / "supernode.log").open("wb") as log:
-        process = subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         process.kill()

@@ -17,7 +17,15 @@ from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
 from fedjax_ht.methods import method_factory
 from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, client_round
 from tests.deploy.sites import small_config
-from tests.federations import MODULES, NUM_CLASSES, NUM_CLIENTS, SHAPE, TRAINING, federation_for, mixed_federation
+from tests.federations import (
+    MODULES,
+    NUM_CLASSES,
+    NUM_CLIENTS,
+    SHAPE,
+    TRAINING,
+    federation_for,
+    mixed_federation,
+)
 from tests.method_wires import settings
 from tests.reference import sums as reference
 
@@ -60,17 +68,22 @@ def test_a_sum_becomes_the_references_shares():
         sent = np.stack([u[name].mask for u in own]).reshape(5, -1) if masked else everything
         wide = np.repeat(sent, flat.shape[1] // sent.shape[1], 1)
         shares, there = reference.shares(flat, wide)
-        got = np.stack([np.asarray(u[name].values if masked else u[name], float) for u in rows]).reshape(5, -1)
+        got = np.stack(
+            [np.asarray(u[name].values if masked else u[name], float) for u in rows]
+        ).reshape(5, -1)
         tolerance = 1e-2 if name == "half" else 1e-6
         np.testing.assert_allclose(got, shares, atol=tolerance)
         assert all(
-            (u[name].values if masked else u[name]).dtype == (leaf.values if masked else leaf).dtype for u in rows
+            (u[name].values if masked else u[name]).dtype == (leaf.values if masked else leaf).dtype
+            for u in rows
         )
         if masked:
             got = np.stack([u[name].mask for u in rows]).reshape(5, -1)
             assert (np.repeat(got, flat.shape[1] // sent.shape[1], 1) == there).all()
     assert not any(
-        np.shares_memory(a["plain"], b["plain"]) and (a["plain"] != b["plain"]).any() for a in rows for b in rows
+        np.shares_memory(a["plain"], b["plain"]) and (a["plain"] != b["plain"]).any()
+        for a in rows
+        for b in rows
     )
     for wrong in (total[1:], total + np.nan, total + 0.4, total + 3):
         with pytest.raises(ValueError, match="it is no sum of 5 uplinks"):
@@ -91,7 +104,8 @@ def test_a_sum_becomes_the_references_shares():
     ],
 )
 def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
-    """Numbers of samples differ, one client has not arrived, and the sums are rounded as SecAgg+ rounds them."""
+    """Numbers of samples differ, one client has not arrived, and the sums are rounded as SecAgg+
+    rounds them."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
@@ -110,22 +124,29 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
             ids = np.array(federation.members(bucket), np.int32)
             info = ClientInfo(ids, 1 + ids, np.zeros_like(ids))
             received[bucket.name] = Received(uplinks[bucket.name], info, ids != lost)
-        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2))
+        ctx = Context(
+            jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2)
+        )
         return method.server_update(federation, server, received, ctx)[0]
 
     def stacked(uplinks):
         return {
-            b.name: jax.tree.map(lambda *xs: np.stack(xs), *(uplinks[i] for i in federation.members(b)))
+            b.name: jax.tree.map(
+                lambda *xs: np.stack(xs), *(uplinks[i] for i in federation.members(b))
+            )
             for b in federation.buckets
         }
 
     server = method.init_server(federation, jax.random.key(0))
     run = jax.jit(serve)
-    for mine, theirs in zip(*(jax.tree.leaves(run(server, stacked(uplinks))) for uplinks in (made, own))):
+    for mine, theirs in zip(
+        *(jax.tree.leaves(run(server, stacked(uplinks))) for uplinks in (made, own))
+    ):
         np.testing.assert_allclose(mine, theirs, atol=2e-5)
     for uplinks in zip(leaves_of(made[0]), leaves_of(own[0])):
         mine, theirs = (leaf.values if isinstance(leaf, Masked) else leaf for leaf in uplinks)
-        assert (np.asarray(mine) != theirs).mean() > 0.9  # nothing of a client is left in its place
+        # nothing of a client is left in its place
+        assert (np.asarray(mine) != theirs).mean() > 0.9
 
 
 @pytest.mark.parametrize(
@@ -147,13 +168,20 @@ def test_methods_whose_sum_is_not_enough_are_refused(name, words):
 
 
 def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone():
-    sums, one = SimpleNamespace(name="mine", wire=Wire(server_reads="sums")), jax.ShapeDtypeStruct((3,), jnp.float32)
+    sums, one = (
+        SimpleNamespace(name="mine", wire=Wire(server_reads="sums")),
+        jax.ShapeDtypeStruct((3,), jnp.float32),
+    )
     other, federation = jax.ShapeDtypeStruct((4,), jnp.float32), mixed_federation()
-    assert summed_clients(sums, federation, {"narrow": one, "wide": one}) == {"narrow, wide": tuple(range(8))}
+    assert summed_clients(sums, federation, {"narrow": one, "wide": one}) == {
+        "narrow, wide": tuple(range(8))
+    }
     apart = summed_clients(sums, federation, {"narrow": one, "wide": other})
     assert apart == {"narrow": (0, 1, 2, 3, 5), "wide": (4, 6, 7)}
     few = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=["narrow"] * 3 + ["wide"] * 2)
-    with pytest.raises(ValueError, match="2 clients have uplinks of the shape of wide; a sum is of 3 to 1023"):
+    with pytest.raises(
+        ValueError, match="2 clients have uplinks of the shape of wide; a sum is of 3 to 1023"
+    ):
         summed_clients(sums, few, {"narrow": one, "wide": other})
 
 
@@ -163,13 +191,20 @@ def test_a_round_goes_on_without_a_group_of_two_and_who_has_no_samples_is_not_as
     server = SimpleNamespace(groups=groups, counts=counts, warn=said.append)
     found = _taking_part(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
     assert found == {"a": [0, 2, 3]}
-    assert said == ["round 3: 2 of the clients of b take part, and a sum takes 3; it goes on without them"]
+    assert said == [
+        "round 3: 2 of the clients of b take part, and a sum takes 3; it goes on without them"
+    ]
 
 
 @pytest.mark.parametrize(
     ("method", "change", "words"),
     [
-        ("fedavg", {}, "fedavg weighs clients by numbers of samples.*--config.method.options.weighting=uniform"),
+        (
+            "fedavg",
+            {},
+            "fedavg weighs clients by numbers of "
+            "samples.*--config.method.options.weighting=uniform",
+        ),
         ("lg_fedavg", {}, "lg_fedavg weighs clients"),
         ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
         ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),
@@ -196,7 +231,8 @@ ROWS = [("fedproto", {}), ("fd", {}), ("fedssa", {"owners": "summed", "clock": "
 
 
 def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
-    """What a server sees of clients that send rows by class: the rows' sums [C, K] and how many sent each [C]."""
+    """What a server sees of clients that send rows by class: the rows' sums [C, K] and how many
+    sent each [C]."""
     total = np.sum([as_vector(uplink) for uplink in uplinks], 0)
     (leaf,) = (leaf for leaf in leaves_of(uplinks[0]) if isinstance(leaf, Masked))
     assert total.size == leaf.values.size + leaf.mask.size
@@ -206,8 +242,8 @@ def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "options"), ROWS)
 def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
-    """As docs/deploy.md says: a row of one client alone is that client's, and the counts of two rounds between which
-    one client is lost differ by that one's classes."""
+    """As docs/deploy.md says: a row of one client alone is that client's, and the counts of two
+    rounds between which one client is lost differ by that one's classes."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     (_, _, form), (_, _, sources) = client_round(method, federation, federation.buckets[0])

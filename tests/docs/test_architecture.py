@@ -36,7 +36,9 @@ def imports(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("package", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py")))
+@pytest.mark.parametrize(
+    "package", sorted(path.parent.name for path in LIBRARY.glob("*/__init__.py"))
+)
 def test_one_way(package):
     allowed = {f"fedjax_ht.{below}" for below in (package, *BELOW[package].split())}
     for path in (LIBRARY / package).rglob("*.py"):
@@ -46,9 +48,15 @@ def test_one_way(package):
 
 def test_library_stands_alone():
     for path in LIBRARY.rglob("*.py"):
-        assert not {"experiments", "benchmarks", "tests"} & {name.split(".")[0] for name in imports(path)}, path
+        assert not {"experiments", "benchmarks", "tests"} & {
+            name.split(".")[0] for name in imports(path)
+        }, path
 
 
 def test_order_has_no_circle():
     order = list(BELOW)
-    assert all(order.index(below) < order.index(package) for package in BELOW for below in BELOW[package].split())
+    assert all(
+        order.index(below) < order.index(package)
+        for package in BELOW
+        for below in BELOW[package].split()
+    )

@@ -1,4 +1,5 @@
-"""docs/coming_from_htfllib.md: every name in a column "here" is one that the code has, and the config there runs."""
+"""docs/coming_from_htfllib.md: every name in a column "here" is one that the code has, and the
+config there runs."""
 
 import inspect
 import json
@@ -23,8 +24,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "coming_from_htfllib.md").read_text()
 COLUMNS = set(re.findall(r"`([a-z0-9_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
 PARTITION_KINDS = [*PLANS, *PARTITIONS]
-# What is no name of a field, a method, a group, a partition, a data set or a column: ways to set things, files, values.
-OTHERS = ("--workdir", "simulation.write_clients", "CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS=cpu", ".pkl", "clients.csv")
+# What is no name of a field, a method, a group, a partition, a data set or a column: ways to set
+# things, files, values.
+OTHERS = (
+    "--workdir",
+    "simulation.write_clients",
+    "CUDA_VISIBLE_DEVICES",
+    "JAX_PLATFORMS=cpu",
+    ".pkl",
+    "clients.csv",
+)
 OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "experiments.attack")
 
 
@@ -32,26 +41,44 @@ def fields(section: object, prefix: str = "") -> list[str]:
     """Of all fields and sections: "training", "training.epochs"."""
     sections = [name for name in section._fields if hasattr(getattr(section, name), "_fields")]
     below = [fields(getattr(section, name), f"{prefix}{name}.") for name in sections]
-    return [*(f"{prefix}{name}" for name in section._fields), *(name for found in below for name in found)]
+    return [
+        *(f"{prefix}{name}" for name in section._fields),
+        *(name for found in below for name in found),
+    ]
 
 
 def rows() -> list[tuple[str, str]]:
     """Theirs and ours, of every row of every table."""
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if line[:2] == "| "]
+    found = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in PAGE.splitlines()
+        if line[:2] == "| "
+    ]
     return [(cells[0], cells[-1]) for cells in found if cells[-1] != "here"]
 
 
 def is_known(name: str, cell: str) -> bool:
-    """Whether a name in backticks is one of the code; options are those of a method or partition in the same cell."""
+    """Whether a name in backticks is one of the code; options are those of a method or partition in
+    the same cell."""
     if option := re.fullmatch(r"method\.options\.(\w+)", name):
         owners = [method for method in METHODS if f"`{method}`" in cell]
-        return bool(owners) and all(option[1] in inspect.signature(METHODS[method]).parameters for method in owners)
+        return bool(owners) and all(
+            option[1] in inspect.signature(METHODS[method]).parameters for method in owners
+        )
     if option := re.fullmatch(r"partition\.options\.(\w+)", name):
         kinds = [kind for kind in PARTITION_KINDS if f"`{kind}`" in cell]
         return bool(kinds) and all(option[1] in partition_options(kind) for kind in kinds)
     if re.fullmatch(r"-\w+( \d+)?", name):  # a flag of theirs
         return True
-    known = [*fields(Fields()), *METHODS, *GROUPS, *PARTITION_KINDS, *dataset_names(), *COLUMNS, *OTHERS]
+    known = [
+        *fields(Fields()),
+        *METHODS,
+        *GROUPS,
+        *PARTITION_KINDS,
+        *dataset_names(),
+        *COLUMNS,
+        *OTHERS,
+    ]
     return name in known
 
 
@@ -90,7 +117,11 @@ def test_what_has_no_equal_is_said():
 
 def test_released_variants_are_those_named():
     line = next(ours for theirs, ours in rows() if theirs == "form of a method")
-    have = [name for name, factory in METHODS.items() if "variant" in inspect.signature(factory).parameters]
+    have = [
+        name
+        for name, factory in METHODS.items()
+        if "variant" in inspect.signature(factory).parameters
+    ]
     assert sorted(re.findall(r"`(fed\w+|fml|dense|dfrd)`", line)) == sorted(have)
 
 
@@ -101,7 +132,10 @@ def write_folders(root: Path) -> None:
         (root / split).mkdir(parents=True)
         for client in range(2):
             count //= client + 1
-            data = {"x": rng.uniform(-1, 1, (count, 3, 32, 32)).astype(np.float32), "y": np.arange(count) % 4}
+            data = {
+                "x": rng.uniform(-1, 1, (count, 3, 32, 32)).astype(np.float32),
+                "y": np.arange(count) % 4,
+            }
             np.savez_compressed(root / split / f"{client}.npz", data=data)
     (root / "config.json").write_text(json.dumps({"num_clients": 2, "num_classes": 4}))
 
@@ -115,7 +149,13 @@ def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys):
     assert config.dataset.name.startswith("client_folders:/")
     write_folders(tmp_path / "Cifar100")
     config.dataset.name = f"client_folders:{tmp_path / 'Cifar100'}"
-    small = {"partition.num_clients": 2, "model.group": "mlp2", "model.feature_dim": 8, "rounds": 3, "trials": 2}
+    small = {
+        "partition.num_clients": 2,
+        "model.group": "mlp2",
+        "model.feature_dim": 8,
+        "rounds": 3,
+        "trials": 2,
+    }
     config.update_from_flattened_dict(small)
     folder = tmp_path / "checkpoints" / "runs" / "htfllib-seed0-trials3"
     result = train_and_evaluate(config, folder)
@@ -123,5 +163,7 @@ def test_the_config_and_the_number_of_theirs(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     exec(best, {})
     rows = result.histories["fedtgp"]
-    weighted = [max(row["accuracy_weighted"] for row in rows if row["trial"] == trial) for trial in range(2)]
+    weighted = [
+        max(row["accuracy_weighted"] for row in rows if row["trial"] == trial) for trial in range(2)
+    ]
     assert float(capsys.readouterr().out) == pytest.approx(sum(weighted) / 2)

@@ -71,7 +71,8 @@ def test_the_page_is_what_its_file_makes():
 
 def test_every_table_of_the_papers_has_a_row():
     rows = {
-        paper.name: " ".join(item.item for item in paper.items) for paper in read_coverage(RESULTS / "coverage.toml")
+        paper.name: " ".join(item.item for item in paper.items)
+        for paper in read_coverage(RESULTS / "coverage.toml")
     }
     for name, tables in {
         "FedKTL": range(1, 18),

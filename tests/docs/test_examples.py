@@ -18,7 +18,8 @@ def blocks(page: str) -> list[str]:
 
 
 def execute(*code: str) -> dict:
-    """Runs blocks one after another; returns the names they define. METHODS is as before afterwards."""
+    """Runs blocks one after another; returns the names they define. METHODS is as before
+    afterwards."""
     names: dict = {}
     with mock.patch.dict(METHODS):
         exec(compile("\n".join(code), "documentation", "exec"), names)
@@ -43,7 +44,13 @@ def test_the_page_on_other_data_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_the_written_method_runs_from_its_config(tmp_path):
-    small = {"rounds": 1, "compare": (), "model.group": "mlp2", "training.steps": 1, "partition.num_clients": 4}
+    small = {
+        "rounds": 1,
+        "compare": (),
+        "model.group": "mlp2",
+        "training.steps": 1,
+        "partition.num_clients": 4,
+    }
     method, _, from_config = blocks("write_a_method.md")
     names = execute(method)
     with mock.patch.dict(METHODS):

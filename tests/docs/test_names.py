@@ -26,7 +26,10 @@ def test_losses_models_and_generators_are_public_names():
         for name in package.__all__:
             if name not in ("check_partition", "partition_options"):  # the runner's
                 assert getattr(fedjax_ht, name) is getattr(package, name), name
-    assert {"Card", "Generator", "open_generator", "__version__"} <= {*dir(fedjax_ht), "__version__"}
+    assert {"Card", "Generator", "open_generator", "__version__"} <= {
+        *dir(fedjax_ht),
+        "__version__",
+    }
 
 
 def test_every_public_name_can_be_imported_alone():

@@ -19,7 +19,9 @@ SAYS = {  # name -> what its output has, and how many pictures
 
 def shown(cells: list) -> tuple[str, int]:
     """All text that code cells printed or returned, and the number of pictures."""
-    outputs = [output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]]
+    outputs = [
+        output for cell in cells if cell["cell_type"] == "code" for output in cell["outputs"]
+    ]
     text = "".join("".join(output.get("text", "")) for output in outputs)
     return text, sum("image/png" in output.get("data", {}) for output in outputs)
 
@@ -32,13 +34,19 @@ def test_what_is_shipped_is_small_and_of_no_machine(path):
     assert not re.search(r"/tmp/|/root/|/home/|/work/|Traceback|[Ww]arning", raw)
     installs = "".join(cells[1]["source"])
     assert "%pip install" in installs and 'find_spec("fedjax_ht")' in installs
-    assert all(cell["outputs"] or "print" not in "".join(cell["source"]) for cell in cells[2:] if "outputs" in cell)
+    assert all(
+        cell["outputs"] or "print" not in "".join(cell["source"])
+        for cell in cells[2:]
+        if "outputs" in cell
+    )
     text, pictures = shown(cells)
     assert SAYS[path.stem][0] in text and pictures == SAYS[path.stem][1]
 
 
 def test_the_method_of_the_notebook_is_that_of_the_page():
-    page = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "write_a_method.md").read_text(), re.DOTALL)[0]
+    page = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "write_a_method.md").read_text(), re.DOTALL
+    )[0]
     cells = json.loads((ROOT / "notebooks" / "write_a_method.ipynb").read_text())["cells"]
     assert page.strip() in ["".join(cell["source"]) for cell in cells]
 
@@ -48,6 +56,8 @@ def test_the_method_of_the_notebook_is_that_of_the_page():
 def test_a_notebook_runs(path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(ROOT)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=900, resources={"metadata": {"path": str(ROOT)}}
+    ).execute()
     text, pictures = shown(notebook.cells)
     assert SAYS[path.stem][0] in text and pictures == SAYS[path.stem][1]

@@ -21,7 +21,11 @@ ELSEWHERE = {  # rows of fedtgp.md: the CSV, and what stands behind each name th
 def rows_of(page: str) -> list[list[str]]:
     """Reads the cells of all rows of all tables of a page."""
     lines = (RESULTS / page).read_text(encoding="utf-8").splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|")
+    ]
 
 
 def percents(file: str, score: str, dataset: str) -> dict[str, dict[int, dict[int, float]]]:
@@ -44,7 +48,10 @@ def best(runs: dict[int, dict[int, float]]) -> str:
 
 @pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP"])
 def test_fedtgp_on_cifar10(name):
-    own, heads = (percents("fedktl.csv", score, "cifar10")[name.lower()] for score in ("accuracy", "accuracy_head"))
+    own, heads = (
+        percents("fedktl.csv", score, "cifar10")[name.lower()]
+        for score in ("accuracy", "accuracy_head")
+    )
     (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name)
     rounds = [f"{statistics.mean(h[r] for h in own.values()):.2f}" for r in (5, 10, 20, 30, 40, 50)]
     assert cells[1:9] == [*rounds, best(own), best(heads)]
@@ -64,7 +71,9 @@ def test_fedtgp_elsewhere(row):
 
 def test_fedtgp_with_two_classes_a_client():
     runs = percents("class_shares_shared.csv", "accuracy", "fashion_mnist")
-    (cells,) = (cells for cells in rows_of("fedtgp.md") if cells[0].startswith("Fashion-MNIST, two classes"))
+    (cells,) = (
+        cells for cells in rows_of("fedtgp.md") if cells[0].startswith("Fashion-MNIST, two classes")
+    )
     assert cells[1:4] == [best(runs[name]) for name in ("fedtgp", "fedproto", "local")]
 
 
@@ -94,7 +103,11 @@ def test_the_two_forms_of_dfrd(file, methods):
     clients = percents(file, "accuracy_train_weighted", "fashion_mnist held-out")
     for name, method in methods.items():
         rounds = sorted(models[method][0])[1:]
-        wanted = [name, *(f"{models[method][0][r]:.2f}" for r in rounds), f"{clients[method][0][rounds[-1]]:.2f}"]
+        wanted = [
+            name,
+            *(f"{models[method][0][r]:.2f}" for r in rounds),
+            f"{clients[method][0][rounds[-1]]:.2f}",
+        ]
         assert wanted in rows_of("dfrd.md"), name
 
 

@@ -20,7 +20,9 @@ def test_a_finished_run_is_logged(tmp_path, monkeypatch):
     folder, logged = tmp_path / "checkpoints" / "runs" / "quickstart-seed0", []
     (folder / "fedtgp").mkdir(parents=True)
     (folder / "config.json").write_text('{"rounds": 1}')
-    (folder / "fedtgp" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "fedtgp" / "metrics.jsonl").write_text(
+        "".join(json.dumps(row) + "\n" for row in ROWS)
+    )
     monkeypatch.chdir(tmp_path)
     wandb = types.SimpleNamespace(
         init=lambda **options: logged.append(options), log=lambda *a, **k: logged.append((a, k))

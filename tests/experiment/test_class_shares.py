@@ -21,9 +21,14 @@ def test_ten_clients_take_part_however_many_there_are(file, clients, share):
 
 @pytest.mark.parametrize("value", ["0", "-5", "many", ""])
 def test_a_bad_number_of_clients_is_one_line(value):
-    with pytest.raises(ValueError, match=f"clients is '{value}'; it must be a positive integer, such as 10, 50 or 100"):
+    with pytest.raises(
+        ValueError,
+        match=f"clients is '{value}'; it must be a positive integer, such as 10, 50 or 100",
+    ):
         cifar10_class_shares.get_config(f"clients={value}")
-    with pytest.raises(ValueError, match="There are runlocal, method=NAME, partition=KIND, clients=VALUE"):
+    with pytest.raises(
+        ValueError, match="There are runlocal, method=NAME, partition=KIND, clients=VALUE"
+    ):
         cifar10_class_shares.get_config("client=5")
 
 
@@ -45,7 +50,12 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file,
 def test_the_papers_recipe_is_the_default(file):
     assert file.get_config("recipe=paper").to_json() == file.get_config().to_json()
     training = file.get_config().training
-    assert (training.learning_rate, training.momentum, training.batch_size, training.epochs) == (0.01, 0.0, 10, 1)
+    assert (training.learning_rate, training.momentum, training.batch_size, training.epochs) == (
+        0.01,
+        0.0,
+        10,
+        1,
+    )
 
 
 @CONFIGS
@@ -68,7 +78,10 @@ def test_the_released_recipe_normalises_colours_by_imagenets_moments():
 @pytest.mark.parametrize("clients, stable_rounds", [(10, 2), (50, 45), (100, 45)])
 def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable_rounds):
     """In either order of the arguments, and where FedSSA is one of several entries."""
-    for argument in (f"recipe=released,clients={clients}", f"clients={clients},recipe=released,method=fedssa"):
+    for argument in (
+        f"recipe=released,clients={clients}",
+        f"clients={clients},recipe=released,method=fedssa",
+    ):
         options = file.get_config(argument).method.options
         assert (options.mu, options.clock, options.stable_rounds) == (0.5, "round", stable_rounds)
     config = file.get_config(f"recipe=released,clients={clients},method=local")

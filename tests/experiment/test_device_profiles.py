@@ -1,4 +1,5 @@
-"""Simulated devices from a config: what a field or a file says, the largest model that fits, and a whole run."""
+"""Simulated devices from a config: what a field or a file says, the largest model that fits, and a
+whole run."""
 
 import numpy as np
 import optax
@@ -39,8 +40,15 @@ def test_by_default_nothing_is_simulated():
 
 
 def test_what_a_field_says():
-    profile = make_profile(fields(flops="2e9", up="lognormal/100/0.5", deadline=3, available="0.7", seed=5), 2000)
-    assert profile.down is None and profile.deadline == 3 and set(profile.flops) == {2e9} and profile.late == "lost"
+    profile = make_profile(
+        fields(flops="2e9", up="lognormal/100/0.5", deadline=3, available="0.7", seed=5), 2000
+    )
+    assert (
+        profile.down is None
+        and profile.deadline == 3
+        and set(profile.flops) == {2e9}
+        and profile.late == "lost"
+    )
     assert make_profile(fields(up="9", deadline=3, late="arrives"), 3).late == "arrives"
     logs = np.log(profile.up / 100)
     assert abs(logs.mean()) < 5 * 0.5 / np.sqrt(2000) and abs(logs.std() - 0.5) < 0.05
@@ -76,11 +84,20 @@ BAD = {
     f"devices_profile.up is 'lognormal/1e6/-1'{RATE}": {"up": "lognormal/1e6/-1"},
     f"devices_profile.up is 'lognormal/1e6/11'{RATE}": {"up": "lognormal/1e6/11"},
     f"devices_profile.up is 'normal/1/1'{RATE}": {"up": "normal/1/1"},
-    "devices_profile.deadline is 3.0, and nothing takes time; give flops, up or down": {"deadline": 3.0},
-    "devices_profile.late is 'arrives', and without a deadline nothing is late": {"up": "9", "late": "arrives"},
-    "devices_profile.available is '0'; it must be empty, a number above 0 and at most 1, or csv": {"available": "0"},
+    "devices_profile.deadline is 3.0, and nothing takes time; give flops, up or down": {
+        "deadline": 3.0
+    },
+    "devices_profile.late is 'arrives', and without a deadline nothing is late": {
+        "up": "9",
+        "late": "arrives",
+    },
+    "devices_profile.available is '0'; it must be empty, a number above 0 and at most 1, or csv": {
+        "available": "0"
+    },
     "devices_profile.available is 'csv'; it must be": {"available": "csv"},
-    "devices_profile.available: no/such.csv cannot be read (No such file": {"available": "csv:no/such.csv"},
+    "devices_profile.available: no/such.csv cannot be read (No such file": {
+        "available": "csv:no/such.csv"
+    },
     "devices_profile.csv: no/such.csv cannot be read (No such file": {"csv": "no/such.csv"},
 }
 BAD_FILES = {
@@ -118,7 +135,9 @@ def test_a_wrong_file_is_one_line(message, tmp_path):
     with pytest.raises(ValueError) as error:
         make_profile(fields(available=f"csv:{path}") if trace else fields(csv=path), 3)
     assert message in str(error.value) and "\n" not in str(error.value)
-    assert str(error.value).startswith(f"devices_profile.{'available' if trace else 'csv'}: {path}: ")
+    assert str(error.value).startswith(
+        f"devices_profile.{'available' if trace else 'csv'}: {path}: "
+    )
 
 
 def test_what_is_no_text_and_what_is_given_twice(tmp_path):
@@ -126,36 +145,55 @@ def test_what_is_no_text_and_what_is_given_twice(tmp_path):
     with pytest.raises(ValueError, match=r"binary.csv cannot be read \(it is no CSV file\)$"):
         make_profile(fields(csv=str(tmp_path / "binary.csv")), 3)
     path = table(tmp_path, "client,up\n0,1\n")
-    with pytest.raises(ValueError, match=r"^devices_profile.up is '5', and .*devices.csv has a column of that name; "):
+    with pytest.raises(
+        ValueError,
+        match=r"^devices_profile.up is '5', and .*devices.csv has a column of that name; ",
+    ):
         make_profile(fields(csv=path, up="5"), 1)
 
 
 def test_the_largest_that_fits():
     needed = {"small": 10, "large": 30, "other": 30, "middle": 20.5}
-    assert fitting(needed, np.array([10, 29.9, 20, 1e9, 20.5])) == ["small", "middle", "small", "large", "middle"]
+    assert fitting(needed, np.array([10, 29.9, 20, 1e9, 20.5])) == [
+        "small",
+        "middle",
+        "small",
+        "large",
+        "middle",
+    ]
     with pytest.raises(ValueError) as error:
         fitting(needed, np.array([10, 9.9, 3]))
     assert str(error.value) == (
-        "devices_profile.memory: client 1 has 9.9 bytes, and the smallest architecture, small, takes 10 to train; "
+        "devices_profile.memory: client 1 has 9.9 bytes, and the smallest architecture, small, "
+        "takes 10 to train; "
         "2 of 3 have too little"
     )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_memory_of_a_linear_model_by_hand(optimizer):
-    """Four pixels, three features, four classes, batches of five. The backward pass keeps features, and of the loss as
-    much as two arrays of logits."""
-    made = {"sgd": optax.sgd(0.1), "momentum": optax.sgd(0.1, momentum=0.9), "adam": optax.adam(0.1)}[optimizer]
+    """Four pixels, three features, four classes, batches of five. The backward pass keeps features,
+    and of the loss as much as two arrays of logits."""
+    made = {
+        "sgd": optax.sgd(0.1),
+        "momentum": optax.sgd(0.1, momentum=0.9),
+        "adam": optax.adam(0.1),
+    }[optimizer]
     params = 4 * ((4 + 1) * 3 + (3 + 1) * 4)
-    kept = {"sgd": 0, "momentum": params, "adam": 2 * params + 4}[optimizer]  # adam counts its steps
+    # adam counts its steps
+    kept = {"sgd": 0, "momentum": params, "adam": 2 * params + 4}[optimizer]
     found = training_memory(linear_federation().buckets[0], LocalTraining(made, batch_size=5))
     assert found == 2 * params + kept + 4 * 5 * (3 + 4 + 4)
 
 
 def test_memory_grows_with_depth_batches_and_statistics():
     groups = {f"resnet{depth}": model_group(f"resnet{depth}", 10, (32, 32, 3)) for depth in (4, 8)}
-    first, second = (make_federation(modules, (32, 32, 3), 10, 1).buckets[0] for modules in groups.values())
-    sizes = [training_memory(first, LocalTraining(optax.sgd(0.1), batch_size=n)) for n in (10, 20, 30)]
+    first, second = (
+        make_federation(modules, (32, 32, 3), 10, 1).buckets[0] for modules in groups.values()
+    )
+    sizes = [
+        training_memory(first, LocalTraining(optax.sgd(0.1), batch_size=n)) for n in (10, 20, 30)
+    ]
     assert sizes[0] < sizes[1] and sizes[2] - sizes[1] == sizes[1] - sizes[0]
     assert training_memory(second, LocalTraining(optax.sgd(0.1))) > sizes[0]
 
@@ -163,26 +201,40 @@ def test_memory_grows_with_depth_batches_and_statistics():
 def test_clients_get_the_largest_of_a_group_that_fits():
     dataset, _ = samples()
     config = base_config()
-    config.update_from_flattened_dict({"model.group": "mlp2", "partition.num_clients": 3, "training.batch_size": 4})
-    names = lambda federation: [federation.buckets[i].name for i in federation.assignment]  # noqa: E731
+    config.update_from_flattened_dict(
+        {"model.group": "mlp2", "partition.num_clients": 3, "training.batch_size": 4}
+    )
+
+    def names(federation):
+        return [federation.buckets[i].name for i in federation.assignment]
+
     assert names(make_clients(config, dataset)) == ["mlp_narrow", "mlp_wide", "mlp_narrow"]
     modules = model_group("mlp2", dataset.num_classes, dataset.input_shape)
     buckets = make_federation(modules, dataset.input_shape, dataset.num_classes, 2).buckets
-    narrow, wide = (training_memory(b, LocalTraining(optax.sgd(0.1), batch_size=4)) for b in buckets)
+    narrow, wide = (
+        training_memory(b, LocalTraining(optax.sgd(0.1), batch_size=4)) for b in buckets
+    )
     assert names(make_clients(config, dataset, np.array([wide, wide - 1, narrow]))) == [
         *("mlp_wide", "mlp_narrow", "mlp_narrow")
     ]
     config.training.batch_size = 5
     assert names(make_clients(config, dataset, np.full(3, wide))) == ["mlp_narrow"] * 3
-    config.update_from_flattened_dict({"model.rates": "1", "model.group": "conv4", "model.norm": "static_batch"})
-    with pytest.raises(ValueError, match=r"^model.rates is '1'; with devices_profile.memory it must be ''$"):
+    config.update_from_flattened_dict(
+        {"model.rates": "1", "model.group": "conv4", "model.norm": "static_batch"}
+    )
+    with pytest.raises(
+        ValueError, match=r"^model.rates is '1'; with devices_profile.memory it must be ''$"
+    ):
         make_clients(config, dataset, np.full(3, wide))
 
 
 def rows(seconds, accuracy=(0.1, 0.5, 0.4), trial=0) -> list[dict]:
     """Of one trial: an accuracy a round, and how long each was."""
     clock = np.cumsum([0.0, *seconds])
-    found = [{"round": i, "trial": trial, "accuracy": a, "accuracy_std": 0.0} for i, a in enumerate(accuracy)]
+    found = [
+        {"round": i, "trial": trial, "accuracy": a, "accuracy_std": 0.0}
+        for i, a in enumerate(accuracy)
+    ]
     for row, now in zip(found, clock):
         row |= {"seconds_round": 1.0, "accuracy_weighted": 0.5, "accuracy_worst10": 0.1}
         row |= {"simulated_clock": now} if row["round"] else {}
@@ -192,9 +244,17 @@ def rows(seconds, accuracy=(0.1, 0.5, 0.4), trial=0) -> list[dict]:
 def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
     histories = {"a": rows([2.0, 3.0]) + rows([4.0, 5.0], trial=1), "b": rows([1.0, 1.0])}
     left, right = accuracy_curves(histories).axes
-    curve = lambda axes, i: [line for line in axes.lines if not line.get_label().startswith("_")][i]  # noqa: E731
-    assert curve(left, 0).get_xdata().tolist() == [0, 1, 2] and right.get_xlabel() == "simulated seconds"
-    assert curve(right, 0).get_xdata().tolist() == [0, 3, 7] and curve(right, 1).get_xdata().tolist() == [0, 1, 2]
+
+    def curve(axes, i):
+        return [line for line in axes.lines if not line.get_label().startswith("_")][i]
+
+    assert (
+        curve(left, 0).get_xdata().tolist() == [0, 1, 2]
+        and right.get_xlabel() == "simulated seconds"
+    )
+    assert curve(right, 0).get_xdata().tolist() == [0, 3, 7] and curve(
+        right, 1
+    ).get_xdata().tolist() == [0, 1, 2]
     plain = [{k: v for k, v in row.items() if k != "simulated_clock"} for row in histories["b"]]
     assert len(accuracy_curves({"b": plain}).axes) == 1
     text = markdown(histories).splitlines()
@@ -205,7 +265,9 @@ def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
 
 def test_a_run_from_which_all_is_late_says_so():
     history = [{"round": i, "trial": 0, "arrived": 0, "late": [1]} for i in (1, 2)]
-    assert "nothing has arrived that is finite and in time; a larger" in why_silent("fd", history, 2)
+    assert "nothing has arrived that is finite and in time; a larger" in why_silent(
+        "fd", history, 2
+    )
 
 
 def test_entries_have_what_fits_their_own_training(tiny_config):
@@ -218,9 +280,12 @@ def test_entries_have_what_fits_their_own_training(tiny_config):
 
 def test_a_config_has_its_devices(tiny_config):
     config = config_of(tiny_config)
-    config.devices_profile.update({"flops": "lognormal/1e6/1", "memory": "lognormal/1e5/3", "seed": 1})
+    config.devices_profile.update(
+        {"flops": "lognormal/1e6/1", "memory": "lognormal/1e5/3", "seed": 1}
+    )
     with pytest.raises(
-        ValueError, match=r"^devices_profile.memory: client 3 has .* and the smallest architecture, mlp_na"
+        ValueError,
+        match=r"^devices_profile.memory: client 3 has .* and the smallest architecture, mlp_na",
     ):
         build(config)
 
@@ -228,8 +293,13 @@ def test_a_config_has_its_devices(tiny_config):
 @pytest.mark.slow
 def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
     config = config_of(tiny_config)
-    path = table(tmp_path, "client,up,down,memory\n" + "".join(f"{i},{100 + i},{200 + i},1e6\n" for i in range(4)))
-    config.devices_profile.update({"flops": "lognormal/1e5/1", "csv": path, "available": "0.8", "deadline": 40.0})
+    path = table(
+        tmp_path,
+        "client,up,down,memory\n" + "".join(f"{i},{100 + i},{200 + i},1e6\n" for i in range(4)),
+    )
+    config.devices_profile.update(
+        {"flops": "lognormal/1e5/1", "csv": path, "available": "0.8", "deadline": 40.0}
+    )
     quiet = {"warn": lambda line: None}
     whole = train_and_evaluate(config, tmp_path / "whole", **quiet)
     config.rounds = 1
@@ -238,12 +308,22 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
     train_and_evaluate(config, tmp_path / "short", **quiet)
     for name, history in whole.histories.items():
         assert metrics(tmp_path / "short", name) == metrics(tmp_path / "whole", name)
-        assert history[-1]["simulated_clock"] == sum(row["simulated_seconds"] for row in history[1:]) > 0
+        assert (
+            history[-1]["simulated_clock"]
+            == sum(row["simulated_seconds"] for row in history[1:])
+            > 0
+        )
     assert {b.name for b in whole.experiment.federations["local"].buckets} == {"mlp_wide"}
     page = (tmp_path / "whole" / "report.html").read_text()
-    assert "simulated s to best" in page and "devices.csv, available 0.8, deadline 40.0, seed 0." in page
+    assert (
+        "simulated s to best" in page
+        and "devices.csv, available 0.8, deadline 40.0, seed 0." in page
+    )
     assert "| simulated s to best |" in whole.summary
-    table(tmp_path, "client,up,down,memory\n" + "".join(f"{i},{100 + i},{300 + i},1e6\n" for i in range(4)))
+    table(
+        tmp_path,
+        "client,up,down,memory\n" + "".join(f"{i},{100 + i},{300 + i},1e6\n" for i in range(4)),
+    )
     with pytest.raises(ValueError, match=r"holds a run that began from another .*devices.csv"):
         train_and_evaluate(config, tmp_path / "whole", **quiet)
 
@@ -252,6 +332,13 @@ def test_the_code_of_the_page_says_what_it_says():
     config_file, library = blocks("devices.md")
     names = execute(config_file)
     profile = simulation_options(names["get_config"]()).profile
-    assert profile.deadline == 1.0 and set(profile.down) == {1e6} and 0 < profile.available(0).sum() <= 20
+    assert (
+        profile.deadline == 1.0
+        and set(profile.down) == {1e6}
+        and 0 < profile.available(0).sum() <= 20
+    )
     profile = execute(library)["options"].profile
-    assert [profile.there(3, round).tolist() for round in (1, 2)] == [[True] * 3, [True, False, True]]
+    assert [profile.there(3, round).tolist() for round in (1, 2)] == [
+        [True] * 3,
+        [True, False, True],
+    ]

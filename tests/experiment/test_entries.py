@@ -1,4 +1,5 @@
-"""What is compared: how an entry is written, what it stands for, and what a run's folder remembers of it."""
+"""What is compared: how an entry is written, what it stands for, and what a run's folder remembers
+of it."""
 
 import json
 
@@ -14,7 +15,10 @@ from fedjax_ht.experiment.run_folder import remember_config
 
 def config_of(*entries, **fields):
     config = base_config()
-    config.tuned, config.tuned_on = ("fedtgp:tau=3:training.learning_rate=0.05",), "validation, 9 settings"
+    config.tuned, config.tuned_on = (
+        ("fedtgp:tau=3:training.learning_rate=0.05",),
+        "validation, 9 settings",
+    )
     config.entries = entries
     config.update_from_flattened_dict(fields)
     return config
@@ -27,7 +31,9 @@ def test_an_entry_has_all_options_of_its_method():
 
 
 def test_training_and_models_may_be_an_entrys_own():
-    config = config_of("local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4")
+    config = config_of(
+        "local", "local:training.learning_rate=0.2:training.epochs=2:model.group=cnn4"
+    )
     experiment = build(config)
     one, other = experiment.federations.values()
     assert (len(one.buckets), len(other.buckets)) == (5, 1)
@@ -38,27 +44,42 @@ def test_training_and_models_may_be_an_entrys_own():
 
 
 def test_what_was_tuned_says_so_however_it_is_asked_for():
-    names = ("fedtgp", "fedtgp@tuned", "fedtgp:tau=3.0:training.learning_rate=0.05", "fedtgp@tuned:weight=2")
+    names = (
+        "fedtgp",
+        "fedtgp@tuned",
+        "fedtgp:tau=3.0:training.learning_rate=0.05",
+        "fedtgp@tuned:weight=2",
+    )
     plain, tuned, written, beyond = entries_of(config_of(*names))
     assert tuned.settings == written.settings and tuned.tuned == "validation, 9 settings"
     assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
     lines = described([plain, tuned, beyond]).splitlines()
     assert lines[0] == "* fedtgp: as its paper has it"
-    assert lines[1] == "* fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
+    assert (
+        lines[1]
+        == "* fedtgp@tuned: tau=3.0, training.learning_rate=0.05; tuned on validation, 9 settings"
+    )
     assert lines[2].endswith("; on what that was chosen is not recorded")
 
 
 def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     config = quickstart.get_config()
     first, second = entries_of(config)
-    assert (first.label, second.label) == ("fedtgp", "local") and first.tuned == config.tuned_on != ""
+    assert (first.label, second.label) == (
+        "fedtgp",
+        "local",
+    ) and first.tuned == config.tuned_on != ""
     config.compare = ("fedtgp", "local")  # of equal labels the first
     assert entries_of(config) == (first, second)
 
 
 @pytest.mark.parametrize(
     "method, option, formerly",
-    [("dfrd", "variant", "released"), ("fedavg+dense", "variant", "released"), ("fedktl", "latents", "spread")],
+    [
+        ("dfrd", "variant", "released"),
+        ("fedavg+dense", "variant", "released"),
+        ("fedktl", "latents", "spread"),
+    ],
 )
 def test_a_run_from_before_an_option_keeps_its_form(method, option, formerly):
     written = entries_of(config_of(method))[0]._asdict()
@@ -78,7 +99,10 @@ def test_a_form_that_is_gone_is_not_gone_on_with():
 def test_a_setting_gives_a_method_what_its_paper_leaves_open():
     given = ("fedral:blocks=5",)
     plain, other = entries_of(config_of("fedral", "fedral:inference=global", given=given))
-    assert plain.options["blocks"] == other.options["blocks"] == 5 and other.options["inference"] == "global"
+    assert (
+        plain.options["blocks"] == other.options["blocks"] == 5
+        and other.options["inference"] == "global"
+    )
 
 
 def test_a_path_in_an_option_makes_no_folder():
@@ -95,7 +119,11 @@ def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
     remember(config_of("local", "fedtgp@tuned"), tmp_path)
     config = config_of("local", "fedktl:bandwidths=(1.0,2.0)")
     found = remember(config, tmp_path)
-    assert [entry["label"] for entry in found.entries] == ["local", "fedtgp@tuned", "fedktl:bandwidths=(1.0,2.0)"]
+    assert [entry["label"] for entry in found.entries] == [
+        "local",
+        "fedtgp@tuned",
+        "fedktl:bandwidths=(1.0,2.0)",
+    ]
     again = {entry.label: entry for entry in entries_of(found)}
     for entry in entries_of(config):
         assert again[entry.label] == entry
@@ -104,7 +132,11 @@ def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
 @pytest.mark.parametrize(
     "entries, fields, message",
     [
-        (("fedtgp@tuned",), {"tuned": ("fedtgp:tau=4",)}, "fedtgp@tuned.options.tau: 3.0 there, 4.0 here"),
+        (
+            ("fedtgp@tuned",),
+            {"tuned": ("fedtgp:tau=4",)},
+            "fedtgp@tuned.options.tau: 3.0 there, 4.0 here",
+        ),
         (("local",), {"seed": 1}, "seed: 0 there, 1 here"),
     ],
 )

@@ -1,4 +1,5 @@
-"""Every number of the config, of the methods' options and of the partitions' is refused beyond its bounds."""
+"""Every number of the config, of the methods' options and of the partitions' is refused beyond its
+bounds."""
 
 import collections
 import dataclasses
@@ -26,11 +27,13 @@ from fedjax_ht.trust.robust import DEFENCES
 
 TRAINING = LocalTraining(optax.sgd(0.1))
 UNBOUNDED: dict[str, str] = {}
-"""Numbers whose annotation has no bounds of its own, so that all of int32 or float32 is allowed -> why."""
+"""Numbers whose annotation has no bounds of its own, so that all of int32 or float32 is allowed ->
+why."""
 
 
 class Option(NamedTuple):
-    """Something that can be set: where, its name there, its annotation and default, and what takes a value of it."""
+    """Something that can be set: where, its name there, its annotation and default, and what takes
+    a value of it."""
 
     place: str
     name: str
@@ -43,13 +46,22 @@ def options_of_methods() -> Iterator[Option]:
     for name in (*METHODS, "fedrolex+dfrd", "feddropout+dense"):
         factory = method_factory(name)
         for p in list(inspect.signature(factory).parameters.values())[1:]:
-            yield Option(name, p.name, p.annotation, p.default, lambda v, f=factory, k=p.name: f(TRAINING, **{k: v}))
+            yield Option(
+                name,
+                p.name,
+                p.annotation,
+                p.default,
+                lambda v, f=factory, k=p.name: f(TRAINING, **{k: v}),
+            )
 
 
 def options_of_partitions() -> Iterator[Option]:
     for kind in (*PLANS, *PARTITIONS):
         for p in partition_options(kind).values():
-            give = lambda v, kind=kind, k=p.name: check_partition(kind, 20, None, **{k: v})  # noqa: E731
+
+            def give(v, kind=kind, k=p.name):
+                return check_partition(kind, 20, None, **{k: v})
+
             yield Option(f"partition {kind}", p.name, p.annotation, p.default, give)
 
 
@@ -79,12 +91,20 @@ def options_of_the_library() -> Iterator[Option]:
     ):
         for field in dataclasses.fields(kind):
             annotation = hints_of(kind)[field.name]
-            give = lambda v, kind=kind, given=given, k=field.name: kind(**given | {k: v})  # noqa: E731
+
+            def give(v, kind=kind, given=given, k=field.name):
+                return kind(**given | {k: v})
+
             yield Option(kind.__name__, field.name, annotation, field.default, give)
     for name, make in (TRANSFORMS | DEFENCES).items():
-        needed = {p.name: 0.5 for p in inspect.signature(make).parameters.values() if p.default is p.empty}
+        needed = {
+            p.name: 0.5 for p in inspect.signature(make).parameters.values() if p.default is p.empty
+        }
         for option, annotation in annotations_of(make).items():
-            give = lambda v, make=make, needed=needed, k=option: make(**needed | {k: v})  # noqa: E731
+
+            def give(v, make=make, needed=needed, k=option):
+                return make(**needed | {k: v})
+
             yield Option(f"transform {name}", option, annotation, None, give)
 
 
@@ -101,9 +121,17 @@ def bad(kind: type, within) -> dict[str, Any]:
     least, most, above, below = limits(kind, within)
     found = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "text": "1"}
     if kind is int:
-        return found | {"below": least - 1, "above": most + 1, "fraction": least + 0.5, "True": True}
+        return found | {
+            "below": least - 1,
+            "above": most + 1,
+            "fraction": least + 0.5,
+            "True": True,
+        }
     lower = above if least <= above else math.nextafter(least, -math.inf)
-    return found | {"below": lower, "above": below if below <= most else math.nextafter(most, math.inf)}
+    return found | {
+        "below": lower,
+        "above": below if below <= most else math.nextafter(most, math.inf),
+    }
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -138,8 +166,12 @@ def test_every_number_has_bounds(source):
     for option in SOURCES[source]():
         found, where = list(numbers(option.annotation)), f"{option.place}: {option.name}"
         assert option.annotation is not inspect.Parameter.empty, f"{where} has no annotation"
-        assert found or isinstance(option.default, bool) or not isinstance(option.default, int | float), where
-        assert all(within is not None for _, within in found) or where in UNBOUNDED, f"{where} has no bounds"
+        assert (
+            found or isinstance(option.default, bool) or not isinstance(option.default, int | float)
+        ), where
+        assert all(within is not None for _, within in found) or where in UNBOUNDED, (
+            f"{where} has no bounds"
+        )
 
 
 def test_the_defaults_are_allowed():

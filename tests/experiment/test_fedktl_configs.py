@@ -1,4 +1,5 @@
-"""The configs of FedKTL: the paper's numbers, and generators that have not seen the clients' classes."""
+"""The configs of FedKTL: the paper's numbers, and generators that have not seen the clients'
+classes."""
 
 from pathlib import Path
 
@@ -35,7 +36,14 @@ SNAPSHOT = Path(__file__).parents[1] / "generators" / "reference" / "styleganxl_
 @pytest.mark.parametrize("file", CONFIGS)
 def test_weights_are_the_papers_whatever_the_generator(file):
     options = file.get_config().method.options
-    got = (options.mu, options.mse_weight, options.mmd_weight, options.server_lr, options.scale, options.margin)
+    got = (
+        options.mu,
+        options.mse_weight,
+        options.mmd_weight,
+        options.server_lr,
+        options.scale,
+        options.margin,
+    )
     assert got == (50.0, 1.0, 1.0, 0.01, 64.0, 0.5)
     assert file.get_config("method=local,runlocal").method.name == "local"
 
@@ -43,15 +51,26 @@ def test_weights_are_the_papers_whatever_the_generator(file):
 def test_the_papers_setting_takes_a_snapshot_by_its_path(tmp_path):
     config = cifar100_fedktl_paper.get_config()
     assert (config.model.group, config.partition.num_clients, config.rounds) == ("htfe8", 20, 1000)
-    assert (config.training.batch_size, config.training.learning_rate, config.training.shuffle) == (10, 0.01, False)
-    assert config.shared_init and config.method.options.variant == "released" and config.method.options.latents == "raw"
-    assert all(config.method.options[name] is None for name in ("bandwidths", "bounded", "antialias"))
+    assert (config.training.batch_size, config.training.learning_rate, config.training.shuffle) == (
+        10,
+        0.01,
+        False,
+    )
+    assert (
+        config.shared_init
+        and config.method.options.variant == "released"
+        and config.method.options.latents == "raw"
+    )
+    assert all(
+        config.method.options[name] is None for name in ("bandwidths", "bounded", "antialias")
+    )
     config.dataset.data_dir = str(tmp_path)
     config.method.options.generator = str(tmp_path / "imagenet64.pkl")
     with pytest.raises(FileNotFoundError, match=r"no generator at .*imagenet64\.pkl"):
         build(config)
     config.method.options.generator = str(SNAPSHOT)
-    with pytest.raises(FileNotFoundError, match="cifar100"):  # the generator was read; now the data is missing
+    # the generator was read; now the data is missing
+    with pytest.raises(FileNotFoundError, match="cifar100"):
         build(config)
 
 
@@ -84,11 +103,14 @@ def test_all_ablations_and_weights_of_the_transfer_are_entries():
     for arms in ("ablations", "mu"):
         config = tiny_imagenet_fedktl.get_config(f"arms={arms}")
         found = entries_of(config)
-        assert {(e.options["generator"], e.options["latents"]) for e in found} == {("natural_32", "spread")}
+        assert {(e.options["generator"], e.options["latents"]) for e in found} == {
+            ("natural_32", "spread")
+        }
         full = entries_of(tiny_imagenet_fedktl.get_config())[0].options
         differing[arms] = [{k: v for k, v in e.options.items() if v != full[k]} for e in found]
     assert differing["ablations"] == [
-        {}, {"mu": 0.0}, {"mse_weight": 0.0}, {"mmd_weight": 0.0}, {"classifier": "head"}, {"transfer": "images"},
+        {}, {"mu": 0.0}, {"mse_weight": 0.0}, {"mmd_weight": 0.0}, {"classifier": "head"},
+        {"transfer": "images"},
         {"scale": 1.0, "margin": 0.0},
     ]  # fmt: skip
     assert differing["mu"] == [{"mu": 0.0}, {"mu": 2.5}, {"mu": 5.0}, {"mu": 10.0}, {}]

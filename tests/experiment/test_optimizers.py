@@ -19,7 +19,8 @@ def test_all_methods_of_a_table_train_alike(file):
 
 
 def test_beta1_reaches_adam():
-    """Gradients 1 and then 0, at rate 0.1: m is b (1 - b) / (1 - b^2), v is 0.999 / 1.999, of which the root."""
+    """Gradients 1 and then 0, at rate 0.1: m is b (1 - b) / (1 - b^2), v is 0.999 / 1.999, of which
+    the root."""
     for beta1 in (0.9, 0.5):
         config = base_config().training
         config.optimizer, config.learning_rate, config.beta1 = "adam", 0.1, beta1

@@ -23,8 +23,14 @@ def test_a_config_says_what_is_private():
         ({"privacy.unit": "person"}, "privacy.unit is 'person'; it must be"),
         ({"privacy.clip": 0.0}, "privacy.clip is 0.0; it must be"),
         ({"privacy.delta": 0.0}, "privacy.delta is 0.0; it must be"),
-        ({"privacy.unit": "client", "robust": (("median",),)}, "hides sums alone; robust must then be empty"),
-        ({"privacy.unit": "client"}, "privacy.unit is 'client', but clients of fedtgp say which rows or counts"),
+        (
+            {"privacy.unit": "client", "robust": (("median",),)},
+            "hides sums alone; robust must then be empty",
+        ),
+        (
+            {"privacy.unit": "client"},
+            "privacy.unit is 'client', but clients of fedtgp say which rows or counts",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tiny_config, fields, line):

@@ -1,4 +1,5 @@
-"""A run's folder: one process, one config, one data set, one course; and runs of earlier versions go on."""
+"""A run's folder: one process, one config, one data set, one course; and runs of earlier versions
+go on."""
 
 import json
 import os
@@ -16,7 +17,13 @@ import pytest
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.data.sources import registry
 from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.run_folder import VERSION, check_data, completed, fingerprints, read_config
+from fedjax_ht.experiment.run_folder import (
+    VERSION,
+    check_data,
+    completed,
+    fingerprints,
+    read_config,
+)
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner import train
 from fedjax_ht.runner.evaluate import client_state, load_run
@@ -49,7 +56,11 @@ def copied(finished, tmp_path, monkeypatch):
 
 
 def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.name != ".lock"}
+    return {
+        p.relative_to(folder): p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_file() and p.name != ".lock"
+    }
 
 
 def test_a_second_process_is_told_who_holds_the_folder(tmp_path):
@@ -69,10 +80,16 @@ def test_a_lock_of_a_dead_process_does_not_block(tmp_path):
         "with locked(pathlib.Path(r'{}'), print): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", holding.format(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", holding.format(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(ValueError, match=f"in use by process {process.pid} "), locked(tmp_path, print):
+    with (
+        pytest.raises(ValueError, match=f"in use by process {process.pid} "),
+        locked(tmp_path, print),
+    ):
         pass
     process.kill()
     process.communicate(timeout=60)
@@ -120,7 +137,8 @@ def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config,
     content["partition"]["options"]["alpha"] = 2.0
     (copied / "config.json").write_text(json.dumps(content))
     with pytest.raises(
-        ValueError, match=r"another config \(partition.options.alpha: 2.0 there, 1.0 here, partition.op"
+        ValueError,
+        match=r"another config \(partition.options.alpha: 2.0 there, 1.0 here, partition.op",
     ):
         train_and_evaluate(config, copied)  # min_samples is not at its default, alpha is another
     content["partition"]["options"] |= {"alpha": 1.0, "min_samples": 8}
@@ -131,7 +149,10 @@ def test_a_config_with_fewer_fields_is_of_an_earlier_version_and_goes_on(config,
 
 
 def test_an_entry_without_an_option_of_today_has_its_default(config):
-    assert completed({"method": {"name": "local", "options": {}}})["method"] == {"name": "local", "options": {}}
+    assert completed({"method": {"name": "local", "options": {}}})["method"] == {
+        "name": "local",
+        "options": {},
+    }
     assert completed({"evaluate": {"every": 5}})["evaluate"]["every"] == 5
     assert completed({"evaluate": {"every": 5}})["evaluate"]["mode"] == "received"
 
@@ -141,7 +162,9 @@ def test_a_run_of_a_newer_version_is_refused(config, copied):
     content["run"]["version"] = VERSION + 1
     (copied / "config.json").write_text(json.dumps(content))
     for call in (lambda: train_and_evaluate(config, copied), lambda: load_run(copied)):
-        with pytest.raises(ValueError, match=f"is of version {VERSION + 1}, and this program knows {VERSION}"):
+        with pytest.raises(
+            ValueError, match=f"is of version {VERSION + 1}, and this program knows {VERSION}"
+        ):
             call()
 
 
@@ -149,13 +172,17 @@ def test_a_run_of_a_newer_version_is_refused(config, copied):
 @pytest.mark.parametrize("depth", [100, 900, 5_000, 100_000])
 def test_a_config_of_many_levels_is_refused(tmp_path, nest, depth):
     (tmp_path / "config.json").write_text(nest % ('{"b":[' * depth + "]}" * depth))
-    with pytest.raises(ValueError, match=r"config\.json (is not readable as JSON|has values in more than 32 levels)"):
+    with pytest.raises(
+        ValueError,
+        match=r"config\.json (is not readable as JSON|has values in more than 32 levels)",
+    ):
         read_config(tmp_path)
 
 
 @pytest.mark.parametrize("version", range(VERSION + 1))
 def test_a_stored_run_of_every_version_resumes_and_is_evaluated(version, tmp_path, monkeypatch):
-    """stored/version_N.zip is a run of two rounds, made by the code of that version; a new version adds one."""
+    """stored/version_N.zip is a run of two rounds, made by the code of that version; a new version
+    adds one."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     shutil.unpack_archive(STORED / f"version_{version}.zip", tmp_path)
     fields, noted = read_config(tmp_path)
@@ -181,7 +208,10 @@ def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, co
     before = contents(folder)
     history = train_and_evaluate(config, copied, warn=said.append).histories["local"]
     assert len(said) == (1 if what == "deleted" else 3)
-    assert f"starts again at round 0, and what was there is now in {folder / 'set_aside_1'}" in said[-1]
+    assert (
+        f"starts again at round 0, and what was there is now in {folder / 'set_aside_1'}"
+        in said[-1]
+    )
     assert contents(folder / "set_aside_1") == before
     rows = [json.loads(line) for line in before[Path("metrics.jsonl")].splitlines()]
     assert [row["clients"] for row in history] == [row["clients"] for row in rows]
@@ -190,9 +220,13 @@ def test_a_run_starts_again_only_with_a_word_and_what_was_there_stays(config, co
 def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeypatch):
     before, expected = contents(copied), metrics(copied, "local")
     writable = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != copied and writable(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: Path(path) != copied and writable(path, mode)
+    )
     result = train_and_evaluate(config, copied)
-    assert [row["clients"] for row in result.histories["local"]] == [row["clients"] for row in expected]
+    assert [row["clients"] for row in result.histories["local"]] == [
+        row["clients"] for row in expected
+    ]
     assert contents(copied) == before and result.files == []
     more = config.copy_and_resolve_references()
     more.rounds = 4
@@ -210,7 +244,10 @@ def test_a_full_disk_ends_a_run_in_a_line_and_it_goes_on(config, copied, finishe
             raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
         return save(*args, **kwargs)
 
-    with monkeypatch.context() as patch, pytest.raises(Unwritable, match="No space left on device; what was") as error:
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Unwritable, match="No space left on device; what was") as error,
+    ):
         patch.setattr(ocp.Checkpointer, "save", full)
         train_and_evaluate(config, copied)
     assert "\n" not in str(error.value)
@@ -245,7 +282,11 @@ print("over")
 def busy(body, rounds):
     code = BUSY.format(body=body, rounds=rounds)
     process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout.readline() == "busy\n"
     return process
@@ -256,7 +297,10 @@ def test_before_training_a_signal_ends_at_once_with_a_line(number):
     process = busy("compile()", 10**9)
     process.send_signal(number)
     out, errors = process.communicate(timeout=10)
-    assert (process.returncode, errors) == (128 + number, f"stopped by {number.name}\n") and "over" not in out
+    assert (process.returncode, errors) == (
+        128 + number,
+        f"stopped by {number.name}\n",
+    ) and "over" not in out
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -274,7 +318,9 @@ def test_while_it_compiles_the_first_signal_waits_and_the_second_ends_at_once(nu
     assert process.poll() is None
     process.send_signal(number)
     _, errors = process.communicate(timeout=10)
-    assert process.returncode == 128 + number and errors.splitlines()[1:] == [f"stopped by {number.name}"]
+    assert process.returncode == 128 + number and errors.splitlines()[1:] == [
+        f"stopped by {number.name}"
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -290,7 +336,9 @@ def test_between_two_computations_the_first_signal_is_left_to_the_run(number):
 @pytest.mark.parametrize("seconds", [0.4, 1.5])
 def test_a_signal_while_the_program_starts_is_a_line(run_module, tiny_config, tmp_path, seconds):
     arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}")
-    process = subprocess.Popen(arguments, cwd=ROOT, env=environment(run_module.home), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        arguments, cwd=ROOT, env=environment(run_module.home), stderr=subprocess.PIPE, text=True
+    )
     time.sleep(seconds)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)

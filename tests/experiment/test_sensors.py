@@ -18,20 +18,30 @@ def test_persons_are_clients_and_the_second_time_tests():
         own = np.flatnonzero(dataset.groups == person)
         np.testing.assert_array_equal(np.concatenate([client.train, client.test]), own)
         assert len(client.val) == 0 and 0 <= len(client.test) - len(client.train) <= 1
-        assert set(dataset.labels[client.train]) == set(dataset.labels[client.test]) == set(range(6))
+        assert (
+            set(dataset.labels[client.train]) == set(dataset.labels[client.test]) == set(range(6))
+        )
     assert list(experiment.methods) == ["fedtgp", "local"]
     names = [bucket.name for bucket in experiment.federations["fedtgp"].buckets]
     assert tuple(names) == SENSORS[config.model.group]
-    assert "10 clients on har_10persons: 516 training samples, 38 to 62 a client" in report.setting(config, experiment)
+    assert "10 clients on har_10persons: 516 training samples, 38 to 62 a client" in report.setting(
+        config, experiment
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model.group": "htfe8"}, r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]; a sample is \(128, 9\)"),
+        (
+            {"model.group": "htfe8"},
+            r"model group 'htfe8' needs images, float \[H, W, 1 or 3\]; a sample is \(128, 9\)",
+        ),
         ({"dataset.image_size": 32}, "image_size is 32, but har_10persons holds no images"),
         ({"dataset.normalisation": "dataset"}, "no moments of har_10persons are known"),
-        ({"training.augmentation": ("flip",)}, "training.augmentation is .* har_10persons has no images"),
+        (
+            {"training.augmentation": ("flip",)},
+            "training.augmentation is .* har_10persons has no images",
+        ),
         ({"partition.num_clients": 11}, "num_clients is 11; har_10persons has 10 groups"),
         ({"dataset.name": "fashion_mnist_10k"}, "'htfe_sen5' needs windows of at least 78 steps"),
     ],
@@ -48,14 +58,18 @@ def test_what_does_not_fit_is_one_line(changes, message):
 def run(config, folder):
     done = train_and_evaluate(config, folder, lambda *_: None, stage=lambda line: None)
     for history in done.histories.values():
-        assert history[-1]["accuracy"] > 0 and all(np.isfinite(row.get("accuracy", 0)) for row in history)
+        assert history[-1]["accuracy"] > 0 and all(
+            np.isfinite(row.get("accuracy", 0)) for row in history
+        )
     assert (folder / "report.html").exists()
 
 
 @pytest.mark.slow
 def test_a_run_ends_with_its_report(tmp_path):
     config = quickstart_sensors.get_config("runlocal")
-    config.update_from_flattened_dict({"model.group": "harcnn1_s3", "compare": (), "rounds": 1, "training.steps": 1})
+    config.update_from_flattened_dict(
+        {"model.group": "harcnn1_s3", "compare": (), "rounds": 1, "training.steps": 1}
+    )
     run(config, tmp_path)
 
 
@@ -68,5 +82,7 @@ def test_the_first_check_of_the_quickstart(tmp_path):
 def test_everything_else_that_a_config_may_ask_of_windows(tmp_path):
     """Products in half precision, and clients that the host keeps."""
     config = quickstart_sensors.get_config("runlocal,method=lg_fedavg")
-    config.update_from_flattened_dict({"precision": "bfloat16", "client_store": "host", "compare": (), "rounds": 1})
+    config.update_from_flattened_dict(
+        {"precision": "bfloat16", "client_store": "host", "compare": (), "rounds": 1}
+    )
     run(config, tmp_path)

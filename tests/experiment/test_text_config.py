@@ -14,7 +14,10 @@ CLIENTS, WIDTH = 4, 8
 @pytest.fixture
 def config(tmp_path):
     words = np.random.default_rng(0).integers(0, 50, (400, 12))
-    rows = [(str(i % 4 + 1), f"w{i % 4}", " ".join(f"w{word}" for word in row)) for i, row in enumerate(words)]
+    rows = [
+        (str(i % 4 + 1), f"w{i % 4}", " ".join(f"w{word}" for word in row))
+        for i, row in enumerate(words)
+    ]
     write_csv(tmp_path / "ag_news_test.csv", rows)
     config = ag_news.get_config("set=ag_news_test,partition=iid")
     config.dataset.data_dir, config.dataset.text_length = str(tmp_path), 10
@@ -26,18 +29,39 @@ def test_a_set_of_texts_and_its_models(config):
     experiment = build(config)
     assert experiment.dataset.inputs.shape == (400, 10) and experiment.dataset.vocabulary == 52
     (federation,) = experiment.federations.values()
-    assert [bucket.name for bucket in federation.buckets] == ["fasttext", "text_logistic", "lstm", "bilstm"]
+    assert [bucket.name for bucket in federation.buckets] == [
+        "fasttext",
+        "text_logistic",
+        "lstm",
+        "bilstm",
+    ]
     assert count_parameters(federation.buckets[1]) == {"base": 52 * WIDTH, "head": WIDTH * 4 + 4}
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("model.group", "cnn5", r"model group 'cnn5' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(10,\)"),
-        ("dataset.name", "fashion_mnist_10k", "text_length is 10, but fashion_mnist_10k has no texts"),
+        (
+            "model.group",
+            "cnn5",
+            r"model group 'cnn5' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(10,\)",
+        ),
+        (
+            "dataset.name",
+            "fashion_mnist_10k",
+            "text_length is 10, but fashion_mnist_10k has no texts",
+        ),
         ("dataset.image_size", 8, "image_size is 8, but ag_news_test has no images"),
-        ("training.augmentation", ("flip",), r"training.augmentation is \('flip',\); ag_news_test has no images"),
-        ("method.name", "fedclassavg", r"FedClassAvg needs images, .*; these models take int32 \(10,\)"),
+        (
+            "training.augmentation",
+            ("flip",),
+            r"training.augmentation is \('flip',\); ag_news_test has no images",
+        ),
+        (
+            "method.name",
+            "fedclassavg",
+            r"FedClassAvg needs images, .*; these models take int32 \(10,\)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(config, path, value, message):

@@ -1,4 +1,5 @@
-"""Models that start from files of weights: by config and by hand, for clients and servers, in runs that go on."""
+"""Models that start from files of weights: by config and by hand, for clients and servers, in runs
+that go on."""
 
 import jax
 import numpy as np
@@ -42,7 +43,9 @@ def arrays():
     """Of both perceptrons, by name: every number of the first is 1, of the second 2."""
     modules, found = model_group("mlp2", 4, SHAPE), {}
     for value, (name, module) in enumerate(modules.items(), 1):
-        shapes = jax.eval_shape(lambda key, m=module: m.init(key, np.zeros((1, *SHAPE))), jax.random.key(0))
+        shapes = jax.eval_shape(
+            lambda key, m=module: m.init(key, np.zeros((1, *SHAPE))), jax.random.key(0)
+        )
         params = jax.tree.map(lambda x, v=value: np.full(x.shape, v, np.float32), shapes["params"])
         found[name] = state_dict(module, {"params": params, "stats": {}})
     return found
@@ -72,11 +75,19 @@ def values(tree):
 
 def first_state(method, federation):
     rng = np.random.default_rng(0)
-    dataset = fl.Dataset("toy", rng.integers(0, 255, (40, *SHAPE), np.uint8), np.arange(40) % 4, ("a", "b", "c", "d"))
-    partition = fl.make_partition("dirichlet", dataset, num_clients=4, seed=0, alpha=100.0, min_samples=2)
-    simulation = fl.make_simulation(method, federation, fl.make_federation_data(dataset, partition, federation))
+    dataset = fl.Dataset(
+        "toy", rng.integers(0, 255, (40, *SHAPE), np.uint8), np.arange(40) % 4, ("a", "b", "c", "d")
+    )
+    partition = fl.make_partition(
+        "dirichlet", dataset, num_clients=4, seed=0, alpha=100.0, min_samples=2
+    )
+    simulation = fl.make_simulation(
+        method, federation, fl.make_federation_data(dataset, partition, federation)
+    )
     state = simulation.init()
-    return state, {b.name: simulation.read_clients(state, b.name, np.arange(2)) for b in federation.buckets}
+    return state, {
+        b.name: simulation.read_clients(state, b.name, np.arange(2)) for b in federation.buckets
+    }
 
 
 def test_every_client_starts_from_its_architectures_weights(arrays):
@@ -93,12 +104,17 @@ def test_every_client_starts_from_its_architectures_weights(arrays):
 
 
 def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
-    with pytest.warns(UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True") as caught:
+    with pytest.warns(
+        UserWarning, match="mlp_narrow, mlp_wide have heads, .*: give head=True"
+    ) as caught:
         federation = fl.with_weights(federation_of(), arrays)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert federation == fl.with_weights(federation_of(), arrays, head=False)
     fl.with_weights(federation_of(), arrays, head=True)
-    bases = {model: {k: v for k, v in tree.items() if "/head/" not in k} for model, tree in arrays.items()}
+    bases = {
+        model: {k: v for k, v in tree.items() if "/head/" not in k}
+        for model, tree in arrays.items()
+    }
     fl.with_weights(federation_of(), bases)
     assert not recwarn.list
 
@@ -106,10 +122,15 @@ def test_heads_that_are_left_out_are_said_to_be(arrays, recwarn):
 def test_servers_and_auxiliary_models_start_from_them_too(arrays):
     modules = {"mlp_wide": model_group("mlp2", 4, SHAPE)["mlp_wide"]}
     alone = fl.make_federation(modules, SHAPE, 4, num_clients=4)
-    state, _ = first_state(fl.fedavg(TRAINING), fl.with_weights(alone, {"mlp_wide": arrays["mlp_wide"]}, head=True))
+    state, _ = first_state(
+        fl.fedavg(TRAINING), fl.with_weights(alone, {"mlp_wide": arrays["mlp_wide"]}, head=True)
+    )
     assert values(state.server) == {2}
-    state, clients = first_state(fl.fml(TRAINING), fl.with_weights(federation_of(), arrays, head=True))
-    assert values(state.server) == {1} and values(clients["mlp_wide"]["shared"]) == {1}  # the smaller one
+    state, clients = first_state(
+        fl.fml(TRAINING), fl.with_weights(federation_of(), arrays, head=True)
+    )
+    # the smaller one
+    assert values(state.server) == {1} and values(clients["mlp_wide"]["shared"]) == {1}
     wide = federation_of(shared=model_group("mlp2", 4, SHAPE)["mlp_wide"])
     for given in (arrays, {"shared": arrays["mlp_wide"]}, {"mlp_wide": arrays["mlp_wide"]}):
         state, clients = first_state(fl.fml(TRAINING), fl.with_weights(wide, given, head=True))
@@ -139,17 +160,25 @@ def test_what_is_wrong_with_weights_is_one_line(arrays, tmp_path):
     save_safetensors(wide, arrays["mlp_wide"])
     np.savez(narrow, **arrays["mlp_narrow"])
     for weights, message in (
-        ({"mlp_narrow": wide}, rf"^{wide}: this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$"),
+        (
+            {"mlp_narrow": wide},
+            rf"^{wide}: this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$",
+        ),
         (wide, r"this looks like mlp_wide \(6 tensors\); the model is mlp_narrow \(6\)$"),
         ({"mlp": wide}, r"^weights: unknown architecture 'mlp'.*mlp_narrow"),
-        ({"mlp_wide": {"a": np.ones(2)}}, r"^the weights of mlp_wide: this looks like no known arch"),
+        (
+            {"mlp_wide": {"a": np.ones(2)}},
+            r"^the weights of mlp_wide: this looks like no known arch",
+        ),
     ):
         with pytest.raises(ValueError, match=message) as error:
             fl.with_weights(federation_of(), weights)
         assert "\n" not in str(error.value)
     with pytest.raises(FileNotFoundError, match=r"no weights at .*none\.pth"):
         fl.with_weights(federation_of(), {"mlp_wide": tmp_path / "none.pth"})
-    sliced = fl.make_sliced_federation(fl.sliced_network("conv4_quarter", 4, (16, 16, 1)), [1.0], (16, 16, 1), 4)
+    sliced = fl.make_sliced_federation(
+        fl.sliced_network("conv4_quarter", 4, (16, 16, 1)), [1.0], (16, 16, 1), 4
+    )
     with pytest.raises(ValueError, match="slices of one network take no weights"):
         fl.with_weights(sliced, {})
 
@@ -164,7 +193,10 @@ def test_fields_are_checked(config, tmp_path, arrays):
             r"^model\.weights is 'x\.pth'; with model\.rates it must be ''",
         ),
         ({"weights": {"mlp_wide": "none.pth"}}, r"^no weights at none\.pth$"),
-        ({"weights": {"narrow": str(tmp_path / "wide.safetensors")}}, r"unknown architecture 'narrow'"),
+        (
+            {"weights": {"narrow": str(tmp_path / "wide.safetensors")}},
+            r"unknown architecture 'narrow'",
+        ),
     ):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             build(with_model(config, **changes))
@@ -183,18 +215,26 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
     state = simulation.init()
     began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
     for row in (0, 1):
-        jax.tree.map(lambda a, b, row=row: np.testing.assert_array_equal(a[row], b), began["params"], trained["params"])
+        jax.tree.map(
+            lambda a, b, row=row: np.testing.assert_array_equal(a[row], b),
+            began["params"],
+            trained["params"],
+        )
     before, after = run.simulation.evaluate(run.state)[0], simulation.evaluate(state)[0]
     assert after.accuracy["test"]["head"][1] == before.accuracy["test"]["head"][1]
     assert load_state_dict(file).keys() >= {"params/base/fc1/kernel", "params/head/bias"}
 
 
 def test_other_exports_are_refused():
-    with pytest.raises(ValueError, match=r"^export is 'x\.pth'; it must end in \.npz or \.safetensors$"):
+    with pytest.raises(
+        ValueError, match=r"^export is 'x\.pth'; it must end in \.npz or \.safetensors$"
+    ):
         check_export("x.pth")
 
 
-def test_a_run_goes_on_without_its_weights_but_not_with_others(config, tmp_path, arrays, no_pictures):
+def test_a_run_goes_on_without_its_weights_but_not_with_others(
+    config, tmp_path, arrays, no_pictures
+):
     file, workdir = tmp_path / "wide.safetensors", tmp_path / "run"
     save_safetensors(file, arrays["mlp_wide"])
     own = with_model(config, weights={"mlp_wide": str(file)})
@@ -204,18 +244,23 @@ def test_a_run_goes_on_without_its_weights_but_not_with_others(config, tmp_path,
     train_and_evaluate(own, workdir)
     assert set(read_config(workdir)[1]["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
-    with pytest.raises(ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"):
+    with pytest.raises(
+        ValueError, match=rf"began from another {file} \(SHA-256 \w{{12}} there, \w{{12}} here\)"
+    ):
         train_and_evaluate(own, workdir)
     file.unlink()
     own.rounds = 2
     train_and_evaluate(own, workdir)
     assert metrics(workdir, "local") == metrics(tmp_path / "whole", "local")
     assert load_run(workdir).state.round == 2
-    assert set(read_config(workdir)[1]["weights"]) == {str(file)}  # still, and it is held against what comes
+    # still, and it is held against what comes
+    assert set(read_config(workdir)[1]["weights"]) == {str(file)}
     save_safetensors(file, {name: 2 * x for name, x in arrays["mlp_wide"].items()})
     with pytest.raises(ValueError, match="began from another"):
         train_and_evaluate(own, workdir)
     file.unlink()
     own.compare = ("fedproto",)  # begins now
-    with pytest.raises(ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"):
+    with pytest.raises(
+        ValueError, match=rf"^no weights at {file}, which fedproto starts from at round 0"
+    ):
         train_and_evaluate(own, workdir)

@@ -10,7 +10,17 @@ import pytest
 
 from experiments.attack import picture_of
 from experiments.leaks_of_runs import epsilon, uploaded
-from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row, add, markdown, picture, read
+from experiments.leaks_table import (
+    NOT_NEEDED,
+    OTHER,
+    OWN,
+    Inverted,
+    Row,
+    add,
+    markdown,
+    picture,
+    read,
+)
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.wire import chain, gaussian_noise
 from fedjax_ht.experiment.build import build
@@ -35,7 +45,23 @@ ROWS = [
 SEEN = (("fedavg", NOT_NEEDED), ("lg_fedavg", OWN), ("lg_fedavg", OTHER))
 HIDDEN = {"unit": "upload", "clip": 0.5, "scale": 2.9}
 PRIVATE = [
-    Row(1, "fedavg", "dlg", 0, 1, 0.0, 0.0, NOT_NEEDED, 50, 5.0, 0.1, trial=1, image=3, **HIDDEN, epsilon=7.93),
+    Row(
+        1,
+        "fedavg",
+        "dlg",
+        0,
+        1,
+        0.0,
+        0.0,
+        NOT_NEEDED,
+        50,
+        5.0,
+        0.1,
+        trial=1,
+        image=3,
+        **HIDDEN,
+        epsilon=7.93,
+    ),
     Row(20, "fedavg", "membership", 0, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=7.93),
     Row(20, "fedavg", "membership", 0, auc=0.75, **HIDDEN, epsilon=math.inf),
     Row(20, "fedavg", "membership", 1, auc=0.5, state=NOT_NEEDED, **HIDDEN, epsilon=3.0),
@@ -59,7 +85,8 @@ def test_a_file_of_an_earlier_version_has_defaults(tmp_path):
 
 def test_the_table_has_means_and_ends():
     assert markdown(ROWS).splitlines() == [
-        "| round | method | images | numbers sent | the client's model | noise | uploads | dlg | geiping, tv 0.3 |",
+        "| round | method | images | numbers sent | the client's model | noise | uploads | dlg | "
+        "geiping, tv 0.3 |",
         "|---|---|---|---|---|---|---|---|---|",
         "| 1 | fedavg | 1 | 50 | is sent |  | 2 | 25.0 (20.0 to 30.0) / 0.80 |  |",
         "| 1 | fedavg | 1 | 50 | is sent | 0.05 | 1 |  | 6.0 / 0.02 |",
@@ -75,9 +102,13 @@ def test_the_table_has_means_and_ends():
 def test_the_table_says_what_is_hidden():
     assert markdown(PRIVATE).splitlines()[2::4] == [
         "| 1 | fedavg | 1 | 50 | is sent | upload, clip 0.5, noise 2.9 | 7.93 | 1 | 5.0 / 0.10 |",
-        "| 20 | fedavg | the server's | upload, clip 0.5, noise 2.9 | 7.93 | 0.500 | 0.500 | 0.500 | 2 |",
+        "| 20 | fedavg | the server's | upload, clip 0.5, noise 2.9 | 7.93 | 0.500 | 0.500 | "
+        "0.500 | 2 |",
     ]
-    assert "| 20 | fedavg | the client's own | upload, clip 0.5, noise 2.9 | none | 0.750 |" in markdown(PRIVATE)
+    assert (
+        "| 20 | fedavg | the client's own | upload, clip 0.5, noise 2.9 | none | 0.750 |"
+        in markdown(PRIVATE)
+    )
 
 
 def test_a_picture_shows_all_uploads(tmp_path):
@@ -122,7 +153,11 @@ def test_uploads_have_passed_the_transforms_of_the_run():
     images, labels = image_of(2)
     plain, *noisy = (
         payload(uploaded(victim, transform, state, images, labels, jnp.uint32(number)))
-        for transform, number in ((chain(()), 0), (gaussian_noise(0.5, 0.0), 0), (gaussian_noise(0.5, 0.0), 1))
+        for transform, number in (
+            (chain(()), 0),
+            (gaussian_noise(0.5, 0.0), 0),
+            (gaussian_noise(0.5, 0.0), 1),
+        )
     )
     added = np.array([x - plain for x in noisy])
     assert added.size >= 40 and 0.35 < added.std() < 0.65 and abs(np.corrcoef(added)[0, 1]) < 0.6
@@ -130,7 +165,9 @@ def test_uploads_have_passed_the_transforms_of_the_run():
 
 def test_another_file_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
-    with pytest.raises(ValueError, match=r"a.csv has the columns \['x', 'y'\]; expected round, method"):
+    with pytest.raises(
+        ValueError, match=r"a.csv has the columns \['x', 'y'\]; expected round, method"
+    ):
         read(tmp_path / "a.csv")
 
 
@@ -144,9 +181,15 @@ def refused(run_module, *arguments):
 def test_bad_input_is_one_line(run_module, tmp_path):
     run = f"--workdir={tmp_path / 'none'}"
     assert "give --workdir and --attack, or --csv alone" in refused(run_module, run)
-    assert "'dgl'" in refused(run_module, run, "--attack=dgl") and "dlg" in refused(run_module, run, "--attack=dgl")
-    assert "--batch is 0; it must be from 1 to 16" in refused(run_module, run, "--attack=dlg", "--batch=0")
-    assert "--uploads is 65; it must be from 1 to 64" in refused(run_module, run, "--attack=dlg", "--uploads=65")
+    assert "'dgl'" in refused(run_module, run, "--attack=dgl") and "dlg" in refused(
+        run_module, run, "--attack=dgl"
+    )
+    assert "--batch is 0; it must be from 1 to 16" in refused(
+        run_module, run, "--attack=dlg", "--batch=0"
+    )
+    assert "--uploads is 65; it must be from 1 to 64" in refused(
+        run_module, run, "--attack=dlg", "--uploads=65"
+    )
     assert "--epsilon_rounds is 0; it must be at least 1" in refused(
         run_module, run, "--attack=dlg", "--epsilon_rounds=0"
     )
@@ -170,7 +213,9 @@ def test_a_run_is_attacked(run_module, tiny_config, tmp_path):
         found = list(csv.DictReader(file))
     assert {(row["method"], row["round"]) for row in found} == {("fedtgp", "1"), ("local", "1")}
     assert all(0 <= float(row["auc"]) <= 1 for row in found)
-    assert "images are 6x6; SSIM needs at least 11x11" in refused(run_module, run, "--attack=dlg", "--method=fedtgp")
+    assert "images are 6x6; SSIM needs at least 11x11" in refused(
+        run_module, run, "--attack=dlg", "--method=fedtgp"
+    )
     assert "no method 'fedavg'" in refused(run_module, run, "--attack=dlg", "--method=fedavg")
 
 
@@ -182,20 +227,29 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     images, labels = rng.integers(0, 256, (200, 12, 12, 1), dtype=np.uint8), np.arange(200) % 4
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     run, table = f"--workdir={tmp_path / 'run'}", tmp_path / "a.csv"
-    own = [f"--config.dataset.name=npz:{tmp_path / 'data.npz'}", "--config.entries=('fedavg','lg_fedavg')"]
+    own = [
+        f"--config.dataset.name=npz:{tmp_path / 'data.npz'}",
+        "--config.entries=('fedavg','lg_fedavg')",
+    ]
     own += ["--config.model.group=fedjax_ht.configs.private:perceptron"]
     own += ["--config.privacy.unit=upload", "--config.privacy.noise=0.01"]
     done = run_module("main", f"--config={tiny_config}:runlocal", run, *own)
     assert done.returncode == 0, done.stderr
-    asked = "--attack=dlg,membership", "--uploads=2", "--adam_steps=2", "--epsilon_rounds=20", f"--csv={table}"
+    asked = (
+        "--attack=dlg,membership",
+        "--uploads=2",
+        "--adam_steps=2",
+        "--epsilon_rounds=20",
+        f"--csv={table}",
+    )
     done = run_module("attack", run, *asked)
     assert done.returncode == 0, done.stderr
     rows = read(table)
     inversions = {(r.method, r.state, r.image) for r in rows if r.attack == "dlg"}
     assert inversions == {(m, s, i) for m, s in SEEN for i in (0, 1)}
-    assert {(r.method, r.state) for r in rows if r.attack == "membership"} == {*SEEN} - {("lg_fedavg", OTHER)} | {
-        ("fedavg", OWN)
-    }
+    assert {(r.method, r.state) for r in rows if r.attack == "membership"} == {*SEEN} - {
+        ("lg_fedavg", OTHER)
+    } | {("fedavg", OWN)}
     hidden = [r.epsilon for r in rows if r.attack == "dlg" or r.state == NOT_NEEDED]
     assert {*hidden} == {float(f"{gaussian_epsilon(0.01, 20, 1e-5):.6g}")}
     assert all(r.epsilon == math.inf for r in rows if r.attack == "membership" and r.state == OWN)

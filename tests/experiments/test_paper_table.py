@@ -6,10 +6,20 @@ import json
 import numpy as np
 import pytest
 
-from experiments.evaluations import Run, curves, read_evaluations, read_published, tops, write_evaluations
+from experiments.evaluations import (
+    Run,
+    curves,
+    read_evaluations,
+    read_published,
+    tops,
+    write_evaluations,
+)
 from experiments.paper_table import find_runs, markdown
 
-SGD, ADAM = ({"optimizer": name, "learning_rate": rate, "beta1": 0.9} for name, rate in (("sgd", 0.01), ("adam", 1e-4)))
+SGD, ADAM = (
+    {"optimizer": name, "learning_rate": rate, "beta1": 0.9}
+    for name, rate in (("sgd", 0.01), ("adam", 1e-4))
+)
 
 
 def write_run(folder, method, seed, accuracies, options=(), training=SGD, **more):
@@ -22,7 +32,12 @@ def write_run(folder, method, seed, accuracies, options=(), training=SGD, **more
     (folder / "config.json").write_text(json.dumps(config))
     with (folder / method / "metrics.jsonl").open("w") as file:
         for number, accuracy in enumerate(accuracies):
-            row = {"round": number, "trial": 0, "accuracy": accuracy, "uplink_payload_bytes": 1024 * (number > 0)}
+            row = {
+                "round": number,
+                "trial": 0,
+                "accuracy": accuracy,
+                "uplink_payload_bytes": 1024 * (number > 0),
+            }
             row |= {name: values[number] for name, values in more.items()}
             file.write(json.dumps(row) + "\n")
 
@@ -55,7 +70,17 @@ def test_published_numbers_can_be_of_the_participants_score(tmp_path):
     text = markdown(runs, published, "accuracy", "accuracy_participants")
     assert "participants %" in text and "participants - paper" in text and "biased upwards" in text
     assert cells(text, "local")[1:] == [
-        *("50.00 ± 0.00", "-", "50.00 ± 0.00", "85.00 ± 5.00", "2, 2", "2", "80", "+5.00", "1.00 KiB")
+        *(
+            "50.00 ± 0.00",
+            "-",
+            "50.00 ± 0.00",
+            "85.00 ± 5.00",
+            "2, 2",
+            "2",
+            "80",
+            "+5.00",
+            "1.00 KiB",
+        )
     ]
     write_evaluations(runs, tmp_path / "x.csv")
     rows = list(csv.DictReader((tmp_path / "x.csv").open()))
@@ -64,8 +89,18 @@ def test_published_numbers_can_be_of_the_participants_score(tmp_path):
 
 def test_runs_of_an_earlier_table_count_as_well(tmp_path):
     for seed in (0, 1):
-        drawn = {"accuracy_participants": [0.0, 0.8, 0.7], "accuracy_participants_head": [0.0, 0.6, 0.9 + seed / 100]}
-        write_run(tmp_path / str(seed), "fedproto", seed, [0.1, 0.5, 0.4], val_accuracy=[0.1, 0.2, 0.3], **drawn)
+        drawn = {
+            "accuracy_participants": [0.0, 0.8, 0.7],
+            "accuracy_participants_head": [0.0, 0.6, 0.9 + seed / 100],
+        }
+        write_run(
+            tmp_path / str(seed),
+            "fedproto",
+            seed,
+            [0.1, 0.5, 0.4],
+            val_accuracy=[0.1, 0.2, 0.3],
+            **drawn,
+        )
     runs = find_runs(tmp_path)
     write_evaluations(runs[:1], tmp_path / "earlier.csv")
     again = read_evaluations(tmp_path / "earlier.csv") + runs[1:]
@@ -75,14 +110,19 @@ def test_runs_of_an_earlier_table_count_as_well(tmp_path):
 
 
 def test_fedrals_two_matrices_stand_side_by_side(tmp_path):
-    """Its reported rule and the global A, over all clients and, where runs have it, over the participants."""
+    """Its reported rule and the global A, over all clients and, where runs have it, over the
+    participants."""
     more = {"accuracy_global": [0.2, 0.6], "accuracy_participants": [0.0, 0.8]}
-    write_run(tmp_path / "a", "fedral", 0, [0.1, 0.4], **more, accuracy_participants_global=[0.0, 0.7])
+    write_run(
+        tmp_path / "a", "fedral", 0, [0.1, 0.4], **more, accuracy_participants_global=[0.0, 0.7]
+    )
     write_run(tmp_path / "b", "local", 0, [0.1, 0.5])
     runs = find_runs(tmp_path)
     head, _, *lines = markdown(runs, {}, "accuracy").splitlines()[2:6]
     titles = [cell.strip() for cell in head.strip("|").split("|")]
-    rows = {line.split()[1]: [cell.strip() for cell in line.strip("|").split("|")] for line in lines}
+    rows = {
+        line.split()[1]: [cell.strip() for cell in line.strip("|").split("|")] for line in lines
+    }
     assert rows["fedral"][titles.index("by the global A %")] == "60.00"
     assert rows["fedral"][titles.index("participants by the A that they were sent %")] == "70.00"
     assert rows["local"][titles.index("by the global A %")] == "-"
@@ -104,7 +144,11 @@ def test_options_are_named_against_their_defaults_whatever_most_runs_have(tmp_pa
     """So that a row keeps its name when other runs join the table."""
     for number, options in enumerate(({"mu": 0.0}, {"mu": 0.0}, {"mu": 0.5})):
         write_run(tmp_path / str(number), "fedssa", number, [0.5], options=options)
-    assert [run.method for run in find_runs(tmp_path)] == ["fedssa mu=0.0", "fedssa mu=0.0", "fedssa"]
+    assert [run.method for run in find_runs(tmp_path)] == [
+        "fedssa mu=0.0",
+        "fedssa mu=0.0",
+        "fedssa",
+    ]
 
 
 def test_a_row_that_joins_an_earlier_table_is_named_as_it_would_be_there(tmp_path):
@@ -118,16 +162,27 @@ def test_a_row_that_joins_an_earlier_table_is_named_as_it_would_be_there(tmp_pat
 
 
 def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path):
-    """Of a method that has it in all its runs, too; and such runs are not pooled with others of the method."""
+    """Of a method that has it in all its runs, too; and such runs are not pooled with others of the
+    method."""
     for name, method, training in (
         *(("a", "fedktl", SGD), ("b", "local", SGD), ("c", "dfrd", SGD | {"learning_rate": 0.1})),
-        *(("d0", "fedclassavg", ADAM), ("d1", "fedclassavg", ADAM | {"beta1": 0.5}), ("e", "local", ADAM)),
+        *(
+            ("d0", "fedclassavg", ADAM),
+            ("d1", "fedclassavg", ADAM | {"beta1": 0.5}),
+            ("e", "local", ADAM),
+        ),
         *((f"f{seed}", "fedssa", SGD) for seed in range(3)),
     ):
         write_run(tmp_path / name, method, int(name[1:] or 0), [0.5], training=training)
     adam = "optimizer=adam learning_rate=0.0001"
     assert [run.method for run in find_runs(tmp_path)] == [
-        *("fedktl", "local", "dfrd learning_rate=0.1", f"fedclassavg {adam}", f"fedclassavg {adam} beta1=0.5"),
+        *(
+            "fedktl",
+            "local",
+            "dfrd learning_rate=0.1",
+            f"fedclassavg {adam}",
+            f"fedclassavg {adam} beta1=0.5",
+        ),
         *(f"local {adam}", "fedssa", "fedssa", "fedssa"),
     ]
 
@@ -137,7 +192,18 @@ def test_seeds_are_pooled_and_compared_with_what_is_published(runs, tmp_path):
     published.write_text("dataset,method,accuracy,source\ndigits,fedktl,60,a\ndigits,dfrd,,b\n")
     text = markdown(runs, read_published(str(published)), "accuracy")
     assert cells(text, "fedktl") == [
-        *("fedktl", "70.00 ± 10.00", "60.00 ± 10.00", "65.00 ± 15.00", "-", "1, 2", "2", "60", "+10.00", "1.00 KiB")
+        *(
+            "fedktl",
+            "70.00 ± 10.00",
+            "60.00 ± 10.00",
+            "65.00 ± 15.00",
+            "-",
+            "1, 2",
+            "2",
+            "60",
+            "+10.00",
+            "1.00 KiB",
+        )
     ]
     assert cells(text, "fedktl mu=0.0")[1:3] == ["40.00", "-"]
     assert cells(text, "dfrd")[4:8] == ["50.00", "1", "1", "no convergence"]
@@ -170,7 +236,10 @@ def test_clients_weighed_by_training_samples_stand_beside_the_global_model(tmp_p
     more = {"global_accuracy_head": [0.1, 0.4], "accuracy_train_weighted": [0.1, 0.25]}
     write_run(tmp_path / "a", "dfrd", 0, [0.1, 0.3], **more)
     text = markdown(find_runs(tmp_path), {}, "global_accuracy_head")
-    assert "| clients % | clients by n_i % |" in text and cells(text, "dfrd")[4:6] == ["30.00", "25.00"]
+    assert "| clients % | clients by n_i % |" in text and cells(text, "dfrd")[4:6] == [
+        "30.00",
+        "25.00",
+    ]
     assert "clients by n_i" not in markdown(find_runs(tmp_path), {}, "accuracy")
 
 

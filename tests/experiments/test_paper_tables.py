@@ -1,4 +1,5 @@
-"""The page of results beside the papers': it is what its command makes, and it compares like with like alone."""
+"""The page of results beside the papers': it is what its command makes, and it compares like with
+like alone."""
 
 import importlib
 import re
@@ -44,7 +45,11 @@ def a_part(**more):
 
 
 def rows(text):
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line[:1] == "|"
+    ]
 
 
 def test_the_page_is_what_the_command_makes_from_the_committed_files():
@@ -54,30 +59,60 @@ def test_the_page_is_what_the_command_makes_from_the_committed_files():
 
 def test_a_changed_number_changes_the_page(tmp_path):
     """Ours and the difference, in that one row."""
-    results = Path(shutil.copytree(RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.md")))
+    results = Path(
+        shutil.copytree(
+            RESULTS, tmp_path / "results", ignore=shutil.ignore_patterns("*.png", "*.md")
+        )
+    )
     lines = (results / "dfrd.csv").read_text().splitlines(keepends=True)
     (at,) = [i for i, line in enumerate(lines) if line.startswith("fashion_mnist,fedavg,0,25,")]
     lines[at] = lines[at].replace(",0.6391,", ",0.7391,")
     (results / "dfrd.csv").write_text("".join(lines))
     text = PAGE.read_text(encoding="utf-8")
-    old, new = (set(t.splitlines()) for t in (text, page(text, read_manifest(results / "tables.toml"), results)))
-    assert old - new == {"| fedavg | 69.04 ± 5.13 | 69.04 ± 5.13 | 25 | 2 | 83.24 ± 1.41 | -14.20 |"}
+    old, new = (
+        set(t.splitlines())
+        for t in (text, page(text, read_manifest(results / "tables.toml"), results))
+    )
+    assert old - new == {
+        "| fedavg | 69.04 ± 5.13 | 69.04 ± 5.13 | 25 | 2 | 83.24 ± 1.41 | -14.20 |"
+    }
     assert new - old == {"| fedavg | 74.04 ± 0.13 | 74.04 ± 0.13 | 25 | 2 | 83.24 ± 1.41 | -9.20 |"}
 
 
 def test_ours_beside_the_papers_by_one_score(results):
-    text = part_markdown(a_part(published_as={"local mu=0": "local"}, also=["accuracy_head"]), results)
+    text = part_markdown(
+        a_part(published_as={"local mu=0": "local"}, also=["accuracy_head"]), results
+    )
     head, _, *lines = rows(text)
     assert head == [
-        *("method", "all clients, best %", "last round %", "own head, best %", "rounds", "seeds", "paper %"),
+        *(
+            "method",
+            "all clients, best %",
+            "last round %",
+            "own head, best %",
+            "rounds",
+            "seeds",
+            "paper %",
+        ),
         "ours - paper",
     ]
     assert lines == [
         ["local mu=0", "65.00", "65.00", "65.00", "10", "1", "70.50", "-5.50"],
-        ["fedproto", "60.00 ± 10.00", "55.00 ± 5.00", "70.00 ± 10.00", "10 to 20", "2", "61.00 ± 0.50", "-1.00"],
+        [
+            "fedproto",
+            "60.00 ± 10.00",
+            "55.00 ± 5.00",
+            "70.00 ± 10.00",
+            "10 to 20",
+            "2",
+            "61.00 ± 0.50",
+            "-1.00",
+        ],
     ]
     assert text.endswith("Rows of the paper that were not run in this form: fd no convergence.")
-    assert "not run in this form: local 70.50, fd no convergence." in part_markdown(a_part(), results)
+    assert "not run in this form: local 70.50, fd no convergence." in part_markdown(
+        a_part(), results
+    )
 
 
 def test_the_participants_score_is_the_best_of_all_rounds_and_has_no_last_round(results):
@@ -89,35 +124,58 @@ def test_the_participants_score_is_the_best_of_all_rounds_and_has_no_last_round(
 @pytest.mark.parametrize(
     "more, paper, why",
     [
-        ({"published_score": "accuracy_weighted"}, "61.00 ± 0.50", "another score (clients by test samples)"),
+        (
+            {"published_score": "accuracy_weighted"},
+            "61.00 ± 0.50",
+            "another score (clients by test samples)",
+        ),
         ({"published_dataset": "other"}, "5.00", "another dataset (other)"),
     ],
 )
 def test_other_scores_and_datasets_have_no_difference(results, more, paper, why):
     text = part_markdown(a_part(**more), results)
     assert [line[-1] for line in rows(text) if line[0] == "fedproto"] == [paper]
-    assert f"No difference is given: the paper's numbers are of {why}." in text and "ours - paper" not in text
+    assert (
+        f"No difference is given: the paper's numbers are of {why}." in text
+        and "ours - paper" not in text
+    )
 
 
 def test_a_rule_of_inference_counts_for_all_scores_of_its_method(results):
     (line,) = [
-        line for line in rows(part_markdown(a_part(rules={"fedproto": "head"}), results)) if "own head" in line[0]
+        line
+        for line in rows(part_markdown(a_part(rules={"fedproto": "head"}), results))
+        if "own head" in line[0]
     ]
     assert line[:3] == ["fedproto, by own head", "70.00 ± 10.00", "65.00 ± 5.00"]
 
 
 def test_runs_are_chosen_by_method_seed_and_round(results):
-    (run,) = selected(Selection("runs.csv", "digits", methods=["fedproto"], seeds=[1], rounds=10), results)
+    (run,) = selected(
+        Selection("runs.csv", "digits", methods=["fedproto"], seeds=[1], rounds=10), results
+    )
     assert {row["round"] for row in run.history} == {10}
 
 
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda r: part_markdown(a_part(score="loss"), r), "all: loss is no score; there are accuracy"),
-        (lambda r: part_markdown(a_part(published_dataset="x"), r), "all: published.csv has no rows of x"),
-        (lambda r: part_markdown(a_part(rules={"fedproto": "y"}), r), "all: runs.csv has no accuracy_y of fedproto"),
-        (lambda r: selected(Selection("runs.csv", "digits", methods=["fml"]), r), "runs.csv has no fml on digits"),
+        (
+            lambda r: part_markdown(a_part(score="loss"), r),
+            "all: loss is no score; there are accuracy",
+        ),
+        (
+            lambda r: part_markdown(a_part(published_dataset="x"), r),
+            "all: published.csv has no rows of x",
+        ),
+        (
+            lambda r: part_markdown(a_part(rules={"fedproto": "y"}), r),
+            "all: runs.csv has no accuracy_y of fedproto",
+        ),
+        (
+            lambda r: selected(Selection("runs.csv", "digits", methods=["fml"]), r),
+            "runs.csv has no fml on digits",
+        ),
         (
             lambda r: page("no marks", read_manifest(RESULTS / "tables.toml"), r),
             "the page needs the lines <!-- made",
@@ -134,7 +192,10 @@ def test_what_is_not_there_is_one_line(results, make, message):
     [
         ("tables = [", "is no TOML file"),
         ("tables = []", "x.toml: the field 'pictures' is missing"),
-        ("tables = [{titel = 'a'}]\npictures = []", "tables: there is no field 'titel'; there are title"),
+        (
+            "tables = [{titel = 'a'}]\npictures = []",
+            "tables: there is no field 'titel'; there are title",
+        ),
     ],
 )
 def test_a_mistake_in_the_manifest_is_one_line(tmp_path, text, message):
@@ -157,7 +218,9 @@ def test_files_commands_and_settings_that_the_page_names_exist():
             for command in re.sub(r"\\\n", " ", part.command).strip().splitlines():
                 file, argument = re.search(r"configs/(\w+)\.py:?(\S*)", command).groups()
                 assert f"{file}.py" in table.configs
-                config = importlib.import_module(f"fedjax_ht.configs.{file}").get_config(argument or None)
+                config = importlib.import_module(f"fedjax_ht.configs.{file}").get_config(
+                    argument or None
+                )
                 for key in re.findall(r"--config\.([\w.]+)=", command):
                     *folders, name = key.split(".")
                     inner = config

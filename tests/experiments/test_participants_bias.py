@@ -6,7 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.participants_bias import best_so_far, last_accuracies, picture, read_accuracies, write_accuracies
+from experiments.participants_bias import (
+    best_so_far,
+    last_accuracies,
+    picture,
+    read_accuracies,
+    write_accuracies,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +24,8 @@ def test_all_clients_have_no_luck():
 
 
 def test_the_best_of_draws_rises_to_the_best_clients():
-    """One of ten clients a round: after k rounds the best one has been drawn with probability 1 - 0.9^k."""
+    """One of ten clients a round: after k rounds the best one has been drawn with probability 1 -
+    0.9^k."""
     best = best_so_far(np.eye(10)[0], 1, 20, 4000)
     assert (np.diff(best, axis=1) >= 0).all()
     np.testing.assert_allclose(best.mean(0), 1 - 0.9 ** np.arange(1, 21), atol=0.03)
@@ -51,6 +58,8 @@ def test_the_page_has_the_numbers_of_the_committed_accuracies():
     accuracy = read_accuracies(ROOT / "experiments" / "results" / "participants_bias.csv")
     best = 100 * best_so_far(accuracy, 10, 500, 200)
     numbers = [f"{100 * accuracy.mean():.2f} %"]
-    numbers += [f"{best[:, r - 1].mean():.2f} ± {best[:, r - 1].std():.2f}" for r in (100, 300, 500)]
+    numbers += [
+        f"{best[:, r - 1].mean():.2f} ± {best[:, r - 1].std():.2f}" for r in (100, 300, 500)
+    ]
     page = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
     assert [number for number in numbers if number not in page] == []

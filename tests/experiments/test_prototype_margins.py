@@ -27,7 +27,9 @@ ROWS = [
 
 def test_the_table_compares_clients_with_the_global_prototypes():
     """Class 1's global margin is above all its clients', class 0's is not."""
-    assert table_of(ROWS).splitlines()[2] == "| fedproto | 5 | 1.67 | 2 | 2 | 2 | 2.67 | 3 | 1 of 2 |"
+    assert (
+        table_of(ROWS).splitlines()[2] == "| fedproto | 5 | 1.67 | 2 | 2 | 2 | 2.67 | 3 | 1 of 2 |"
+    )
 
 
 def test_the_picture_has_an_axis_for_each_entry():
@@ -37,8 +39,8 @@ def test_the_picture_has_an_axis_for_each_entry():
 
 @pytest.mark.slow
 def test_margins_of_a_run(run_module, tiny_config, tmp_path):
-    """Where all clients take part, FedProto's global prototypes are the means of what the clients' trained models have,
-    which is what they uploaded."""
+    """Where all clients take part, FedProto's global prototypes are the means of what the clients'
+    trained models have, which is what they uploaded."""
     run = f"--workdir={tmp_path / 'run'}"
     entries = "--config.entries=('local','fedproto','fedtgp:server_epochs=2')"
     done = run_module("main", f"--config={tiny_config}:runlocal", run, entries)
@@ -58,9 +60,13 @@ def test_margins_of_a_run(run_module, tiny_config, tmp_path):
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert {row["method"] for row in rows} == {"fedproto", "fedtgp:server_epochs=2"}
-    assert [row["client"] for row in rows if row["method"] == "fedproto"] == [r.client for r in rows_of(loaded, 0)]
+    assert [row["client"] for row in rows if row["method"] == "fedproto"] == [
+        r.client for r in rows_of(loaded, 0)
+    ]
     first = min(np.linalg.norm(got[0] - got[other]) for other in (1, 2, 3))
-    (row,) = [r for r in rows if (r["method"], r["client"], r["label"]) == ("fedproto", GLOBAL, "0")]
+    (row,) = [
+        r for r in rows if (r["method"], r["client"], r["label"]) == ("fedproto", GLOBAL, "0")
+    ]
     np.testing.assert_allclose(float(row["nearest"]), first, rtol=1e-5)
 
     only = run_module("prototype_margins", run, "--method=local", f"--csv={table}")

@@ -1,4 +1,5 @@
-"""Adversarial training of tiny generators: resume, losses against their definition, scores, data, the command line."""
+"""Adversarial training of tiny generators: resume, losses against their definition, scores, data,
+the command line."""
 
 import io
 import json
@@ -20,22 +21,34 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 1), dtype=np.uin
 
 
 def steps_from(state, log, last, workdir):
-    save = lambda state, log: generator_training.write_checkpoint(workdir, state, log)  # noqa: E731
+    def save(state, log):
+        return generator_training.write_checkpoint(workdir, state, log)
+
     return generator_training.train(RECIPE, IMAGES, 3, state, log, lambda step: step >= last, save)
 
 
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(generator_training, "LOG_STEPS", 2)
-    start = lambda: init_gan(RECIPE, 1, 3)  # noqa: E731
+
+    def start():
+        return init_gan(RECIPE, 1, 3)
+
     whole = steps_from(start(), [], 5, tmp_path / "whole")
-    steps_from(*generator_training.read_checkpoint(tmp_path / "parts", start()), 3, tmp_path / "parts")
-    resumed = steps_from(*generator_training.read_checkpoint(tmp_path / "parts", start()), 5, tmp_path / "parts")
+    steps_from(
+        *generator_training.read_checkpoint(tmp_path / "parts", start()), 3, tmp_path / "parts"
+    )
+    resumed = steps_from(
+        *generator_training.read_checkpoint(tmp_path / "parts", start()), 5, tmp_path / "parts"
+    )
     jax.tree.map(np.testing.assert_array_equal, resumed, whole)
     assert int(whole[0].step) == 5
     assert [row[0] for row in whole[1]] == [8, 16]
-    assert (tmp_path / "parts/losses.csv").read_text() == (tmp_path / "whole/losses.csv").read_text()
-    for part, other in zip(whole[0][1:3], start()[1:3]):  # every weight of both networks was trained
+    assert (tmp_path / "parts/losses.csv").read_text() == (
+        tmp_path / "whole/losses.csv"
+    ).read_text()
+    # every weight of both networks was trained
+    for part, other in zip(whole[0][1:3], start()[1:3]):
         moved = jax.tree.map(lambda x, y: float(jnp.abs(x - y).max()), part, other)
         moved.pop("average", None)
         assert min(jax.tree.leaves(moved)) > 0
@@ -50,14 +63,17 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 def test_a_step_is_adam_on_the_losses_as_they_are_defined():
-    """Every gradient anew, by jax.grad of the definition; the first step of Adam(0, 0.99) is lr * g / |g|."""
+    """Every gradient anew, by jax.grad of the definition; the first step of Adam(0, 0.99) is lr * g
+    / |g|."""
     state = init_gan(RECIPE, 1, 3)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(3), 0), 3)
     batch = IMAGES[np.asarray(jax.random.randint(keys[0], (4,), 0, 12))]
     mirrored = np.asarray(jax.random.bernoulli(keys[1], 0.5, (4, 1, 1, 1)))
     real = jnp.asarray(np.where(mirrored, batch[:, :, ::-1], batch) / np.float32(127.5) - 1)
     z = jax.random.normal(keys[2], (4, 64))
-    make = lambda g: embedded.render(g, embedded.map_noise(g, z))  # noqa: E731
+
+    def make(g):
+        return embedded.render(g, embedded.map_noise(g, z))
 
     @jax.jit
     def by_definition(generator, discriminator):
@@ -69,7 +85,9 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined():
             return losses.mean() + RECIPE.penalty / 2 * RECIPE.penalty_every * penalties
 
         def of_generator(g):
-            return -jax.nn.log_sigmoid(discriminate(discriminator, make(g)) - discriminate(discriminator, real)).mean()
+            return -jax.nn.log_sigmoid(
+                discriminate(discriminator, make(g)) - discriminate(discriminator, real)
+            ).mean()
 
         return jax.grad(of_generator)(generator), jax.grad(of_discriminator)(discriminator)
 
@@ -81,20 +99,24 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined():
     moments = (state.generator_optimizer[0].nu, state.discriminator_optimizer[0].nu)
     for nu, gradient in zip(jax.tree.leaves(moments), jax.tree.leaves(wanted)):
         size = np.abs(gradient).max()
-        np.testing.assert_allclose(np.sqrt(nu / 0.01), np.abs(gradient), rtol=1e-3, atol=1e-4 * size + 1e-12)
+        np.testing.assert_allclose(
+            np.sqrt(nu / 0.01), np.abs(gradient), rtol=1e-3, atol=1e-4 * size + 1e-12
+        )
     after = (state.generator, state.discriminator)
     for old, new, gradient in zip(*map(jax.tree.leaves, (before, after, wanted))):
         sure = np.abs(gradient) > 1e-3 * np.abs(gradient).max() + 1e-6
         np.testing.assert_allclose(
             (new - old)[sure], -RECIPE.learning_rate * np.sign(gradient)[sure], rtol=2e-2, atol=1e-6
         )
-    # With a half-life of a twentieth of what was seen, the first step leaves next to nothing of the start.
+    # With a half-life of a twentieth of what was seen, the first step leaves next to nothing of the
+    # start.
     for old, new, mean in zip(*map(jax.tree.leaves, (before[0], state.generator, state.average))):
         np.testing.assert_allclose(mean, new + 0.5**20 * (old - new), rtol=1e-4, atol=1e-5)
 
 
 def test_a_discriminator_sees_repeated_images():
-    """Minibatch standard deviation: the score of an image depends on whether its batch repeats it."""
+    """Minibatch standard deviation: the score of an image depends on whether its batch repeats
+    it."""
     discriminator = init_gan(RECIPE, 1, 0).discriminator
     varied = jnp.asarray(IMAGES[:4] / np.float32(127.5) - 1)
     repeated = jnp.repeat(varied[:1], 4, 0)
@@ -107,24 +129,36 @@ def test_scores_tell_sharp_from_smooth_and_near_from_far():
     flat, noisy = np.full((6, 8, 8, 3), 0.5), rng.uniform(size=(6, 8, 8, 3))
     assert generator_scores.laplacian_variance(flat) == pytest.approx(np.zeros(6))
     checkers = np.indices((8, 8)).sum(0)[None, :, :, None] % 2 * np.ones((1, 1, 1, 3))
-    assert generator_scores.laplacian_variance(checkers) == pytest.approx([16])  # its Laplacian is 4 or -4
+    # its Laplacian is 4 or -4
+    assert generator_scores.laplacian_variance(checkers) == pytest.approx([16])
     assert generator_scores.pair_distance(flat) == 0 < generator_scores.pair_distance(noisy)
     # Of Gaussians: (mean difference)^2 + (difference of standard deviations)^2 per dimension.
     x = rng.normal(size=(100_000, 2))
     assert generator_scores.frechet_distance(x, x) == pytest.approx(0, abs=1e-6)
-    assert generator_scores.frechet_distance(x, x * [2, 1] + [3, 0]) == pytest.approx(9 + 1, rel=0.02)
+    assert generator_scores.frechet_distance(x, x * [2, 1] + [3, 0]) == pytest.approx(
+        9 + 1, rel=0.02
+    )
 
 
 @pytest.mark.slow
 def test_an_exported_generator_is_scored_and_pictured(tmp_path):
     pictures = Pictures(IMAGES.repeat(2, 0), np.arange(24, dtype=np.int32) % 2, ("a", "b"))
     card = Card("tiny", ("noise",), "noise", "CC0", "a test")
-    score = lambda generator, pictures: generator_scores.score(generator, pictures, n=8, steps=2)  # noqa: E731
-    scores = generator_training.export(tmp_path / "tiny.npz", init_gan(RECIPE, 1, 0), RECIPE, pictures, card, 0, score)
+
+    def score(generator, pictures):
+        return generator_scores.score(generator, pictures, n=8, steps=2)
+
+    scores = generator_training.export(
+        tmp_path / "tiny.npz", init_gan(RECIPE, 1, 0), RECIPE, pictures, card, 0, score
+    )
     metadata = embedded.read_metadata(tmp_path / "tiny.npz")
     assert metadata["scores"] == scores
     assert set(scores) == {"classifier_accuracy", "real", *generator_scores.LABELS}
-    assert (metadata["images_seen"], metadata["recipe"]["latent_dim"], metadata["classes"]) == (0, 8, ["a", "b"])
+    assert (metadata["images_seen"], metadata["recipe"]["latent_dim"], metadata["classes"]) == (
+        0,
+        8,
+        ["a", "b"],
+    )
     generator = embedded.load_embedded(tmp_path / "tiny.npz")
     assert generator.card == card
     w = generator.sample_w(generator.variables, jax.random.key(5), 1000)
@@ -141,7 +175,9 @@ def jpegs(path, size=32):
         Image.new("RGB", (size, size), colour).save(buffer, "jpeg")
         files.append(np.frombuffer(buffer.getvalue(), np.uint8))
     offset = np.cumsum([0, *map(len, files)])
-    np.savez(path, jpeg=np.concatenate(files), offset=offset, label=[0, 1, 2, 1], wnid=["r", "g", "b"])
+    np.savez(
+        path, jpeg=np.concatenate(files), offset=offset, label=[0, 1, 2, 1], wnid=["r", "g", "b"]
+    )
     return str(path)
 
 
@@ -170,11 +206,18 @@ def test_classes_of_jpeg_files_are_chosen_by_name(tmp_path):
 def test_small_images_get_a_frame_and_large_ones_are_resized():
     small = load_pictures("fashion_mnist_10k")
     assert small.images.shape == (10_000, 32, 32, 1)
-    assert small.images[:, :2].max() == small.images[:, :, 30:].max() == 0 < small.images[:, 2:30, 2:30].max()
+    assert (
+        small.images[:, :2].max()
+        == small.images[:, :, 30:].max()
+        == 0
+        < small.images[:, 2:30, 2:30].max()
+    )
 
 
 def test_large_images_are_resized(tmp_path):
-    np.savez(tmp_path / "large.npz", images=np.full((2, 64, 64, 3), 7, np.uint8), labels=np.arange(2))
+    np.savez(
+        tmp_path / "large.npz", images=np.full((2, 64, 64, 3), 7, np.uint8), labels=np.arange(2)
+    )
     pictures = load_pictures(f"npz:{tmp_path / 'large.npz'}")
     assert pictures.images.shape == (2, 32, 32, 3)
     assert (pictures.images == 7).all()
@@ -187,15 +230,33 @@ def test_large_images_are_resized(tmp_path):
         (["--data=nothing", "--workdir={}"], "unknown dataset 'nothing'"),
         (["--data=none.npz", "--workdir={}"], "no images at none.npz"),
         (["--data=fashion_mnist_10k", "--classes=Hat", "--workdir={}"], "has no class 'Hat'"),
-        (["--data=fashion_mnist_10k", "--classes=Bag,Bag", "--workdir={}"], "Bag, Bag; each must be named once"),
-        (["--data=har_10persons", "--workdir={}"], "a generator is trained on images; a sample of har_10persons is"),
-        (["--data=none.npz", "--workdir={}", "--channels=4,4,4,99999"], "must be four integers from 1 to 1024"),
-        (["--data=none.npz", "--workdir={}", "--channels=4,4,4,²"], "must be four integers from 1 to 1024"),
-        (["--data=none.npz", "--workdir={}", "--minutes=nan"], "minutes are nan; they must be 0 or more"),
+        (
+            ["--data=fashion_mnist_10k", "--classes=Bag,Bag", "--workdir={}"],
+            "Bag, Bag; each must be named once",
+        ),
+        (
+            ["--data=har_10persons", "--workdir={}"],
+            "a generator is trained on images; a sample of har_10persons is",
+        ),
+        (
+            ["--data=none.npz", "--workdir={}", "--channels=4,4,4,99999"],
+            "must be four integers from 1 to 1024",
+        ),
+        (
+            ["--data=none.npz", "--workdir={}", "--channels=4,4,4,²"],
+            "must be four integers from 1 to 1024",
+        ),
+        (
+            ["--data=none.npz", "--workdir={}", "--minutes=nan"],
+            "minutes are nan; they must be 0 or more",
+        ),
         (["--data=none.npz", "--workdir={}", "--images=0"], "--images"),
         (["--data=none.npz", "--workdir={}", "--seed=-1"], "--seed"),
         (["--data=none.npz", "--workdir={}", "--seed=99999999999"], "--seed"),
-        (["--data=none.npz", "--workdir={}", "--out=x.png"], "out is 'x.png'; it must be a file whose name ends in"),
+        (
+            ["--data=none.npz", "--workdir={}", "--out=x.png"],
+            "out is 'x.png'; it must be a file whose name ends in",
+        ),
         (["--data=none.npz", "--workdir={}", "--out={}/file/x.npz"], "file"),
         (["--data=fashion_mnist_10k", "--workdir={}/file"], "file"),
     ],
@@ -232,7 +293,9 @@ def test_the_command_trains_goes_on_and_exports(run_module, tmp_path):
     assert first.returncode == 0, first.stderr
     assert "128 images: discriminator" in first.stdout
     out = tmp_path / "out.npz"
-    again = run_module("train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT", timeout=600)
+    again = run_module(
+        "train_generator", *arguments, "--images=192", f"--out={out}", "--licence=MIT", timeout=600
+    )
     assert again.returncode == 0, again.stderr
     metadata = embedded.read_metadata(out)
     assert metadata["images_seen"] == 192

@@ -14,4 +14,6 @@ SMALL = Network("styleganxl", 6, 8, 7, 3, 2, (6, 5), 4.0, 1.0, 0.25, (LAYER, TO_
 def random_variables(network, seed=0):
     rng = np.random.default_rng(seed)
     shapes = stylegan3.expected_shapes(network)
-    return {name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    return {
+        name: jnp.asarray(rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()
+    }

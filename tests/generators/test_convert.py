@@ -20,7 +20,10 @@ REFERENCE = Path(__file__).parent / "reference"
 @pytest.fixture(scope="module", params=["stylegan3_t", "stylegan3_r", "styleganxl_t64"])
 def converted(request, tmp_path_factory):
     """(the snapshot, what it was converted to)."""
-    source, out = REFERENCE / f"{request.param}.pkl", tmp_path_factory.mktemp("converted") / "out.npz"
+    source, out = (
+        REFERENCE / f"{request.param}.pkl",
+        tmp_path_factory.mktemp("converted") / "out.npz",
+    )
     main([str(source), str(out), "--trained_on=ffhq,afhqv2", "--domain=faces", "--licence=free"])
     return source, out
 
@@ -46,17 +49,26 @@ def test_nothing_in_it_is_pickled(converted):
 
 @pytest.mark.parametrize("converted", ["stylegan3_t"], indirect=True)
 def test_images_are_bit_identical(converted):
-    synthesize = jax.jit(stylegan3.synthesize, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+    synthesize = jax.jit(
+        stylegan3.synthesize,
+        static_argnums=0,
+        compiler_options={"xla_backend_optimization_level": 0},
+    )
     network, variables = read_snapshot(converted[0])
     generator = open_generator(converted[1])
     w = generator.sample_w(generator.variables, jax.random.key(0), 2)
-    want = synthesize(network, variables, stylegan3.sample_w(network, variables, jax.random.key(0), 2))
-    np.testing.assert_array_equal(synthesize(*generator.synthesize.args, generator.variables, w), want)
+    want = synthesize(
+        network, variables, stylegan3.sample_w(network, variables, jax.random.key(0), 2)
+    )
+    np.testing.assert_array_equal(
+        synthesize(*generator.synthesize.args, generator.variables, w), want
+    )
     assert np.ptp(want) > 0.05
 
 
 @pytest.mark.parametrize(
-    "arguments", [["none.pkl", "x.npz"], ["x.pkl"], ["x.pkl", "y.npz", "--licnce=x"], ["a.pkl", "b"]]
+    "arguments",
+    [["none.pkl", "x.npz"], ["x.pkl"], ["x.pkl", "y.npz", "--licnce=x"], ["a.pkl", "b"]],
 )
 def test_a_wrong_command_is_one_line(capsys, arguments):
     with pytest.raises(SystemExit) as stop:
@@ -68,16 +80,34 @@ def test_a_wrong_command_is_one_line(capsys, arguments):
 
 def test_as_a_program(tmp_path):
     (tmp_path / "x.pkl").write_bytes(b"no pickle")
-    command = [sys.executable, "-m", "fedjax_ht.generators.convert", tmp_path / "x.pkl", tmp_path / "x.npz"]
+    command = [
+        sys.executable,
+        "-m",
+        "fedjax_ht.generators.convert",
+        tmp_path / "x.pkl",
+        tmp_path / "x.npz",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "x.pkl: damaged pickle" in done.stderr and done.stderr.count("\n") == 1
+    assert (
+        done.returncode == 2
+        and "x.pkl: damaged pickle" in done.stderr
+        and done.stderr.count("\n") == 1
+    )
     assert not (tmp_path / "x.npz").exists()
 
 
 def altered(path, **changes):
     """A converted SMALL whose metadata and arrays are changed; None removes one."""
-    variables = {**random_variables(SMALL), **{name: changes[name] for name in changes if name != "metadata"}}
-    save_converted(path, SMALL, {name: value for name, value in variables.items() if value is not None}, Card("small"))
+    variables = {
+        **random_variables(SMALL),
+        **{name: changes[name] for name in changes if name != "metadata"},
+    }
+    save_converted(
+        path,
+        SMALL,
+        {name: value for name, value in variables.items() if value is not None},
+        Card("small"),
+    )
     metadata, arrays = npz.read(path)
     metadata = changes.get("metadata", lambda m: m)(metadata)
     np.savez(path, metadata=np.array(json.dumps(metadata)), **arrays)
@@ -91,26 +121,46 @@ def with_layer(metadata, **fields):
 
 DAMAGED = {
     "array missing": ({"layers/0/bias": None}, "the arrays layers/0/bias are missing or unknown"),
-    "array too many": ({"layers/2/bias": np.ones(3)}, "the arrays layers/2/bias are missing or unknown"),
+    "array too many": (
+        {"layers/2/bias": np.ones(3)},
+        "the arrays layers/2/bias are missing or unknown",
+    ),
     "shape": ({"average": np.ones(3)}, r"average is of shape \(3,\); expected \(7, 8\)"),
-    "not finite": ({"average": np.full((7, 8), np.nan)}, "average holds values that are not finite"),
-    "channels": ({"metadata": lambda m: with_layer(m, outputs=6)}, "layer 1 does not fit the one before it"),
-    "padding": ({"metadata": lambda m: with_layer(m, padding=[-9, -9, 9, 9])}, "leaves an image of -"),
+    "not finite": (
+        {"average": np.full((7, 8), np.nan)},
+        "average holds values that are not finite",
+    ),
+    "channels": (
+        {"metadata": lambda m: with_layer(m, outputs=6)},
+        "layer 1 does not fit the one before it",
+    ),
+    "padding": (
+        {"metadata": lambda m: with_layer(m, padding=[-9, -9, 9, 9])},
+        "leaves an image of -",
+    ),
     "field missing": ({"metadata": lambda m: {"format": "stylegan3"}}, "'network' is missing"),
-    "field unknown": ({"metadata": lambda m: with_layer(m, stride=2)}, "unexpected keyword argument 'stride'"),
+    "field unknown": (
+        {"metadata": lambda m: with_layer(m, stride=2)},
+        "unexpected keyword argument 'stride'",
+    ),
     "text for a number": ({"metadata": lambda m: with_layer(m, up="2")}, "no converted StyleGAN3"),
     "10^12 layers": (
         {"metadata": lambda m: m | {"network": m["network"] | {"mapping_layers": 10**12}}},
         r"says 1,000,000,000,000 mapping layers and holds \d+ arrays",
     ),
-    "nothing": ({"metadata": lambda m: m | {"network": m["network"] | {"layers": []}}}, "the synthesis has no layers"),
+    "nothing": (
+        {"metadata": lambda m: m | {"network": m["network"] | {"layers": []}}},
+        "the synthesis has no layers",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGED)
 def test_damaged_files_are_one_clear_line(tmp_path, what):
     changes, message = DAMAGED[what]
-    with pytest.raises(ValueError, match=rf"x\.npz: no converted StyleGAN3: .*{message}|x\.npz: {message}") as error:
+    with pytest.raises(
+        ValueError, match=rf"x\.npz: no converted StyleGAN3: .*{message}|x\.npz: {message}"
+    ) as error:
         open_generator(altered(tmp_path / "x.npz", **changes))
     assert "\n" not in str(error.value)
 
@@ -121,7 +171,10 @@ def test_undamaged_is_read(tmp_path):
 
 def test_other_npz_files(tmp_path):
     path = altered(tmp_path / "x.npz", metadata=lambda m: m | {"format": "vae"})
-    with pytest.raises(ValueError, match=r"x\.npz: holds a generator of format 'vae'; expected stylegan3 or embedded"):
+    with pytest.raises(
+        ValueError,
+        match=r"x\.npz: holds a generator of format 'vae'; expected stylegan3 or embedded",
+    ):
         open_generator(path)
     np.savez(path, x=np.ones(2))
     with pytest.raises(ValueError, match=r"x\.npz: not an \.npz with an entry metadata"):

@@ -1,4 +1,5 @@
-"""A tiny folder of Stable Diffusion with random weights is a generator; it equals the library's own pipeline."""
+"""A tiny folder of Stable Diffusion with random weights is a generator; it equals the library's own
+pipeline."""
 
 import json
 import shutil
@@ -28,10 +29,16 @@ def save_networks(folder):
         **shared,
     ).save_pretrained(folder / "unet")
     diffusers.AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, **shared
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        **shared,
     ).save_pretrained(folder / "vae")
     diffusers.PNDMScheduler(
-        skip_prk_steps=True, steps_offset=1, beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear"
+        skip_prk_steps=True,
+        steps_offset=1,
+        beta_start=0.00085,
+        beta_end=0.012,
+        beta_schedule="scaled_linear",
     ).save_pretrained(folder / "scheduler")
     return folder
 
@@ -39,17 +46,37 @@ def save_networks(folder):
 def save_text_encoder(folder):
     transformers = pytest.importorskip("transformers")
     letters = [chr(code) for code in range(33, 127)]
-    tokens = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    tokens = [
+        *letters,
+        *(f"{letter}</w>" for letter in letters),
+        "<|startoftext|>",
+        "<|endoftext|>",
+    ]
     end = len(tokens) - 1
     (folder / "tokenizer").mkdir()
-    (folder / "tokenizer/vocab.json").write_text(json.dumps({token: i for i, token in enumerate(tokens)}))
+    (folder / "tokenizer/vocab.json").write_text(
+        json.dumps({token: i for i, token in enumerate(tokens)})
+    )
     (folder / "tokenizer/merges.txt").write_text("#version: 0.2\n")
     (folder / "tokenizer/tokenizer_config.json").write_text(
-        json.dumps({"model_max_length": TOKENS, "tokenizer_class": "CLIPTokenizer", "pad_token": tokens[end]})
+        json.dumps(
+            {
+                "model_max_length": TOKENS,
+                "tokenizer_class": "CLIPTokenizer",
+                "pad_token": tokens[end],
+            }
+        )
     )
-    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": WIDTH,
+        "intermediate_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     ends = {"bos_token_id": end - 1, "eos_token_id": end, "pad_token_id": end}
-    config = transformers.CLIPTextConfig(vocab_size=len(tokens), max_position_embeddings=TOKENS, **sizes, **ends)
+    config = transformers.CLIPTextConfig(
+        vocab_size=len(tokens), max_position_embeddings=TOKENS, **sizes, **ends
+    )
     transformers.CLIPTextModel(config).save_pretrained(folder / "text_encoder")
 
 
@@ -80,12 +107,16 @@ def test_protocol(folder):
     images = generator.synthesize((), w[:2])
     assert images.shape == (2, 16, 8, 3) and images.dtype == np.float32
     assert images.min() >= 0 and images.max() <= 1 and np.abs(images[0] - images[1]).max() > 0.05
-    np.testing.assert_array_equal(generator.synthesize((), np.asarray(w[1:2]))[0], images[1])  # and is deterministic
+    # and is deterministic
+    np.testing.assert_array_equal(generator.synthesize((), np.asarray(w[1:2]))[0], images[1])
 
 
 def test_guidance_and_prompt_count(folder):
     w = np.random.default_rng(1).normal(size=(1, 128))
-    image = lambda **options: load_diffusion(folder, steps=STEPS, **options).synthesize((), w)  # noqa: E731
+
+    def image(**options):
+        return load_diffusion(folder, steps=STEPS, **options).synthesize((), w)
+
     assert np.abs(image() - image(guidance=1.0)).max() > 1e-4
     before = image()
     save_prompt(folder, "a dog")
@@ -116,11 +147,19 @@ def test_equals_the_pipeline_and_encodes_once(networks, tmp_path, monkeypatch):
     for image, latent in zip(images, w):
         latents = torch.from_numpy(latent.reshape(1, 4, 8, 4))
         want = pipeline(
-            PROMPT, latents=latents, height=16, width=8, num_inference_steps=5, guidance_scale=7.5, output_type="np"
+            PROMPT,
+            latents=latents,
+            height=16,
+            width=8,
+            num_inference_steps=5,
+            guidance_scale=7.5,
+            output_type="np",
         )
         np.testing.assert_allclose(image, want.images[0], rtol=0, atol=1e-5)
     monkeypatch.setitem(sys.modules, "transformers", None)  # the embedding was kept
-    np.testing.assert_array_equal(load_diffusion(folder, steps=5).synthesize((), w[:1])[0], images[0])
+    np.testing.assert_array_equal(
+        load_diffusion(folder, steps=5).synthesize((), w[:1])[0], images[0]
+    )
     with pytest.raises(ImportError, match="needs transformers to encode 'a dog', once"):
         load_diffusion(folder, prompt="a dog")
 
@@ -130,18 +169,30 @@ def set_scheduler(folder, text):
 
 
 DAMAGE = {
-    "no unet": (lambda f: (f / "unet/config.json").unlink(), "unet: no UNet2DConditionModel can be read"),
+    "no unet": (
+        lambda f: (f / "unet/config.json").unlink(),
+        "unet: no UNet2DConditionModel can be read",
+    ),
     "no weights": (
         lambda f: (f / "vae/diffusion_pytorch_model.safetensors").write_bytes(b"x"),
         "vae: no AutoencoderKL can be read",
     ),
-    "no scheduler": (lambda f: set_scheduler(f, "{}"), "no scheduler_config.json with a _class_name"),
+    "no scheduler": (
+        lambda f: set_scheduler(f, "{}"),
+        "no scheduler_config.json with a _class_name",
+    ),
     "noisy scheduler": (
         lambda f: set_scheduler(f, '{"_class_name": "EulerAncestralDiscreteScheduler"}'),
         "the scheduler is a EulerAncestralDiscreteScheduler; only PNDMScheduler and DDIMScheduler",
     ),
-    "cut embedding": (lambda f: (f / PROMPT_FILE).write_bytes(b"PK"), "prompt_embedding.npz: damaged"),
-    "wrong embedding": (lambda f: save_prompt(f, width=5), "prompts of 16; the vae has 4, the text encoder 5"),
+    "cut embedding": (
+        lambda f: (f / PROMPT_FILE).write_bytes(b"PK"),
+        "prompt_embedding.npz: damaged",
+    ),
+    "wrong embedding": (
+        lambda f: save_prompt(f, width=5),
+        "prompts of 16; the vae has 4, the text encoder 5",
+    ),
 }
 
 
@@ -176,5 +227,7 @@ def test_diffusers_is_asked_for_by_name(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     for name in ("unet", "vae", "scheduler"):
         (tmp_path / name).mkdir()
-    with pytest.raises(ImportError, match=r"needs diffusers and torch; run pip install 'fedjax_ht\[diffusion\]'"):
+    with pytest.raises(
+        ImportError, match=r"needs diffusers and torch; run pip install 'fedjax_ht\[diffusion\]'"
+    ):
         open_generator(tmp_path)

@@ -24,10 +24,14 @@ CARD = Card("tiny", ("mnist",), "digits", "CC0", "made for a test")
 @pytest.fixture(scope="module")
 def tiny():
     """An untrained generator with biases, so that each of its parameters counts."""
-    variables = jax.jit(embedded.init_variables, static_argnums=(1, 2, 3))(jax.random.key(0), (6, 5, 4, 3), 7, 1)
+    variables = jax.jit(embedded.init_variables, static_argnums=(1, 2, 3))(
+        jax.random.key(0), (6, 5, 4, 3), 7, 1
+    )
     leaves, structure = jax.tree.flatten(variables)
     rng = np.random.default_rng(0)
-    return jax.tree.unflatten(structure, [x + 0.3 * rng.normal(size=x.shape).astype(np.float32) for x in leaves])
+    return jax.tree.unflatten(
+        structure, [x + 0.3 * rng.normal(size=x.shape).astype(np.float32) for x in leaves]
+    )
 
 
 @jax.jit
@@ -40,7 +44,8 @@ sample = jax.jit(embedded.sample_w, static_argnums=2)
 
 
 def reference(variables, w):
-    """G_s of one latent in float64, by StyleGAN2's definition: the kernel is modulated and demodulated, not the map."""
+    """G_s of one latent in float64, by StyleGAN2's definition: the kernel is modulated and
+    demodulated, not the map."""
     v = jax.tree.map(lambda x: np.asarray(x, np.float64), variables)
 
     def conv(layer, x, demodulate):
@@ -54,7 +59,8 @@ def reference(variables, w):
         ]
         return np.stack(outputs, -1) + layer["bias"]
 
-    def twice(x):  # bilinear with half-pixel centres: a quarter of one neighbour, three of the other
+    # bilinear with half-pixel centres: a quarter of one neighbour, three of the other
+    def twice(x):
         for _ in range(2):
             padded = np.pad(x, ((1, 1), (0, 0), (0, 0)), mode="edge")
             pairs = [0.25 * padded[:-2] + 0.75 * x, 0.75 * x + 0.25 * padded[2:]]
@@ -97,7 +103,9 @@ def test_another_scale_of_w_changes_no_image(tiny):
     distances = np.sum((after[:1000] - after[1000:]) ** 2, -1)
     assert np.median(distances) == pytest.approx(60, rel=0.15)
     np.testing.assert_allclose(scaled["average"], after.mean(0), atol=0.5)
-    np.testing.assert_allclose(both(scaled, after[:3])[0], both(tiny, before[:3])[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        both(scaled, after[:3])[0], both(tiny, before[:3])[0], rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(embedded.truncate(scaled, after, 1.0), after, rtol=1e-5, atol=1e-5)
     half = embedded.truncate(scaled, after, 0.5)
     np.testing.assert_allclose(half, (after + scaled["average"]) / 2, rtol=1e-5, atol=1e-5)
@@ -107,9 +115,18 @@ def test_a_file_holds_the_generator(tiny, tmp_path):
     path = tmp_path / "tiny.npz"
     save_embedded(path, tiny, CARD, {"images_seen": 5, "scores": {"a": 0.5}})
     metadata = read_metadata(path)
-    assert (metadata["format"], metadata["latent_dim"], metadata["images_seen"]) == ("embedded", 7, 5)
+    assert (metadata["format"], metadata["latent_dim"], metadata["images_seen"]) == (
+        "embedded",
+        7,
+        5,
+    )
     generator = load_embedded(path)
-    assert (generator.card, generator.latent_dim, generator.host, generator.conditional) == (CARD, 7, False, None)
+    assert (generator.card, generator.latent_dim, generator.host, generator.conditional) == (
+        CARD,
+        7,
+        False,
+        None,
+    )
     assert (generator.sample_w, generator.synthesize) == (embedded.sample_w, embedded.synthesize)
     w = sample(generator.variables, jax.random.key(0), 3)
     assert w.shape == (3, 7)
@@ -200,7 +217,9 @@ def test_shipped_latents_suit_the_kernels_of_fedktl(shipped):
     np.testing.assert_allclose(generator.variables["average"], w.mean(0), atol=0.2)
 
 
-def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_ones_do_not(shipped):
+def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_ones_do_not(
+    shipped,
+):
     path, _, images = shipped
     scores = json.loads(json.dumps(read_metadata(path)["scores"]))
     sharpness = {kind: float(laplacian_variance(x).mean()) for kind, x in images.items()}
@@ -210,7 +229,8 @@ def test_valid_latents_give_images_as_sharp_and_varied_as_real_ones_and_invalid_
     for kind in ("small_normal", "unit"):  # close to each other: blurred, and much alike
         assert sharpness[kind] < 0.6 * sharpness["valid"]
         assert pair_distance(images[kind]) < 0.5 * pair_distance(images["valid"])
-    # Frechet distances need real images: they were measured at export, over 2000 images, as were these.
+    # Frechet distances need real images: they were measured at export, over 2000 images, as were
+    # these.
     for kind, value in sharpness.items():
         assert scores[kind]["laplacian_variance"] == pytest.approx(value, rel=0.35)
     for kind in ("normal", "small_normal", "unit"):
@@ -226,16 +246,22 @@ def transform(f, prototypes):
 
 
 def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
-    """FedKTL's domain alignment: ten classes of twenty clients, 100 epochs; the images differ by class afterwards."""
+    """FedKTL's domain alignment: ten classes of twenty clients, 100 epochs; the images differ by
+    class afterwards."""
     _, generator, images = shipped
     classes, dim = 10, generator.latent_dim
     rng = np.random.default_rng(0)
     labels = np.arange(200) % classes
     prototypes = np.eye(classes)[labels] - 1 / classes + 0.1 * rng.normal(size=(200, classes))
-    prototypes = jnp.asarray(prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True), jnp.float32)
+    prototypes = jnp.asarray(
+        prototypes / np.linalg.norm(prototypes, axis=1, keepdims=True), jnp.float32
+    )
     bound = classes**-0.5
     shapes = {"w1": (classes, classes), "b1": (classes,), "w2": (classes, dim), "b2": (dim,)}
-    f = {name: jnp.asarray(rng.uniform(-bound, bound, shape), jnp.float32) for name, shape in shapes.items()}
+    f = {
+        name: jnp.asarray(rng.uniform(-bound, bound, shape), jnp.float32)
+        for name, shape in shapes.items()
+    }
     centroids = jnp.stack([transform(f, prototypes)[labels == c].mean(0) for c in range(classes)])
     adam, mask, of = optax.adam(0.01), jnp.ones(100, bool), jnp.asarray(labels)
 
@@ -250,7 +276,9 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
             rows = jax.random.permutation(key, 200)[:100]
 
             def loss(trained):
-                spread = jnp.mean((transform(trained[0], prototypes[rows]) - trained[1][of[rows]]) ** 2)
+                spread = jnp.mean(
+                    (transform(trained[0], prototypes[rows]) - trained[1][of[rows]]) ** 2
+                )
                 return discrepancy(trained[0], prototypes[rows], key) + spread
 
             updates, state = adam.update(jax.grad(loss)(trained), state)
@@ -261,7 +289,8 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
     measure = jax.jit(lambda f: discrepancy(f, prototypes[:100], jax.random.key(9)))
     before = float(measure(f))
     off = render_all(generator, transform(f, prototypes)[:100])
-    assert laplacian_variance(off).mean() < 0.6 * laplacian_variance(images["valid"]).mean()  # an untrained F blurs
+    # an untrained F blurs
+    assert laplacian_variance(off).mean() < 0.6 * laplacian_variance(images["valid"]).mean()
     f, _ = align((f, centroids))
     assert float(measure(f)) < 0.2 * before
     moved = transform(f, prototypes)

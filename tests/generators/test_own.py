@@ -1,4 +1,5 @@
-"""A user's own generator by "module:function": the page's example, beside torch where it is, and what goes wrong."""
+"""A user's own generator by "module:function": the page's example, beside torch where it is, and
+what goes wrong."""
 
 import sys
 
@@ -25,7 +26,9 @@ def state_dict():
             for leaf in ("weight", "bias", "running_mean", "running_var"):
                 arrays[f"main.{at + 1}.{leaf}"] = rng.uniform(0.5, 1.5, outputs)
             arrays[f"main.{at + 1}.num_batches_tracked"] = np.array(7)
-    return {name: array.astype(np.float32) if array.ndim else array for name, array in arrays.items()}
+    return {
+        name: array.astype(np.float32) if array.ndim else array for name, array in arrays.items()
+    }
 
 
 @pytest.fixture
@@ -33,9 +36,15 @@ def folder(tmp_path, monkeypatch):
     """The page's example in the current folder, its weights as .npz."""
     monkeypatch.chdir(tmp_path)
     np.savez("dcgan.npz", **state_dict())
-    (tmp_path / "my_gan.py").write_text(blocks("generators.md")[0].replace("dcgan.pth", "dcgan.npz"))
+    (tmp_path / "my_gan.py").write_text(
+        blocks("generators.md")[0].replace("dcgan.pth", "dcgan.npz")
+    )
     yield tmp_path
-    for name in [name for name, module in sys.modules.items() if str(tmp_path) in str(getattr(module, "__file__", ""))]:
+    for name in [
+        name
+        for name, module in sys.modules.items()
+        if str(tmp_path) in str(getattr(module, "__file__", ""))
+    ]:
         del sys.modules[name]
 
 
@@ -56,8 +65,13 @@ def expected_images(w):
     for at, stride, padding in ((0, 1, 0), (3, 2, 1), (6, 2, 1)):
         x = transposed(x, arrays[f"main.{at}.weight"], stride, padding)
         if at < 6:
-            own = {leaf: arrays[f"main.{at + 1}.{leaf}"] for leaf in ("weight", "bias", "running_mean", "running_var")}
-            x = (x - own["running_mean"]) / np.sqrt(own["running_var"] + 1e-5) * own["weight"] + own["bias"]
+            own = {
+                leaf: arrays[f"main.{at + 1}.{leaf}"]
+                for leaf in ("weight", "bias", "running_mean", "running_var")
+            }
+            x = (x - own["running_mean"]) / np.sqrt(own["running_var"] + 1e-5) * own[
+                "weight"
+            ] + own["bias"]
             x = np.maximum(x, 0)
     return (np.tanh(x) + 1) / 2
 
@@ -78,20 +92,29 @@ def test_the_example_beside_torch(folder):
 
     layers = [nn.ConvTranspose2d(16, 8, 4, 1, 0, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
     layers += [nn.ConvTranspose2d(8, 6, 4, 2, 1, bias=False), nn.BatchNorm2d(6), nn.ReLU()]
-    network = nn.ModuleDict({"main": nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1, bias=False), nn.Tanh())})
+    network = nn.ModuleDict(
+        {"main": nn.Sequential(*layers, nn.ConvTranspose2d(6, 3, 4, 2, 1, bias=False), nn.Tanh())}
+    )
     network.load_state_dict({name: torch.tensor(array) for name, array in state_dict().items()})
     torch.save(network.state_dict(), "dcgan.pth")
     (folder / "torch_gan.py").write_text(blocks("generators.md")[0])
     generator = open_generator("torch_gan:generator")
     w = np.random.default_rng(0).standard_normal((3, 16)).astype(np.float32)
     with torch.no_grad():
-        expected = network["main"].eval()(torch.tensor(w)[:, :, None, None]).permute(0, 2, 3, 1).numpy()
-    np.testing.assert_allclose(generator.synthesize(generator.variables, w), (expected + 1) / 2, atol=1e-6)
+        expected = (
+            network["main"].eval()(torch.tensor(w)[:, :, None, None]).permute(0, 2, 3, 1).numpy()
+        )
+    np.testing.assert_allclose(
+        generator.synthesize(generator.variables, w), (expected + 1) / 2, atol=1e-6
+    )
 
 
 def test_a_config_takes_it(folder, tiny_config):
     config = config_of(tiny_config)
-    config.compare, config.method = (), fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1)
+    config.compare, config.method = (
+        (),
+        fl.method_config("fedktl", generator="my_gan:generator", server_epochs=1),
+    )
     experiment = build(config)
     state, _ = (simulation := simulate("fedktl", experiment)).run_round(simulation.init())
     assert state.round == 1

@@ -20,7 +20,8 @@ NETWORK = network("Generator", {"z_dim": plain(4)}, arrays={"weight": tensor(ARR
 
 
 class Reduced:
-    """Pickles to what `__reduce__` may return: function, arguments, state, list items, dictionary items."""
+    """Pickles to what `__reduce__` may return: function, arguments, state, list items, dictionary
+    items."""
 
     def __init__(self, *parts):
         self.parts = parts
@@ -42,11 +43,15 @@ def attacks(target: Path) -> dict[str, bytes]:
         "items": plain(Reduced(list, (), None, iter([system]))),
         "dictionary items": plain(Reduced(dict, (), None, None, iter([(1, system)]))),
         "new object": b"czipfile\nZipFile\n" + plain((str(target), "w")) + b"\x81",
-        "state": plain(Reduced(functools.partial, (os.system,), (os.system, (f"touch {target}",), {}, None))),
+        "state": plain(
+            Reduced(functools.partial, (os.system,), (os.system, (f"touch {target}",), {}, None))
+        ),
     }
 
 
-@pytest.mark.parametrize("name", [name for name in attacks(Path("target")) if name not in ("new object", "state")])
+@pytest.mark.parametrize(
+    "name", [name for name in attacks(Path("target")) if name not in ("new object", "state")]
+)
 def test_the_attacks_are_real(tmp_path, name):
     pickle.loads(b"\x80\x02" + attacks(tmp_path / "written")[name] + b".")
     assert (tmp_path / "written").exists()
@@ -60,7 +65,9 @@ def test_nothing_runs_beside_a_network(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", attacks(Path("target")))
-@pytest.mark.parametrize("place", ["file", "network", "module", "array", "storage", "attribute", "state", "class name"])
+@pytest.mark.parametrize(
+    "place", ["file", "network", "module", "array", "storage", "attribute", "state", "class name"]
+)
 def test_nothing_runs_inside_a_network(tmp_path, name, place):
     target = tmp_path / "written"
     attack = attacks(target)[name]
@@ -69,7 +76,11 @@ def test_nothing_runs_inside_a_network(tmp_path, name, place):
         "network": attack,
         "module": network("Generator", {}, {"mapping": attack}),
         "array": network("Generator", {}, arrays={"weight": attack}),
-        "storage": network("Generator", {}, arrays={"weight": tensor(ARRAY, stream.replace(b"ctorch", attack + b"c"))}),
+        "storage": network(
+            "Generator",
+            {},
+            arrays={"weight": tensor(ARRAY, stream.replace(b"ctorch", attack + b"c"))},
+        ),
         "attribute": network("Generator", {"z_dim": attack}),
         "state": call("torch_utils.persistence _reconstruct_persistent_obj", plain({}), attack),
         "class name": NETWORK.replace(plain("Generator"), attack),
@@ -85,7 +96,8 @@ def test_nothing_runs_inside_a_network(tmp_path, name, place):
 def test_source_of_a_network_is_not_run(tmp_path):
     source = f"open({str(tmp_path / 'written')!r}, 'w').close()"
     path = write_snapshot(
-        tmp_path / "x.pkl", G_ema=network("Generator", {}, arrays={"weight": tensor(ARRAY)}, source=source)
+        tmp_path / "x.pkl",
+        G_ema=network("Generator", {}, arrays={"weight": tensor(ARRAY)}, source=source),
     )
     assert open_snapshot(path).array("weight").shape == (2, 3)
     assert not (tmp_path / "written").exists()
@@ -107,7 +119,9 @@ def test_other_tricks_are_refused(tmp_path, opcodes):
 
 def test_altering_a_name_does_not_last(tmp_path):
     name = b"ctorch.storage\n_load_from_bytes\n"
-    path = write_snapshot(tmp_path / "x.pkl", D=name + b"}" + plain("args") + plain(1) + b"sb", G_ema=NETWORK)
+    path = write_snapshot(
+        tmp_path / "x.pkl", D=name + b"}" + plain("args") + plain(1) + b"sb", G_ema=NETWORK
+    )
     with pytest.raises(ValueError):
         open_snapshot(path)
     read = open_snapshot(write_snapshot(tmp_path / "x.pkl", G_ema=NETWORK))
@@ -115,7 +129,12 @@ def test_altering_a_name_does_not_last(tmp_path):
 
 
 def test_what_a_network_holds(tmp_path):
-    dill = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n" + plain((0,)) + plain(b"b") + b"t"
+    dill = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n"
+        + plain((0,))
+        + plain(b"b")
+        + b"t"
+    )
     pickled = np.array([3.0, 4.0]).__reduce__()[2]
     attributes = {
         "half": plain(0.5),
@@ -127,7 +146,9 @@ def test_what_a_network_holds(tmp_path):
         {"_parameters": dictionary({"weight": tensor(ARRAY)})}
     )
     inner = network("Inner", attributes, arrays={"weight": tensor(ARRAY.T), "none": b"N"})
-    path = write_snapshot(tmp_path / "x.pkl", G_ema=network("Outer", {}, {"inner": inner, "embed": embedding + b"b"}))
+    path = write_snapshot(
+        tmp_path / "x.pkl", G_ema=network("Outer", {}, {"inner": inner, "embed": embedding + b"b"})
+    )
     outer = open_snapshot(path)
     read = outer.module("inner")
     assert (outer.class_name, read.class_name, read.name) == ("Outer", "Inner", "G_ema.inner")
@@ -138,7 +159,9 @@ def test_what_a_network_holds(tmp_path):
     np.testing.assert_array_equal(outer.module("embed").array("weight"), ARRAY)
     assert outer.has_module("embed") and not outer.has_module("embed_proj")
     for missing in (read.module, read.array, read.attribute):
-        with pytest.raises(ValueError, match=r"^G_ema\.inner, a Inner, has no [\w-]+ padding; this network is not"):
+        with pytest.raises(
+            ValueError, match=r"^G_ema\.inner, a Inner, has no [\w-]+ padding; this network is not"
+        ):
             missing("padding")
     with pytest.raises(ValueError, match=r"G_ema\.inner\.size is .*; expected a number"):
         read.number("size")
@@ -147,20 +170,39 @@ def test_what_a_network_holds(tmp_path):
 STYLEGAN2 = network(
     "Generator",
     {"z_dim": plain(512)},
-    {"mapping": network("MappingNetwork", {}), "synthesis": network("SynthesisNetwork", {}, {"b4": network("B", {})})},
+    {
+        "mapping": network("MappingNetwork", {}),
+        "synthesis": network("SynthesisNetwork", {}, {"b4": network("B", {})}),
+    },
 )
 REFUSED = {
     "a list": ({}, b"\x80\x02].", "holds a list; expected a dictionary with the network G_ema"),
-    "StyleGAN of 2019": ({}, b"\x80\x02cdnnlib.tflib.network\nNetwork\n)R.", "holds a Network; expected a dictionary"),
-    "no G_ema": ({"D": NETWORK}, None, "holds a dict; expected a dictionary with the network G_ema"),
+    "StyleGAN of 2019": (
+        {},
+        b"\x80\x02cdnnlib.tflib.network\nNetwork\n)R.",
+        "holds a Network; expected a dictionary",
+    ),
+    "no G_ema": (
+        {"D": NETWORK},
+        None,
+        "holds a dict; expected a dictionary with the network G_ema",
+    ),
     "a number": ({"G_ema": plain(3)}, None, "G_ema is a int; expected a torch module"),
     "another class": (
         {"G_ema": network("DhariwalUNet", {})},
         None,
         "G_ema is a DhariwalUNet; only Generator and Super",
     ),
-    "StyleGAN2": ({"G_ema": STYLEGAN2}, None, "G_ema's synthesis, a SynthesisNetwork, has no layer_names"),
-    "half a network": ({"G_ema": NETWORK}, None, "G_ema, a Generator, has no sub-module synthesis; this network is"),
+    "StyleGAN2": (
+        {"G_ema": STYLEGAN2},
+        None,
+        "G_ema's synthesis, a SynthesisNetwork, has no layer_names",
+    ),
+    "half a network": (
+        {"G_ema": NETWORK},
+        None,
+        "G_ema, a Generator, has no sub-module synthesis; this network is",
+    ),
     "nothing": ({}, b"", "damaged pickle: EOFError"),
     "text": ({}, b"no pickle", "damaged pickle"),
     "too deep": ({}, b"]" * 100_000 + b"a" * 99_999 + b".", "expected a dictionary|damaged pickle"),
@@ -191,7 +233,10 @@ DAMAGE = {
     "cut inside a number": (storage(ARRAY.ravel())[:-1], "holds 5 numbers and says 6"),
     "without its numbers": (storage(ARRAY.ravel()[:0]), "does not lie in its storage"),
     "of a big-endian machine": (storage(ARRAY.ravel(), little=False), "big-endian machine"),
-    "of an unknown kind": (storage(ARRAY.ravel(), "StringStorage"), "names torch.StringStorage; only tensors"),
+    "of an unknown kind": (
+        storage(ARRAY.ravel(), "StringStorage"),
+        "names torch.StringStorage; only tensors",
+    ),
     "cut": (b"\x80", "damaged pickle"),
 }
 
@@ -223,7 +268,13 @@ def test_other_paths(tmp_path):
 def test_what_the_installed_torch_pickles(tmp_path):
     torch = pytest.importorskip("torch")
     base = torch.arange(24.0).reshape(2, 3, 4)
-    for value in (base, base.permute(2, 0, 1), base[:, 1], torch.nn.Parameter(base[0]), torch.tensor(3)):
+    for value in (
+        base,
+        base.permute(2, 0, 1),
+        base[:, 1],
+        torch.nn.Parameter(base[0]),
+        torch.tensor(3),
+    ):
         content = network("Generator", {}, arrays={"weight": pickle.dumps(value, 2)[2:-1]})
         read = open_snapshot(write_snapshot(tmp_path / "x.pkl", G_ema=content)).array("weight")
         np.testing.assert_array_equal(read, value.detach().numpy())

@@ -35,8 +35,14 @@ def test_units_are_of_the_generators_spread():
         some = unit.sample_w(unit.variables, key, 4)
         raw = plain.sample_w(plain.variables, key, 4)
         np.testing.assert_allclose(some * unit.variables.unit, raw, rtol=1e-5)
-        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
-        close(unit.synthesize(unit.variables, some), GENERATOR.synthesize(GENERATOR.variables, raw / factor))
+
+        def close(a, b):
+            return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+        close(
+            unit.synthesize(unit.variables, some),
+            GENERATOR.synthesize(GENERATOR.variables, raw / factor),
+        )
         found = unit.conditional(unit.variables, key, labels) * unit.variables.unit
         close(found, plain.conditional(plain.variables, key, labels))
         same = in_units(plain, "raw")
@@ -70,10 +76,16 @@ def rounds(generator, **options) -> tuple[list, dict, np.ndarray]:
     for _ in range(2):
         state, report = simulation.run_round(state)
         reports.append(report.metrics | report.server_metrics)
-    return reports, method.view.pictures(federation, state.server), simulation.evaluate(state).accuracy["test"]["etf"]
+    return (
+        reports,
+        method.view.pictures(federation, state.server),
+        simulation.evaluate(state).accuracy["test"]["etf"],
+    )
 
 
-RELEASED = pytest.param({"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}, marks=pytest.mark.slow)
+RELEASED = pytest.param(
+    {"variant": "released", "bandwidths": (10.0, 15.0, 20.0, 50.0)}, marks=pytest.mark.slow
+)
 
 
 @pytest.mark.parametrize("options", [{}, RELEASED], ids=str)

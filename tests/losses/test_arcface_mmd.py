@@ -37,11 +37,16 @@ def default(rows, labels, mask):
 
 @pytest.mark.parametrize(("scale", "margin"), [(64.0, 0.5), (1.0, 0.0), (8.0, 2.0)])
 def test_arcface_equals_the_reference(scale, margin):
-    """Also where angle + margin passes pi: with 2 radians it does so for an angle above 65 degrees."""
-    value, gradient = compiled(functools.partial(angular, scale=scale, margin=margin))(ROWS, LABELS, MASK)
+    """Also where angle + margin passes pi: with 2 radians it does so for an angle above 65
+    degrees."""
+    value, gradient = compiled(functools.partial(angular, scale=scale, margin=margin))(
+        ROWS, LABELS, MASK
+    )
 
     def slow(rows):
-        return reference.arcface(reference.angles(rows, np.float64(VECTORS)), LABELS, MASK, scale, margin)
+        return reference.arcface(
+            reference.angles(rows, np.float64(VECTORS)), LABELS, MASK, scale, margin
+        )
 
     assert (reference.angles(ROWS, VECTORS)[np.arange(4), LABELS[:4]] + 2 > np.pi).any()
     np.testing.assert_allclose(value, slow(np.float64(ROWS)), **CLOSE)
@@ -91,7 +96,9 @@ def test_mmd_equals_the_reference(bandwidths, count):
     assert value > 0.01
     want = reference.mmd_slope(x, y, bandwidths)
     np.testing.assert_allclose(gradient[:count], want, **CLOSE)
-    np.testing.assert_allclose(want, numerical_gradient(lambda v: reference.mmd(v, y, bandwidths), x), atol=1e-8)
+    np.testing.assert_allclose(
+        want, numerical_gradient(lambda v: reference.mmd(v, y, bandwidths), x), atol=1e-8
+    )
     assert (gradient[count:] == 0).all()
 
 

@@ -25,7 +25,8 @@ B, C, N, PAD = 8, 4, 3, 2
 RNG = np.random.default_rng(0)
 TEACHER, STUDENT = (RNG.normal(size=(B, C)).astype(np.float32) * 2 for _ in range(2))
 LABELS = np.array([0, 1, 2, 3, 0, 1, 2, 3])
-# Both right, only the teacher, only the student, both wrong alike, both wrong differently; the rest by chance.
+# Both right, only the teacher, only the student, both wrong alike, both wrong differently; the rest
+# by chance.
 for row, (guess, own) in enumerate([(0, 0), (1, 3), (0, 2), (1, 1), (1, 2)]):
     TEACHER[row, guess], STUDENT[row, own] = 5, 5
 CLIENTS = RNG.normal(size=(N, B, C)).astype(np.float32)
@@ -63,10 +64,16 @@ def test_transferability_equals_the_reference(selection):
     """In value and in the teacher's gradient; the student is given."""
     want = reference.selected(TEACHER, STUDENT, LABELS, selection)
     assert np.flatnonzero(selected(TEACHER, STUDENT, LABELS, selection)).tolist() == want
-    assert {"diamond": 0 < len(want) < B, "triangle": len(want) == B}.get(selection, 4 in want or selection == "xor")
+    assert {"diamond": 0 < len(want) < B, "triangle": len(want) == B}.get(
+        selection, 4 in want or selection == "xor"
+    )
     args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
     got = compiled(transferability, selection=selection, temperature=3.0, **RELEASED)(*args)
-    agrees(got, lambda t: reference.transferability(t, np.float64(STUDENT), LABELS, selection, 3.0), TEACHER)
+    agrees(
+        got,
+        lambda t: reference.transferability(t, np.float64(STUDENT), LABELS, selection, 3.0),
+        TEACHER,
+    )
     loss = functools.partial(transferability, selection=selection, temperature=3.0, **RELEASED)
     by_student = jax.grad(lambda s: loss(TEACHER, s, LABELS, MASK[:B]))(STUDENT)
     assert (by_student == 0).all()
@@ -74,7 +81,8 @@ def test_transferability_equals_the_reference(selection):
 
 @pytest.mark.parametrize("selection", ["diamond", "nabla"])
 def test_transferability_as_printed(selection):
-    """Eq. 3, the default: KL(ensemble || global), a mean over the batch, by the teacher and by the student."""
+    """Eq. 3, the default: KL(ensemble || global), a mean over the batch, by the teacher and by the
+    student."""
     args = padded(TEACHER), padded(STUDENT), padded(LABELS), MASK
     got = compiled(transferability, selection=selection)(*args)
     agrees(got, lambda t: reference.l_tran(t, np.float64(STUDENT), LABELS, selection), TEACHER)
@@ -91,10 +99,19 @@ def test_transferability_as_printed(selection):
 def test_each_choice_of_transferability_alone(order, normaliser):
     """By the student, which is led through in both orders, at a temperature."""
     loss = functools.partial(transferability, temperature=3.0, order=order, normaliser=normaliser)
-    got = jax.value_and_grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK))(padded(STUDENT))
-    slow = lambda s: reference.transferability(np.float64(TEACHER), s, LABELS, "diamond", 3.0, order, normaliser)  # noqa: E731
+    got = jax.value_and_grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK))(
+        padded(STUDENT)
+    )
+
+    def slow(s):
+        return reference.transferability(
+            np.float64(TEACHER), s, LABELS, "diamond", 3.0, order, normaliser
+        )
+
     agrees(got, slow, STUDENT)
-    still = jax.grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK, student_path=False))(padded(STUDENT))
+    still = jax.grad(lambda s: loss(padded(TEACHER), s, padded(LABELS), MASK, student_path=False))(
+        padded(STUDENT)
+    )
     assert (still == 0).all()
 
 
@@ -109,21 +126,32 @@ def test_an_empty_set_of_samples_costs_nothing():
 def test_disagreement_equals_the_reference():
     """Differentiated by the teacher and by the student."""
     args = padded(TEACHER), padded(STUDENT)
-    agrees(compiled(disagreement)(*args, MASK), lambda t: reference.disagreement(t, np.float64(STUDENT)), TEACHER)
+    agrees(
+        compiled(disagreement)(*args, MASK),
+        lambda t: reference.disagreement(t, np.float64(STUDENT)),
+        TEACHER,
+    )
     swapped = jax.jit(jax.value_and_grad(lambda s, t: disagreement(t, s, MASK)))(*args[::-1])
     agrees(swapped, lambda s: reference.disagreement(np.float64(TEACHER), s), STUDENT)
 
 
 def test_kl_at_a_temperature_equals_the_reference():
-    slow = lambda s: np.mean([reference.kl(t / 10, own / 10) for t, own in zip(np.float64(TEACHER), s)])  # noqa: E731
-    student = lambda s, t, mask: kl_divergence(t / 10, s / 10, mask)  # noqa: E731
+    def slow(s):
+        return np.mean([reference.kl(t / 10, own / 10) for t, own in zip(np.float64(TEACHER), s)])
+
+    def student(s, t, mask):
+        return kl_divergence(t / 10, s / 10, mask)
+
     agrees(jax.value_and_grad(student)(padded(STUDENT), padded(TEACHER), MASK), slow, STUDENT)
 
 
 @pytest.mark.parametrize("form", ["squares", "norms"])
 def test_diversity_equals_the_reference(form):
     args = padded(IMAGES), padded(NOISE)
-    slow = lambda images: reference.diversity(images, np.float64(NOISE), form)  # noqa: E731
+
+    def slow(images):
+        return reference.diversity(images, np.float64(NOISE), form)
+
     agrees(compiled(image_diversity, form=form)(*args, MASK), slow, IMAGES)
     by_noise = jax.value_and_grad(lambda h, s: image_diversity(s, h, MASK, form))(*args[::-1])
     agrees(by_noise, lambda h: reference.diversity(np.float64(IMAGES), h, form), NOISE)
@@ -131,14 +159,20 @@ def test_diversity_equals_the_reference(form):
 
 def test_printed_norms_are_those_of_norms_that_are_not_shrunk():
     """Eq. 4 of small images, scaled so that sqrt(n) is taken back."""
-    scaled = IMAGES * np.sqrt(IMAGES[0].size, dtype=np.float32), NOISE * np.sqrt(NOISE[0].size, dtype=np.float32)
+    scaled = (
+        IMAGES * np.sqrt(IMAGES[0].size, dtype=np.float32),
+        NOISE * np.sqrt(NOISE[0].size, dtype=np.float32),
+    )
     got = compiled(image_diversity, form="norms")(*scaled, MASK[:B])[0]
-    np.testing.assert_allclose(got, reference.l_div(np.float64(IMAGES), np.float64(NOISE)), rtol=1e-4)
+    np.testing.assert_allclose(
+        got, reference.l_div(np.float64(IMAGES), np.float64(NOISE)), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("form", ["squares", "norms"])
 def test_diversity_is_safe(form):
-    """Where all points coincide, and where the printed exponent, of whole images, is beyond float32."""
+    """Where all points coincide, and where the printed exponent, of whole images, is beyond
+    float32."""
     loss = compiled(image_diversity, form=form)
     value, gradient = loss(np.full_like(IMAGES, 0.3), NOISE, MASK[:B])
     assert value > 0.99 and np.isfinite(gradient).all()
@@ -153,7 +187,10 @@ def test_diversity_is_safe(form):
 
 def test_embedding_excess_equals_the_reference():
     embedding = NOISE * np.linspace(0.2, 2, B, dtype=np.float32)[:, None]
-    slow = lambda e: reference.embedding_excess(e, 0.9)  # noqa: E731
+
+    def slow(e):
+        return reference.embedding_excess(e, 0.9)
+
     got = compiled(embedding_excess, bound=0.9)(padded(embedding), MASK)
     agrees(got, slow, embedding)
     assert (np.asarray(got[1])[0] == 0).all()  # short ones are let be
@@ -163,7 +200,9 @@ def test_embedding_excess_equals_the_reference():
 
 def test_moment_distance_equals_the_reference():
     moments, target = RNG.normal(size=(2, N, 2, 5)).astype(np.float32)
-    want = [reference.moment_distance(m, t) for m, t in zip(np.float64(moments), np.float64(target))]
+    want = [
+        reference.moment_distance(m, t) for m, t in zip(np.float64(moments), np.float64(target))
+    ]
     np.testing.assert_allclose(moment_distance(moments, target), want, rtol=1e-5)
     gradient = jax.grad(lambda m: moment_distance(m, target).sum())(jnp.asarray(target))
     assert np.isfinite(gradient).all()
@@ -172,9 +211,23 @@ def test_moment_distance_equals_the_reference():
 def test_weighted_losses_equal_the_reference():
     clients, weights = padded(CLIENTS, 1), padded(WEIGHTS, 1)
     got = compiled(weighted_cross_entropy)(clients, padded(LABELS), weights, MASK)
-    agrees(got, lambda x: reference.weighted_cross_entropy(x, LABELS, np.float64(WEIGHTS)), CLIENTS, 1)
-    one_for_all = lambda x: np.broadcast_to(np.float64(x), CLIENTS.shape)  # noqa: E731
+    agrees(
+        got, lambda x: reference.weighted_cross_entropy(x, LABELS, np.float64(WEIGHTS)), CLIENTS, 1
+    )
+
+    def one_for_all(x):
+        return np.broadcast_to(np.float64(x), CLIENTS.shape)
+
     own = jax.value_and_grad(lambda x: weighted_kl(padded(STUDENT), x, weights, MASK))(clients)
-    agrees(own, lambda x: reference.weighted_kl(one_for_all(STUDENT), x, np.float64(WEIGHTS)), CLIENTS, 1)
+    agrees(
+        own,
+        lambda x: reference.weighted_kl(one_for_all(STUDENT), x, np.float64(WEIGHTS)),
+        CLIENTS,
+        1,
+    )
     given = jax.value_and_grad(lambda s: weighted_kl(clients, s, weights, MASK))(padded(STUDENT))
-    agrees(given, lambda s: reference.weighted_kl(np.float64(CLIENTS), one_for_all(s), np.float64(WEIGHTS)), STUDENT)
+    agrees(
+        given,
+        lambda s: reference.weighted_kl(np.float64(CLIENTS), one_for_all(s), np.float64(WEIGHTS)),
+        STUDENT,
+    )

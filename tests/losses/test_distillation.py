@@ -20,6 +20,10 @@ def test_kl_divergence_equals_the_reference():
 
 def test_a_model_that_agrees_loses_nothing_and_an_empty_batch_neither():
     agreeing = jnp.asarray(TEACHER)
-    np.testing.assert_allclose(kl_divergence(agreeing, agreeing + 5, jnp.ones(6, bool)), 0, atol=1e-6)
-    value, gradient = jax.value_and_grad(kl_divergence, argnums=1)(agreeing, jnp.asarray(LOGITS), jnp.zeros(6, bool))
+    np.testing.assert_allclose(
+        kl_divergence(agreeing, agreeing + 5, jnp.ones(6, bool)), 0, atol=1e-6
+    )
+    value, gradient = jax.value_and_grad(kl_divergence, argnums=1)(
+        agreeing, jnp.asarray(LOGITS), jnp.zeros(6, bool)
+    )
     assert value == 0 and not gradient.any()

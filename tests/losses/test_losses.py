@@ -23,7 +23,8 @@ FEATURES = np.random.default_rng(0).normal(size=(B, K)).astype(np.float32)
 LABELS = np.array([0, 2, 2, 4, 0, 1])
 MASK = np.array([True, True, True, True, False, False])
 PROTOTYPES = np.random.default_rng(1).normal(size=(C, K)).astype(np.float32)
-AVAILABLE = np.array([True, True, True, False, False])  # class 4 is in the batch and has no prototype
+# class 4 is in the batch and has no prototype
+AVAILABLE = np.array([True, True, True, False, False])
 
 
 @functools.cache
@@ -51,7 +52,9 @@ def test_cross_entropy_equals_the_reference():
 
 def test_cross_entropy_is_in_nats():
     uniform = jnp.zeros((3, C))
-    np.testing.assert_allclose(cross_entropy(uniform, jnp.array([0, 1, 4]), jnp.ones(3, bool)), np.log(C), rtol=1e-6)
+    np.testing.assert_allclose(
+        cross_entropy(uniform, jnp.array([0, 1, 4]), jnp.ones(3, bool)), np.log(C), rtol=1e-6
+    )
 
 
 regularisers = pytest.mark.parametrize("loss", [class_prototype_distance, sample_prototype_mse])
@@ -68,7 +71,9 @@ def test_prototype_regulariser_reads_neither_padding_nor_missing_prototypes(loss
     clean, _ = compiled(loss)(FEATURES, LABELS, MASK, PROTOTYPES, AVAILABLE)
     features = np.where(MASK[:, None], FEATURES, np.nan)
     prototypes = np.where(AVAILABLE[:, None], PROTOTYPES, np.nan)
-    np.testing.assert_array_equal(compiled(loss)(features, LABELS, MASK, prototypes, AVAILABLE)[0], clean)
+    np.testing.assert_array_equal(
+        compiled(loss)(features, LABELS, MASK, prototypes, AVAILABLE)[0], clean
+    )
     _, gradient = compiled(loss)(FEATURES, LABELS, MASK, prototypes, AVAILABLE)
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[~MASK], 0)
@@ -94,7 +99,11 @@ def test_prototype_regulariser_has_finite_gradients_at_the_prototypes(loss):
 def test_adaptive_margin_equals_the_reference(rule):
     margin = jax.jit(lambda *args: adaptive_margin(*args, rule))
     rng = np.random.default_rng(3)
-    for present in (np.ones(C, bool), np.array([1, 0, 1, 1, 0], bool), np.array([0, 1, 0, 0, 1], bool)):
+    for present in (
+        np.ones(C, bool),
+        np.array([1, 0, 1, 1, 0], bool),
+        np.array([0, 1, 0, 0, 1], bool),
+    ):
         centres = rng.normal(size=(C, K)).astype(np.float32)
         with_holes = np.where(present[:, None], centres, np.nan)
         for cap in (100.0, 0.5):
@@ -134,7 +143,10 @@ def test_margin_contrastive_equals_the_reference(margin):
 
 
 def test_margin_makes_the_loss_harder():
-    losses = [compiled(margin_contrastive)(FEATURES, LABELS, MASK, PROTOTYPES, m)[0] for m in (0.0, 1.0, 2.0)]
+    losses = [
+        compiled(margin_contrastive)(FEATURES, LABELS, MASK, PROTOTYPES, m)[0]
+        for m in (0.0, 1.0, 2.0)
+    ]
     assert losses[0] < losses[1] < losses[2]
 
 

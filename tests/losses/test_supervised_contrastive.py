@@ -23,10 +23,17 @@ def compiled():
 @pytest.mark.parametrize("temperature", [0.07, 1.0, 100.0])
 def test_value_and_gradient_equal_the_reference(temperature):
     value, gradients = compiled()(FIRST, SECOND, LABELS, MASK, temperature)
-    slow = lambda a, b: reference.supervised_contrastive(a, b, LABELS, MASK, temperature)  # noqa: E731
+
+    def slow(a, b):
+        return reference.supervised_contrastive(a, b, LABELS, MASK, temperature)
+
     np.testing.assert_allclose(value, slow(FIRST, SECOND), rtol=1e-5)
-    np.testing.assert_allclose(gradients[0], numerical_gradient(lambda v: slow(v, SECOND), FIRST), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(gradients[1], numerical_gradient(lambda v: slow(FIRST, v), SECOND), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        gradients[0], numerical_gradient(lambda v: slow(v, SECOND), FIRST), rtol=1e-4, atol=1e-5
+    )
+    np.testing.assert_allclose(
+        gradients[1], numerical_gradient(lambda v: slow(FIRST, v), SECOND), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_padding_is_never_read():
@@ -52,6 +59,7 @@ def test_it_is_small_where_classes_are_apart_and_large_where_they_are_mixed():
     apart = 5 * np.eye(3, dtype=np.float32)[[0, 1, 1, 2, 0, 2]]
     everyone = np.ones(B, bool)
     values = [
-        compiled()(apart, apart, jnp.array(y), everyone, 1.0)[0] for y in ([0, 1, 1, 2, 0, 2], [0, 0, 1, 1, 2, 2])
+        compiled()(apart, apart, jnp.array(y), everyone, 1.0)[0]
+        for y in ([0, 1, 1, 2, 0, 2], [0, 0, 1, 1, 2, 2])
     ]
     assert values[0] < 1.2 and values[1] > 10

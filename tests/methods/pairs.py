@@ -13,7 +13,8 @@ from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
 from tests import tiny
 
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])  # two steps of three; the last sample is left out of training
+# two steps of three; the last sample is left out of training
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 LR = 0.1
 
 
@@ -29,7 +30,9 @@ class NormedFlat(nn.Module):
 
 def normed_federation():
     """One client whose own and auxiliary model keep batch statistics."""
-    return make_federation({"normed": SplitModel(NormedFlat(3), Linear(4), stateful=True)}, (2, 2, 1), 4, num_clients=1)
+    return make_federation(
+        {"normed": SplitModel(NormedFlat(3), Linear(4), stateful=True)}, (2, 2, 1), 4, num_clients=1
+    )
 
 
 def cifar100_federation():
@@ -38,7 +41,9 @@ def cifar100_federation():
     return make_federation({"wide": wide, "cnn": cnn4(100)}, (32, 32, 3), 100, num_clients=20)
 
 
-def context(round: int = 0, last_round: int = -1, client_id: int | None = 0, samples: int = len(LABELS)) -> Context:
+def context(
+    round: int = 0, last_round: int = -1, client_id: int | None = 0, samples: int = len(LABELS)
+) -> Context:
     """Where a call stands; the server's without a client."""
     info = client_id is not None and ClientInfo(*map(jnp.int32, (client_id, samples, last_round)))
     return Context(jax.random.key(5), jnp.int32(round), info or None)
@@ -46,8 +51,15 @@ def context(round: int = 0, last_round: int = -1, client_id: int | None = 0, sam
 
 def flat_pair(client, beside=None) -> dict:
     """A linear pair as the reference names it."""
-    models = {"own": tiny.flat_params(client["params"]), "shared": tiny.flat_params(client["shared"]["params"])}
-    return models if beside is None else models | {"beside": {k: np.asarray(v, np.float64) for k, v in beside.items()}}
+    models = {
+        "own": tiny.flat_params(client["params"]),
+        "shared": tiny.flat_params(client["shared"]["params"]),
+    }
+    return (
+        models
+        if beside is None
+        else models | {"beside": {k: np.asarray(v, np.float64) for k, v in beside.items()}}
+    )
 
 
 def batches(data, labels=LABELS) -> list:
@@ -59,7 +71,9 @@ def batches(data, labels=LABELS) -> list:
 def assert_models_close(got: dict, want: dict):
     for model, params in want.items():
         for name, value in params.items():
-            np.testing.assert_allclose(got[model][name], value, rtol=1e-5, atol=1e-6, err_msg=f"{model} {name}")
+            np.testing.assert_allclose(
+                got[model][name], value, rtol=1e-5, atol=1e-6, err_msg=f"{model} {name}"
+            )
 
 
 def shift(tree, seed: int, scale: float = 0.3):
@@ -68,12 +82,19 @@ def shift(tree, seed: int, scale: float = 0.3):
     return jax.tree.map(lambda x: x + jnp.asarray(scale * rng.normal(size=x.shape), x.dtype), tree)
 
 
-def receive_uplinks(uplinks: dict, order: list[list[int]], samples: dict[int, int] | None = None) -> dict:
-    """What the server holds: client id -> uplink, ordered as `tiny.receive_prototypes` does; the absent send NaN."""
-    lost = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan if x.dtype == jnp.float32 else True), uplinks[0])
+def receive_uplinks(
+    uplinks: dict, order: list[list[int]], samples: dict[int, int] | None = None
+) -> dict:
+    """What the server holds: client id -> uplink, ordered as `tiny.receive_prototypes` does; the
+    absent send NaN."""
+    lost = jax.tree.map(
+        lambda x: jnp.full_like(x, jnp.nan if x.dtype == jnp.float32 else True), uplinks[0]
+    )
     received = {}
     for bucket, ids in enumerate(order):
         stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *(uplinks.get(i, lost) for i in ids))
         counts = [(samples or {}).get(i, 10) for i in ids]
-        received[f"linear{bucket}"] = Received(stacked, tiny.infos(ids, counts), jnp.array([i in uplinks for i in ids]))
+        received[f"linear{bucket}"] = Received(
+            stacked, tiny.infos(ids, counts), jnp.array([i in uplinks for i in ids])
+        )
     return received

@@ -1,4 +1,5 @@
-"""Rounds of every method on the tiny federation, and the numbers that tests/methods/recorded.json holds of them.
+"""Rounds of every method on the tiny federation, and the numbers that tests/methods/recorded.json
+holds of them.
 
 Without pytest, so that other programs make the same rounds elsewhere.
 """
@@ -20,8 +21,10 @@ from tests.federations import COMPOSED, TRAINING, federation_data, federation_fo
 from tests.method_wires import settings
 
 RECORDED = Path(__file__).parent / "recorded.json"
-OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)  # 5 clients a round, 1 of them dropped
-BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102  # the rounds in which client 1, or everybody, is not finite
+# 5 clients a round, 1 of them dropped
+OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=1)
+# the rounds in which client 1, or everybody, is not finite
+BAD_UPLINK, BAD_STATE, ALL_BAD = 100, 101, 102
 
 
 def breakable(method: Method) -> Method:
@@ -47,11 +50,14 @@ def method_of(name: str) -> Method:
 
 
 @functools.cache
-def simulation(name: str, reverse: bool = False, padding: int = 0, build: int = 0, **options) -> Simulation:
+def simulation(
+    name: str, reverse: bool = False, padding: int = 0, build: int = 0, **options
+) -> Simulation:
     """A method's simulation; `build` tells apart two that are alike."""
     federation = federation_for(name, reverse)
     method = breakable(method_of(name))
-    # "trained" evaluation keeps the states of clients that keep nothing otherwise (tests/simulation/test_no_state.py).
+    # "trained" evaluation keeps the states of clients that keep nothing otherwise
+    # (tests/simulation/test_no_state.py).
     kept = {"evaluate": "trained"} if name in KEEP_NOTHING else {}
     settings = SimulationOptions(**{**vars(OPTIONS), **kept, **options})
     return make_simulation(method, federation, federation_data(federation, padding), settings)
@@ -73,7 +79,8 @@ def history(name: str, rounds: int = 3, **variant) -> tuple[list[SimulationState
     return played(simulation(name, **variant), rounds)
 
 
-# The forms that follow the authors' library: samples in stored order, and released variants where there are any.
+# The forms that follow the authors' library: samples in stored order, and released variants where
+# there are any.
 RELEASED = {
     "local": {},
     "lg_fedavg": {},
@@ -92,12 +99,20 @@ DISTILLED = ("dense", "fedftg", "dfrd", *COMPOSED)  # with samples in an order t
 def released_form(name: str) -> Method:
     if name in DISTILLED:
         return method_factory(name)(TRAINING, **settings(name), variant="released")
-    return METHODS[name](dataclasses.replace(TRAINING, shuffle=False), **settings(name) | RELEASED[name])
+    return METHODS[name](
+        dataclasses.replace(TRAINING, shuffle=False), **settings(name) | RELEASED[name]
+    )
 
 
 def numbers(states: list[SimulationState], reports: list) -> list[dict[str, float]]:
-    """Of each round: every metric, participants' accuracies, the lengths of the server's and the clients' states."""
-    length = lambda tree: float(np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(tree))))  # noqa: E731
+    """Of each round: every metric, participants' accuracies, the lengths of the server's and the
+    clients' states."""
+
+    def length(tree):
+        return float(
+            np.sqrt(sum(np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(tree)))
+        )
+
     return [
         report.metrics
         | {f"server {k}": v for k, v in report.server_metrics.items()}

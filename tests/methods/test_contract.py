@@ -1,4 +1,5 @@
-"""What every registered method must hold: the same checks for all, on a few compiled simulations a method.
+"""What every registered method must hold: the same checks for all, on a few compiled simulations a
+method.
 
 A new method enters by its line in METHODS, and in WIRE of tests/method_wires.py.
 """
@@ -74,7 +75,8 @@ def test_masked_samples_and_absent_clients_change_nothing(name):
     check_method(method_of(name), federation_for(name))
 
 
-# Other vector instructions and jax 0.11 leave 1e-6 of them, but for Adam on the tiny gradients of a generator.
+# Other vector instructions and jax 0.11 leave 1e-6 of them, but for Adam on the tiny gradients of a
+# generator.
 RELATIVE, ABSOLUTE = {"fedgen released": 1e-2}, 1e-6
 
 
@@ -83,13 +85,17 @@ def check_recorded(entry: str, rows: list[dict[str, float]]) -> None:
     recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
     if os.environ.get("FEDJAX_HT_RECORD"):
         rounded = [{k: float(f"{v:.7g}") for k, v in row.items()} for row in rows]
-        RECORDED.write_text(json.dumps(dict(sorted((recorded | {entry: rounded}).items())), indent=1) + "\n")
+        RECORDED.write_text(
+            json.dumps(dict(sorted((recorded | {entry: rounded}).items())), indent=1) + "\n"
+        )
         return
     assert len(recorded[entry]) == len(rows) == 3
     for row, before in zip(rows, recorded[entry]):
         assert row.keys() == before.keys()
         for key, value in before.items():
-            assert row[key] == pytest.approx(value, rel=RELATIVE.get(entry, 2e-5), abs=ABSOLUTE), key
+            assert row[key] == pytest.approx(value, rel=RELATIVE.get(entry, 2e-5), abs=ABSOLUTE), (
+                key
+            )
 
 
 @every_method
@@ -144,7 +150,9 @@ def test_same_numbers_whatever_runs_them(name, variant):
         chex.assert_trees_all_close(a.server, b.server, rtol=0, atol=1e-5)
         chex.assert_trees_all_close(each_client(here, a), each_client(there, b), rtol=0, atol=1e-5)
     for a, b in zip(reports, other_reports):
-        chex.assert_trees_all_close((a.metrics, a.server_metrics), (b.metrics, b.server_metrics), rtol=1e-5, atol=1e-5)
+        chex.assert_trees_all_close(
+            (a.metrics, a.server_metrics), (b.metrics, b.server_metrics), rtol=1e-5, atol=1e-5
+        )
         assert (a.arrived, a.uplink, a.downlink) == (b.arrived, b.uplink, b.downlink)
 
 
@@ -154,9 +162,12 @@ def test_a_bad_client_spoils_no_neighbour(name):
     (start, *_), _ = history(name)
     variant = VARIANTS["lanes and padding"]
     alone, beside = (
-        play(s, start, [0, 1, 2, 5], round=BAD_STATE)[0] for s in (simulation(name), simulation(name, **variant))
+        play(s, start, [0, 1, 2, 5], round=BAD_STATE)[0]
+        for s in (simulation(name), simulation(name, **variant))
     )
-    chex.assert_trees_all_close((alone.server, alone.clients), (beside.server, beside.clients), rtol=0, atol=1e-5)
+    chex.assert_trees_all_close(
+        (alone.server, alone.clients), (beside.server, beside.clients), rtol=0, atol=1e-5
+    )
 
 
 @every_method
@@ -169,7 +180,10 @@ def test_wire_counts(name):
         assert dropped.sum() == 1 and report.arrived == len(ids) - 1
         expected = WIRE[name](ids, ids[~dropped], earlier)
         assert Sent(report.uplink.payload_elements, report.downlink.payload_elements) == expected
-        assert (report.uplink.payload_bytes, report.downlink.payload_bytes) == (4 * expected.up, 4 * expected.down)
+        assert (report.uplink.payload_bytes, report.downlink.payload_bytes) == (
+            4 * expected.up,
+            4 * expected.down,
+        )
         earlier.append(ids[~dropped])
 
 
@@ -230,7 +244,10 @@ def test_nothing_compiles_or_moves_unasked_after_the_first_round(name, caplog):
     with jax.log_compiles():  # what was absent is a message of this kind
         jax.jit(lambda x: x + 1)(jnp.zeros(3))
     assert "Compiling" in caplog.text and "tracing" in caplog.text
-    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device"):
+    with (
+        jax.transfer_guard("disallow"),
+        pytest.raises(Exception, match="Disallowed host-to-device"),
+    ):
         jnp.zeros(3) + np.ones(3)
 
 
@@ -255,7 +272,8 @@ def test_client_that_is_not_finite_is_left_out(name, round):
 @every_method
 @pytest.mark.parametrize("how", ["dropped", "not finite"])
 def test_round_in_which_nobody_arrives(name, how):
-    """The server stays as it was; so do clients whose results are not finite, while dropped ones have trained."""
+    """The server stays as it was; so do clients whose results are not finite, while dropped ones
+    have trained."""
     sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     if how == "dropped":
@@ -272,7 +290,8 @@ def test_round_in_which_nobody_arrives(name, how):
 
 @thoroughly
 def test_smallest_clients(name):
-    """Client 2 fills no batch and still trains; client 3, alone, has no sample to train on and nothing to tell."""
+    """Client 2 fills no batch and still trains; client 3, alone, has no sample to train on and
+    nothing to tell."""
     sim, federation = simulation(name), federation_for(name)
     start = history(name)[0][1]
     after, report = play(sim, start, [2])
@@ -285,5 +304,6 @@ def test_smallest_clients(name):
 
 @pytest.mark.parametrize("name", ["fedavg", "heterofl", "fml"])
 def test_a_client_without_samples_weighs_nothing(name):
-    """By samples (FedAvg) or alike; means that are not a method's default are in test_averaging.py."""
+    """By samples (FedAvg) or alike; means that are not a method's default are in
+    test_averaging.py."""
     check_idle_client_weighs_nothing(simulation(name), history(name)[0][0])

@@ -17,13 +17,16 @@ FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
 UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [2]}, C)  # nobody has class 3
 STALE = Masked(jnp.full((C, C), 77.0), jnp.ones(C, bool))
-LABELS = np.array([0, 2, 2, 0, 3, 0, 1])  # two steps of three an epoch; the last sample is left out
+# two steps of three an epoch; the last sample is left out
+LABELS = np.array([0, 2, 2, 0, 3, 0, 1])
 
 
 @pytest.fixture(scope="module")
 def serve():
     method = fd(TRAINING)
-    return jax.jit(lambda server, received: method.server_update(FEDERATION, server, received, None))
+    return jax.jit(
+        lambda server, received: method.server_update(FEDERATION, server, received, None)
+    )
 
 
 @pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
@@ -54,10 +57,13 @@ def test_client_update_equals_the_reference(options, weight, form):
     method = fd(TRAINING, **options)
     data, ctx = tiny.client_data(LABELS, padding=2), tiny.context(0)
     client = method.init_client(BUCKET, ctx)
-    update = jax.jit(lambda client, downlink: method.client_update(BUCKET, client, downlink, data, ctx))
+    update = jax.jit(
+        lambda client, downlink: method.client_update(BUCKET, client, downlink, data, ctx)
+    )
     targets = 3 * np.random.default_rng(1).normal(size=(C, C)).astype(np.float32)
     x = tiny.pixels(data)
-    for available in (np.array([1, 1, 0, 1], bool), np.zeros(C, bool)):  # in the first round there are none
+    # in the first round there are none
+    for available in (np.array([1, 1, 0, 1], bool), np.zeros(C, bool)):
         known = jnp.where(available[:, None], targets, jnp.nan)
         trained, uplink, metrics = update(client, Masked(known, jnp.asarray(available)))
         want, loss, means = reference.train(
@@ -81,10 +87,16 @@ def test_client_update_equals_the_reference(options, weight, form):
 def test_wire_costs_of_the_papers_tables():
     first, second = wire_table.reports(fd(wire_table.TRAINING))
     assert first.downlink.payload_elements == 0
-    assert first.uplink.payload_elements == second.uplink.payload_elements == 100 * wire_table.sum_of_classes()
+    assert (
+        first.uplink.payload_elements
+        == second.uplink.payload_elements
+        == 100 * wire_table.sum_of_classes()
+    )
     assert second.downlink.payload_elements == 20 * 100 * 100
 
 
 def test_bad_options_are_named():
-    with pytest.raises(ValueError, match="regulariser is 'kl'; it must be 'mse_logits' or 'soft_cross_entropy'"):
+    with pytest.raises(
+        ValueError, match="regulariser is 'kl'; it must be 'mse_logits' or 'soft_cross_entropy'"
+    ):
         fd(TRAINING, regulariser="kl")

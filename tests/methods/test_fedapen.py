@@ -20,7 +20,9 @@ BUCKET = FEDERATION.buckets[0]
 EVERY = 4  # keeps positions 3, 7, ... of the training samples
 
 
-def reference_weight(weight: float, own, shared, labels, steps: int = 10, lr: float = 1e-3) -> float:
+def reference_weight(
+    weight: float, own, shared, labels, steps: int = 10, lr: float = 1e-3
+) -> float:
     """Full-batch steps on CE(w a + (1 - w) b, y), each followed by a cut to [0, 1]."""
 
     def loss(w):
@@ -34,7 +36,9 @@ def reference_weight(weight: float, own, shared, labels, steps: int = 10, lr: fl
 def rows_of(scale: float = 1.0, count: int = 9, seed: int = 0) -> Rows:
     rng = np.random.default_rng(seed)
     own, shared = (scale * rng.normal(size=(count, 4)).astype(np.float32) for _ in range(2))
-    return Rows(jnp.asarray(own), jnp.asarray(shared), jnp.asarray(rng.integers(0, 4, count), jnp.int32))
+    return Rows(
+        jnp.asarray(own), jnp.asarray(shared), jnp.asarray(rng.integers(0, 4, count), jnp.int32)
+    )
 
 
 @pytest.mark.parametrize("count", [0, 3, 4, 11])
@@ -42,10 +46,15 @@ def test_every_fourth_training_sample_is_held_out(count):
     indices = np.arange(50, 50 + count)
     for padding in (1, 6):
         padded = jnp.asarray(np.concatenate([indices, np.full(padding, 99)]))
-        data = tiny.client_data([0])._replace(splits={"train": Split(padded, jnp.int32(count)), "test": None})
+        data = tiny.client_data([0])._replace(
+            splits={"train": Split(padded, jnp.int32(count)), "test": None}
+        )
         splits = hold_out(data, EVERY).splits
         assert splits["test"] is None
-        wanted = {"train": [i for i in indices if i % 4 != 1], "adapt": [i for i in indices if i % 4 == 1]}
+        wanted = {
+            "train": [i for i in indices if i % 4 != 1],
+            "adapt": [i for i in indices if i % 4 == 1],
+        }
         for name, want in wanted.items():
             np.testing.assert_array_equal(splits[name].indices[: splits[name].count], want)
 
@@ -79,12 +88,16 @@ def test_the_weight_is_learned_on_receipt_of_an_aggregated_model():
         jax.tree.map(np.testing.assert_array_equal, got["params"], client["params"])
     assert first["weight"] == np.float32(0.4)
     x, held = tiny.pixels(data), [1, 3, 5]
-    own, shared = (linear_client.logits(tiny.flat_params(p), x) for p in (client["params"], downlink["params"]))
+    own, shared = (
+        linear_client.logits(tiny.flat_params(p), x) for p in (client["params"], downlink["params"])
+    )
     want = reference_weight(0.4, own[held], shared[held], pairs.LABELS[held])
     assert abs(want - 0.4) > 1e-4
     np.testing.assert_allclose(later["weight"], want, rtol=0, atol=1e-6)
     fixed = fedapen(TRAINING, adapt_every=2, learned=False)
-    assert fixed.receive(BUCKET, client, downlink, data, pairs.context(round=1))["weight"] == np.float32(0.4)
+    assert fixed.receive(BUCKET, client, downlink, data, pairs.context(round=1))[
+        "weight"
+    ] == np.float32(0.4)
 
 
 def test_client_update_equals_the_reference():
@@ -92,12 +105,16 @@ def test_client_update_equals_the_reference():
     labels = np.array([0, 2, 2, 1, 0, 3, 0, 1])  # the fourth and the eighth are held out
     data = tiny.client_data(labels, padding=3)
     client = method.init_client(BUCKET, ctx) | {"weight": jnp.float32(0.3)}
-    trained, uplink, metrics = jax.jit(lambda c: method.client_update(BUCKET, c, (), data, ctx))(client)
+    trained, uplink, metrics = jax.jit(lambda c: method.client_update(BUCKET, c, (), data, ctx))(
+        client
+    )
     x = tiny.pixels(data)
     steps = [(x[at], labels[at]) for at in ([0, 1, 2], [4, 5, 6])]
     want, loss = mutual.train(mutual.fedapen(0.3), pairs.flat_pair(client), steps, pairs.LR)
     pairs.assert_models_close(pairs.flat_pair(trained), want)
-    pairs.assert_models_close({"shared": tiny.flat_params(uplink["params"])}, {"shared": want["shared"]})
+    pairs.assert_models_close(
+        {"shared": tiny.flat_params(uplink["params"])}, {"shared": want["shared"]}
+    )
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     assert metrics["weight"] == trained["weight"] == client["weight"]
 
@@ -116,7 +133,9 @@ def test_server_update_averages_parameters_and_batch_statistics(order):
         got,
         *uplinks.values(),
     )
-    idle = method.server_update(federation, old, pairs.receive_uplinks(uplinks, order, dict.fromkeys(uplinks, 0)), None)
+    idle = method.server_update(
+        federation, old, pairs.receive_uplinks(uplinks, order, dict.fromkeys(uplinks, 0)), None
+    )
     jax.tree.map(np.testing.assert_array_equal, idle[0], old)
 
 
@@ -138,9 +157,13 @@ def test_the_shared_model_is_all_that_travels():
     bucket, ctx = federation.buckets[0], pairs.context()
     server = method.init_server(federation, ctx.key)
     down = method.broadcast(federation, bucket, server, ctx)
-    _, up, _ = method.client_update(bucket, method.init_client(bucket, ctx), down, tiny.client_data(pairs.LABELS), ctx)
+    _, up, _ = method.client_update(
+        bucket, method.init_client(bucket, ctx), down, tiny.client_data(pairs.LABELS), ctx
+    )
     size = (4 * 3 + 3) + (3 + 3) + (3 * 4 + 4)  # linear layer, normalisation, head
-    assert wire_elements(down).payload_elements == wire_elements(up).payload_elements == size + 2 * 3
+    assert (
+        wire_elements(down).payload_elements == wire_elements(up).payload_elements == size + 2 * 3
+    )
 
 
 def test_bad_options_are_named():

@@ -25,7 +25,9 @@ LABELS = np.array([0, 2, 2, 0, 3, 0])
 def models():
     rng = np.random.default_rng(0)
     shapes = {"a": (2, 3), "b": (4,)}
-    return {i: {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} for i in SAMPLES}
+    return {
+        i: {k: rng.normal(size=s).astype(np.float32) for k, s in shapes.items()} for i in SAMPLES
+    }
 
 
 def receive(order, by_samples, arrived=frozenset(SAMPLES), samples=SAMPLES):
@@ -44,7 +46,9 @@ def test_server_update_equals_the_reference(weighting):
     by_samples = weighting == "samples"
     method = fedavg(TRAINING, weighting)
     weights = [SAMPLES[i] if by_samples else 1 for i in SAMPLES]
-    serve = jax.jit(lambda received: method.server_update(FEDERATION, models()[0], received, None)[0])
+    serve = jax.jit(
+        lambda received: method.server_update(FEDERATION, models()[0], received, None)[0]
+    )
     for order in (ORDER, OTHER_ORDER):
         got = serve(receive(order, by_samples))
         for name in ("a", "b"):
@@ -53,7 +57,9 @@ def test_server_update_equals_the_reference(weighting):
 
 
 def test_a_single_arrival_is_the_new_model():
-    got, _ = fedavg(TRAINING).server_update(FEDERATION, models()[0], receive(ORDER, True, arrived={1}), None)
+    got, _ = fedavg(TRAINING).server_update(
+        FEDERATION, models()[0], receive(ORDER, True, arrived={1}), None
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, models()[1])
 
 
@@ -68,7 +74,10 @@ def test_the_model_stays_where_nobody_arrives_or_nobody_has_samples():
 
 
 def test_weighted_mean_keeps_dtypes_and_reads_no_row_of_weight_zero():
-    stacked = {"x": jnp.array([1.0, jnp.nan, 4.0], jnp.float16), "y": jnp.array([[2.0], [jnp.inf], [8.0]])}
+    stacked = {
+        "x": jnp.array([1.0, jnp.nan, 4.0], jnp.float16),
+        "y": jnp.array([[2.0], [jnp.inf], [8.0]]),
+    }
     got = weighted_mean(stacked, jnp.array([2.0, 0.0, 1.0]))
     assert got["x"].dtype == jnp.float16 and got["y"].dtype == jnp.float32
     np.testing.assert_allclose([got["x"], got["y"][0]], [2, 4], rtol=1e-3)
@@ -101,7 +110,9 @@ def test_a_client_trains_the_model_it_received():
 
 def test_one_architecture_is_needed():
     fedavg(TRAINING).check(FEDERATION)
-    with pytest.raises(ValueError, match="needs one architecture for all clients, got linear0, linear1"):
+    with pytest.raises(
+        ValueError, match="needs one architecture for all clients, got linear0, linear1"
+    ):
         fedavg(TRAINING).check(tiny.linear_federation(buckets=2))
 
 

@@ -17,7 +17,9 @@ from tests import tiny, wire_table
 from tests.reference import fedclassavg as reference
 
 LR = 0.02
-TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False, augment=lambda key, x, black: flip(key, x))
+TRAINING = LocalTraining(
+    optax.sgd(LR), batch_size=3, shuffle=False, augment=lambda key, x, black: flip(key, x)
+)
 FEDERATION = tiny.linear_federation()
 BUCKET = FEDERATION.buckets[0]
 LABELS = np.array([0, 2, 2, 0, 3, 0])
@@ -37,7 +39,8 @@ def method_with(**options):
 
 @functools.partial(jax.jit, static_argnums=0)
 def client_round(method, own, head, data, ctx):
-    """The client after receipt, and its update; newcomers and others differ by a number in `ctx`."""
+    """The client after receipt, and its update; newcomers and others differ by a number in
+    `ctx`."""
     client = method.receive(BUCKET, own, head, data, ctx)
     return client, method.client_update(BUCKET, client, head, data, ctx)
 
@@ -46,7 +49,8 @@ compiled_view = jax.jit(random_view)  # op by op it takes some forty programs
 
 
 def views(data, key):
-    """Batches (x1, x2, y) of a pass with this key; `train` keeps the third part of it for the loss."""
+    """Batches (x1, x2, y) of a pass with this key; `train` keeps the third part of it for the
+    loss."""
     loss_key = jax.random.split(key, 3)[2]
     x = tiny.pixels(data).reshape(-1, 2, 2, 1)
     for number in range(2):
@@ -70,14 +74,25 @@ def views(data, key):
 )
 def test_client_update_equals_the_reference(options, used, last_round):
     """A newcomer trains once more before, from the classifier of its own."""
-    method, data, ctx = method_with(**options), tiny.client_data(LABELS, padding=1), context(last_round)
+    method, data, ctx = (
+        method_with(**options),
+        tiny.client_data(LABELS, padding=1),
+        context(last_round),
+    )
     own, head = method.init_client(BUCKET, ctx), method.init_server(FEDERATION, jax.random.key(8))
     _, (trained, uplink, metrics) = client_round(method, own, head, data, ctx)
     want = tiny.flat_params(own["params"])
     if last_round == NEWCOMER:
-        want, _ = reference.local_pass(want, list(views(data, jax.random.fold_in(ctx.key, 2))), LR, **used)
-    want |= {"head_kernel": np.asarray(head["kernel"], np.float64), "head_bias": np.asarray(head["bias"], np.float64)}
-    want, loss = reference.local_pass(want, list(views(data, jax.random.fold_in(ctx.key, 1))), LR, **used)
+        want, _ = reference.local_pass(
+            want, list(views(data, jax.random.fold_in(ctx.key, 2))), LR, **used
+        )
+    want |= {
+        "head_kernel": np.asarray(head["kernel"], np.float64),
+        "head_bias": np.asarray(head["bias"], np.float64),
+    }
+    want, loss = reference.local_pass(
+        want, list(views(data, jax.random.fold_in(ctx.key, 1))), LR, **used
+    )
     for name, value in tiny.flat_params(trained["params"]).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
@@ -87,7 +102,10 @@ def test_client_update_equals_the_reference(options, used, last_round):
 
 def test_a_client_takes_the_classifier_once_it_has_pretrained():
     method, data = fedclassavg(TRAINING), tiny.client_data(LABELS)
-    own, head = method.init_client(BUCKET, context(0)), method.init_server(FEDERATION, jax.random.key(8))
+    own, head = (
+        method.init_client(BUCKET, context(0)),
+        method.init_server(FEDERATION, jax.random.key(8)),
+    )
     for last_round, expected in ((NEWCOMER, own["params"]["head"]), (0, head)):
         client = method.receive(BUCKET, own, head, data, context(last_round))
         jax.tree.map(np.testing.assert_array_equal, client["params"]["head"], expected)
@@ -118,7 +136,12 @@ def test_prediction_rectifies_the_features():
 
 def test_cost_is_a_classifier_each_way():
     for report in wire_table.reports(fedclassavg(wire_table.TRAINING)):
-        assert report.uplink.payload_elements == report.downlink.payload_elements == 20 * wire_table.HEAD == 1_026_000
+        assert (
+            report.uplink.payload_elements
+            == report.downlink.payload_elements
+            == 20 * wire_table.HEAD
+            == 1_026_000
+        )
 
 
 def test_bad_options_are_named():

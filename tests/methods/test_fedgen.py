@@ -19,7 +19,13 @@ from tests.tiny import Flat
 
 C, K, LR, NOISE, STEPS, ROUND = 4, 3, 0.1, 2, 3, 7
 TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
-SERVER = {"noise_dim": NOISE, "hidden_dim": 5, "server_lr": 0.01, "server_steps": STEPS, "server_batch_size": 6}
+SERVER = {
+    "noise_dim": NOISE,
+    "hidden_dim": 5,
+    "server_lr": 0.01,
+    "server_steps": STEPS,
+    "server_batch_size": 6,
+}
 VARIANTS = {  # alpha, beta, decay, diversity, ensemble, weight decay
     "paper": (10.0, 10.0, 0.98, 1.0, False, 1e-2),
     "released": (1.0, 0.0, 1.0, 0.0, True, 0.0),
@@ -40,19 +46,28 @@ def in_round(round: int, client_id=None, seed=2):
 
 def flat_generator(generator) -> dict[str, np.ndarray]:
     """As the reference names its parameters."""
-    named = {f"{layer}_{name}": value for layer, part in generator.items() for name, value in part.items()}
+    named = {
+        f"{layer}_{name}": value
+        for layer, part in generator.items()
+        for name, value in part.items()
+    }
     return {name: np.asarray(value, np.float64) for name, value in named.items()}
 
 
 def receive(clients, order, counts=COUNTS) -> dict[str, Received]:
-    """What the server holds when these clients arrived; what it must not read is NaN, or an absurd count."""
+    """What the server holds when these clients arrived; what it must not read is NaN, or an absurd
+    count."""
     received = {}
     for bucket, ids in enumerate(order):
-        heads = [HEADS[i] if i in clients else jax.tree.map(lambda x: x * np.nan, HEADS[0]) for i in ids]
+        heads = [
+            HEADS[i] if i in clients else jax.tree.map(lambda x: x * np.nan, HEADS[0]) for i in ids
+        ]
         heads = jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs), jnp.float32), *heads)
         rows = jnp.array([counts[i] if i in clients else [999] * C for i in ids], jnp.int32)
         arrived = jnp.array([i in clients for i in ids])
-        received[f"linear{bucket}"] = Received(Uplink(heads, Metadata(rows)), tiny.infos(ids, 10), arrived)
+        received[f"linear{bucket}"] = Received(
+            Uplink(heads, Metadata(rows)), tiny.infos(ids, 10), arrived
+        )
     return received
 
 
@@ -60,8 +75,13 @@ def server_draws(key, size: int, label_counts):
     """(noise, labels) of each step of the server."""
     for step in range(STEPS):
         label_key, noise_key = jax.random.split(jax.random.fold_in(key, step))
-        labels = jax.random.categorical(label_key, jnp.log(jnp.asarray(label_counts, jnp.float32)), shape=(size,))
-        yield np.asarray(jax.random.uniform(noise_key, (size, NOISE)), np.float64), np.asarray(labels)
+        labels = jax.random.categorical(
+            label_key, jnp.log(jnp.asarray(label_counts, jnp.float32)), shape=(size,)
+        )
+        yield (
+            np.asarray(jax.random.uniform(noise_key, (size, NOISE)), np.float64),
+            np.asarray(labels),
+        )
 
 
 @both_variants
@@ -88,7 +108,9 @@ def test_server_update_equals_the_reference(variant):
         assert got.keys() == want.keys()
         for name in want:
             if name == "fc1_bias" and not weight_decay:
-                continue  # in front of a normalisation its gradient is zero but for rounding, which Adam enlarges
+                # in front of a normalisation its gradient is zero but for rounding, which Adam
+                # enlarges
+                continue
             np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=5e-6)
             assert np.abs(want[name] - flat_generator(start.generator)[name]).max() > 1e-3
         for name in ("kernel", "bias"):
@@ -117,9 +139,13 @@ def test_client_update_equals_the_reference(variant, ready):
     data, ctx = tiny.client_data(LABELS, padding=2), in_round(ROUND, client_id=0)
     client = method.init_client(BUCKET, ctx)
     server = method.init_server(FEDERATION, jax.random.key(1))
-    generator = jax.tree.map(lambda x: Masked(jnp.where(ready, x, jnp.nan), jnp.array(ready)), server.generator)
+    generator = jax.tree.map(
+        lambda x: Masked(jnp.where(ready, x, jnp.nan), jnp.array(ready)), server.generator
+    )
     # With one label to draw from, what is drawn is known.
-    downlink = Downlink(server.head, generator, Metadata(jnp.array([0.0, 0, 5, 0])), Metadata(jnp.array(ready)))
+    downlink = Downlink(
+        server.head, generator, Metadata(jnp.array([0.0, 0, 5, 0])), Metadata(jnp.array(ready))
+    )
     update = jax.jit(lambda client: method.client_update(BUCKET, client, downlink, data, ctx))
     trained, uplink, metrics = update(client)
 
@@ -130,7 +156,9 @@ def test_client_update_equals_the_reference(variant, ready):
         _, _, *noise_keys = jax.random.split(jax.random.fold_in(loss_key, step), 4)
         noise = [np.asarray(jax.random.uniform(key, (3, NOISE)), np.float64) for key in noise_keys]
         drawn, y = np.full(3, 2), LABELS[batch]
-        generated, alike = (reference.generate(flat, u, labels, C) for u, labels in zip(noise, (drawn, y)))
+        generated, alike = (
+            reference.generate(flat, u, labels, C) for u, labels in zip(noise, (drawn, y))
+        )
         steps.append((x[batch], y, generated, drawn, alike))
     alpha, beta, decay, *_ = VARIANTS[variant]
     strength = ready * decay**ROUND
@@ -141,7 +169,8 @@ def test_client_update_equals_the_reference(variant, ready):
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     jax.tree.map(np.testing.assert_array_equal, uplink.head, trained["params"]["head"])
-    np.testing.assert_array_equal(uplink.label_counts.value, [3, 0, 2, 2])  # of all samples, padding left out
+    # of all samples, padding left out
+    np.testing.assert_array_equal(uplink.label_counts.value, [3, 0, 2, 2])
 
 
 @both_variants
@@ -150,9 +179,12 @@ def test_the_paper_waits_for_a_trained_generator(variant):
     server = method.init_server(FEDERATION, jax.random.key(1))
     downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0))
     assert bool(downlink.ready.value) == (variant == "released")
-    masks = [x.mask for x in jax.tree.leaves(downlink.generator, is_leaf=lambda x: isinstance(x, Masked))]
+    masks = [
+        x.mask for x in jax.tree.leaves(downlink.generator, is_leaf=lambda x: isinstance(x, Masked))
+    ]
     assert len(masks) == 6 and all(bool(m) == (variant == "released") for m in masks)
-    np.testing.assert_array_equal(downlink.label_counts.value, np.ones(C))  # any label, as long as nobody told
+    # any label, as long as nobody told
+    np.testing.assert_array_equal(downlink.label_counts.value, np.ones(C))
 
 
 def test_clients_receive_the_head_and_keep_their_extractor():
@@ -162,7 +194,9 @@ def test_clients_receive_the_head_and_keep_their_extractor():
     downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0))
     received = method.receive(BUCKET, client, downlink, None, tiny.context(0))
     jax.tree.map(np.testing.assert_array_equal, received["params"]["head"], server.head)
-    jax.tree.map(np.testing.assert_array_equal, received["params"]["base"], client["params"]["base"])
+    jax.tree.map(
+        np.testing.assert_array_equal, received["params"]["base"], client["params"]["base"]
+    )
 
 
 def test_a_generator_of_one_feature_has_no_diversity():
@@ -174,7 +208,9 @@ def test_a_generator_of_one_feature_has_no_diversity():
 def test_wire_costs_of_the_papers_tables():
     first, second = wire_table.reports(fedgen(wire_table.TRAINING, server_steps=1))
     assert wire_table.HEAD == 51_300
-    assert first.uplink.payload_elements == second.uplink.payload_elements == 20 * 51_300 == 1_026_000
+    assert (
+        first.uplink.payload_elements == second.uplink.payload_elements == 20 * 51_300 == 1_026_000
+    )
     assert first.downlink.payload_elements == 1_026_000
     assert second.downlink.payload_elements == 20 * (51_300 + 331_776) == 7_661_520
 

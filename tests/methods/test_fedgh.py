@@ -17,16 +17,20 @@ C, K, LR = 4, 3, 0.1
 TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
 FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
-UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2, 3], 2: [0, 2]}, K, seed=4)  # seven rows: the last batch is masked
+# seven rows: the last batch is masked
+UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2, 3], 2: [0, 2]}, K, seed=4)
 SERVER = {"server_epochs": 2, "server_lr": 0.3, "server_batch_size": 3}
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])  # two steps of three; the last sample is left out of training
+# two steps of three; the last sample is left out of training
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 
 
 @pytest.fixture(scope="module")
 def served():
     """The first head, and the compiled server."""
     method = fedgh(TRAINING, **SERVER)
-    serve = jax.jit(lambda head, got: method.server_update(FEDERATION, head, got, tiny.context(seed=2)))
+    serve = jax.jit(
+        lambda head, got: method.server_update(FEDERATION, head, got, tiny.context(seed=2))
+    )
     return method.init_server(FEDERATION, jax.random.key(1)), serve
 
 
@@ -35,11 +39,14 @@ def receive(uploads, order=tiny.ORDER):
 
 
 def server_orders(uploads):
-    """Row orders of each epoch, counted over the uploaded rows; uploads come by client, then class."""
+    """Row orders of each epoch, counted over the uploaded rows; uploads come by client, then
+    class."""
     valid = np.array([c in uploads.get(i, {}) for i in range(4) for c in range(C)])
     shuffle_key, _ = jax.random.split(tiny.context(seed=2).key)
     for epoch in range(SERVER["server_epochs"]):
-        flat = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[: valid.sum()]
+        flat = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[
+            : valid.sum()
+        ]
         yield np.searchsorted(np.flatnonzero(valid), flat)
 
 
@@ -47,7 +54,9 @@ def test_server_update_equals_the_reference(served):
     head, serve = served
     got, metrics = serve(head, receive(UPLOADS))
     start = {name: np.asarray(value, np.float64) for name, value in head.items()}
-    want, loss = reference.server_update(start, [UPLOADS[i] for i in range(3)], list(server_orders(UPLOADS)), 3, 0.3)
+    want, loss = reference.server_update(
+        start, [UPLOADS[i] for i in range(3)], list(server_orders(UPLOADS)), 3, 0.3
+    )
     for name in want:
         np.testing.assert_allclose(got[name], want[name], rtol=1e-5, atol=1e-6)
         assert np.abs(want[name] - start[name]).max() > 1e-3  # the head is trained
@@ -70,7 +79,10 @@ def test_a_round_without_any_prototype_leaves_the_head(served):
 
 def test_client_update_equals_the_reference():
     method, ctx = fedgh(TRAINING), tiny.context(0)
-    data, head = tiny.client_data(LABELS, padding=2), method.init_server(FEDERATION, jax.random.key(5))
+    data, head = (
+        tiny.client_data(LABELS, padding=2),
+        method.init_server(FEDERATION, jax.random.key(5)),
+    )
     own = method.init_client(BUCKET, ctx)
 
     @jax.jit
@@ -82,7 +94,9 @@ def test_client_update_equals_the_reference():
     trained, uplink, metrics = client_round(own)
     x = tiny.pixels(data)
     batches = [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])]
-    want, loss, _ = linear_client.train(tiny.flat_params(own["params"] | {"head": head}), batches, LR)
+    want, loss, _ = linear_client.train(
+        tiny.flat_params(own["params"] | {"head": head}), batches, LR
+    )
     for name, value in tiny.flat_params(trained["params"]).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
@@ -101,7 +115,9 @@ def test_cost_of_the_papers_tables():
 def test_bad_options_are_named():
     with pytest.raises(ValueError, match="server_epochs is 0; it must be an integer of at least 1"):
         fedgh(TRAINING, server_epochs=0)
-    with pytest.raises(ValueError, match="server_batch_size is 0; it must be an integer of at least 1"):
+    with pytest.raises(
+        ValueError, match="server_batch_size is 0; it must be an integer of at least 1"
+    ):
         fedgh(TRAINING, server_batch_size=0)
 
 

@@ -19,7 +19,8 @@ from tests.methods import pairs
 from tests.reference import averaging, low_rank, mutual
 
 TRAINING = LocalTraining(optax.sgd(pairs.LR), batch_size=3, shuffle=False)
-FEDERATION = tiny.linear_federation(num_classes=4, width=12)  # wide enough for one component to be smaller than all
+# wide enough for one component to be smaller than all
+FEDERATION = tiny.linear_federation(num_classes=4, width=12)
 BUCKET = FEDERATION.buckets[0]
 SIZE = (4 * 12 + 12) + (12 * 4 + 4)
 VARIANTS = ("paper", "released")
@@ -33,19 +34,27 @@ def uncompressed(variant: str = "paper"):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_client_update_equals_the_reference(variant):
     """At threshold 1 what arrives is what was trained, or its difference to the model received."""
-    method, ctx, data = uncompressed(variant), pairs.context(), tiny.client_data(pairs.LABELS, padding=2)
+    method, ctx, data = (
+        uncompressed(variant),
+        pairs.context(),
+        tiny.client_data(pairs.LABELS, padding=2),
+    )
     client = method.init_client(BUCKET, ctx)
     assert client["projection"].shape == (12, 12)
     client["shared"]["params"] = last = pairs.shift(client["shared"]["params"], 1)
-    trained, uplink, metrics = jax.jit(lambda c: method.client_update(BUCKET, c, (), data, ctx))(client)
+    trained, uplink, metrics = jax.jit(lambda c: method.client_update(BUCKET, c, (), data, ctx))(
+        client
+    )
     models = pairs.flat_pair(client, {"projection": client["projection"]})
     released = variant == "released"
     losses = mutual.fedkd(1 / 4 if released else 1.0)
     want, loss = mutual.train(losses, models, pairs.batches(data), pairs.LR, joint=released)
     pairs.assert_models_close(
-        {"own": tiny.flat_params(trained["params"]), "beside": trained}, {"own": want["own"], "beside": want["beside"]}
+        {"own": tiny.flat_params(trained["params"]), "beside": trained},
+        {"own": want["own"], "beside": want["beside"]},
     )
-    jax.tree.map(np.testing.assert_array_equal, trained["shared"]["params"], last)  # what the next update changes
+    # what the next update changes
+    jax.tree.map(np.testing.assert_array_equal, trained["shared"]["params"], last)
     sent = tiny.flat_params(decompress(uplink, variant))
     if not released:
         sent = {name: value + models["shared"][name] for name, value in sent.items()}
@@ -57,21 +66,27 @@ def test_what_a_client_sends_is_the_compressed_change():
     """T rises over four rounds and stays."""
     method, data = fedkd(TRAINING, 0.5, 0.9, rounds=4), tiny.client_data(pairs.LABELS)
     client = method.init_client(BUCKET, pairs.context())
-    update = jax.jit(lambda method, ctx: method.client_update(BUCKET, client, (), data, ctx)[1], static_argnums=0)
+    update = jax.jit(
+        lambda method, ctx: method.client_update(BUCKET, client, (), data, ctx)[1], static_argnums=0
+    )
     numbers = []
     for round, energy in ((0, 0.5), (2, 0.7), (4, 0.9), (40, 0.9)):
         change = tiny.flat_params(decompress(update(uncompressed(), pairs.context(round))))
         uplink = update(method, pairs.context(round))
         want = {name: low_rank.compress(value, energy) for name, value in change.items()}
         sent = tiny.flat_params(decompress(uplink))
-        pairs.assert_models_close({"sent": sent}, {"sent": {n: value for n, (value, _) in want.items()}})
+        pairs.assert_models_close(
+            {"sent": sent}, {"sent": {n: value for n, (value, _) in want.items()}}
+        )
         numbers.append(int(wire_elements(uplink).payload_elements))
         assert numbers[-1] == sum(count for _, count in want.values())
     assert numbers[0] < SIZE
 
 
 def uplinks_of(params, variant: str = "paper") -> dict:
-    changes = {i: jax.tree.map(lambda a, b: a - b, pairs.shift(params, i, 0.1), params) for i in range(3)}
+    changes = {
+        i: jax.tree.map(lambda a, b: a - b, pairs.shift(params, i, 0.1), params) for i in range(3)
+    }
     return {i: compress(change, 1.0, variant) for i, change in changes.items()}
 
 
@@ -94,7 +109,8 @@ def test_server_update_equals_the_reference(order, variant, energy):
         np.testing.assert_allclose(tiny.flat_params(new.params)[name], want, rtol=1e-5, atol=2e-6)
     assert new.made == 6
     np.testing.assert_array_equal(new.answered, [True, True, True, False])
-    idle = serve(pairs.receive_uplinks(uplinks, order, dict.fromkeys(uplinks, 0)))  # nobody has samples
+    # nobody has samples
+    idle = serve(pairs.receive_uplinks(uplinks, order, dict.fromkeys(uplinks, 0)))
     jax.tree.map(np.testing.assert_array_equal, idle, old)
 
 
@@ -107,7 +123,9 @@ def test_who_holds_the_last_weights_is_sent_the_update_and_all_others_everything
     @jax.jit
     def receive(server, client, ctx):
         downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
-        return method.receive(BUCKET, client, downlink, None, ctx), wire_elements(downlink).payload_elements
+        return method.receive(BUCKET, client, downlink, None, ctx), wire_elements(
+            downlink
+        ).payload_elements
 
     client, cost = receive(first, client, pairs.context(0))
     assert cost == SIZE  # in the first round nobody holds anything
@@ -118,14 +136,20 @@ def test_who_holds_the_last_weights_is_sent_the_update_and_all_others_everything
     cases = {
         "holds the last": (client, pairs.context(1, last_round=0), False),
         "missed the round": (stranger, pairs.context(1, last_round=-1), True),
-        "came after it, in a round that changed nothing": (stranger, pairs.context(2, last_round=1), True),
+        "came after it, in a round that changed nothing": (
+            stranger,
+            pairs.context(2, last_round=1),
+            True,
+        ),
         "did not answer in it": (stranger, pairs.context(1, last_round=0, client_id=3), True),
     }
     for case, (holder, ctx, whole) in cases.items():
         got, cost = receive(second, holder, ctx)
         assert (cost == SIZE) == whole, case
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), got["shared"]["params"], second.params
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6),
+            got["shared"]["params"],
+            second.params,
         )
         jax.tree.map(np.testing.assert_array_equal, got["params"], holder["params"])
 
@@ -140,15 +164,21 @@ def test_released_clients_are_sent_compressed_weights_once_there_are_any():
         downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
         assert (wire_elements(downlink).payload_elements == SIZE) == whole
         got = method.receive(BUCKET, client, downlink, None, ctx)["shared"]["params"]
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), got, server.params)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6), got, server.params
+        )
 
 
 def test_a_simulation_counts_whole_models_for_clients_that_missed_a_round():
-    """Rounds of the test federation with compression: newcomers, the dropped and the left-out pay |g|, others less."""
-    federation = uniform_federation()  # clients of one architecture, since only the shared model crosses the wire
+    """Rounds of the test federation with compression: newcomers, the dropped and the left-out pay
+    |g|, others less."""
+    # clients of one architecture, since only the shared model crosses the wire
+    federation = uniform_federation()
     method = fedkd(FEDERATION_TRAINING, 0.3, 0.3)
     size = 16 * 8 + 8 + 8 * 5 + 5
-    sim = make_simulation(method, federation, federation_data(federation), SimulationOptions(lanes=1))
+    sim = make_simulation(
+        method, federation, federation_data(federation), SimulationOptions(lanes=1)
+    )
 
     def down(state, ids, dropped=()):
         state, report = play(sim, state, ids, dropped)
@@ -172,7 +202,8 @@ def test_the_first_downlink_of_the_cifar100_setting():
     server = jax.eval_shape(lambda: method.init_server(federation, jax.random.key(0)))
     empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), server)._replace(made=jnp.int32(-1))
     cost = [
-        wire_elements(method.broadcast(federation, bucket, empty, pairs.context())) for bucket in federation.buckets
+        wire_elements(method.broadcast(federation, bucket, empty, pairs.context()))
+        for bucket in federation.buckets
     ]
     assert [c.payload_elements for c in cost] == [924_708, 924_708]
 

@@ -42,7 +42,10 @@ def method_of(**options):
 
 def server_of(available) -> Server:
     """Pairs as they are; of classes without one, what must not be read."""
-    spoilt = lambda x: jnp.where(available.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.nan)  # noqa: E731
+
+    def spoilt(x):
+        return jnp.where(available.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.nan)
+
     return Server({}, spoilt(VECTORS), spoilt(IMAGES), available)
 
 
@@ -56,7 +59,9 @@ def compiled_client(**options):
     @jax.jit
     def update(client, available):
         downlink = method.broadcast(FEDERATION, BUCKET, server_of(available), ctx)
-        return method.client_update(BUCKET, client, downlink, tiny.client_data(LABELS, padding=2), ctx)
+        return method.client_update(
+            BUCKET, client, downlink, tiny.client_data(LABELS, padding=2), ctx
+        )
 
     return client, lambda available: update(client, jnp.asarray(available))
 
@@ -77,25 +82,42 @@ def local_batches(available, size, released=False):
             pairs = draw_in_passes(jnp.asarray(available), size, number, passes_key)
         index, mask = map(np.asarray, pairs)
         classes, rows = index[mask], slice(3 * number, 3 * number + 3)
-        yield x[rows], LABELS[rows], images.reshape(C, -1)[classes], classes, np.float64(VECTORS[classes])
+        yield (
+            x[rows],
+            LABELS[rows],
+            images.reshape(C, -1)[classes],
+            classes,
+            np.float64(VECTORS[classes]),
+        )
 
 
 def test_images_cross_the_wire_in_the_generators_range():
-    """-1 to 1, what the noise of FedKTL's appendix D is added to; clients map them back, as the next test shows."""
-    sent = method_of().broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), tiny.context(0)).images
+    """-1 to 1, what the noise of FedKTL's appendix D is added to; clients map them back, as the
+    next test shows."""
+    sent = (
+        method_of()
+        .broadcast(FEDERATION, BUCKET, server_of(jnp.asarray(AVAILABLE)), tiny.context(0))
+        .images
+    )
     np.testing.assert_allclose(sent.values[AVAILABLE], 2 * IMAGES[AVAILABLE] - 1, rtol=1e-6)
     assert sent.values[AVAILABLE].min() < -0.5
 
 
 STEEP = {"mu": 2000.0}
-CLIENTS = {  # options; dimensions of the frame, None without one; pairs of a step; what the reference is told
+# options; dimensions of the frame, None without one; pairs of a step; what the reference is told
+CLIENTS = {
     "paper": ({}, C, 3, {}),
     "released": ({"variant": "released", **STEEP}, C, 3, STEEP),
     "clipped": (STEEP, C, 3, STEEP),
     "not clipped": ({"mu": 400.0, "clip_norm": 0.0}, C, 3, {"mu": 400.0}),
     "images": ({"transfer": "images"}, C, 3, {"mixed": 3 / 7}),  # three images to seven samples
     "head": ({"classifier": "head", "mu": 3.0}, None, 3, {"mu": 3.0}),
-    "larger K": ({"dim": 6, "all_pairs": True, "scale": 1.0, "margin": 0.0}, 6, 4, {"scale": 1.0, "margin": 0.0}),
+    "larger K": (
+        {"dim": 6, "all_pairs": True, "scale": 1.0, "margin": 0.0},
+        6,
+        4,
+        {"scale": 1.0, "margin": 0.0},
+    ),
     "no regression": ({"mu": 0.0}, C, 3, {"mu": 0.0}),
 }
 
@@ -103,26 +125,31 @@ CLIENTS = {  # options; dimensions of the frame, None without one; pairs of a st
 def first_params(client) -> dict[str, np.ndarray]:
     """Of a client and h', as the reference names them."""
     projection = first_projection(K, LATENT_DIM).items()
-    return tiny.flat_params(client["params"]) | {f"projection_{n}": np.asarray(v, np.float64) for n, v in projection}
+    return tiny.flat_params(client["params"]) | {
+        f"projection_{n}": np.asarray(v, np.float64) for n, v in projection
+    }
 
 
 @pytest.mark.parametrize("case", CLIENTS)
 def test_client_update_equals_the_reference(case):
-    """Two steps of ArcFace and the regression. Without pairs, or with mu 0, what is left is local training with the
-    fixed class vectors."""
+    """Two steps of ArcFace and the regression. Without pairs, or with mu 0, what is left is local
+    training with the fixed class vectors."""
     options, dim, size, recipe = CLIENTS[case]
     client, update = compiled_client(**options)
     released = options.get("variant") == "released"
     recipe = reference.Recipe(None if dim is None else np.float64(simplex_etf(C, dim)), **recipe)
     start = first_params(client)
     x = tiny.pixels(tiny.client_data(LABELS))
-    everyone = [np.ones(C, bool)] * released  # a pass is then a step of three pairs, and one of the fourth
+    # a pass is then a step of three pairs, and one of the fourth
+    everyone = [np.ones(C, bool)] * released
     for available in (AVAILABLE, np.zeros(C, bool), *everyone):
         batches = list(local_batches(available, size, released))
         lengths = [3, 1] if available.all() else [min(size, available.sum())] * 2
         assert [len(batch[3]) for batch in batches] == lengths
         trained, uplink, metrics = update(available)
-        want, loss = reference.train_client(start, batches, LR, recipe, options.get("clip_norm", True))
+        want, loss = reference.train_client(
+            start, batches, LR, recipe, options.get("clip_norm", True)
+        )
         for part, value in tiny.flat_params(trained["params"]).items():
             np.testing.assert_allclose(value, want[part], rtol=1e-4, atol=1e-5, err_msg=part)
             assert np.abs(want[part] - start[part]).max() > 1e-4
@@ -164,7 +191,9 @@ def test_pairs_move_the_batch_statistics_of_the_extractor():
     def variance(mu, available):
         method = method_of(mu=mu)
         downlink = method.broadcast(None, bucket, server_of(available), ctx)
-        client = method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)[0]
+        client = method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)[
+            0
+        ]
         return client["stats"]["base"]["norm"]["var"]
 
     alone = variance(0.0, jnp.asarray(AVAILABLE))
@@ -204,7 +233,8 @@ def test_pairs_are_drawn_without_replacement_and_all_in_turn():
     ("available", "size", "lengths"), [(5, 2, [2, 2, 1]), (4, 2, [2, 2]), (3, 5, [3]), (0, 2, [0])]
 )
 def test_the_released_form_goes_through_pairs_in_passes(available, size, lengths):
-    """Of a pass every pair once, the last step with what is left; the next pass in another order."""
+    """Of a pass every pair once, the last step with what is left; the next pass in another
+    order."""
     present, key = jnp.arange(5) < available, jax.random.key(1)
     orders = set()
     for number in range(20):
@@ -235,8 +265,11 @@ def test_prediction_is_by_the_largest_cosine():
 NOISE = ((0.05, "prototypes"), (0.05, "vectors"), (0.2, "images"))  # of NC and NG
 
 
-def case(width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: tuple = (), **options):
-    """Options, and what they send: numbers of a prototype and of a pair, classes in a downlink (nobody has class 4)."""
+def case(
+    width: int = 5, pair: int = 16 + LATENT_DIM, classes: int = 4, noise: tuple = (), **options
+):
+    """Options, and what they send: numbers of a prototype and of a pair, classes in a downlink
+    (nobody has class 4)."""
     name = ",".join(f"{k}={v}" for k, v in options.items()) or ("noise" if noise else "default")
     return pytest.param(options, noise, width, pair, classes, id=name)
 
@@ -297,7 +330,10 @@ def test_every_option_runs(options, noise, width, pair, classes):
         ),
         ({"clip_norm": -1.0}, "clip_norm is -1.0; it must be a number of at least 0"),
         ({"server_epochs": 0}, "server_epochs is 0; it must be an integer of at least 1"),
-        ({"bandwidths": (10.0, -1.0)}, r"bandwidths is \(10.0, -1.0\); it must be \('median',\), a tuple"),
+        (
+            {"bandwidths": (10.0, -1.0)},
+            r"bandwidths is \(10.0, -1.0\); it must be \('median',\), a tuple",
+        ),
         ({"latents": "own"}, "latents is 'own'; it must be 'raw' or 'spread'"),
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
@@ -313,7 +349,8 @@ def test_bad_options_are_named(options, message):
         ({"dim": 3}, "dim is 3; an ETF of 4 classes needs at least 4"),
         (
             {"source": "labels", "generator": GENERATOR._replace(num_labels=3)},
-            "generator 'tiny' knows 3 classes; source='labels' needs a conditional one with at least 4",
+            "generator 'tiny' knows 3 classes; source='labels' needs a conditional one with at "
+            "least 4",
         ),
         (
             {"source": "labels", "generator": GENERATOR._replace(conditional=None)},
@@ -347,5 +384,7 @@ class Whole(nn.Module):
 def test_a_model_of_ones_own_keeps_its_head():
     federation = make_federation({"whole": Whole()}, (2, 2, 1), C, num_clients=2)
     method_of().check(federation)
-    with pytest.raises(ValueError, match="dim is 9; models that are not a SplitModel keep their 4 outputs"):
+    with pytest.raises(
+        ValueError, match="dim is 9; models that are not a SplitModel keep their 4 outputs"
+    ):
         method_of(dim=9).check(federation)

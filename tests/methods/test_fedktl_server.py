@@ -47,7 +47,9 @@ def server_step(method):
     start = jax.jit(lambda: method.init_server(FEDERATION, jax.random.key(1)))()
 
     def step(server, received, key, frozen):
-        return method.server_update(FEDERATION, server, received, tiny.context()._replace(key=key, pretrained=frozen))
+        return method.server_update(
+            FEDERATION, server, received, tiny.context()._replace(key=key, pretrained=frozen)
+        )
 
     step = step if method.pretrained.host else jax.jit(step)
     return start, lambda server, received, seed=2: step(
@@ -95,8 +97,8 @@ def test_server_update_equals_the_reference(latents):
 
 
 def test_the_released_server_is_the_authors():
-    """Raw latents, no ball, their kernels, the trained table as Qbar, images without antialiasing, and a pair of a
-    class that nobody has uploaded; in the next round the table goes on."""
+    """Raw latents, no ball, their kernels, the trained table as Qbar, images without antialiasing,
+    and a pair of a class that nobody has uploaded; in the next round the table goes on."""
     start, serve = compiled_server(variant="released")
     server, metrics = serve(start, receive(UPLOADS))
     f, old = as_reference(start.transformer), np.float64(start.centroids)
@@ -128,20 +130,27 @@ def test_options_that_are_given_stay_in_either_form():
     start, serve = compiled_server(variant="released", bounded=True, bandwidths=WIDTHS)
     ball = jax.tree.map(np.float64, tuple(RAW.variables.ball))
     f, old = as_reference(start.transformer), np.float64(start.centroids)
-    want, _ = reference.align_released(f, X, LABELS, batches_of(RAW, True), old, 0.01, WIDTHS, ball=ball)
-    assert_close(as_reference(serve(start, receive(UPLOADS))[0].transformer), want, rtol=1e-5, atol=1e-5)
+    want, _ = reference.align_released(
+        f, X, LABELS, batches_of(RAW, True), old, 0.01, WIDTHS, ball=ball
+    )
+    assert_close(
+        as_reference(serve(start, receive(UPLOADS))[0].transformer), want, rtol=1e-5, atol=1e-5
+    )
 
 
 @functools.cache
 def far_server(bounded: bool):
     """One client whose F was led astray: its last layer's outputs are far from any valid latent."""
     start, serve = compiled_server(bounded=bounded)
-    astray = start.transformer | {"fc2": start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -400.0)}}
+    astray = start.transformer | {
+        "fc2": start.transformer["fc2"] | {"bias": jnp.full(LATENT_DIM, -400.0)}
+    }
     return serve(start._replace(transformer=astray), receive({0: UPLOADS[0]}))
 
 
 def test_what_is_sent_stays_among_the_valid_latents():
-    """In the ball about their mean; without it (bounded=False) nothing pulls F back, and the run says so."""
+    """In the ball about their mean; without it (bounded=False) nothing pulls F back, and the run
+    says so."""
     centre, radius = RAW.variables.ball
     w = RAW.sample_w(RAW.variables, jax.random.key(0), 1000)
     assert np.linalg.norm(w - centre, axis=1).max() == pytest.approx(float(radius), rel=1e-5)
@@ -150,7 +159,9 @@ def test_what_is_sent_stays_among_the_valid_latents():
         assert metrics["off_manifold"] == 1
         distance = np.linalg.norm(server.centroids - centre, axis=1)[[0, 2]].max() / radius
         np.testing.assert_allclose(metrics["reach"], distance, rtol=1e-4)
-        line = method_of(bounded=bounded).view.warn({name: float(value) for name, value in metrics.items()})
+        line = method_of(bounded=bounded).view.warn(
+            {name: float(value) for name, value in metrics.items()}
+        )
         if bounded:
             assert distance <= 1.0001 and "more than 90% of the latents" in line
         else:
@@ -158,16 +169,20 @@ def test_what_is_sent_stays_among_the_valid_latents():
 
 
 def test_a_run_without_these_metrics_is_not_warned_of():
-    assert warn({}) is None and warn({"reach": float("nan")}) is None and warn({"reach": 2.0}) is None
+    assert (
+        warn({}) is None and warn({"reach": float("nan")}) is None and warn({"reach": 2.0}) is None
+    )
     assert warn({"reach": 1.0, "off_manifold": 0.8}) is None
-    assert warn({"reach": 1.0, "off_manifold": 0.95}, bounded=False) is None  # nothing was moved back
+    # nothing was moved back
+    assert warn({"reach": 1.0, "off_manifold": 0.95}, bounded=False) is None
     assert "more than 90%" in warn({"reach": 1.0, "off_manifold": 0.95})
     assert warn({"reach": 4.0}) == warn({"reach": 9.0}) != warn({"reach": 11.0})
 
 
 @pytest.mark.parametrize("source", ["valid", "noise"])
 def test_fixed_pairs_are_drawn_once(source):
-    """Valid latents with their images, or noise for both; nothing is uploaded and F is not there."""
+    """Valid latents with their images, or noise for both; nothing is uploaded and F is not
+    there."""
     start, serve = compiled_server(source=source)
     nothing = {name: received._replace(uplink=()) for name, received in receive(UPLOADS).items()}
     assert start.transformer == {} and not start.available.any()
@@ -180,10 +195,15 @@ def test_fixed_pairs_are_drawn_once(source):
     images = fit(GENERATOR.synthesize(GENERATOR.variables, first.centroids), (2, 2, 1))
     if source == "valid":
         key = jax.random.split(jax.random.key(2))[0]
-        np.testing.assert_allclose(first.centroids, RAW.sample_w(RAW.variables, key, C), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            first.centroids, RAW.sample_w(RAW.variables, key, C), rtol=1e-5, atol=1e-6
+        )
         np.testing.assert_allclose(first.images, images, atol=1e-6)
     else:
-        assert np.abs(first.images - images).max() > 0.05 and 0 <= first.images.min() <= first.images.max() < 1
+        assert (
+            np.abs(first.images - images).max() > 0.05
+            and 0 <= first.images.min() <= first.images.max() < 1
+        )
 
 
 def test_noise_has_the_spread_of_valid_latents():
@@ -236,11 +256,18 @@ def test_a_generator_on_the_host():
     start, compiled = compiled_server()
     _, serve = server_step(method_of(generator=on_host, antialias=False))
     (got, metrics), (want, expected) = (step(start, receive(UPLOADS)) for step in (serve, compiled))
-    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # noqa: E731
+
+    def close(a, b):
+        return np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
     jax.tree.map(close, (got._replace(images=()), metrics), (want._replace(images=()), expected))
     w = np.asarray(want.centroids)
-    close(got.images[:3], fit(synthesize(jax.device_get(GENERATOR.variables), w), (2, 2, 1), False)[:3])
-    assert np.abs(got.images[:3] - want.images[:3]).max() > 1e-3  # these were shrunk with antialiasing
+    close(
+        got.images[:3],
+        fit(synthesize(jax.device_get(GENERATOR.variables), w), (2, 2, 1), False)[:3],
+    )
+    # these were shrunk with antialiasing
+    assert np.abs(got.images[:3] - want.images[:3]).max() > 1e-3
 
 
 def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state():
@@ -251,14 +278,23 @@ def test_the_weights_are_an_argument_of_the_server_step_and_no_part_of_its_state
         """Whether the image matrix is one, in the program of a server's step."""
         method = method_of(generator=generator)
         ctx = tiny.context()
-        step = lambda frozen: method.server_update(FEDERATION, start, receive(UPLOADS), ctx._replace(pretrained=frozen))  # noqa: E731
+
+        def step(frozen):
+            return method.server_update(
+                FEDERATION, start, receive(UPLOADS), ctx._replace(pretrained=frozen)
+            )
+
         program = jax.jit(step).lower(method.pretrained.variables).as_text()
         assert weights in program
         return re.search(rf"stablehlo.constant.*{weights}", program) is not None
 
     assert not as_constant(GENERATOR)
-    closure = lambda _, w: GENERATOR.synthesize(GENERATOR.variables, w)  # noqa: E731
-    assert as_constant(GENERATOR._replace(synthesize=closure))  # what was absent is found where it is
+
+    def closure(_, w):
+        return GENERATOR.synthesize(GENERATOR.variables, w)
+
+    # what was absent is found where it is
+    assert as_constant(GENERATOR._replace(synthesize=closure))
     assert method_of().pretrained.variables.variables is GENERATOR.variables
     assert all(leaf.size != LATENT_DIM * SIDE * SIDE * 3 for leaf in jax.tree.leaves(start))
 
@@ -308,7 +344,8 @@ def table_method(**options):
 
 
 def test_pairs_of_the_papers_table():
-    """FedKTL's Table 5: of 100 classes 32x32x3 images and latents of 512 numbers, to 20 clients: 7.17M."""
+    """FedKTL's Table 5: of 100 classes 32x32x3 images and latents of 512 numbers, to 20 clients:
+    7.17M."""
     federation = make_federation({"mlp": mlp(100, (4,))}, (32, 32, 3), 100, num_clients=20)
     for options, numbers in [({}, 7_168_000), ({"transfer": "images"}, 6_144_000)]:
         method = table_method(**options)

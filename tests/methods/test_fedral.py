@@ -40,9 +40,13 @@ def receive(clients, order, by_samples: bool, samples=SAMPLES) -> dict[str, Rece
                 mask[row] = block_mask(R, BLOCKS[i])
                 values[row] = np.where(mask[row], ANGLES[i], np.nan)
         counts = np.array([samples[i] if i in clients else 99 for i in ids], np.int32)
-        uplink = Uplink(Masked(jnp.asarray(values), jnp.asarray(mask)), Metadata(jnp.asarray(counts)))
+        uplink = Uplink(
+            Masked(jnp.asarray(values), jnp.asarray(mask)), Metadata(jnp.asarray(counts))
+        )
         uplink = uplink if by_samples else uplink._replace(num_samples=())
-        received[f"linear{bucket}"] = Received(uplink, tiny.infos(ids, counts), jnp.asarray(arrived))
+        received[f"linear{bucket}"] = Received(
+            uplink, tiny.infos(ids, counts), jnp.asarray(arrived)
+        )
     return received
 
 
@@ -50,12 +54,15 @@ def receive(clients, order, by_samples: bool, samples=SAMPLES) -> dict[str, Rece
 def served(request):
     """(weighting, the compiled server)."""
     method = fedral(TRAINING, weighting=request.param)
-    return request.param, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None)[0])
+    return request.param, jax.jit(
+        lambda server, got: method.server_update(FEDERATION, server, got, None)[0]
+    )
 
 
 @pytest.mark.parametrize("order", [tiny.ORDER, tiny.OTHER_ORDER], ids=["order", "other order"])
 def test_server_update_equals_the_reference(served, order):
-    """By samples zeros count; a uniform mean is over those who sent. What nobody sends is zero, and not sent on."""
+    """By samples zeros count; a uniform mean is over those who sent. What nobody sends is zero, and
+    not sent on."""
     weighting, serve = served
     for clients in ([0, 1, 2], [0, 2]):
         server = serve(STALE, receive(clients, order, weighting == "samples"))
@@ -87,7 +94,9 @@ def test_clients_without_samples_say_nothing(served):
     )
     server = serve(STALE, receive([0, 1], tiny.ORDER, weighting == "samples", [5, 0, 0]))
     np.testing.assert_array_equal(server.mask, block_mask(R, BLOCKS[0]))
-    np.testing.assert_allclose(server.values, np.where(block_mask(R, BLOCKS[0]), ANGLES[0], 0), rtol=1e-6)
+    np.testing.assert_allclose(
+        server.values, np.where(block_mask(R, BLOCKS[0]), ANGLES[0], 0), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("angle_lr", [None, 0.03])
@@ -102,7 +111,8 @@ def test_client_update_equals_the_reference(angle_lr):
     trained, uplink, metrics = update(client | {"angle": jnp.full((R, R), 9.0)}, tiny.context(1))
     x = tiny.pixels(data)
     want, loss = reference.train(
-        tiny.flat_params(client["params"]) | {"angle": np.where(sent, ANGLES[0], 0).astype(np.float64)},
+        tiny.flat_params(client["params"])
+        | {"angle": np.where(sent, ANGLES[0], 0).astype(np.float64)},
         [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])],
         LR,
         LR if angle_lr is None else angle_lr,
@@ -133,20 +143,29 @@ def test_a_frozen_matrix_of_zeros_is_local_training():
     downlink = method.broadcast(FEDERATION, BUCKET, server, ctx)
     client = method.init_client(BUCKET, ctx)
     for _ in range(2):
-        want, _, _ = alone.client_update(BUCKET, {k: client[k] for k in ("params", "stats")}, (), data, ctx)
+        want, _, _ = alone.client_update(
+            BUCKET, {k: client[k] for k in ("params", "stats")}, (), data, ctx
+        )
         client, uplink, _ = method.client_update(BUCKET, client, downlink, data, ctx)
         assert not uplink.angle.values.any()
         for name, value in tiny.flat_params(want["params"]).items():
-            np.testing.assert_allclose(tiny.flat_params(client["params"])[name], value, rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(
+                tiny.flat_params(client["params"])[name], value, rtol=1e-6, atol=1e-7
+            )
 
 
 @pytest.mark.parametrize("inference", ["own", "global"])
 def test_prediction_is_by_either_matrix(inference):
     method = fedral(TRAINING, inference=inference)
     client = method.init_client(BUCKET, tiny.context(0)) | {"angle": jnp.asarray(ANGLES[1])}
-    x, mask = jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32), jnp.ones(5, bool)
+    x, mask = (
+        jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32),
+        jnp.ones(5, bool),
+    )
     sent = block_mask(R, 3)
-    scores = method.predict(BUCKET, client, Masked(jnp.where(sent, ANGLES[0], jnp.nan), sent), x, mask)
+    scores = method.predict(
+        BUCKET, client, Masked(jnp.where(sent, ANGLES[0], jnp.nan), sent), x, mask
+    )
     assert method.rules[0] == inference and set(scores) == set(method.rules) == {"own", "global"}
     params = tiny.flat_params(client["params"])
     for rule, angle in {"own": ANGLES[1], "global": np.where(sent, ANGLES[0], 0)}.items():
@@ -156,18 +175,24 @@ def test_prediction_is_by_either_matrix(inference):
 
 def test_the_first_matrix_is_sent_whole():
     for scale in (1.0, 3.0):
-        server = fedral(TRAINING, init_scale=scale).init_server(tiny.linear_federation(C, 100), jax.random.key(0))
+        server = fedral(TRAINING, init_scale=scale).init_server(
+            tiny.linear_federation(C, 100), jax.random.key(0)
+        )
         assert server.mask.all()
-        assert 0.095 * scale < np.abs(server.values).max() <= 0.1 * scale  # within scale / sqrt(r)
+        # within scale / sqrt(r)
+        assert 0.095 * scale < np.abs(server.values).max() <= 0.1 * scale
 
 
 @pytest.mark.parametrize("blocks", [1, 10])
 def test_a_first_matrix_that_keeps_the_size_of_the_features(blocks):
-    """init_scale = sqrt(3 m): over many rows, R A of m blocks has the mean square of R; sqrt(3 r): variance 1 of A."""
+    """init_scale = sqrt(3 m): over many rows, R A of m blocks has the mean square of R; sqrt(3 r):
+    variance 1 of A."""
     rows = np.abs(np.random.default_rng(0).normal(size=(500, 200)))
     ratio = {}
     for scale in (np.sqrt(3 * blocks), np.sqrt(3 * 200)):
-        server = fedral(TRAINING, init_scale=scale).init_server(tiny.linear_federation(C, 200), jax.random.key(0))
+        server = fedral(TRAINING, init_scale=scale).init_server(
+            tiny.linear_federation(C, 200), jax.random.key(0)
+        )
         angle = np.where(block_mask(200, blocks), server.values, 0)
         ratio[scale] = np.mean((rows @ angle) ** 2) / np.mean(rows**2)
     np.testing.assert_allclose(list(ratio.values()), [1, 200 / blocks], rtol=0.15)
@@ -176,7 +201,8 @@ def test_a_first_matrix_that_keeps_the_size_of_the_features(blocks):
 
 @pytest.mark.parametrize(("blocks", "kilobytes"), [(100, 9.77), (125, 7.81), (25, 39.06)])
 def test_upload_sizes_of_table_4(blocks, kilobytes):
-    """The table's fourth size, 1.56 KB or 400 numbers, is out of reach: 500 blocks of one entry are 500 numbers."""
+    """The table's fourth size, 1.56 KB or 400 numbers, is out of reach: 500 blocks of one entry are
+    500 numbers."""
     federation = tiny.linear_federation(2, 500, clients=1, buckets=1)
     bucket, data, ctx = federation.buckets[0], tiny.client_data([0, 1, 1]), tiny.context(0)
     size = kilobytes * 1024
@@ -184,13 +210,28 @@ def test_upload_sizes_of_table_4(blocks, kilobytes):
         method = fedral(TRAINING, **options)
         method.check(federation)
         downlink = method.init_server(federation, jax.random.key(0))
-        _, uplink, _ = method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)
-        assert int(wire_elements(uplink).payload_bytes) == 4 * 500 * 500 // blocks == pytest.approx(size, abs=8)
+        _, uplink, _ = method.client_update(
+            bucket, method.init_client(bucket, ctx), downlink, data, ctx
+        )
+        assert (
+            int(wire_elements(uplink).payload_bytes)
+            == 4 * 500 * 500 // blocks
+            == pytest.approx(size, abs=8)
+        )
 
 
 def test_fewest_blocks_that_fit():
-    assert [fewest_blocks(budget, 6) for budget in (1000, 144, 143, 48, 47, 24)] == [1, 1, 2, 3, 6, 6]
-    with pytest.raises(ValueError, match=r"byte_budget is 1600; the smallest upload at 500 features is 2000 bytes"):
+    assert [fewest_blocks(budget, 6) for budget in (1000, 144, 143, 48, 47, 24)] == [
+        1,
+        1,
+        2,
+        3,
+        6,
+        6,
+    ]
+    with pytest.raises(
+        ValueError, match=r"byte_budget is 1600; the smallest upload at 500 features is 2000 bytes"
+    ):
         fewest_blocks(1600, 500)
 
 
@@ -199,7 +240,10 @@ def test_fewest_blocks_that_fit():
     [
         ({"blocks": 4}, "blocks is 4; it must be a divisor of the models' 6 features"),
         ({"blocks": (2, 0)}, r"blocks is \(2, 0\); it must be an integer of at least 1 or a tuple"),
-        ({"byte_budget": (48.0, 23.0)}, "byte_budget is 23.0; the smallest upload at 6 features is 24 bytes"),
+        (
+            {"byte_budget": (48.0, 23.0)},
+            "byte_budget is 23.0; the smallest upload at 6 features is 24 bytes",
+        ),
     ],
     ids=str,
 )

@@ -30,7 +30,8 @@ FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
 UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2], 2: [2]}, K + 1)  # nobody has class 3
 OLD = np.random.default_rng(9).normal(size=(C, K + 1)).astype(np.float32)
-LABELS = np.array([0, 2, 2, 0, 3, 0, 3])  # two steps of three; the last sample is left out of training
+# two steps of three; the last sample is left out of training
+LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 OWN = {0, 2, 3}
 
 modes = pytest.mark.parametrize("hide", [False, True], ids=["own rows", "hidden classes"])
@@ -68,7 +69,11 @@ def served(request):
     """(the options, the method, its compiled server)."""
     options = FORMS[request.param]
     method = fedssa(TRAINING, **options)
-    return options, method, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None))
+    return (
+        options,
+        method,
+        jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, None)),
+    )
 
 
 def test_server_update_equals_the_reference(served):
@@ -90,7 +95,11 @@ def test_owners_who_stay_away_count_with_their_newest_rows(served):
     """Eq. 3 is over all clients that hold a class; those that never took part have no row."""
     options, method, serve = served
     hide = "hide_classes" in options
-    rounds = [UPLOADS, tiny.prototypes_of({0: [0, 2]}, K + 1, seed=1), tiny.prototypes_of({1: [1], 2: [2]}, K + 1, 2)]
+    rounds = [
+        UPLOADS,
+        tiny.prototypes_of({0: [0, 2]}, K + 1, seed=1),
+        tiny.prototypes_of({1: [1], 2: [2]}, K + 1, 2),
+    ]
     server = first_server(method)
     for number, uploads in enumerate(rounds, 1):
         before, (server, _) = server, serve(server, receive(uploads, tiny.ORDER, hide))
@@ -107,7 +116,9 @@ def test_owners_who_stay_away_count_with_their_newest_rows(served):
 
 def test_the_server_learns_whose_rows_to_send(served):
     options, method, serve = served
-    server, _ = serve(first_server(method), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, "hide_classes" in options))
+    server, _ = serve(
+        first_server(method), receive({0: UPLOADS[0], 2: {}}, tiny.ORDER, "hide_classes" in options)
+    )
     for client, classes in enumerate([{0, 2}, {0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2, 3}]):
         downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(client))
         if "hide_classes" in options or options.get("owners") == "summed":
@@ -119,7 +130,9 @@ def test_the_server_learns_whose_rows_to_send(served):
 
 def test_a_round_without_samples_changes_nothing(served):
     options, method, serve = served
-    server, metrics = serve(first_server(method), receive({0: {}, 2: {}}, tiny.ORDER, "hide_classes" in options))
+    server, metrics = serve(
+        first_server(method), receive({0: {}, 2: {}}, tiny.ORDER, "hide_classes" in options)
+    )
     jax.tree.map(np.testing.assert_array_equal, server, first_server(method))
     assert metrics["classes"] == 0
 
@@ -127,7 +140,9 @@ def test_a_round_without_samples_changes_nothing(served):
 def test_without_semantics_everybody_owns_every_class():
     method, data, ctx = fedssa(TRAINING, semantic=False), tiny.client_data(LABELS), tiny.context(0)
     client = method.init_client(BUCKET, ctx)
-    trained, uplink, _ = jax.jit(lambda client: method.client_update(BUCKET, client, None, data, ctx))(client)
+    trained, uplink, _ = jax.jit(
+        lambda client: method.client_update(BUCKET, client, None, data, ctx)
+    )(client)
     np.testing.assert_array_equal(uplink.mask, np.ones(C, bool))
     np.testing.assert_array_equal(uplink.values, rows_of(trained["params"]["head"]))
     downlink = Masked(jnp.asarray(OLD), jnp.ones(C, bool))
@@ -139,26 +154,34 @@ def test_without_semantics_everybody_owns_every_class():
 @pytest.mark.parametrize("decay", ["cosine", "linear", "step"])
 def test_stabilisation_and_its_growth(decay):
     if decay == "cosine":
-        np.testing.assert_allclose([stabilisation(t, 0.5, 2) for t in range(4)], [0.5, 0.3536, 0, 0], atol=1e-4)
+        np.testing.assert_allclose(
+            [stabilisation(t, 0.5, 2) for t in range(4)], [0.5, 0.3536, 0, 0], atol=1e-4
+        )
     for t in range(9):
         np.testing.assert_allclose(
             stabilisation(t, 0.7, 5, decay), reference.stabilisation(t, 0.7, 5, decay), atol=1e-7
         )
     assert stabilisation(2, 0.5, 2, decay) == 0
-    np.testing.assert_allclose(most_growth(0.7, 5, decay), reference.growth(0.7, 5, decay), rtol=1e-5)
+    np.testing.assert_allclose(
+        most_growth(0.7, 5, decay), reference.growth(0.7, 5, decay), rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("clock", ["client", "round"])
 @modes
 def test_a_client_fuses_the_rows_of_its_own_classes(hide, clock):
-    """t counts from 1: in the first round mu is cos(pi / 6) of its start, where T is 3. It is the client's own first
-    round, whatever the federation's, or that of all."""
+    """t counts from 1: in the first round mu is cos(pi / 6) of its start, where T is 3. It is the
+    client's own first round, whatever the federation's, or that of all."""
     options = {"mu": 0.8, "stable_rounds": 3, "clock": clock, "hide_classes": hide}
     method, data = fedssa(TRAINING, **options), tiny.client_data(LABELS, padding=2)
     own = method.init_client(BUCKET, tiny.context(0))
     theta = np.asarray(rows_of(own["params"]["head"]), np.float64)
     sent = np.arange(C) != 1
-    downlink = jnp.asarray(OLD) if hide else Masked(jnp.where(sent[:, None], OLD, jnp.nan), jnp.asarray(sent))
+    downlink = (
+        jnp.asarray(OLD)
+        if hide
+        else Masked(jnp.where(sent[:, None], OLD, jnp.nan), jnp.asarray(sent))
+    )
     receive = jax.jit(lambda client, ctx: method.receive(BUCKET, client, downlink, data, ctx))
     for number, mu in enumerate([0.8 * np.cos(np.pi / 6), 0.8 * np.cos(np.pi / 3), 0, 0]):
         taken_part, round = (number, 40) if clock == "client" else (7, number)
@@ -180,9 +203,15 @@ def test_rows_that_were_not_sent_are_not_fused():
 
 @modes
 def test_client_update_equals_the_reference(hide):
-    method, data, ctx = fedssa(TRAINING, hide_classes=hide), tiny.client_data(LABELS, padding=2), tiny.context(0)
+    method, data, ctx = (
+        fedssa(TRAINING, hide_classes=hide),
+        tiny.client_data(LABELS, padding=2),
+        tiny.context(0),
+    )
     client = method.init_client(BUCKET, ctx)
-    trained, uplink, metrics = jax.jit(lambda client: method.client_update(BUCKET, client, None, data, ctx))(client)
+    trained, uplink, metrics = jax.jit(
+        lambda client: method.client_update(BUCKET, client, None, data, ctx)
+    )(client)
     x = tiny.pixels(data)
     batches = [(x[:3], LABELS[:3]), (x[3:6], LABELS[3:6])]
     want, loss, _ = linear_client.train(tiny.flat_params(client["params"]), batches, LR)
@@ -199,7 +228,10 @@ def test_client_update_equals_the_reference(hide):
 
 
 def test_rows_hold_a_class_s_weights_and_bias():
-    head = {"kernel": jnp.arange(K * C, dtype=jnp.float32).reshape(K, C), "bias": -jnp.arange(C, dtype=jnp.float32)}
+    head = {
+        "kernel": jnp.arange(K * C, dtype=jnp.float32).reshape(K, C),
+        "bias": -jnp.arange(C, dtype=jnp.float32),
+    }
     np.testing.assert_array_equal(rows_of(head)[2], [2, 6, 10, -2])
     jax.tree.map(np.testing.assert_array_equal, head_of(rows_of(head)), head)
 
@@ -210,16 +242,23 @@ def test_one_owner_a_class_and_no_history_is_local_training():
     labels = np.repeat(np.arange(2 * clients), each)
     images = np.random.default_rng(0).integers(0, 256, (len(labels), 2, 2, 1), np.uint8)
     nothing = np.array([], int)
-    split = [ClientIndices(np.arange(2 * each * i, 2 * each * (i + 1)), nothing, nothing) for i in range(clients)]
+    split = [
+        ClientIndices(np.arange(2 * each * i, 2 * each * (i + 1)), nothing, nothing)
+        for i in range(clients)
+    ]
     federation = tiny.linear_federation(2 * clients, K, clients)
-    data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation)
+    data = make_federation_data(
+        Dataset("toy", images, labels, tuple("abcd")), tuple(split), federation
+    )
     training = dataclasses.replace(TRAINING, shuffle=True)
     options = SimulationOptions(devices=1)
     methods = fedssa(training, mu=0.0), local(training)
     fused, alone = (make_simulation(method, federation, data, options) for method in methods)
     state, _ = fused.run_round(fused.init())
     state = to_host(state)
-    models = {name: {part: c[part] for part in ("params", "stats")} for name, c in state.clients.items()}
+    models = {
+        name: {part: c[part] for part in ("params", "stats")} for name, c in state.clients.items()
+    }
     other = to_device(state._replace(servers=(), clients=models))
     state = to_device(state)
     for _ in range(3):
@@ -232,7 +271,8 @@ def test_one_owner_a_class_and_no_history_is_local_training():
 
 
 def test_cost_of_the_papers_tables():
-    """|S_k| rows each way, of 512 weights and a bias; the first time the server does not know S_k yet."""
+    """|S_k| rows each way, of 512 weights and a bias; the first time the server does not know S_k
+    yet."""
     first, second = wire_table.reports(fedssa(wire_table.TRAINING))
     s, row = wire_table.sum_of_classes(), wire_table.WIDTH + 1
     assert first.uplink.payload_elements == second.uplink.payload_elements == s * row
@@ -250,17 +290,30 @@ def test_bad_options_are_named():
         fedssa(TRAINING, mu=1.5)
     with pytest.raises(ValueError, match="stable_rounds is 0; it must be an integer of at least 1"):
         fedssa(TRAINING, stable_rounds=0)
-    with pytest.raises(ValueError, match="owners is 'all'; it must be 'stored', 'uploaded' or 'summed'"):
+    with pytest.raises(
+        ValueError, match="owners is 'all'; it must be 'stored', 'uploaded' or 'summed'"
+    ):
         fedssa(TRAINING, owners="all")
-    with pytest.raises(ValueError, match="owners='summed' counts who holds a class, and hide_classes leaves"):
+    with pytest.raises(
+        ValueError, match="owners='summed' counts who holds a class, and hide_classes leaves"
+    ):
         fedssa(TRAINING, owners="summed", clock="round", hide_classes=True)
 
 
 def test_fusing_that_compounds_is_refused_or_warned_of():
-    for form in ({}, {"owners": "uploaded", "clock": "round"}, {"owners": "summed", "clock": "round"}):
-        with pytest.raises(ValueError, match=r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"):
+    for form in (
+        {},
+        {"owners": "uploaded", "clock": "round"},
+        {"owners": "summed", "clock": "round"},
+    ):
+        with pytest.raises(
+            ValueError, match=r"stable_rounds is 50 with mu 0\.5: .* lengthen rows \d+ times"
+        ):
             fedssa(TRAINING, stable_rounds=50, **form)
-    with pytest.raises(ValueError, match="rows compound in every round; take clock='round', mu=0 or owners='stored'"):
+    with pytest.raises(
+        ValueError,
+        match="rows compound in every round; take clock='round', mu=0 or owners='stored'",
+    ):
         fedssa(TRAINING, owners="uploaded")
     with pytest.raises(ValueError, match="owners='summed' fuses as long as new clients come"):
         fedssa(TRAINING, owners="summed")
@@ -272,13 +325,16 @@ def test_fusing_that_compounds_is_refused_or_warned_of():
 
 
 def lengths(method: Method, rounds: int, participation: float) -> list[float]:
-    """The longest row of the header after each round, of clients that start alike and learn nothing."""
+    """The longest row of the header after each round, of clients that start alike and learn
+    nothing."""
     clients = 10
     federation = tiny.linear_federation(C, K, clients)
     labels = np.tile(np.arange(C), clients)
     images = np.zeros((len(labels), 2, 2, 1), np.uint8)
     nothing = np.array([], int)
-    split = tuple(ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients))
+    split = tuple(
+        ClientIndices(np.arange(C * i, C * (i + 1)), nothing, nothing) for i in range(clients)
+    )
     data = make_federation_data(Dataset("toy", images, labels, tuple("abcd")), split, federation)
     options = SimulationOptions(devices=1, shared_init=True, participation=participation)
     sim = make_simulation(method, federation, data, options)
@@ -291,7 +347,8 @@ def lengths(method: Method, rounds: int, participation: float) -> list[float]:
 
 @pytest.mark.parametrize(("participation", "times"), [(1.0, 1.0), (0.3, 4.0)])
 def test_fusing_does_not_diverge(participation, times):
-    """All together rows grow as far as the product of 1 + mu_t says, in turns a few times further; and stay there."""
+    """All together rows grow as far as the product of 1 + mu_t says, in turns a few times further;
+    and stay there."""
     grown = lengths(fedssa(STILL), 80, participation)
     growth = grown[-1] / grown[0] * (1 + stabilisation(1, 0.5, 5))
     assert grown[-1] == pytest.approx(grown[-10], rel=1e-5)
@@ -299,7 +356,8 @@ def test_fusing_does_not_diverge(participation, times):
 
 
 def test_fusing_that_diverges_is_warned_of():
-    """Stored rows by global rounds are not refused, and here all clients take part in all of them."""
+    """Stored rows by global rounds are not refused, and here all clients take part in all of
+    them."""
     method = fedssa(STILL, stable_rounds=50, clock="round")
     grown = lengths(method, 30, participation=1.0)
     assert grown[-1] > 1e3 and "mu compounds" in method.view.warn({"longest_row": grown[-1]})
@@ -310,6 +368,8 @@ def test_heads_must_be_equal_and_linear():
     mixed = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
     with pytest.raises(ValueError, match="the heads of all models must be equal"):
         fedssa(TRAINING).check(mixed)
-    deep = make_federation({"deep": SplitModel(tiny.Flat(3), DenseHead((4,), 2))}, (2, 2, 1), 2, num_clients=2)
+    deep = make_federation(
+        {"deep": SplitModel(tiny.Flat(3), DenseHead((4,), 2))}, (2, 2, 1), 2, num_clients=2
+    )
     with pytest.raises(ValueError, match="one linear layer, but the head is made of fc1, fc2"):
         fedssa(TRAINING).check(deep)

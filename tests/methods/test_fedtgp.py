@@ -14,7 +14,8 @@ C, K, LR = 4, 3, 0.1
 TRAINING = LocalTraining(optax.sgd(LR), batch_size=3, shuffle=False)
 FEDERATION = tiny.linear_federation(C, K)
 BUCKET = FEDERATION.buckets[0]
-UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2, 3], 2: [0, 2]}, K, seed=4)  # seven rows: the last batch is masked
+# seven rows: the last batch is masked
+UPLOADS = tiny.prototypes_of({0: [0, 2], 1: [1, 2, 3], 2: [0, 2]}, K, seed=4)
 SERVER = {"server_epochs": 3, "server_lr": 0.3, "server_batch_size": 3}
 LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 
@@ -22,7 +23,9 @@ LABELS = np.array([0, 2, 2, 0, 3, 0, 3])
 def compiled_server(**options):
     method = fedtgp(TRAINING, **(SERVER | options))
     start = method.init_server(FEDERATION, jax.random.key(1))
-    return start, jax.jit(lambda server, got: method.server_update(FEDERATION, server, got, tiny.context(seed=2)))
+    return start, jax.jit(
+        lambda server, got: method.server_update(FEDERATION, server, got, tiny.context(seed=2))
+    )
 
 
 def receive(uploads, order=tiny.OTHER_ORDER):
@@ -30,11 +33,14 @@ def receive(uploads, order=tiny.OTHER_ORDER):
 
 
 def server_orders(uploads):
-    """Row orders of each epoch, counted over the uploaded rows; uploads come by client, then class."""
+    """Row orders of each epoch, counted over the uploaded rows; uploads come by client, then
+    class."""
     valid = np.array([c in uploads.get(i, {}) for i in range(4) for c in range(C)])
     shuffle_key, _ = jax.random.split(tiny.context(seed=2).key)
     for epoch in range(SERVER["server_epochs"]):
-        flat = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[: valid.sum()]
+        flat = shuffled(jax.random.fold_in(shuffle_key, epoch), compact(jnp.asarray(valid)))[
+            : valid.sum()
+        ]
         yield np.searchsorted(np.flatnonzero(valid), flat)
 
 
@@ -56,12 +62,16 @@ def test_server_update_equals_the_reference(options, rule, fixed):
     np.testing.assert_allclose(metrics["margin"], margin, rtol=1e-5)
 
     trained = {name: np.asarray(value, np.float64) for name, value in start.trained.items()}
-    want, loss = fedtgp_server.server_update(trained, rows, list(server_orders(UPLOADS)), 3, 0.3, margin)
+    want, loss = fedtgp_server.server_update(
+        trained, rows, list(server_orders(UPLOADS)), 3, 0.3, margin
+    )
     assert server.trained.keys() == want.keys()
     for name in want:
         np.testing.assert_allclose(server.trained[name], want[name], rtol=1e-5, atol=2e-6)
         assert np.abs(want[name] - trained[name]).max() > 1e-3  # every part was trained
-    np.testing.assert_allclose(server.prototypes, fedtgp_server.global_prototypes(want), rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        server.prototypes, fedtgp_server.global_prototypes(want), rtol=1e-5, atol=2e-6
+    )
     np.testing.assert_allclose(metrics["server_loss"], loss, rtol=1e-5)
     assert server.ready
 
@@ -81,9 +91,14 @@ def test_order_of_clients_and_their_buckets_change_nothing(variant):
 
 def test_margin_of_centres_on_a_line(variant):
     name, start, serve = variant
-    at = lambda position: np.full(K, position, np.float32) / K**0.5  # noqa: E731
+
+    def at(position):
+        return np.full(K, position, np.float32) / K**0.5
+
     uploads = {0: {0: at(-1.0), 1: at(1.0)}, 1: {0: at(1.0), 2: at(5.0)}}  # centres at 0, 1 and 5
-    assert float(serve(start, receive(uploads))[1]["margin"]) == pytest.approx({"released": 4, "paper": 5}[name])
+    assert float(serve(start, receive(uploads))[1]["margin"]) == pytest.approx(
+        {"released": 4, "paper": 5}[name]
+    )
     far = {0: {0: at(-10.0), 1: at(10.0)}}
     assert serve(start, receive(far))[1]["margin"] == 7  # tau
 
@@ -113,7 +128,9 @@ def test_training_stays_finite_where_points_coincide(variant):
 
 
 @pytest.mark.parametrize(
-    ("options", "weight"), [({}, 0.1), ({"variant": "released"}, 10.0), ({"weight": 2.0}, 2.0)], ids=str
+    ("options", "weight"),
+    [({}, 0.1), ({"variant": "released"}, 10.0), ({"weight": 2.0}, 2.0)],
+    ids=str,
 )
 def test_client_update_equals_the_reference(options, weight):
     method = fedtgp(TRAINING, **options)
@@ -123,11 +140,14 @@ def test_client_update_equals_the_reference(options, weight):
 
     @jax.jit
     def update(client, ready):
-        downlink = method.broadcast(FEDERATION, BUCKET, Server({}, jnp.asarray(prototypes), ready), ctx)
+        downlink = method.broadcast(
+            FEDERATION, BUCKET, Server({}, jnp.asarray(prototypes), ready), ctx
+        )
         return method.client_update(BUCKET, client, downlink, data, ctx)
 
     x = tiny.pixels(data)
-    for ready in (True, False):  # before the server's first training there is nothing to pull towards
+    # before the server's first training there is nothing to pull towards
+    for ready in (True, False):
         trained, uplink, metrics = update(client, jnp.array(ready))
         want, loss, _ = linear_client.train(
             tiny.flat_params(client["params"]),
@@ -151,9 +171,17 @@ def test_client_update_equals_the_reference(options, weight):
 def test_the_server_starts_as_torch_would():
     init = jax.jit(init_trained, static_argnums=(1, 2, 3))
     trained = init(jax.random.key(0), 200, 100, True)
-    shapes = {"embeddings": (200, 100), "w1": (100, 100), "b1": (100,), "w2": (100, 100), "b2": (100,)}
+    shapes = {
+        "embeddings": (200, 100),
+        "w1": (100, 100),
+        "b1": (100,),
+        "w2": (100, 100),
+        "b2": (100,),
+    }
     assert {name: value.shape for name, value in trained.items()} == shapes
-    np.testing.assert_allclose([trained["embeddings"].mean(), trained["embeddings"].std()], [0, 1], atol=0.03)
+    np.testing.assert_allclose(
+        [trained["embeddings"].mean(), trained["embeddings"].std()], [0, 1], atol=0.03
+    )
     for name in ("w1", "b1", "w2", "b2"):
         assert 0.09 < np.abs(trained[name]).max() <= 0.1  # 1 / sqrt(100)
     assert set(init(jax.random.key(0), 2, 3, False)) == {"embeddings"}
@@ -170,10 +198,15 @@ def test_the_second_rule_is_the_nearest_among_the_own_classes():
     method, own = fedtgp(LocalTraining(optax.sgd(0.1), batch_size=2)), [0, 2]
     labels = np.array([0, 2, 2, 1])
     data = tiny.client_data(labels, np.flatnonzero(np.isin(labels, own)), padding=1)
-    x, mask = jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32), jnp.ones(5, bool)
+    x, mask = (
+        jnp.asarray(np.random.default_rng(2).normal(size=(5, 2, 2, 1)), jnp.float32),
+        jnp.ones(5, bool),
+    )
     server = method.init_server(FEDERATION, jax.random.key(1))._replace(ready=jnp.array(True))
     downlink = method.broadcast(FEDERATION, BUCKET, server, tiny.context(0))
-    client = method.receive(BUCKET, method.init_client(BUCKET, tiny.context(0)), downlink, data, tiny.context(0))
+    client = method.receive(
+        BUCKET, method.init_client(BUCKET, tiny.context(0)), downlink, data, tiny.context(0)
+    )
     scores = method.predict(BUCKET, client, downlink, x, mask)
     assert method.rules == ("prototype", "own_prototype", "head")
     expected = np.where(np.isin(np.arange(C), own), scores["prototype"], -np.inf)

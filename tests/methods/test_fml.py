@@ -23,7 +23,11 @@ BUCKET = FEDERATION.buckets[0]
     ids=str,
 )
 def test_client_round_equals_the_reference(options, alpha, beta):
-    method, ctx, data = fml(TRAINING, **options), pairs.context(), tiny.client_data(pairs.LABELS, padding=2)
+    method, ctx, data = (
+        fml(TRAINING, **options),
+        pairs.context(),
+        tiny.client_data(pairs.LABELS, padding=2),
+    )
     server = pairs.shift(method.init_server(FEDERATION, jax.random.key(1)), 1)
     client = method.init_client(BUCKET, ctx)
 
@@ -52,7 +56,9 @@ def test_server_update_is_the_mean_of_those_that_arrived_with_samples(order):
     for samples, owners in (({}, [0, 1, 2]), ({1: 0}, [0, 2])):
         got = tiny.flat_params(serve(pairs.receive_uplinks(uplinks, order, samples)))
         for name, value in got.items():
-            want = averaging.weighted_mean([tiny.flat_params(uplinks[i])[name] for i in owners], [1.0] * len(owners))
+            want = averaging.weighted_mean(
+                [tiny.flat_params(uplinks[i])[name] for i in owners], [1.0] * len(owners)
+            )
             np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
     idle = serve(pairs.receive_uplinks(uplinks, order, {0: 0, 1: 0, 2: 0}))
     jax.tree.map(np.testing.assert_array_equal, idle, old)
@@ -61,18 +67,24 @@ def test_server_update_is_the_mean_of_those_that_arrived_with_samples(order):
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_labels_alone_leave_the_private_model_as_local_training_has_it(variant):
     """Also where gradients are clipped: each model by its own norm."""
-    training = LocalTraining(optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1)), batch_size=3, epochs=2)
+    training = LocalTraining(
+        optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1)), batch_size=3, epochs=2
+    )
     bucket = pairs.normed_federation().buckets[0]
     data, ctx = tiny.client_data(pairs.LABELS), pairs.context()
     clients = []
     for method in (fml(training, 1.0, 1.0, variant), local(training)):
         client = method.init_client(bucket, ctx)
-        update = jax.jit(lambda client, method=method: method.client_update(bucket, client, (), data, ctx)[0])
+        update = jax.jit(
+            lambda client, method=method: method.client_update(bucket, client, (), data, ctx)[0]
+        )
         clients.append(update(client))
     for part in ("params", "stats"):
         assert jax.tree.leaves(clients[0][part])
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), clients[0][part], clients[1][part]
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+            clients[0][part],
+            clients[1][part],
         )
 
 
@@ -84,12 +96,15 @@ def test_batch_statistics_stay_with_the_client():
     client = method.init_client(federation.buckets[0], ctx)
     client["shared"]["stats"] = pairs.shift(client["shared"]["stats"], 1)
     received = method.receive(federation.buckets[0], client, server, None, ctx)
-    jax.tree.map(np.testing.assert_array_equal, received["shared"], {**client["shared"], "params": server})
+    jax.tree.map(
+        np.testing.assert_array_equal, received["shared"], {**client["shared"], "params": server}
+    )
     jax.tree.map(np.testing.assert_array_equal, received["params"], client["params"])
 
 
 def test_wire_of_the_cifar100_tables():
-    """18.494 million floats each way (FedTGP's and FedKTL's Table 5, methods FML): 20 CNNs of 924,708."""
+    """18.494 million floats each way (FedTGP's and FedKTL's Table 5, methods FML): 20 CNNs of
+    924,708."""
     federation, method = pairs.cifar100_federation(), fml(TRAINING)
     data = tiny.client_data(np.arange(6), shape=(32, 32, 3))
     up = down = 0
@@ -97,10 +112,16 @@ def test_wire_of_the_cifar100_tables():
 
         def client_round(bucket=bucket):
             ctx = pairs.context()
-            downlink = method.broadcast(federation, bucket, method.init_server(federation, ctx.key), ctx)
-            return downlink, method.client_update(bucket, method.init_client(bucket, ctx), downlink, data, ctx)[1]
+            downlink = method.broadcast(
+                federation, bucket, method.init_server(federation, ctx.key), ctx
+            )
+            return downlink, method.client_update(
+                bucket, method.init_client(bucket, ctx), downlink, data, ctx
+            )[1]
 
-        sent = [wire_elements(jax.tree.map(_zeros, message)) for message in jax.eval_shape(client_round)]
+        sent = [
+            wire_elements(jax.tree.map(_zeros, message)) for message in jax.eval_shape(client_round)
+        ]
         down += sent[0].payload_elements * len(federation.members(bucket))
         up += sent[1].payload_elements * len(federation.members(bucket))
     assert up == down == 20 * 924_708 == 18_494_160

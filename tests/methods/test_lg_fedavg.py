@@ -36,7 +36,9 @@ def test_a_client_trains_its_extractor_with_the_global_head(weighting):
     jax.tree.map(np.testing.assert_array_equal, received["params"]["base"], own["params"]["base"])
     x = tiny.pixels(data)
     batches = [(x[:3], LABELS[:3]), (x[3:], LABELS[3:])]
-    want, loss, _ = linear_client.train(tiny.flat_params(own["params"] | {"head": server}), batches, LR)
+    want, loss, _ = linear_client.train(
+        tiny.flat_params(own["params"] | {"head": server}), batches, LR
+    )
     for name, value in tiny.flat_params(trained["params"]).items():
         np.testing.assert_allclose(value, want[name], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
@@ -45,15 +47,24 @@ def test_a_client_trains_its_extractor_with_the_global_head(weighting):
         assert uplink.num_samples.value == ctx.info.num_samples
     else:
         assert uplink.num_samples == ()
-    logits = method.predict(BUCKET, trained, None, data.inputs[:2] / 255.0, np.ones(2, bool))["head"]
-    want = linear_client.logits(tiny.flat_params(trained["params"]), np.asarray(data.inputs[:2]).reshape(2, -1) / 255.0)
+    logits = method.predict(BUCKET, trained, None, data.inputs[:2] / 255.0, np.ones(2, bool))[
+        "head"
+    ]
+    want = linear_client.logits(
+        tiny.flat_params(trained["params"]), np.asarray(data.inputs[:2]).reshape(2, -1) / 255.0
+    )
     np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-5)
 
 
 def test_cost_of_the_papers_tables():
     """FedKTL's and FedTGP's Table 5: 1.03M each way."""
     for report in wire_table.reports(lg_fedavg(wire_table.TRAINING)):
-        assert report.uplink.payload_elements == report.downlink.payload_elements == 20 * wire_table.HEAD == 1_026_000
+        assert (
+            report.uplink.payload_elements
+            == report.downlink.payload_elements
+            == 20 * wire_table.HEAD
+            == 1_026_000
+        )
         assert report.uplink.metadata_elements == wire_table.CLIENTS  # numbers of samples
     uniform = wire_table.reports(lg_fedavg(wire_table.TRAINING, "uniform"), rounds=1)
     assert uniform[0].uplink.metadata_elements == 0

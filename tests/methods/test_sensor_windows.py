@@ -27,7 +27,10 @@ MODULES = {
 
 def federation_of(name: str, shape: tuple[int, ...] = SHAPE) -> Federation:
     if name in SLICES:
-        network = lambda rate: sliced_model(SlicedDense((6, FEATURE_DIM), rate), CLASSES)  # noqa: E731
+
+        def network(rate):
+            return sliced_model(SlicedDense((6, FEATURE_DIM), rate), CLASSES)
+
         return make_sliced_federation(network, (0.5, 1.0) * (CLIENTS // 2), shape, CLASSES)
     modules = {"one": MODULES["one"]} if name in ONE_ARCHITECTURE else MODULES
     return make_federation(modules, shape, CLASSES, num_clients=CLIENTS)
@@ -39,7 +42,9 @@ def windows(shape: tuple[int, ...] = SHAPE) -> Dataset:
     labels = np.arange(80) % CLASSES
     wave = np.sin(np.arange(shape[0]) * (labels[:, None] + 1) * 0.4 + rng.uniform(0, 6, (80, 1)))
     x = wave.reshape(80, shape[0], *[1] * (len(shape) - 1)) + 0.1 * rng.normal(size=(80, *shape))
-    return Dataset("waves", x.astype(np.float16), labels, tuple("abcde"), groups=np.repeat(np.arange(4), 20))
+    return Dataset(
+        "waves", x.astype(np.float16), labels, tuple("abcde"), groups=np.repeat(np.arange(4), 20)
+    )
 
 
 def scored(name: str, shape: tuple[int, ...] = SHAPE):
@@ -58,14 +63,22 @@ def check(name: str, shape: tuple[int, ...] = SHAPE) -> None:
     reports, evaluated, rules = scored(name, shape)
     for report in reports:
         assert report.metrics and not report.not_finite and report.arrived == CLIENTS
-        assert all(np.isfinite(value).all() for value in (*report.metrics.values(), *report.server_metrics.values()))
+        assert all(
+            np.isfinite(value).all()
+            for value in (*report.metrics.values(), *report.server_metrics.values())
+        )
     for rule in rules:
         accuracy = evaluated.accuracy["test"][rule]
         assert accuracy.shape == (CLIENTS,) and ((accuracy >= 0) & (accuracy <= 1)).all()
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS if n not in IMAGES]
+    "name",
+    [
+        n if n in FAST else pytest.param(n, marks=pytest.mark.slow)
+        for n in METHODS
+        if n not in IMAGES
+    ],
 )
 def test_two_rounds(name):
     check(name)
@@ -79,5 +92,7 @@ def test_two_rounds_of_windows_of_units():
 @pytest.mark.parametrize("name", IMAGES)
 def test_who_needs_images_says_so(name):
     method = method_factory(name)(TRAINING, **settings(name))
-    with pytest.raises(ValueError, match=r"needs images, float \[H, W, 1 or 3\]; these models take \(16, 3\)$"):
+    with pytest.raises(
+        ValueError, match=r"needs images, float \[H, W, 1 or 3\]; these models take \(16, 3\)$"
+    ):
         method.check(federation_of(name))

@@ -42,26 +42,33 @@ FAST = ("fedavg", "lg_fedavg", "fd")
 
 
 def test_servers_say_what_they_read():
-    reads = {name: method_factory(name)(TRAINING, **settings(name)).wire.server_reads for name in (*METHODS, *COMPOSED)}
+    reads = {
+        name: method_factory(name)(TRAINING, **settings(name)).wire.server_reads
+        for name in (*METHODS, *COMPOSED)
+    }
     assert {name for name, what in reads.items() if what == "sums"} == set(SUMS)
 
 
 @functools.cache
 def moved(name: str, **options) -> tuple[float, float]:
-    """How far the new server is from what it was where two clients' uplinks are u1 + d and u2 - d, and how long d is:
-    the largest entries. Uplinks, masks and counts are random; masks and counts of the two are the same."""
+    """How far the new server is from what it was where two clients' uplinks are u1 + d and u2 - d,
+    and how long d is: the largest entries. Uplinks, masks and counts are random; masks and counts
+    of the two are the same."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     assert set(PAIR) <= set(federation.members(federation.buckets[federation.assignment[0]]))
     received, longest = {}, 0.0
 
     def entry(leaf, rows, shift):
-        """An array of all of a bucket's clients; `shift`: whether it is an update that may be moved."""
+        """An array of all of a bucket's clients; `shift`: whether it is an update that may be
+        moved."""
         shape = (len(rows), *leaf.shape)
         if jnp.issubdtype(leaf.dtype, jnp.floating):
             x = rng.normal(size=shape) if shift else rng.uniform(1, 9, shape)
         else:
-            x = rng.integers(0, 2 if leaf.dtype == bool else 9, shape) + (0 if leaf.dtype == bool else 1)
+            x = rng.integers(0, 2 if leaf.dtype == bool else 9, shape) + (
+                0 if leaf.dtype == bool else 1
+            )
         if set(PAIR) <= set(rows) and not shift:
             x[rows.index(PAIR[1])] = x[rows.index(PAIR[0])]
         return x.astype(leaf.dtype)
@@ -88,21 +95,29 @@ def moved(name: str, **options) -> tuple[float, float]:
                 both = [Masked(x, mask) for x in both]
             plain.append(both[0])
             other.append(both[1])
-        infos = ClientInfo(np.array(rows, np.int32), np.full(len(rows), 5, np.int32), np.zeros(len(rows), np.int32))
+        infos = ClientInfo(
+            np.array(rows, np.int32), np.full(len(rows), 5, np.int32), np.zeros(len(rows), np.int32)
+        )
         structure = jax.tree.structure(shapes, is_leaf=is_leaf)
         arrived = np.array(rows) != NUM_CLIENTS - 1
         received[bucket.name] = [
-            Received(jax.tree.unflatten(structure, leaves), infos, arrived) for leaves in (plain, other)
+            Received(jax.tree.unflatten(structure, leaves), infos, arrived)
+            for leaves in (plain, other)
         ]
 
     def serve(server, received):
-        ctx = Context(jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2))
+        ctx = Context(
+            jax.random.key(1), jnp.int32(1), None, method.pretrained.variables, jax.random.key(2)
+        )
         return method.server_update(federation, server, received, ctx)[0]
 
     server = method.init_server(federation, jax.random.key(0))
     run = serve if method.pretrained.host else jax.jit(serve)
     servers = [run(server, {name: both[i] for name, both in received.items()}) for i in (0, 1)]
-    apart = [np.abs(np.asarray(a, float) - b).max(initial=0) for a, b in zip(*map(jax.tree.leaves, servers))]
+    apart = [
+        np.abs(np.asarray(a, float) - b).max(initial=0)
+        for a, b in zip(*map(jax.tree.leaves, servers))
+    ]
     return max(apart, default=0.0), longest
 
 
@@ -111,7 +126,9 @@ def case(name, options=None):
     return pytest.param(name, options or {}, marks=marks, id="-".join([name, *(options or {})]))
 
 
-@pytest.mark.parametrize("name, options", [*map(case, SUMS), *(case(*variant) for variant in VARIANTS)])
+@pytest.mark.parametrize(
+    "name, options", [*map(case, SUMS), *(case(*variant) for variant in VARIANTS)]
+)
 def test_a_server_of_sums_does_not_see_what_cancels(name, options):
     apart, longest = moved(name, **options)
     assert apart < 2e-6 and (longest > 0.5 or name == "local")

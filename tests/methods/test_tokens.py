@@ -1,4 +1,5 @@
-"""Methods on texts: those that need no images run on a tiny federation of tokens; the others say what they need."""
+"""Methods on texts: those that need no images run on a tiny federation of tokens; the others say
+what they need."""
 
 import jax
 import numpy as np
@@ -29,20 +30,24 @@ from tests.federations import (
 from tests.method_wires import settings
 
 LENGTH, VOCABULARY, WIDTH = 6, 20, 4
-IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd")  # methods that make or change images
+# methods that make or change images
+IMAGES = ("fedktl", "fedclassavg", "dense", "fedftg", "dfrd")
 ALWAYS = ("fedproto",)
 MODULES = {"narrow": "fasttext", "wide": "lstm"}
 OPTIONS = SimulationOptions(participation=0.6, drop_rate=0.25, lanes=2, devices=1)
 
 
 def texts() -> tuple[Dataset, tuple]:
-    """The tiny federation's samples as texts of two to six tokens, some of which go with the class."""
+    """The tiny federation's samples as texts of two to six tokens, some of which go with the
+    class."""
     dataset, partition = samples()
     rng, labels = np.random.default_rng(0), dataset.labels
     tokens = rng.integers(1, VOCABULARY, (len(labels), LENGTH))
     tokens[:, 1] = labels + 1
     tokens[np.arange(LENGTH) >= rng.integers(2, LENGTH + 1, len(labels))[:, None]] = 0
-    named = Dataset("texts", tokens.astype(np.uint16), labels, dataset.class_names, vocabulary=VOCABULARY)
+    named = Dataset(
+        "texts", tokens.astype(np.uint16), labels, dataset.class_names, vocabulary=VOCABULARY
+    )
     return named, partition
 
 
@@ -50,9 +55,14 @@ def federation_for(name: str) -> Federation:
     dataset, _ = texts()
     task = dataset.input_shape, NUM_CLASSES
     if name.split("+")[-1] in SLICES:
-        network = lambda rate: sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)  # noqa: E731
+
+        def network(rate):
+            return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
+
         return make_sliced_federation(network, RATES, *task)
-    modules = {name: text_model(kind, NUM_CLASSES, VOCABULARY, WIDTH) for name, kind in MODULES.items()}
+    modules = {
+        name: text_model(kind, NUM_CLASSES, VOCABULARY, WIDTH) for name, kind in MODULES.items()
+    }
     if name in ONE_ARCHITECTURE:
         return make_federation({"narrow": modules["narrow"]}, *task, num_clients=NUM_CLIENTS)
     return make_federation(modules, *task, assignment=ASSIGNMENT)
@@ -60,7 +70,9 @@ def federation_for(name: str) -> Federation:
 
 def without_images() -> list:
     names = [name for name in METHODS if name not in IMAGES]
-    return [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [
+        name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", without_images())
@@ -75,7 +87,9 @@ def test_two_rounds(name):
     for _ in range(2):
         state, report = simulation.run_round(state)
         assert report.metrics and not report.not_finite
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves((report.metrics, report.server_metrics)))
+        assert all(
+            np.isfinite(x).all() for x in jax.tree.leaves((report.metrics, report.server_metrics))
+        )
     after = jax.device_get((state.servers, state.clients))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after))
     moved = jax.tree.map(lambda a, b: not np.array_equal(a, b), before, after[1])
@@ -90,7 +104,9 @@ def test_two_rounds(name):
 @pytest.mark.parametrize("name", [*IMAGES, "heterofl+dfrd"])
 def test_who_needs_images_says_so(name):
     method = method_factory(name)(TRAINING, **settings(name))
-    with pytest.raises(ValueError, match=r"needs images, float .*; these models take int32 \(6,\)") as error:
+    with pytest.raises(
+        ValueError, match=r"needs images, float .*; these models take int32 \(6,\)"
+    ) as error:
         method.check(federation_for(name))
     assert "\n" not in str(error.value)
 
@@ -101,7 +117,9 @@ def test_texts_are_learned():
     federation, (dataset, partition) = federation_for("local"), texts()
     data = make_federation_data(dataset, partition, federation)
     training = LocalTraining(optax.adam(0.03), batch_size=4, epochs=60)
-    simulation = make_simulation(local(training), federation, data, SimulationOptions(evaluate_train=True))
+    simulation = make_simulation(
+        local(training), federation, data, SimulationOptions(evaluate_train=True)
+    )
     state, _ = simulation.run_round(simulation.init())
     accuracy = simulation.evaluate(state).accuracy["train"]
     (found,) = accuracy.values()

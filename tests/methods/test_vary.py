@@ -1,4 +1,5 @@
-"""Which numbers of a method may be arguments of its programs: all that a factory takes traced go through a round."""
+"""Which numbers of a method may be arguments of its programs: all that a factory takes traced go
+through a round."""
 
 import dataclasses
 import inspect
@@ -31,9 +32,13 @@ def numbers(name: str) -> dict[str, float]:
     """The options that need not be whole, and the learning rate."""
     parameters = list(inspect.signature(method_factory(name)).parameters.values())[1:]
     own = {p.name: settings(name).get(p.name, p.default) for p in parameters}
-    optional = {p.name: 0.5 for p in parameters if own[p.name] is None and kind_of(p.annotation) is float}
+    optional = {
+        p.name: 0.5 for p in parameters if own[p.name] is None and kind_of(p.annotation) is float
+    }
     found = {key: value for key, value in (own | optional).items() if type(value) is float}
-    return {"rate": 0.05} | {key: value for key, value in found.items() if key not in FIXED.get(name, ())}
+    return {"rate": 0.05} | {
+        key: value for key, value in found.items() if key not in FIXED.get(name, ())
+    }
 
 
 def maker(name: str):
@@ -51,14 +56,19 @@ def test_a_factory_takes_them_traced(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "fedssa" else pytest.mark.slow) for name in METHODS]
+    "name",
+    [pytest.param(name, marks=() if name == "fedssa" else pytest.mark.slow) for name in METHODS],
 )
 def test_a_round_does_too(name):
     federation, values = federation_for(name), numbers(name)
     given = {key: np.array([value]) for key, value in values.items()}
     options = SimulationOptions(lanes=1, devices=1)
     simulation = make_trials(
-        varied(maker(name), values), federation, [federation_data(federation)], options, settings=given
+        varied(maker(name), values),
+        federation,
+        [federation_data(federation)],
+        options,
+        settings=given,
     )
     state, _ = simulation.run_round(simulation.init())
     simulation.evaluate(state)

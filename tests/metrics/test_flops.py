@@ -17,12 +17,20 @@ from fedjax_ht.models import model_group
 from fedjax_ht.ops import conv
 from fedjax_ht.ops.conv import conv2d
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
-from tests.federations import FEATURE_DIM, NUM_CLASSES, SHAPE, TRAINING, federation_data, mixed_federation
+from tests.federations import (
+    FEATURE_DIM,
+    NUM_CLASSES,
+    SHAPE,
+    TRAINING,
+    federation_data,
+    mixed_federation,
+)
 
 SQUARE = jnp.ones((4, 4))
 PRODUCT = 2 * 4**3
 PIXELS = SHAPE[0] * SHAPE[1]
-STEP = 4 * 2 * (2 * PIXELS * FEATURE_DIM + 3 * FEATURE_DIM * NUM_CLASSES)  # of "narrow": there is no input gradient
+# of "narrow": there is no input gradient
+STEP = 4 * 2 * (2 * PIXELS * FEATURE_DIM + 3 * FEATURE_DIM * NUM_CLASSES)
 
 
 def counted(fn, *known):
@@ -37,23 +45,32 @@ def repeat(first, past):
 def test_a_loop_counts_as_often_as_it_runs():
     assert counted(lambda n: repeat(2, n // 3), 29) == 7 * PRODUCT
     assert counted(lambda n: repeat(n, 5), 5) == counted(lambda n: repeat(n, 5), 8) == 0
-    np.testing.assert_array_equal(counted(lambda n: repeat(0, n), np.array([3, 0, 7])), [3 * PRODUCT, 0, 7 * PRODUCT])
+    np.testing.assert_array_equal(
+        counted(lambda n: repeat(0, n), np.array([3, 0, 7])), [3 * PRODUCT, 0, 7 * PRODUCT]
+    )
 
 
 def test_a_loop_whose_length_depends_on_the_loop_around_it():
     def triangle(n):
         return lax.fori_loop(0, n, lambda i, x: x + repeat(i, jnp.minimum(n, i + 3)), SQUARE)
 
-    np.testing.assert_array_equal(counted(triangle, np.array([5, 1])) / PRODUCT, [3 + 3 + 3 + 2 + 1, 1])
+    np.testing.assert_array_equal(
+        counted(triangle, np.array([5, 1])) / PRODUCT, [3 + 3 + 3 + 2 + 1, 1]
+    )
 
 
 def test_scans_branches_and_calls():
     def scanned(n):
-        body = lambda x, _: (jax.jit(repeat)(0, n) + x, None)  # noqa: E731
+        def body(x, _):
+            return (jax.jit(repeat)(0, n) + x, None)
+
         return lax.scan(body, SQUARE, length=3)[0]
 
     assert counted(scanned, 2) == 3 * 2 * PRODUCT
-    branches = lambda n: lax.cond(n > 0, lambda: SQUARE @ SQUARE @ SQUARE, lambda: SQUARE)  # noqa: E731
+
+    def branches(n):
+        return lax.cond(n > 0, lambda: SQUARE @ SQUARE @ SQUARE, lambda: SQUARE)
+
     assert counted(branches, 0) == 2 * PRODUCT  # the costliest
     assert counted(lambda n: jax.vmap(lambda a: a @ SQUARE)(jnp.ones((5, 4, 4))), 0) == 5 * PRODUCT
 
@@ -66,7 +83,9 @@ def test_scans_branches_and_calls():
     ],
 )
 def test_a_loop_of_unknown_length_counts_once(body):
-    assert counted(lambda n: lax.while_loop(lambda c: c[0] < c[1], body, (0, n, SQUARE)), 9) == PRODUCT
+    assert (
+        counted(lambda n: lax.while_loop(lambda c: c[0] < c[1], body, (0, n, SQUARE)), 9) == PRODUCT
+    )
     unknown = jax.make_jaxpr(lambda n: repeat(0, n))(jnp.int32(9))
     assert program_flops(unknown) == PRODUCT
 
@@ -104,13 +123,17 @@ def test_a_convolution_costs_the_same_in_whichever_form_it_runs(monkeypatch, str
     monkeypatch.setattr(conv, "columns_at_once", lambda *sizes: columns)
     widened = traced()
     out_pixels = 8 * 15 if stride == 1 else 4 * 8
-    assert program_flops(plain) == 3 * 2 * (2 * out_pixels * 2 * 5 * 4 * 3)  # forward, and each of two gradients
+    # forward, and each of two gradients
+    assert program_flops(plain) == 3 * 2 * (2 * out_pixels * 2 * 5 * 4 * 3)
     assert program_flops(widened) == program_flops(plain) and str(widened) != str(plain)
 
 
-@pytest.mark.parametrize("name, group", [("local", "mlp2"), ("local", "cnn5"), ("fedproto", "cnn5"), ("fml", "mlp2")])
+@pytest.mark.parametrize(
+    "name, group", [("local", "mlp2"), ("local", "cnn5"), ("fedproto", "cnn5"), ("fml", "mlp2")]
+)
 def test_a_step_costs_what_xla_says(name, group):
-    """XLA takes a loop's body once and counts elementwise work too; here, of loops of unknown length, the body too."""
+    """XLA takes a loop's body once and counts elementwise work too; here, of loops of unknown
+    length, the body too."""
     shape, samples = (28, 28, 1), 48
     federation = make_federation(model_group(group, 10, shape), shape, 10, 2)
     method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=16))
@@ -125,7 +148,9 @@ def test_a_step_costs_what_xla_says(name, group):
         return method.client_update(bucket, client, downlink, data, ctx)
 
     def start(key):
-        return method.init_client(bucket, Context(key, jnp.int32(0), None)), method.init_server(federation, key)
+        return method.init_client(bucket, Context(key, jnp.int32(0), None)), method.init_server(
+            federation, key
+        )
 
     client, server = jax.eval_shape(start, jax.random.key(0))
     arguments = (client, server, Split(jnp.arange(samples), jnp.int32(samples)), jax.random.key(0))
@@ -134,10 +159,14 @@ def test_a_step_costs_what_xla_says(name, group):
 
 
 def test_clients_of_a_federation():
-    """ "narrow" by hand: batches of four, a client below one batch takes one step, without samples none."""
+    """ "narrow" by hand: batches of four, a client below one batch takes one step, without samples
+    none."""
     federation = mixed_federation()
-    flops = make_simulation(METHODS["local"](TRAINING), federation, federation_data(federation)).client_flops()
-    narrow = np.array([2, 2, 1, 0, np.nan, 4, np.nan, np.nan]) * STEP  # of 11, 9, 3, 0 and 16 samples
+    flops = make_simulation(
+        METHODS["local"](TRAINING), federation, federation_data(federation)
+    ).client_flops()
+    # of 11, 9, 3, 0 and 16 samples
+    narrow = np.array([2, 2, 1, 0, np.nan, 4, np.nan, np.nan]) * STEP
     members = list(federation.members(federation.buckets[0]))
     np.testing.assert_array_equal(flops[members], narrow[members])
     assert (flops[[4, 6]] == 2 / 1 * flops[7]).all()
@@ -151,10 +180,12 @@ def test_epochs_steps_and_the_collection_of_prototypes():
         method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=4, **recipe))
         return bucket_flops(method, federation, bucket, data)
 
-    np.testing.assert_array_equal(flops("local", epochs=3, drop_remainder=False) / STEP, [9, 9, 3, 0, 12])
+    np.testing.assert_array_equal(
+        flops("local", epochs=3, drop_remainder=False) / STEP, [9, 9, 3, 0, 12]
+    )
     np.testing.assert_array_equal(flops("local", steps=5) / STEP, [5, 5, 5, 0, 5])
-    # One batch in evaluation mode, its features summed by class; and in every step the class means of the batch,
-    # there and back.
+    # One batch in evaluation mode, its features summed by class; and in every step the class means
+    # of the batch, there and back.
     collection = 2 * forward_batch() * (PIXELS * FEATURE_DIM + NUM_CLASSES * FEATURE_DIM)
     extra = flops("fedproto", steps=5) - flops("local", steps=5)
     np.testing.assert_array_equal(extra - extra[0], [0, 0, 0, -extra[0], 0])

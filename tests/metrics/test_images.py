@@ -11,11 +11,15 @@ from tests.reference import images as reference
 def pairs():
     rng = np.random.default_rng(0)
     a = rng.random((3, 14, 12, 2))
-    return a, np.clip(a + rng.normal(scale=(0.02, 0.2, 1.0), size=(14, 12, 2, 3)).transpose(3, 0, 1, 2), 0, 1)
+    return a, np.clip(
+        a + rng.normal(scale=(0.02, 0.2, 1.0), size=(14, 12, 2, 3)).transpose(3, 0, 1, 2), 0, 1
+    )
 
 
 def test_psnr(pairs):
-    np.testing.assert_allclose(images.psnr(*pairs), [reference.psnr(a, b) for a, b in zip(*pairs)], rtol=1e-12)
+    np.testing.assert_allclose(
+        images.psnr(*pairs), [reference.psnr(a, b) for a, b in zip(*pairs)], rtol=1e-12
+    )
 
 
 def test_ssim(pairs):

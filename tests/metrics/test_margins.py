@@ -9,7 +9,8 @@ from tests.reference.margins import nearest_and_mean
 
 @pytest.mark.parametrize("seed", range(3))
 def test_margins_equal_the_reference(seed):
-    """Of five clients with classes of their own, some with one or none; what is absent is never read."""
+    """Of five clients with classes of their own, some with one or none; what is absent is never
+    read."""
     rng = np.random.default_rng(seed)
     present = rng.random((5, 6)) < 0.5
     present[0], present[1] = False, np.arange(6) == 2
@@ -20,7 +21,9 @@ def test_margins_equal_the_reference(seed):
         want = nearest_and_mean({label: prototypes[client, label].tolist() for label in labels})
         for label in range(6):
             expected = want.get(label, (np.nan, np.nan))
-            np.testing.assert_allclose((got.nearest[client, label], got.mean[client, label]), expected, rtol=1e-6)
+            np.testing.assert_allclose(
+                (got.nearest[client, label], got.mean[client, label]), expected, rtol=1e-6
+            )
 
 
 def test_the_global_prototypes_are_one_set():

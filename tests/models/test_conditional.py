@@ -13,7 +13,9 @@ INPUTS = {"mul": 100, "add": 100, "cat": 200, "ncat": 100 + CLASSES, "none": 100
 def shapes(module, batch=2):
     """Of what it makes, and of its variables."""
     noise, labels = jnp.zeros((batch, module.noise_dim)), jnp.zeros(batch, jnp.int32)
-    return jax.eval_shape(lambda key: module.init_with_output(key, noise, labels, False), jax.random.key(0))
+    return jax.eval_shape(
+        lambda key: module.init_with_output(key, noise, labels, False), jax.random.key(0)
+    )
 
 
 @pytest.mark.parametrize("merge", MERGES)
@@ -25,7 +27,10 @@ def test_sizes_and_parameters(merge, shape):
     assert made.embedding.shape == (2, 100) if embedded else made.embedding == ()
     widths = (512, 256, 128, 64) if shape[0] == 64 else (512, 256, 128)
     kernels = 16 * sum(a * b for a, b in zip((INPUTS[merge], *widths), (*widths, shape[2])))
-    count = lambda tree: sum(x.size for x in jax.tree.leaves(tree))  # noqa: E731
+
+    def count(tree):
+        return sum(x.size for x in jax.tree.leaves(tree))
+
     assert count(variables["params"]) == kernels + 2 * sum(widths[1:]) + 100 * CLASSES * embedded
     assert count(variables["batch_stats"]) == 2 * sum(widths[1:])
 
@@ -37,10 +42,14 @@ def test_equals_the_reference(merge):
     labels, rng = np.array([0, 2, 1]), np.random.default_rng(0)
     noise = rng.normal(size=(3, 4)).astype(np.float32)
     _, variables = shapes(module)
-    variables = jax.tree.map(lambda x: rng.uniform(-0.1, 0.1, x.shape).astype(np.float32), variables)
+    variables = jax.tree.map(
+        lambda x: rng.uniform(-0.1, 0.1, x.shape).astype(np.float32), variables
+    )
     variables["batch_stats"]["norm2"]["var"] += 1
     images = jax.jit(lambda v: module.apply(v, noise, labels, False).images)(variables)
-    want = reference.generate(jax.tree.map(np.float64, variables), np.float64(noise), labels, merge, (14, 16, 2))
+    want = reference.generate(
+        jax.tree.map(np.float64, variables), np.float64(noise), labels, merge, (14, 16, 2)
+    )
     np.testing.assert_allclose(images, want, rtol=1e-3, atol=1e-4)
     assert np.std(want) > 0.01
 
@@ -71,5 +80,7 @@ def test_first_values_and_batch_statistics():
 
 
 def test_what_cannot_be_made():
-    with pytest.raises(ValueError, match="images have 65 pixels a side; the generator makes at most 64"):
+    with pytest.raises(
+        ValueError, match="images have 65 pixels a side; the generator makes at most 64"
+    ):
         shapes(ConditionalGenerator(2, 3, (32, 65, 3)))

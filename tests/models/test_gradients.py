@@ -1,5 +1,6 @@
-"""One step of SGD, and so the gradients, of every zoo model beside torchvision's, where that is installed. In float64:
-in float32 rounding can turn a ReLU on or off (docs/models.md), which is no fault of either."""
+"""One step of SGD, and so the gradients, of every zoo model beside torchvision's, where that is
+installed. In float64: in float32 rounding can turn a ReLU on or off (docs/models.md), which is no
+fault of either."""
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,8 @@ def batch(dtype):
 
 
 def torch_step(model, kernel, x, y, dtype):
-    """Parameters of the extractor by torch's names, and the head's, before and after one step: (names -> array) twice;
-    dropout is off, the extractor's features are pooled as here."""
+    """Parameters of the extractor by torch's names, and the head's, before and after one step:
+    (names -> array) twice; dropout is off, the extractor's features are pooled as here."""
     import torch
 
     model = model.to(getattr(torch, dtype)).train()
@@ -47,15 +48,23 @@ def torch_step(model, kernel, x, y, dtype):
     pooled = torch.nn.functional.adaptive_avg_pool1d(found, len(kernel))
     torch.nn.functional.cross_entropy(head(pooled), torch.from_numpy(y)).backward()
     optimiser.step()
-    return before, {name: value.detach().numpy() for name, value in model.state_dict().items()}, head.weight.detach().T
+    return (
+        before,
+        {name: value.detach().numpy() for name, value in model.state_dict().items()},
+        head.weight.detach().T,
+    )
 
 
 def own_step(bucket, variables, kernel, x, y):
     """Likewise here: the parameters {"base", "head"} after one step."""
-    params = variables["params"] | {"head": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(CLASSES, kernel.dtype)}}
+    params = variables["params"] | {
+        "head": {"kernel": jnp.asarray(kernel), "bias": jnp.zeros(CLASSES, kernel.dtype)}
+    }
 
     def loss(params):
-        found, _ = features(bucket, params, variables["stats"], x, jnp.ones(len(x), bool), train=True)
+        found, _ = features(
+            bucket, params, variables["stats"], x, jnp.ones(len(x), bool), train=True
+        )
         return -jax.nn.log_softmax(logits(bucket, params, found))[np.arange(len(y)), y].mean()
 
     return jax.tree.map(lambda p, g: p - RATE * g, params, jax.jit(jax.grad(loss))(params))
@@ -65,9 +74,13 @@ def steps(name, reference, module, dtype):
     """Updates of one step by torch and here: two dicts, place -> array."""
     bucket = bucket_of(module.clone(head=Linear(CLASSES)))
     model, (x, y) = randomised(reference(torchvision_models())), batch(dtype)
-    kernel = (np.random.default_rng(1).standard_normal((bucket.feature_dim, CLASSES)) * 0.1).astype(dtype)
+    kernel = (np.random.default_rng(1).standard_normal((bucket.feature_dim, CLASSES)) * 0.1).astype(
+        dtype
+    )
     before, after, head = torch_step(model, kernel, x, y, dtype)
-    start, goal = (variables_from_torchvision(arrays, zeros(bucket, dtype)) for arrays in (before, after))
+    start, goal = (
+        variables_from_torchvision(arrays, zeros(bucket, dtype)) for arrays in (before, after)
+    )
     own = own_step(bucket, start, kernel, x, y)
     goal = {"base": goal["params"]["base"], "head": {"kernel": np.asarray(head)}}
     found = []
@@ -75,13 +88,17 @@ def steps(name, reference, module, dtype):
         base = jax.tree.map(lambda a, b: np.asarray(a - b), params["base"], start["params"]["base"])
         tree = {"base": base, "head": np.asarray(params["head"]["kernel"] - kernel)}
         found.append(
-            {jax.tree_util.keystr(k, simple=True, separator="/"): v for k, v in jax.tree.leaves_with_path(tree)}
+            {
+                jax.tree_util.keystr(k, simple=True, separator="/"): v
+                for k, v in jax.tree.leaves_with_path(tree)
+            }
         )
     return found
 
 
 def worst(theirs, ours):
-    """(place, largest difference of two updates, largest update anywhere), the place where they differ most."""
+    """(place, largest difference of two updates, largest update anywhere), the place where they
+    differ most."""
     gaps = {place: difference(ours[place], theirs[place])[0] for place in theirs}
     place = max(gaps, key=gaps.__getitem__)
     return place, gaps[place], max(float(np.abs(update).max()) for update in theirs.values())

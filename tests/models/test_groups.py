@@ -4,13 +4,27 @@ import jax
 import optax
 import pytest
 
-from fedjax_ht.core.federation import count_parameters, init_variables, make_federation, require_equal_heads
+from fedjax_ht.core.federation import (
+    count_parameters,
+    init_variables,
+    make_federation,
+    require_equal_heads,
+)
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.methods import method_factory
 from fedjax_ht.models import mlp, model_group
 from fedjax_ht.models.heads import htc4_heads, vit_head
 
-HTFE8 = ["cnn", "googlenet", "mobilenet_v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"]
+HTFE8 = [
+    "cnn",
+    "googlenet",
+    "mobilenet_v2",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+]
 SIZE = (32, 32, 3)
 
 
@@ -43,14 +57,20 @@ def test_cnn1_alone_is_the_first_of_the_five(size, parameters):
 
 
 def test_fedrals_eleven_architectures():
-    assert set(model_group("fedral11", 100, SIZE)) == {*model_group("htfe9", 100, SIZE), "cnn", "vit_b16"}
+    assert set(model_group("fedral11", 100, SIZE)) == {
+        *model_group("htfe9", 100, SIZE),
+        "cnn",
+        "vit_b16",
+    }
 
 
 def test_fedrals_eleven_architectures_suit_the_methods_of_its_table_6():
-    """LG-FedAvg, FedKD, FedAPEN, FedProto, FedTGP and FedRAL; and others that exchange heads or features."""
+    """LG-FedAvg, FedKD, FedAPEN, FedProto, FedTGP and FedRAL; and others that exchange heads or
+    features."""
     modules = model_group("fedral11", 100, SIZE)
     assert {module.head for module in modules.values()} == {modules["cnn"].head}
-    kinds = {name: modules[name] for name in ("resnet4", "cnn", "vit_b16")}  # the deep ones take seconds to trace
+    # the deep ones take seconds to trace
+    kinds = {name: modules[name] for name in ("resnet4", "cnn", "vit_b16")}
     federation = make_federation(kinds, SIZE, 100, num_clients=3)
     table6 = ("lg_fedavg", "fedkd", "fedapen", "fedproto", "fedtgp", "fedral")
     for name in (*table6, "fedssa", "fedgh", "fedgen", "fml", "fedclassavg"):
@@ -58,7 +78,9 @@ def test_fedrals_eleven_architectures_suit_the_methods_of_its_table_6():
 
 
 def test_every_architecture_is_a_group_by_itself():
-    for name in {*model_group("htm10", 10, SIZE), *model_group("htfe9", 10, SIZE), "vit_small"} - {"cnn"}:
+    for name in {*model_group("htm10", 10, SIZE), *model_group("htfe9", 10, SIZE), "vit_small"} - {
+        "cnn"
+    }:
         assert list(model_group(name, 10, SIZE)) == [name]
 
 
@@ -78,8 +100,14 @@ def test_a_feature_width_for_all(group, size):
 
 
 def test_the_feature_width_reaches_every_architecture():
-    modules = model_group("fedral11", 10, SIZE, feature_dim=96) | model_group("htfe5", 10, SIZE, feature_dim=96)
-    widths = {name: getattr(module.base, "feature_dim", None) for name, module in modules.items() if name != "cnn"}
+    modules = model_group("fedral11", 10, SIZE, feature_dim=96) | model_group(
+        "htfe5", 10, SIZE, feature_dim=96
+    )
+    widths = {
+        name: getattr(module.base, "feature_dim", None)
+        for name, module in modules.items()
+        if name != "cnn"
+    }
     assert set(widths.values()) == {96} and len(widths) == 12
 
 
@@ -106,21 +134,57 @@ def test_output_relu_reaches_every_head():
 
 def test_norm_reaches_every_model_that_normalises():
     modules = model_group("htfe4", 10, SIZE, norm="group")
-    assert [getattr(module.base, "norm", None) for module in modules.values()] == [None, "group", "group", "group"]
-    federation = make_federation(model_group("resnet4", 10, SIZE, norm="group"), SIZE, 10, num_clients=1)
-    assert jax.eval_shape(lambda key: init_variables(federation.buckets[0], key), jax.random.key(0))["stats"] == {}
+    assert [getattr(module.base, "norm", None) for module in modules.values()] == [
+        None,
+        "group",
+        "group",
+        "group",
+    ]
+    federation = make_federation(
+        model_group("resnet4", 10, SIZE, norm="group"), SIZE, 10, num_clients=1
+    )
+    assert (
+        jax.eval_shape(lambda key: init_variables(federation.buckets[0], key), jax.random.key(0))[
+            "stats"
+        ]
+        == {}
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
         (("htfe7", 10, SIZE), {}, "unknown model group 'htfe7'; the groups are cnn4, "),
-        (("htfe2", 10, (15, 32, 3)), {}, r"'htfe2' needs images of at least 16x16 pixels, got \(15, 32\)"),
-        (("googlenet", 10, (14, 32, 3)), {}, r"'googlenet' needs images of at least 15x15 pixels, got \(14, 32\)"),
-        (("htfe5", 10, (6, 6, 3)), {}, r"'htfe5' needs images of at least 15x15 pixels, got \(6, 6\)"),
-        (("htfe8", 10, (15, 15, 3)), {}, r"'htfe8' needs images of at least 16x16 pixels, got \(15, 15\)"),
-        (("vit_small", 10, SIZE), {"norm": "group"}, "norm is 'group', but model group 'vit_small' normalises nothing"),
-        (("htfe8", 10, SIZE), {"output_relu": True}, "output_relu is for the groups res34_htc4, htfe8_htc4, not for"),
+        (
+            ("htfe2", 10, (15, 32, 3)),
+            {},
+            r"'htfe2' needs images of at least 16x16 pixels, got \(15, 32\)",
+        ),
+        (
+            ("googlenet", 10, (14, 32, 3)),
+            {},
+            r"'googlenet' needs images of at least 15x15 pixels, got \(14, 32\)",
+        ),
+        (
+            ("htfe5", 10, (6, 6, 3)),
+            {},
+            r"'htfe5' needs images of at least 15x15 pixels, got \(6, 6\)",
+        ),
+        (
+            ("htfe8", 10, (15, 15, 3)),
+            {},
+            r"'htfe8' needs images of at least 16x16 pixels, got \(15, 15\)",
+        ),
+        (
+            ("vit_small", 10, SIZE),
+            {"norm": "group"},
+            "norm is 'group', but model group 'vit_small' normalises nothing",
+        ),
+        (
+            ("htfe8", 10, SIZE),
+            {"output_relu": True},
+            "output_relu is for the groups res34_htc4, htfe8_htc4, not for",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments, options, message):
@@ -135,7 +199,9 @@ def test_the_smallest_images_of_googlenet():
 
 
 def test_images_that_do_not_split_into_patches_are_refused():
-    with pytest.raises(ValueError, match="images of 28x28 pixels do not split into patches of 16x16"):
+    with pytest.raises(
+        ValueError, match="images of 28x28 pixels do not split into patches of 16x16"
+    ):
         make_federation(model_group("vit_b16", 10, (28, 28, 1)), (28, 28, 1), 10, num_clients=1)
 
 
@@ -148,7 +214,8 @@ def test_require_equal_heads():
     with pytest.raises(ValueError) as error:
         require_equal_heads(federation(a=narrow, b=narrow, c=wide))
     assert str(error.value) == (
-        "the heads of all models must be equal, but that of 'a' is {'bias': (3,), 'kernel': (4, 3)} and that of 'c' "
+        "the heads of all models must be equal, but that of 'a' is "
+        "{'bias': (3,), 'kernel': (4, 3)} and that of 'c' "
         "is {'bias': (3,), 'kernel': (6, 3)}; choose a group whose models share one head"
     )
 
@@ -156,5 +223,7 @@ def test_require_equal_heads():
 def test_heads_of_other_depth_are_not_equal():
     shallow = mlp(3, (8, 4))
     deep = shallow.clone(head=vit_head(3, 4))
-    with pytest.raises(ValueError, match=r"but that of 'a' is .* and that of 'b' is \{'fc1/bias': \(4,\)"):
+    with pytest.raises(
+        ValueError, match=r"but that of 'a' is .* and that of 'b' is \{'fc1/bias': \(4,\)"
+    ):
         require_equal_heads(make_federation({"a": shallow, "b": deep}, (2, 2, 1), 3, num_clients=2))

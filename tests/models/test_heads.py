@@ -11,7 +11,9 @@ FEATURES = np.random.default_rng(0).standard_normal((5, 512)).astype(np.float32)
 
 
 def size(head):
-    variables = jax.eval_shape(head.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 512), jnp.float32))
+    variables = jax.eval_shape(
+        head.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 512), jnp.float32)
+    )
     return sum(leaf.size for leaf in jax.tree.leaves(variables))
 
 
@@ -27,7 +29,9 @@ def test_published_sizes_at_100_classes():
     assert size(vit_head(100)) == 470_884
 
 
-@pytest.mark.parametrize(("head", "activate"), [(vit_head(3), np.tanh), (htc4_heads(3)[2], lambda x: np.maximum(x, 0))])
+@pytest.mark.parametrize(
+    ("head", "activate"), [(vit_head(3), np.tanh), (htc4_heads(3)[2], lambda x: np.maximum(x, 0))]
+)
 def test_an_activation_stands_between_the_layers_and_not_behind_them(head, activate):
     variables = head.init(jax.random.key(0), FEATURES)
     (w1, b1), (w2, b2) = layers(variables["params"])
@@ -40,7 +44,9 @@ def test_the_first_htc4_head_is_linear():
     head = htc4_heads(3)[0]
     variables = head.init(jax.random.key(0), FEATURES)
     ((w, b),) = layers(variables["params"])
-    np.testing.assert_allclose(head.apply(variables, FEATURES), FEATURES @ w + b, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        head.apply(variables, FEATURES), FEATURES @ w + b, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_output_relu_cuts_the_logits_of_every_htc4_head():

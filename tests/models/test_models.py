@@ -4,7 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import count_parameters, features, init_variables, logits, make_federation
+from fedjax_ht.core.federation import (
+    count_parameters,
+    features,
+    init_variables,
+    logits,
+    make_federation,
+)
 from fedjax_ht.models import SplitModel, cnn4, cnn5_group, mlp, model_group
 from fedjax_ht.models.cnn import ConvFeatures
 from fedjax_ht.models.layers import Linear
@@ -23,7 +29,9 @@ def initialised(bucket):
 
 
 @pytest.mark.parametrize(
-    ("input_shape", "base"), [((28, 28, 1), 576_896), ((32, 32, 3), 873_408), ((64, 64, 3), 5_592_000)], ids=str
+    ("input_shape", "base"),
+    [((28, 28, 1), 576_896), ((32, 32, 3), 873_408), ((64, 64, 3), 5_592_000)],
+    ids=str,
 )
 def test_parameters_of_the_4_layer_cnn(input_shape, base):
     assert parameters({"cnn": cnn4(100)}, input_shape, 100) == {"cnn": (base, 512 * 100 + 100)}
@@ -64,7 +72,9 @@ def test_forward_pass_of_a_cnn_is_conv_relu_pool_then_linear_relu(small_cnn):
 
     z = x
     for layer in ("conv1", "conv2"):
-        z = ref.max_pool_2x2(np.maximum(ref.conv2d(z, base[layer]["kernel"]) + base[layer]["bias"], 0))
+        z = ref.max_pool_2x2(
+            np.maximum(ref.conv2d(z, base[layer]["kernel"]) + base[layer]["bias"], 0)
+        )
     z = np.maximum(z.reshape(2, -1) @ base["fc1"]["kernel"] + base["fc1"]["bias"], 0)
 
     @jax.jit
@@ -80,7 +90,8 @@ def test_forward_pass_of_a_cnn_is_conv_relu_pool_then_linear_relu(small_cnn):
 def test_initial_weights_and_biases_are_uniform_within_torchs_bounds(small_cnn):
     _, params = small_cnn
     layers = {**params["base"], "head": params["head"]}
-    fan_in = {"conv1": 5 * 5 * 1, "conv2": 5 * 5 * 8, "fc1": 12, "head": 24}  # fc1 sees 1x1 of 12 channels
+    # fc1 sees 1x1 of 12 channels
+    fan_in = {"conv1": 5 * 5 * 1, "conv2": 5 * 5 * 8, "fc1": 12, "head": 24}
     assert set(layers) == set(fan_in)
     for name, layer in layers.items():
         bound = fan_in[name] ** -0.5
@@ -119,13 +130,22 @@ def test_groups_return_modules_of_one_feature_width():
     for name in ("cnn4", "cnn5", "mlp2"):
         modules = model_group(name, 10, (28, 28, 1), feature_dim=24)
         assert make_federation(modules, (28, 28, 1), 10, num_clients=len(modules)).feature_dim == 24
-    assert make_federation(model_group("cnn4", 10, (28, 28, 1)), (28, 28, 1), 10, num_clients=1).feature_dim == 512
+    assert (
+        make_federation(
+            model_group("cnn4", 10, (28, 28, 1)), (28, 28, 1), 10, num_clients=1
+        ).feature_dim
+        == 512
+    )
 
 
 def test_model_group_errors():
-    with pytest.raises(ValueError, match=r"unknown model group 'resnet'; the groups are cnn4, cnn5"):
+    with pytest.raises(
+        ValueError, match=r"unknown model group 'resnet'; the groups are cnn4, cnn5"
+    ):
         model_group("resnet", 10, (32, 32, 3))
-    with pytest.raises(ValueError, match=r"'cnn5' needs images of at least 16x16 pixels, got \(15, 32\)"):
+    with pytest.raises(
+        ValueError, match=r"'cnn5' needs images of at least 16x16 pixels, got \(15, 32\)"
+    ):
         model_group("cnn5", 10, (15, 32, 3))
     assert model_group("mlp2", 10, (8, 8, 1)).keys() == {"mlp_narrow", "mlp_wide"}
 
@@ -168,10 +188,14 @@ def test_a_users_own_flax_module_with_batch_statistics(module):
     assert count_parameters(bucket) == {"base": 3 * 6 + 6, "head": 6 * 3 + 3}
     variables = initialised(bucket)
     mask = jnp.array([True, True, False])
-    out, stats = features(bucket, variables["params"], variables["stats"], jnp.ones((3, 4, 4, 3)), mask, train=True)
+    out, stats = features(
+        bucket, variables["params"], variables["stats"], jnp.ones((3, 4, 4, 3)), mask, train=True
+    )
     assert out.shape == (3, 6)
     assert jax.tree.leaves(stats) == [2]
-    _, kept = features(bucket, variables["params"], stats, jnp.ones((3, 4, 4, 3)), mask, train=False)
+    _, kept = features(
+        bucket, variables["params"], stats, jnp.ones((3, 4, 4, 3)), mask, train=False
+    )
     assert jax.tree.leaves(kept) == [2]
 
 
@@ -205,12 +229,18 @@ def build(module=None, **changes):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: build(num_classes=4), r"model 'm' returns .* logits \(1, 3\) for one sample; expected .* \(1, 4\)$"),
+        (
+            lambda: build(num_classes=4),
+            r"model 'm' returns .* logits \(1, 3\) for one sample; expected .* \(1, 4\)$",
+        ),
         (
             lambda: build(SplitModel(Unflattened(), nn.Dense(3))),
             r"model 'm' returns features \(1, 2, 2, 2\) and .*expected \(1, K\)",
         ),
-        (lambda: build(Headless()), r"model 'm' has parameters \['dense'\]; expected 'base' and 'head'"),
+        (
+            lambda: build(Headless()),
+            r"model 'm' has parameters \['dense'\]; expected 'base' and 'head'",
+        ),
         (
             lambda: build(SplitModel(nn.Sequential([nn.Dense(4), nn.relu]), nn.Dense(3))),
             r"model 'm' has no hash: give its modules tuples where they have lists$",
@@ -231,6 +261,8 @@ def test_make_federation_says_in_one_line_what_is_wrong(make, message):
 
 
 def test_feature_dim_of_models_that_differ():
-    federation = make_federation({"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2)
+    federation = make_federation(
+        {"a": mlp(2, (4,)), "b": mlp(2, (5,))}, (2, 2, 1), 2, num_clients=2
+    )
     with pytest.raises(ValueError, match=r"one feature width, got \{'a': 4, 'b': 5\}"):
         _ = federation.feature_dim

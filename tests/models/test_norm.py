@@ -44,7 +44,10 @@ def test_masked_samples_are_not_read():
     for kind in ("batch", "static_batch"):
         clean = apply(kind, X, True, mask)
         dirty = apply(kind, np.where(mask[:, None, None, None], X, np.nan), True, mask)
-        real = lambda y: y[mask]  # noqa: E731
+
+        def real(y):
+            return y[mask]
+
         np.testing.assert_array_equal(real(np.asarray(clean[0])), real(np.asarray(dirty[0])))
         jax.tree.map(np.testing.assert_array_equal, clean[1], dirty[1])
 
@@ -65,17 +68,23 @@ def test_one_value_per_channel_stays_finite():
 @pytest.mark.parametrize("train", [True, False])
 def test_static_batch_norm_always_takes_the_batch(train):
     out, changed = apply("static_batch", X, train)
-    np.testing.assert_allclose(out, ref.batch_norm(X, np.ones(4, bool), SCALE, BIAS, MEAN, VAR)[0], **CLOSE)
+    np.testing.assert_allclose(
+        out, ref.batch_norm(X, np.ones(4, bool), SCALE, BIAS, MEAN, VAR)[0], **CLOSE
+    )
     assert not changed
 
 
 @pytest.mark.parametrize(("kind", "size"), [("group", 16), ("layer", 48)])
 def test_group_and_layer_norm_see_one_sample(kind, size):
     out, changed = apply(kind, X, True, np.array([True, False, False, False]))
-    np.testing.assert_allclose(out, ref.group_norm(X.astype(np.float64), size, SCALE, BIAS), **CLOSE)
+    np.testing.assert_allclose(
+        out, ref.group_norm(X.astype(np.float64), size, SCALE, BIAS), **CLOSE
+    )
     assert not changed
 
 
 def test_unknown_kind_is_named():
-    with pytest.raises(ValueError, match="norm is 'instance'; it must be batch, group, layer, static_batch or none"):
+    with pytest.raises(
+        ValueError, match="norm is 'instance'; it must be batch, group, layer, static_batch or none"
+    ):
         apply("instance", X, True)

@@ -7,12 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import count_parameters, features, init_variables, logits, make_federation
+from fedjax_ht.core.federation import (
+    count_parameters,
+    features,
+    init_variables,
+    logits,
+    make_federation,
+)
 from fedjax_ht.models import SplitModel, model_group, sliced_network, variables_from_torchvision
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.sensors import TimeConvFeatures, harcnn
 
-SEN8 = [f"harcnn_s{i}" for i in (1, 2, 3)] + [f"harcnn1_s{i}" for i in (1, 2, 3)] + ["harcnn3_s1", "harcnn3_s2"]
+SEN8 = (
+    [f"harcnn_s{i}" for i in (1, 2, 3)]
+    + [f"harcnn1_s{i}" for i in (1, 2, 3)]
+    + ["harcnn3_s1", "harcnn3_s2"]
+)
 TOKENS = jax.ShapeDtypeStruct((200,), jnp.int32)
 
 
@@ -31,16 +41,25 @@ def test_groups_in_the_order_of_the_clients(group, names):
         modules = model_group(group, 6, shape)
         assert list(modules) == names
         assert make_federation(modules, shape, 6, num_clients=len(modules)).feature_dim == 512
-    assert {module.base.feature_dim for module in model_group(group, 6, (128, 9), feature_dim=96).values()} == {96}
+    assert {
+        module.base.feature_dim
+        for module in model_group(group, 6, (128, 9), feature_dim=96).values()
+    } == {96}
 
 
 @pytest.mark.parametrize("shape", [(128, 9), (256, 3, 9)], ids=str)
 def test_sizes_do_not_depend_on_the_windows(shape):
     """k C_in C_out + C_out of every convolution; the head has 512 features and a bias."""
-    two, one, three = 9 * 9 * 32 + 32 + 9 * 32 * 64 + 64, 9 * 9 * 32 + 32, 5 * (9 * 32 + 32 * 64 + 64 * 128) + 224
+    two, one, three = (
+        9 * 9 * 32 + 32 + 9 * 32 * 64 + 64,
+        9 * 9 * 32 + 32,
+        5 * (9 * 32 + 32 * 64 + 64 * 128) + 224,
+    )
     federation = make_federation(model_group("htfe_sen8", 6, shape), shape, 6, num_clients=8)
     found = [count_parameters(bucket) for bucket in federation.buckets]
-    assert found == [{"base": base, "head": 513 * 6} for base in (two, two, two, one, one, one, three, three)]
+    assert found == [
+        {"base": base, "head": 513 * 6} for base in (two, two, two, one, one, one, three, three)
+    ]
 
 
 def _block(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> np.ndarray:
@@ -53,7 +72,9 @@ def _block(x: np.ndarray, kernel: np.ndarray, bias: np.ndarray, stride: int) -> 
 
 
 def _pooled(x: np.ndarray, width: int) -> np.ndarray:
-    return np.array([x[i * len(x) // width : -(-(i + 1) * len(x) // width)].mean() for i in range(width)])
+    return np.array(
+        [x[i * len(x) // width : -(-(i + 1) * len(x) // width)].mean() for i in range(width)]
+    )
 
 
 @pytest.mark.parametrize("shape", [(29, 4), (29, 3, 4)], ids=str)
@@ -67,10 +88,15 @@ def test_forward_pass_of_each_unit_by_itself(shape, stride, feature_dim):
     for sample in x.astype(np.float64):
         units = sample.reshape(shape[0], -1, shape[-1]).swapaxes(0, 1)
         for name in ("conv1_0", "conv2_0"):
-            layer = {key: np.asarray(value, np.float64) for key, value in params["base"][name].items()}
+            layer = {
+                key: np.asarray(value, np.float64) for key, value in params["base"][name].items()
+            }
             units = [_block(unit, layer["kernel"], layer["bias"], stride) for unit in units]
-        want.append(_pooled(np.stack(units).transpose(2, 0, 1).ravel(), feature_dim))  # channels, units, time
-    got, _ = jax.jit(lambda p, x: features(bucket, p, {}, x, jnp.ones(2, bool), train=True))(params, x)
+        # channels, units, time
+        want.append(_pooled(np.stack(units).transpose(2, 0, 1).ravel(), feature_dim))
+    got, _ = jax.jit(lambda p, x: features(bucket, p, {}, x, jnp.ones(2, bool), train=True))(
+        params, x
+    )
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     assert logits(bucket, params, got).shape == (2, 2)
 
@@ -90,21 +116,46 @@ def test_the_shortest_windows_of_which_something_is_left(name):
     shortest = module.base.shortest
     out = jax.eval_shape(module.init_with_output, jax.random.key(0), jnp.zeros((3, shortest, 9)))[0]
     assert out.shape == (3, 2)
-    with pytest.raises(ValueError, match=rf"at least {shortest} steps; a sample is \({shortest - 1}, 9\)$"):
+    with pytest.raises(
+        ValueError, match=rf"at least {shortest} steps; a sample is \({shortest - 1}, 9\)$"
+    ):
         model_group(name, 2, (shortest - 1, 9))
-    with pytest.raises(ValueError, match=f"a network of convolutions along time needs windows of at least {shortest}"):
+    with pytest.raises(
+        ValueError,
+        match=f"a network of convolutions along time needs windows of at least {shortest}",
+    ):
         module.init(jax.random.key(0), jnp.zeros((3, shortest - 1, 9)))
 
 
 @pytest.mark.parametrize(
     ("group", "shape", "message"),
     [
-        ("htfe_sen5", (64, 9), "model group 'htfe_sen5' needs windows of at least 78 steps; a sample is (64, 9)"),
-        ("htfe_sen2", (28, 28, 1), "'htfe_sen2' needs windows of at least 51 steps; a sample is (28, 28, 1)"),
-        ("htfe_sen2", (200,), "needs windows, float [T, signals] or [T, units, signals]; a sample is (200,)"),
-        ("htfe_sen2", TOKENS, "needs windows, float [T, signals] or [T, units, signals]; a sample is int32 (200,)"),
+        (
+            "htfe_sen5",
+            (64, 9),
+            "model group 'htfe_sen5' needs windows of at least 78 steps; a sample is (64, 9)",
+        ),
+        (
+            "htfe_sen2",
+            (28, 28, 1),
+            "'htfe_sen2' needs windows of at least 51 steps; a sample is (28, 28, 1)",
+        ),
+        (
+            "htfe_sen2",
+            (200,),
+            "needs windows, float [T, signals] or [T, units, signals]; a sample is (200,)",
+        ),
+        (
+            "htfe_sen2",
+            TOKENS,
+            "needs windows, float [T, signals] or [T, units, signals]; a sample is int32 (200,)",
+        ),
         ("htfe_sen2", {"a": (128, 9), "b": (3,)}, "a sample is ((128, 9), (3,))"),
-        ("htfe2", (128, 9), "model group 'htfe2' needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
+        (
+            "htfe2",
+            (128, 9),
+            "model group 'htfe2' needs images, float [H, W, 1 or 3]; a sample is (128, 9)",
+        ),
         ("htm10", (256, 3, 9), "needs images, float [H, W, 1 or 3]; a sample is (256, 3, 9)"),
         ("cnn4", TOKENS, "needs images, float [H, W, 1 or 3]; a sample is int32 (200,)"),
         ("cnn5", [128, 9], "needs images, float [H, W, 1 or 3]; a sample is (128, 9)"),
@@ -134,7 +185,8 @@ def test_perceptrons_take_any_array(shape):
 @pytest.mark.parametrize("precision", ["float64"], indirect=True)
 @pytest.mark.parametrize("name", [*SEN8, "harcnn_s1 of 3 units"])
 def test_they_compute_what_torchs_do(name, precision):
-    """By its own weights, loaded as a state dict of HtFLlib's names; pools go along time, see `TimeConvFeatures`."""
+    """By its own weights, loaded as a state dict of HtFLlib's names; pools go along time, see
+    `TimeConvFeatures`."""
     torch = pytest.importorskip("torch")
     name, units = name.removesuffix(" of 3 units"), 3 if name.endswith("units") else 1
     (module,) = model_group(name, 6, (128, units, 9)).values()
@@ -161,4 +213,6 @@ def test_they_compute_what_torchs_do(name, precision):
     got = module.apply({"params": params}, x, method="features")
     np.testing.assert_allclose(got, expected.numpy(), rtol=1e-9, atol=1e-12)
     if units == 1:  # the axis may be left out
-        np.testing.assert_array_equal(module.apply({"params": params}, x[:, :, 0], method="features"), got)
+        np.testing.assert_array_equal(
+            module.apply({"params": params}, x[:, :, 0], method="features"), got
+        )

@@ -1,4 +1,5 @@
-"""Width-sliced networks: published sizes, and a slice against the whole network with all else set to zero."""
+"""Width-sliced networks: published sizes, and a slice against the whole network with all else set
+to zero."""
 
 import functools
 import math
@@ -13,7 +14,14 @@ from fedjax_ht.core.federation import make_sliced_federation
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.slicing import make_plan
 from fedjax_ht.models import model_group, sliced_network, width_budgets
-from fedjax_ht.models.sliced import RATES, ConvNet, PreActResNet, parameter_axes, sliced_model, sliced_width
+from fedjax_ht.models.sliced import (
+    RATES,
+    ConvNet,
+    PreActResNet,
+    parameter_axes,
+    sliced_model,
+    sliced_width,
+)
 from tests.reference import slicing as ref
 
 PARAMETERS = {  # at rates 1, 1/2, 1/4, 1/8, 1/16, ten classes, colour images
@@ -28,7 +36,9 @@ SLOW_RATES = [pytest.param("resnet", r, marks=pytest.mark.slow) for r in RATES i
 
 
 def shapes(module, shape):
-    return jax.eval_shape(lambda key: module.init(key, jnp.zeros((1, *shape))), jax.random.key(0))["params"]
+    return jax.eval_shape(lambda key: module.init(key, jnp.zeros((1, *shape))), jax.random.key(0))[
+        "params"
+    ]
 
 
 def flat(tree):
@@ -38,7 +48,10 @@ def flat(tree):
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_published_sizes(name):
     network = sliced_network(name, 10, (32, 32, 3))
-    sizes = [sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(network(rate), (32, 32, 3)))) for rate in RATES]
+    sizes = [
+        sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(network(rate), (32, 32, 3))))
+        for rate in RATES
+    ]
     assert tuple(sizes) == PARAMETERS[name]
 
 
@@ -46,7 +59,10 @@ def test_published_sizes(name):
 @pytest.mark.parametrize("name", ["conv4", "preact_resnet18"])
 def test_features_of_a_slice(name, shape):
     module = sliced_network(name, 10, shape)(1 / 8)
-    features = lambda key: module.init_with_output(key, jnp.zeros((2, *shape)), method="features")[0]  # noqa: E731
+
+    def features(key):
+        return module.init_with_output(key, jnp.zeros((2, *shape)), method="features")[0]
+
     assert jax.eval_shape(features, jax.random.key(0)).shape == (2, 64)
 
 
@@ -64,7 +80,10 @@ def test_budgets_of_ten_clients():
 
 
 def test_width_of_a_slice_rounds_up():
-    assert [sliced_width(w, r) for w, r in ((64, 1 / 16), (10, 1 / 4), (100, 0.07), (3, 1 / 3), (2, 1 / 16))] == [
+    assert [
+        sliced_width(w, r)
+        for w, r in ((64, 1 / 16), (10, 1 / 4), (100, 0.07), (3, 1 / 3), (2, 1 / 16))
+    ] == [
         4,
         3,
         7,
@@ -76,7 +95,8 @@ def test_width_of_a_slice_rounds_up():
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_axes_are_those_of_the_parameters_at_every_rate(name, per_layer):
-    """Each axis is as long as its group is wide, at every rate: the network and what it says of itself agree."""
+    """Each axis is as long as its group is wide, at every rate: the network and what it says of
+    itself agree."""
     for rate in (1.0, 1 / 2, 1 / 4):
         module = sliced_model(TINY[name].clone(rate=rate), CLASSES)
         params = shapes(module, SHAPE)
@@ -87,17 +107,24 @@ def test_axes_are_those_of_the_parameters_at_every_rate(name, per_layer):
             assert len(axes[path]) == leaf.ndim, path
             unsliced = [size for size, name in zip(leaf.shape, axes[path]) if name is None]
             assert set(unsliced) <= {1, 3, SHAPE[-1]}, path  # kernel entries and image channels
-            assert all(lengths[name] == size for size, name in zip(leaf.shape, axes[path]) if name), path
+            assert all(
+                lengths[name] == size for size, name in zip(leaf.shape, axes[path]) if name
+            ), path
 
 
 def test_what_is_added_is_one_group():
     axes = flat(parameter_axes(*_tiny_resnet()))
     stream = axes["base/stage2_0/shortcut/kernel"][-1]
     written = [axes[f"base/stage2_{i}/conv2/kernel"][-1] for i in (0, 1)]
-    read = [axes[path][0] for path in ("base/stage2_1/norm1/scale", "base/norm/scale", "head/kernel")]
+    read = [
+        axes[path][0] for path in ("base/stage2_1/norm1/scale", "base/norm/scale", "head/kernel")
+    ]
     assert {*written, *read} == {stream} and axes["base/stage2_1/conv1/kernel"][-2] == stream
     drawn_apart = flat(parameter_axes(*_tiny_resnet(), per_layer=True))
-    assert drawn_apart["base/stage2_0/conv2/kernel"][-1] != drawn_apart["base/stage2_1/conv2/kernel"][-1]
+    assert (
+        drawn_apart["base/stage2_0/conv2/kernel"][-1]
+        != drawn_apart["base/stage2_1/conv2/kernel"][-1]
+    )
 
 
 def _tiny_resnet():
@@ -125,7 +152,8 @@ def batch():
 
 @functools.cache
 def logits_and_gradient(name, rate, norm="static_batch"):
-    """params -> the network's logits in evaluation, and the gradient of its cross-entropy in training; both flat."""
+    """params -> the network's logits in evaluation, and the gradient of its cross-entropy in
+    training; both flat."""
     module = sliced_model(TINY[name].clone(rate=rate, norm=norm, scaler=False), CLASSES)
     x, y, mask = batch()
 
@@ -134,7 +162,9 @@ def logits_and_gradient(name, rate, norm="static_batch"):
         features = module.apply(variables, x, train, mask, method="features")
         return module.apply(variables, features, method="classify")
 
-    return jax.jit(lambda p: (logits(p, False), jax.grad(lambda p: cross_entropy(logits(p, True), y, mask))(p)))
+    return jax.jit(
+        lambda p: (logits(p, False), jax.grad(lambda p: cross_entropy(logits(p, True), y, mask))(p))
+    )
 
 
 def slice_plan(name, rate, mode, per_layer=False):
@@ -144,9 +174,14 @@ def slice_plan(name, rate, mode, per_layer=False):
 
 
 def oracle(name, rate, plan, per_layer=False):
-    """The slice's logits and gradient, and the same of the whole network with everything else zero; the mask."""
+    """The slice's logits and gradient, and the same of the whole network with everything else zero;
+    the mask."""
     params = whole_parameters(name)
-    axes = flat(parameter_axes(sliced_model(TINY[name], CLASSES), unflatten_dict(params, sep="/"), per_layer))
+    axes = flat(
+        parameter_axes(
+            sliced_model(TINY[name], CLASSES), unflatten_dict(params, sep="/"), per_layer
+        )
+    )
     held = ref.mask(params, axes, plan)
     own = logits_and_gradient(name, rate)(ref.extract(params, axes, plan))
     logits, gradient = logits_and_gradient(name, 1.0)({k: x * held[k] for k, x in params.items()})
@@ -154,14 +189,20 @@ def oracle(name, rate, plan, per_layer=False):
     return own, (logits, ref.extract(gradient, axes, plan))
 
 
-@pytest.mark.parametrize(("name", "rate"), [*[("cnn", rate) for rate in RATES], ("resnet", 1 / 2), *SLOW_RATES])
+@pytest.mark.parametrize(
+    ("name", "rate"), [*[("cnn", rate) for rate in RATES], ("resnet", 1 / 2), *SLOW_RATES]
+)
 def test_a_slice_is_the_whole_network_without_the_rest(name, rate):
     """Forward and gradient, whatever picks the channels; the gradient goes through the mask."""
     for mode in ("static", "random", "rolling"):
-        (logits, gradient), (expected, expected_gradient) = oracle(name, rate, slice_plan(name, rate, mode))
+        (logits, gradient), (expected, expected_gradient) = oracle(
+            name, rate, slice_plan(name, rate, mode)
+        )
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4, err_msg=mode)
         for path, value in gradient.items():
-            np.testing.assert_allclose(value, expected_gradient[path], rtol=1e-3, atol=1e-4, err_msg=f"{mode} {path}")
+            np.testing.assert_allclose(
+                value, expected_gradient[path], rtol=1e-3, atol=1e-4, err_msg=f"{mode} {path}"
+            )
 
 
 def test_drawing_every_layer_for_itself_adds_different_channels():
@@ -171,15 +212,20 @@ def test_drawing_every_layer_for_itself_adds_different_channels():
 
 
 def test_the_scaler_divides_by_the_rate_in_training_alone():
-    """Without norms it is all that differs: each of two layers doubles what it gets, biases and all."""
+    """Without norms it is all that differs: each of two layers doubles what it gets, biases and
+    all."""
     x, _, mask = batch()
-    modules = [sliced_model(ConvNet((8,), 1 / 2, "none", scaler), CLASSES) for scaler in (True, False)]
+    modules = [
+        sliced_model(ConvNet((8,), 1 / 2, "none", scaler), CLASSES) for scaler in (True, False)
+    ]
     variables = modules[0].init(jax.random.key(0), x)
 
     def features(module, train):
         return module.apply(variables, x, train, mask, method="features")
 
-    np.testing.assert_allclose(features(modules[0], True), 2 * features(modules[1], True), rtol=1e-6)
+    np.testing.assert_allclose(
+        features(modules[0], True), 2 * features(modules[1], True), rtol=1e-6
+    )
     np.testing.assert_array_equal(features(modules[0], False), features(modules[1], False))
 
 
@@ -188,26 +234,46 @@ def test_first_weights():
     init = jax.jit(sliced_network("conv4_quarter", 10, (16, 16, 1))(1.0).init)
     params = init(jax.random.key(0), jnp.zeros((1, 16, 16, 1)))
     base, head = params["params"]["base"], params["params"]["head"]
-    for leaf, fan_in in ((base["conv3"]["kernel"], 9 * 32), (base["conv4"]["bias"], 9 * 64), (head["kernel"], 128)):
+    for leaf, fan_in in (
+        (base["conv3"]["kernel"], 9 * 32),
+        (base["conv4"]["bias"], 9 * 64),
+        (head["kernel"], 128),
+    ):
         assert 0.9 * fan_in**-0.5 < np.abs(leaf).max() <= fan_in**-0.5
-    assert not head["bias"].any() and not base["norm1"]["bias"].any() and (base["norm1"]["scale"] == 1).all()
+    assert (
+        not head["bias"].any()
+        and not base["norm1"]["bias"].any()
+        and (base["norm1"]["scale"] == 1).all()
+    )
 
 
 def test_whole_networks_are_groups():
     modules = model_group("preact_resnet18", 10, (32, 32, 3), norm="layer")
-    assert [m.base.rate for m in modules.values()] == [1.0] and modules["preact_resnet18"].base.norm == "layer"
-    with pytest.raises(ValueError, match="feature_dim is 64, but the features of conv4 are its last channels"):
+    assert [m.base.rate for m in modules.values()] == [1.0] and modules[
+        "preact_resnet18"
+    ].base.norm == "layer"
+    with pytest.raises(
+        ValueError, match="feature_dim is 64, but the features of conv4 are its last channels"
+    ):
         model_group("conv4", 10, (32, 32, 3), feature_dim=64)
-    with pytest.raises(ValueError, match="model group 'conv4' needs images of at least 16x16 pixels"):
+    with pytest.raises(
+        ValueError, match="model group 'conv4' needs images of at least 16x16 pixels"
+    ):
         model_group("conv4", 10, (8, 8, 1))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("cnn", 10, SHAPE), "model group 'cnn' cannot be sliced; conv4, conv4_quarter, preact_resnet18"),
+        (
+            ("cnn", 10, SHAPE),
+            "model group 'cnn' cannot be sliced; conv4, conv4_quarter, preact_resnet18",
+        ),
         (("conv4", 10, (8, 8, 1)), "needs images of at least 16x16 pixels, got"),
-        (("conv4", 10, (32, 32, 3), "batch"), "norm is 'batch', but a slice keeps no running statistics"),
+        (
+            ("conv4", 10, (32, 32, 3), "batch"),
+            "norm is 'batch', but a slice keeps no running statistics",
+        ),
     ],
 )
 def test_bad_networks_are_named(arguments, message):
@@ -216,7 +282,9 @@ def test_bad_networks_are_named(arguments, message):
 
 
 def test_a_federation_has_a_bucket_a_rate():
-    network = lambda rate: sliced_model(TINY["cnn"].clone(rate=rate), CLASSES)  # noqa: E731
+    def network(rate):
+        return sliced_model(TINY["cnn"].clone(rate=rate), CLASSES)
+
     federation = make_sliced_federation(network, (0.25, 1, 0.25, 0.5), SHAPE, CLASSES)
     assert [(b.name, b.width, b.feature_dim) for b in federation.buckets] == [
         ("rate1.0", 1.0, 32),
@@ -224,6 +292,10 @@ def test_a_federation_has_a_bucket_a_rate():
         ("rate0.25", 0.25, 8),
     ]
     assert federation.assignment == (2, 0, 2, 1)
-    assert federation.global_model.module == network(1.0) and federation.global_model.feature_dim == 32
-    with pytest.raises(ValueError, match=r"the width rate of client 1 is 1\.5; it must be above 0 and at most 1"):
+    assert (
+        federation.global_model.module == network(1.0) and federation.global_model.feature_dim == 32
+    )
+    with pytest.raises(
+        ValueError, match=r"the width rate of client 1 is 1\.5; it must be above 0 and at most 1"
+    ):
         make_sliced_federation(network, (1, 1.5), SHAPE, CLASSES)

@@ -22,7 +22,9 @@ def shapes(module):
 
 def randomised(module):
     rng = np.random.default_rng(0)
-    return jax.tree.map(lambda leaf: rng.uniform(0.5, 1, leaf.shape).astype(np.float32), shapes(module))
+    return jax.tree.map(
+        lambda leaf: rng.uniform(0.5, 1, leaf.shape).astype(np.float32), shapes(module)
+    )
 
 
 def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statistics():
@@ -31,7 +33,9 @@ def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statis
 
     def run(module, variables):
         def loss(params):
-            out, changed = module.apply({**variables, "params": params}, x, True, mask, mutable=["batch_stats"])
+            out, changed = module.apply(
+                {**variables, "params": params}, x, True, mask, mutable=["batch_stats"]
+            )
             return (out * jnp.arange(1.0, 5.0))[mask].sum(), (out, changed["batch_stats"])
 
         gradient, (out, stats) = jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
@@ -40,7 +44,9 @@ def test_scanned_and_unrolled_blocks_give_the_same_features_gradients_and_statis
     variables = randomised(SCANNED)
     scanned, unrolled = run(SCANNED, variables), run(UNROLLED, unstack_blocks(variables))
     assert jax.tree.structure(scanned) == jax.tree.structure(unrolled)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), scanned, unrolled)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), scanned, unrolled
+    )
 
 
 def test_on_gpus_a_turn_runs_several_blocks_and_gives_the_same(monkeypatch):
@@ -52,7 +58,11 @@ def test_on_gpus_a_turn_runs_several_blocks_and_gives_the_same(monkeypatch):
         monkeypatch.setattr(stacking, "ON_GPUS", at_once)
         run = jax.jit(Chain().init_with_output)
         assert str(run.trace(jax.random.key(0), x).jaxpr).count(f"unroll={at_once}")
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), run(jax.random.key(0), x), one_by_one)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5),
+            run(jax.random.key(0), x),
+            one_by_one,
+        )
 
 
 def test_variables_convert_both_ways():
@@ -60,7 +70,8 @@ def test_variables_convert_both_ways():
     flat = unstack_blocks(stacked)
     assert jax.tree.map(np.shape, flat) == jax.tree.map(lambda leaf: leaf.shape, shapes(UNROLLED))
     np.testing.assert_array_equal(
-        flat["params"]["layer1_2"]["conv1"]["kernel"], stacked["params"]["layer1_blocks"]["conv1"]["kernel"][1]
+        flat["params"]["layer1_2"]["conv1"]["kernel"],
+        stacked["params"]["layer1_blocks"]["conv1"]["kernel"][1],
     )
     jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(SCANNED)), stacked)
     jax.tree.map(np.testing.assert_array_equal, stack_blocks(flat, shapes(UNROLLED)), flat)
@@ -68,9 +79,18 @@ def test_variables_convert_both_ways():
 
 def test_stacked_blocks_follow_the_siblings_that_are_there():
     leaf = np.arange(6).reshape(2, 3)
-    tree = {"a_0": {"w": leaf}, "a_1": {"w": leaf}, "a_blocks": {"w": leaf}, "ab_0": {"w": leaf}, "a_x": leaf}
+    tree = {
+        "a_0": {"w": leaf},
+        "a_1": {"w": leaf},
+        "a_blocks": {"w": leaf},
+        "ab_0": {"w": leaf},
+        "a_x": leaf,
+    }
     assert sorted(unstack_blocks(tree)) == ["a_0", "a_1", "a_2", "a_3", "a_x", "ab_0"]
-    assert sorted(unstack_blocks({"in": {"layers_blocks": {"w": leaf}}})["in"]) == ["layers_0", "layers_1"]
+    assert sorted(unstack_blocks({"in": {"layers_blocks": {"w": leaf}}})["in"]) == [
+        "layers_0",
+        "layers_1",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +109,11 @@ def test_blocks_that_do_not_match_are_named(names, message):
 @pytest.mark.parametrize("depth", [101, 152])
 def test_stages_that_are_scanned(depth):
     params = shapes(resnet(depth, 10).base)["params"]
-    stacked = {name: tree["conv1"]["kernel"].shape[0] for name, tree in params.items() if name.endswith("_blocks")}
+    stacked = {
+        name: tree["conv1"]["kernel"].shape[0]
+        for name, tree in params.items()
+        if name.endswith("_blocks")
+    }
     assert stacked == ({"layer3_blocks": 35} if depth == 152 else {})
 
 

@@ -1,11 +1,18 @@
-"""Text models: torch's numbers where it is installed, what padding does, initial weights, dropout, groups."""
+"""Text models: torch's numbers where it is installed, what padding does, initial weights, dropout,
+groups."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_ht.core.federation import count_parameters, features, init_variables, logits, make_federation
+from fedjax_ht.core.federation import (
+    count_parameters,
+    features,
+    init_variables,
+    logits,
+    make_federation,
+)
 from fedjax_ht.models import model_group, sliced_network, text_model, text_transformer
 from fedjax_ht.models.stacking import stack_blocks, unstack_blocks
 from fedjax_ht.models.text import last_token
@@ -36,7 +43,9 @@ def texts(count=6, seed=0):
 def run(name, variables, tokens, **options):
     options = {"train": False, "key": None} | options
     mask = jnp.ones(len(tokens), bool)
-    return features(bucket_of(name), variables["params"], {}, jnp.asarray(tokens), mask, **options)[0]
+    return features(bucket_of(name), variables["params"], {}, jnp.asarray(tokens), mask, **options)[
+        0
+    ]
 
 
 @every_model
@@ -52,7 +61,10 @@ def test_forward_and_one_step_beside_torch(name, precision):
     like = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))["params"]
 
     def weights():
-        own = {"kernel": head.weight.detach().numpy().T.copy(), "bias": head.bias.detach().numpy().copy()}
+        own = {
+            "kernel": head.weight.detach().numpy().T.copy(),
+            "bias": head.bias.detach().numpy().copy(),
+        }
         return stack_blocks({"base": text_weights(name, base), "head": own}, like)
 
     before = weights()
@@ -64,7 +76,9 @@ def test_forward_and_one_step_beside_torch(name, precision):
 
     def own_loss(params):
         found, _ = features(bucket, params, {}, x, jnp.ones(len(x), bool), train=True)
-        return -jax.nn.log_softmax(logits(bucket, params, found))[np.arange(len(y)), y].mean(), found
+        return -jax.nn.log_softmax(logits(bucket, params, found))[
+            np.arange(len(y)), y
+        ].mean(), found
 
     (value, found), gradients = jax.jit(jax.value_and_grad(own_loss, has_aux=True))(before)
     close = 1e-12 if precision == "float64" else 2e-6
@@ -72,7 +86,9 @@ def test_forward_and_one_step_beside_torch(name, precision):
     assert found.dtype == precision and value == pytest.approx(loss.item(), rel=close * 10)
     after = jax.tree.map(lambda p, g: p - RATE * g, before, gradients)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=close), after, weights())
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max() > 0, unstack_blocks(after), unstack_blocks(before))
+    moved = jax.tree.map(
+        lambda a, b: np.abs(a - b).max() > 0, unstack_blocks(after), unstack_blocks(before)
+    )
     assert all(jax.tree.leaves(moved))
 
 
@@ -85,10 +101,17 @@ def test_padding_changes_nothing(name):
     short = tokens[:, : int(last_token(tokens).max()) + 1]
     assert short.shape[1] < LENGTH
     np.testing.assert_allclose(run(name, variables, short), found, atol=1e-6)
-    table = lambda path: "embedding" in jax.tree_util.keystr(path)  # noqa: E731
-    moved = jax.tree.map_with_path(lambda path, x: x.at[0].set(9.0) if table(path) else x, variables["params"])
+
+    def table(path):
+        return "embedding" in jax.tree_util.keystr(path)
+
+    moved = jax.tree.map_with_path(
+        lambda path, x: x.at[0].set(9.0) if table(path) else x, variables["params"]
+    )
     np.testing.assert_array_equal(run(name, {"params": moved}, tokens), found)
-    gradients = jax.grad(lambda params: run(name, {"params": params}, tokens).sum())(variables["params"])
+    gradients = jax.grad(lambda params: run(name, {"params": params}, tokens).sum())(
+        variables["params"]
+    )
     (own,) = [g for path, g in jax.tree.leaves_with_path(gradients) if table(path)]
     used = np.unique(tokens[tokens > 0])
     if name != "transformer":  # whose sum of a normalised vector is always the same
@@ -113,7 +136,11 @@ def test_the_last_token():
 def test_published_sizes():
     """HtFLlib's models at 512 features and its vocabulary."""
     vocabulary, width = 98_635, 512
-    table, linear, layer = vocabulary * width, width * width + width, 4 * (2 * width * width + 2 * width)
+    table, linear, layer = (
+        vocabulary * width,
+        width * width + width,
+        4 * (2 * width * width + 2 * width),
+    )
     sizes = {
         "fasttext": table + linear,
         "text_logistic": table,
@@ -124,16 +151,30 @@ def test_published_sizes():
     }
     shape = jax.ShapeDtypeStruct((200,), jnp.int32)
     modules = model_group("htfe_txt6", 4, shape, vocabulary=vocabulary)
-    assert list(modules) == ["fasttext", "lstm", "bilstm", "transformer_8_2", "text_logistic", "gru"]
+    assert list(modules) == [
+        "fasttext",
+        "lstm",
+        "bilstm",
+        "transformer_8_2",
+        "text_logistic",
+        "gru",
+    ]
     federation = make_federation(modules, shape, 4, num_clients=6)
     for bucket in federation.buckets:
-        assert count_parameters(bucket) == {"base": sizes[bucket.name], "head": 4 * width + 4}, bucket.name
+        assert count_parameters(bucket) == {"base": sizes[bucket.name], "head": 4 * width + 4}, (
+            bucket.name
+        )
 
 
 @every_model
 def test_initial_weights_are_torchs(name):
-    """Embeddings normal, or uniform within 0.1 of a transformer; everything else within 1/sqrt(fan_in)."""
-    big = text_transformer(CLASSES, 2000, 64, 4, 2) if name == "transformer" else text_model(name, CLASSES, 2000, 64)
+    """Embeddings normal, or uniform within 0.1 of a transformer; everything else within
+    1/sqrt(fan_in)."""
+    big = (
+        text_transformer(CLASSES, 2000, 64, 4, 2)
+        if name == "transformer"
+        else text_model(name, CLASSES, 2000, 64)
+    )
     params = big.init(jax.random.key(1), jnp.ones((1, LENGTH), jnp.int32))["params"]
     flat = {
         jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(x)
@@ -142,7 +183,9 @@ def test_initial_weights_are_torchs(name):
     (table,) = [x for path, x in flat.items() if "embedding" in path]
     assert not table[0].any()
     if name == "transformer":
-        assert np.abs(table).max() <= 0.1 and table[1:].std() == pytest.approx(0.1 / 3**0.5, rel=0.02)
+        assert np.abs(table).max() <= 0.1 and table[1:].std() == pytest.approx(
+            0.1 / 3**0.5, rel=0.02
+        )
     else:
         assert table[1:].std() == pytest.approx(1, rel=0.02) and abs(table.mean()) < 0.02
     for path, x in flat.items():
@@ -187,7 +230,12 @@ def test_groups():
     assert heads("htfe_txt5_2") == [(n, 4) for n in (1, 2, 4, 8, 16)]
     assert heads("htfe_txt5_3") == [(n, n) for n in (1, 2, 4, 8, 16)]
     assert list(model_group("htfe_txt2", 4, TOKENS, vocabulary=9)) == ["fasttext", "text_logistic"]
-    assert list(model_group("htfe_txt4", 4, TOKENS, vocabulary=9)) == ["fasttext", "text_logistic", "lstm", "bilstm"]
+    assert list(model_group("htfe_txt4", 4, TOKENS, vocabulary=9)) == [
+        "fasttext",
+        "text_logistic",
+        "lstm",
+        "bilstm",
+    ]
     modules = model_group("htfe_txt6", 4, TOKENS, 16, vocabulary=9)
     assert make_federation(modules, TOKENS, 4, num_clients=6).feature_dim == 16
 
@@ -195,10 +243,30 @@ def test_groups():
 @pytest.mark.parametrize(
     ("group", "shape", "options", "message"),
     [
-        ("htfe_txt4", (32, 32, 3), {}, r"model group 'htfe_txt4' needs tokens, int \[L\]; a sample is \(32, 32, 3\)"),
-        ("lstm", (128, 9), {"vocabulary": 5}, r"'lstm' needs tokens, int \[L\]; a sample is \(128, 9\)"),
-        ("lstm", TOKENS, {}, r"'lstm' needs vocabulary, the number of token ids \(Dataset.vocabulary\)"),
-        ("cnn4", TOKENS, {"vocabulary": 5}, r"'cnn4' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(23,\)"),
+        (
+            "htfe_txt4",
+            (32, 32, 3),
+            {},
+            r"model group 'htfe_txt4' needs tokens, int \[L\]; a sample is \(32, 32, 3\)",
+        ),
+        (
+            "lstm",
+            (128, 9),
+            {"vocabulary": 5},
+            r"'lstm' needs tokens, int \[L\]; a sample is \(128, 9\)",
+        ),
+        (
+            "lstm",
+            TOKENS,
+            {},
+            r"'lstm' needs vocabulary, the number of token ids \(Dataset.vocabulary\)",
+        ),
+        (
+            "cnn4",
+            TOKENS,
+            {"vocabulary": 5},
+            r"'cnn4' needs images, float \[H, W, 1 or 3\]; a sample is int32 \(23,\)",
+        ),
         ("mlp2", TOKENS, {}, r"'mlp2' needs one float array; a sample is int32 \(23,\)"),
         (
             "htfe_txt6",
@@ -206,7 +274,12 @@ def test_groups():
             {"vocabulary": 5, "feature_dim": 12},
             "feature_dim is 12; it must be a multiple of the tr",
         ),
-        ("htfe_txt4", TOKENS, {"vocabulary": 5, "norm": "group"}, "norm is 'group', but model group 'htfe_txt4' norm"),
+        (
+            "htfe_txt4",
+            TOKENS,
+            {"vocabulary": 5, "norm": "group"},
+            "norm is 'group', but model group 'htfe_txt4' norm",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(group, shape, options, message):
@@ -218,6 +291,7 @@ def test_slices_take_no_tokens():
     with pytest.raises(ValueError, match="'conv4' needs images"):
         sliced_network("conv4", 4, TOKENS)
     with pytest.raises(
-        ValueError, match="there is no text model 'rnn'; there are fasttext, text_logistic, bilstm, lstm"
+        ValueError,
+        match="there is no text model 'rnn'; there are fasttext, text_logistic, bilstm, lstm",
     ):
         text_model("rnn", 2, 3)

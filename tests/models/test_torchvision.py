@@ -1,4 +1,5 @@
-"""Weights and outputs of torchvision's models: names without torch, numbers beside torch where it is installed."""
+"""Weights and outputs of torchvision's models: names without torch, numbers beside torch where it
+is installed."""
 
 import functools
 import importlib.util
@@ -46,7 +47,11 @@ NAMES = {  # torchvision's name and shape -> place here, and how the axes of the
     "features.3.conv.0.0.weight": ((144, 24, 1, 1), "features_3/conv_0_0/kernel", (2, 3, 1, 0)),
     "features.3.conv.1.0.weight": ((144, 1, 3, 3), "features_3/conv_1_0/kernel", (2, 3, 1, 0)),
     "features.3.conv.3.bias": ((24,), "features_3/conv_3/bias", (0,)),
-    "inception3a.branch2.0.conv.weight": ((96, 192, 1, 1), "inception3a/branch2_0/conv/kernel", (2, 3, 1, 0)),
+    "inception3a.branch2.0.conv.weight": (
+        (96, 192, 1, 1),
+        "inception3a/branch2_0/conv/kernel",
+        (2, 3, 1, 0),
+    ),
     "inception3a.branch1.bn.running_mean": ((64,), "inception3a/branch1/bn/mean", (0,)),
     "class_token": ((1, 1, 6), "class_token", (0, 1, 2)),
     "conv_proj.weight": ((6, 3, 4, 4), "conv_proj/kernel", (2, 3, 1, 0)),
@@ -57,7 +62,11 @@ NAMES = {  # torchvision's name and shape -> place here, and how the axes of the
         "layers_10/self_attention/in_proj/kernel",
         (1, 0),
     ),
-    "encoder.layers.encoder_layer_0.self_attention.in_proj_bias": ((18,), "layers_0/self_attention/in_proj/bias", (0,)),
+    "encoder.layers.encoder_layer_0.self_attention.in_proj_bias": (
+        (18,),
+        "layers_0/self_attention/in_proj/bias",
+        (0,),
+    ),
     "encoder.layers.encoder_layer_0.self_attention.out_proj.weight": (
         (6, 6),
         "layers_0/self_attention/out_proj/kernel",
@@ -77,22 +86,33 @@ def test_names_and_layouts(key):
     expected = value.transpose(axes)
     place = tuple(place.split("/"))
     collection = "stats" if place[-1] in ("mean", "var") else "params"
-    variables = {collection: unflatten_dict({("base", *place): np.zeros(expected.shape, np.float32)})}
+    variables = {
+        collection: unflatten_dict({("base", *place): np.zeros(expected.shape, np.float32)})
+    }
     result = variables_from_torchvision({key: value}, variables)
     np.testing.assert_array_equal(flatten_dict(result)[(collection, "base", *place)], expected)
 
 
 def tiny_resnet():
-    """Shapes of a ResNet whose second to fourth blocks are stacked, and a state dict that fits it."""
+    """Shapes of a ResNet whose second to fourth blocks are stacked, and a state dict that fits
+    it."""
     bucket = bucket_of(SplitModel(ResNet((4,), 8, width=2, scan_from=3), Linear(10), stateful=True))
     rng = np.random.default_rng(0)
     shapes = {"conv1.weight": (2, 3, 7, 7)}
     for block in range(4):
         shapes |= {f"layer1.{block}.conv{i}.weight": (2, 2, 3, 3) for i in (1, 2)}
     norms = ["bn1", *(f"layer1.{block}.bn{i}" for block in range(4) for i in (1, 2))]
-    shapes |= {f"{norm}.{leaf}": (2,) for norm in norms for leaf in ("weight", "bias", "running_mean", "running_var")}
+    shapes |= {
+        f"{norm}.{leaf}": (2,)
+        for norm in norms
+        for leaf in ("weight", "bias", "running_mean", "running_var")
+    }
     state_dict = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
-    ignored = {"bn1.num_batches_tracked": np.array(3), "fc.weight": np.ones((1000, 2)), "fc.bias": np.ones(1000)}
+    ignored = {
+        "bn1.num_batches_tracked": np.array(3),
+        "fc.weight": np.ones((1000, 2)),
+        "fc.bias": np.ones(1000),
+    }
     return zeros(bucket), state_dict, ignored
 
 
@@ -100,34 +120,47 @@ def test_stacked_blocks_and_untouched_parts():
     variables, state_dict, ignored = tiny_resnet()
     before = jax.tree.map(np.copy, variables)
     result = variables_from_torchvision(state_dict | ignored, variables)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), result) == jax.tree.map(lambda x: (x.shape, x.dtype), variables)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), result) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), variables
+    )
     blocks = result["params"]["base"]["layer1_blocks"], result["stats"]["base"]["layer1_blocks"]
     for block in (1, 2, 3):
         np.testing.assert_allclose(
-            blocks[0]["conv2"]["kernel"][block - 1], state_dict[f"layer1.{block}.conv2.weight"].transpose(2, 3, 1, 0)
+            blocks[0]["conv2"]["kernel"][block - 1],
+            state_dict[f"layer1.{block}.conv2.weight"].transpose(2, 3, 1, 0),
         )
-        np.testing.assert_allclose(blocks[1]["bn1"]["var"][block - 1], state_dict[f"layer1.{block}.bn1.running_var"])
+        np.testing.assert_allclose(
+            blocks[1]["bn1"]["var"][block - 1], state_dict[f"layer1.{block}.bn1.running_var"]
+        )
     assert result["params"]["head"] is variables["params"]["head"]
     jax.tree.map(np.testing.assert_array_equal, variables, before)
-    unstacked = variables_from_torchvision(state_dict, {name: unstack_blocks(tree) for name, tree in variables.items()})
-    jax.tree.map(np.testing.assert_array_equal, unstacked["params"], unstack_blocks(result["params"]))
+    unstacked = variables_from_torchvision(
+        state_dict, {name: unstack_blocks(tree) for name, tree in variables.items()}
+    )
+    jax.tree.map(
+        np.testing.assert_array_equal, unstacked["params"], unstack_blocks(result["params"])
+    )
 
 
 def test_weights_that_do_not_fit_are_refused():
     variables, state_dict, _ = tiny_resnet()
     rest = {name: value for name, value in state_dict.items() if name != "layer1.2.bn1.running_var"}
-    with pytest.raises(ValueError, match=r"^the state dict has nothing for the model's layer1_2/bn1/var$"):
+    with pytest.raises(
+        ValueError, match=r"^the state dict has nothing for the model's layer1_2/bn1/var$"
+    ):
         variables_from_torchvision(rest, variables)
     more = state_dict | {"layer1.4.conv1.weight": np.ones((2, 2, 3, 3))}
     with pytest.raises(
-        ValueError, match=r"^the state dict has layer1\.4\.conv1\.weight, for which the model has no lay"
+        ValueError,
+        match=r"^the state dict has layer1\.4\.conv1\.weight, for which the model has no lay",
     ):
         variables_from_torchvision(more, variables)
     grey = state_dict | {"conv1.weight": np.ones((2, 1, 7, 7))}
     with pytest.raises(ValueError) as error:
         variables_from_torchvision(grey, variables)
     assert str(error.value) == (
-        "the state dict's conv1.weight has shape (2, 1, 7, 7), which is (7, 7, 1, 2) in flax's layout, "
+        "the state dict's conv1.weight has shape (2, 1, 7, 7), which is (7, 7, 1, 2) in flax's "
+        "layout, "
         "but the model's conv1/kernel has (7, 7, 3, 2)"
     )
 
@@ -140,18 +173,22 @@ def torchvision_models():
         pytest.skip("torchvision is not installed")
     try:
         import torchvision.models
-    except RuntimeError:  # its compiled operators are for another build of torch; the models need only their schemas
+    # its compiled operators are for another build of torch; the models need only their schemas
+    except RuntimeError:
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         torchvision_models.library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
-            torchvision_models.library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            torchvision_models.library.define(
+                f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            )
         import torchvision.models
     return torchvision.models
 
 
 def randomised(model):
-    """Scales, biases, tokens and running statistics away from ones and zeros, no dropout, no classifier."""
+    """Scales, biases, tokens and running statistics away from ones and zeros, no dropout, no
+    classifier."""
     import torch
 
     torch.manual_seed(1)
@@ -182,7 +219,8 @@ def googlenet(models):
 
 
 def compare(model, module, path, precision):
-    """Loads a torch model's weights through a file; {mode: (largest difference, the same over the largest value)}."""
+    """Loads a torch model's weights through a file; {mode: (largest difference, the same over the
+    largest value)}."""
     import torch
 
     model = randomised(model).to(getattr(torch, precision))
@@ -202,7 +240,9 @@ def compare(model, module, path, precision):
         differences["train" if train else "eval"] = difference(out, expected)
     after = {name: value.numpy() for name, value in model.state_dict().items()}
     expected = variables_from_torchvision(after, variables)["stats"]
-    worst = jax.tree.leaves(jax.tree.map(difference, stats, expected), is_leaf=lambda x: isinstance(x, tuple))
+    worst = jax.tree.leaves(
+        jax.tree.map(difference, stats, expected), is_leaf=lambda x: isinstance(x, tuple)
+    )
     if worst:
         differences["statistics"] = tuple(max(values) for values in zip(*worst))
     return differences

@@ -11,10 +11,14 @@ from fedjax_ht.models.vits import VITS, ViT, vit
 
 
 def shapes(module, size=(32, 32, 3)):
-    return jax.eval_shape(module.init, jax.random.key(0), jax.ShapeDtypeStruct((1, *size), jnp.float32))
+    return jax.eval_shape(
+        module.init, jax.random.key(0), jax.ShapeDtypeStruct((1, *size), jnp.float32)
+    )
 
 
-@pytest.mark.parametrize(("name", "base", "tokens"), [("vit_b16", 85_651_200, 5), ("vit_b32", 87_418_368, 2)])
+@pytest.mark.parametrize(
+    ("name", "base", "tokens"), [("vit_b16", 85_651_200, 5), ("vit_b32", 87_418_368, 2)]
+)
 def test_published_sizes(name, base, tokens):
     params = shapes(vit(name, 100))["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params["base"])) == base
@@ -22,18 +26,26 @@ def test_published_sizes(name, base, tokens):
     assert params["base"]["pos_embedding"].shape == (1, tokens, 768)
 
 
-@pytest.mark.parametrize(("size", "patches"), [((28, 28, 1), 49), ((32, 32, 3), 64), ((64, 32, 3), 128)])
+@pytest.mark.parametrize(
+    ("size", "patches"), [((28, 28, 1), 49), ((32, 32, 3), 64), ((64, 32, 3), 128)]
+)
 def test_the_image_decides_how_many_tokens_there_are(size, patches):
     module = vit("vit_small", 10, feature_dim=100)
     assert shapes(module, size)["params"]["base"]["pos_embedding"].shape == (1, patches + 1, 192)
-    out = jax.eval_shape(lambda x: module.init_with_output(jax.random.key(0), x)[0], jnp.zeros((2, *size)))
+    out = jax.eval_shape(
+        lambda x: module.init_with_output(jax.random.key(0), x)[0], jnp.zeros((2, *size))
+    )
     assert out.shape == (2, 10)
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="images of 28x28 pixels do not split into patches of 16x16"):
+    with pytest.raises(
+        ValueError, match="images of 28x28 pixels do not split into patches of 16x16"
+    ):
         shapes(vit("vit_b16", 10), (28, 28, 1))
-    with pytest.raises(ValueError, match=f"no vision transformer 'vit'; there are {', '.join(VITS)}"):
+    with pytest.raises(
+        ValueError, match=f"no vision transformer 'vit'; there are {', '.join(VITS)}"
+    ):
         vit("vit", 10)
 
 
@@ -46,7 +58,9 @@ def reference(x, params, patch, heads, feature_dim):
 
     def norm(tokens, p):
         centred = tokens - tokens.mean(-1, keepdims=True)
-        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+        return (
+            centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+        )
 
     def attention(tokens, p):
         queries, keys, values = np.split(dense(tokens, p["in_proj"]), 3, axis=-1)
@@ -60,7 +74,9 @@ def reference(x, params, patch, heads, feature_dim):
     for top in range(0, x.shape[0], patch):
         for left in range(0, x.shape[1], patch):
             piece = x[top : top + patch, left : left + patch, :, None]
-            tokens.append((piece * params["conv_proj"]["kernel"]).sum((0, 1, 2)) + params["conv_proj"]["bias"])
+            tokens.append(
+                (piece * params["conv_proj"]["kernel"]).sum((0, 1, 2)) + params["conv_proj"]["bias"]
+            )
     tokens = np.stack(tokens) + params["pos_embedding"][0]
     for name in sorted(name for name in params if name.startswith("layers_")):
         layer = params[name]
@@ -68,7 +84,10 @@ def reference(x, params, patch, heads, feature_dim):
         hidden = dense(norm(tokens, layer["ln_2"]), layer["mlp_0"])
         tokens = tokens + dense(hidden * (1 + erf(hidden / np.sqrt(2))) / 2, layer["mlp_3"])
     token, length = norm(tokens[0], params["ln"]), tokens.shape[-1]
-    return [token[i * length // feature_dim : -(-(i + 1) * length // feature_dim)].mean() for i in range(feature_dim)]
+    return [
+        token[i * length // feature_dim : -(-(i + 1) * length // feature_dim)].mean()
+        for i in range(feature_dim)
+    ]
 
 
 def test_features_are_those_of_a_numpy_transformer():
@@ -76,7 +95,9 @@ def test_features_are_those_of_a_numpy_transformer():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((2, 8, 12, 2)).astype(np.float32)
     params = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
-    params = jax.tree.map(lambda leaf: 0.5 * rng.standard_normal(leaf.shape).astype(np.float32), params)
+    params = jax.tree.map(
+        lambda leaf: 0.5 * rng.standard_normal(leaf.shape).astype(np.float32), params
+    )
     out = jax.jit(module.apply)({"params": params}, x)
     expected = [reference(image, unstack_blocks(params), 4, 3, 8) for image in x]
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
@@ -84,7 +105,9 @@ def test_features_are_those_of_a_numpy_transformer():
 
 def test_layers_begin_as_torchvisions_do_and_apart():
     module = ViT(patch=4, layers=2, heads=2, width=64, mlp_width=192)
-    params = unstack_blocks(jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"])
+    params = unstack_blocks(
+        jax.jit(module.init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
+    )
     np.testing.assert_allclose(params["conv_proj"]["kernel"].std(), (4 * 4 * 3) ** -0.5, rtol=0.05)
     np.testing.assert_allclose(params["pos_embedding"].std(), 0.02, rtol=0.05)
     np.testing.assert_array_equal(params["class_token"], 0)

@@ -1,4 +1,5 @@
-"""A model's arrays as torch names them, and back: names, heads behind the pooling, and which architecture it is."""
+"""A model's arrays as torch names them, and back: names, heads behind the pooling, and which
+architecture it is."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,9 @@ CASES = {  # module, what of torchvision loads its state dict
         lambda m: m.resnet.ResNet(m.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10),
     ),
     "bottlenecks, scanned": (
-        SplitModel(ResNet((3, 1, 1, 1), 512, bottleneck=True, scan_from=1), Linear(10), stateful=True),
+        SplitModel(
+            ResNet((3, 1, 1, 1), 512, bottleneck=True, scan_from=1), Linear(10), stateful=True
+        ),
         lambda m: m.resnet.ResNet(m.resnet.Bottleneck, [3, 1, 1, 1], num_classes=10),
     ),
     "another head": (
@@ -70,16 +73,20 @@ def random_model(module):
 
 
 def scores(bucket, variables, x):
-    found, _ = features(bucket, variables["params"], variables["stats"], x, jnp.ones(len(x), bool), train=False)
+    found, _ = features(
+        bucket, variables["params"], variables["stats"], x, jnp.ones(len(x), bool), train=False
+    )
     return np.asarray(logits(bucket, variables["params"], found))
 
 
 def whole(variables):
-    return {name: tree for name, tree in variables.items() if tree}  # a transformer has no statistics
+    # a transformer has no statistics
+    return {name: tree for name, tree in variables.items() if tree}
 
 
 SOME = [
-    name if name in ("another head", "transformer") else pytest.param(name, marks=pytest.mark.slow) for name in CASES
+    name if name in ("another head", "transformer") else pytest.param(name, marks=pytest.mark.slow)
+    for name in CASES
 ]
 
 
@@ -96,7 +103,9 @@ def test_a_state_dict_is_taken_back(case):
     np.testing.assert_allclose(again, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     # Where there are no more features than the extractor's own, the arrays themselves are the same.
     if case != "wider features":
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, whole(variables))
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, whole(variables)
+        )
     assert "head" not in starting_weights(arrays, module, variables)["params"]
     assert size(arrays, module, variables) == (len(arrays), len(arrays))
 
@@ -109,12 +118,16 @@ def test_torchvision_takes_a_state_dict_strictly(case):
 
     bucket, variables = random_model(module)
     arrays = state_dict(module, variables)
-    reference.load_state_dict({name: torch.tensor(array) for name, array in arrays.items()}, strict=True)
+    reference.load_state_dict(
+        {name: torch.tensor(array) for name, array in arrays.items()}, strict=True
+    )
     assert len(reference.state_dict()) == len(arrays)
     x = np.random.default_rng(1).standard_normal((2, *SIZE)).astype(np.float32)
     with torch.no_grad():
         expected = reference(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
-    np.testing.assert_allclose(scores(bucket, variables, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        scores(bucket, variables, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+    )
 
 
 def test_a_model_without_a_torch_original_has_its_own_names():
@@ -133,12 +146,16 @@ def test_heads_that_do_not_fit_stay():
     assert "head" in starting_weights(arrays, module, variables, head=True)["params"]
     rng = np.random.default_rng(0)
     for changed in (
-        {"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000, np.float32)},  # other classes
-        {"fc.weight": rng.standard_normal((10, 2048)).astype(np.float32)},  # no function of the 512 means
+        # other classes
+        {"fc.weight": np.ones((1000, 2048), np.float32), "fc.bias": np.ones(1000, np.float32)},
+        # no function of the 512 means
+        {"fc.weight": rng.standard_normal((10, 2048)).astype(np.float32)},
         {"fc.weight": np.ones((10, 77), np.float32)},  # another extractor's
         {"fc.bias": np.ones(9, np.float32)},
     ):
-        assert "head" not in starting_weights(arrays | changed, module, variables, head=True)["params"]
+        assert (
+            "head" not in starting_weights(arrays | changed, module, variables, head=True)["params"]
+        )
     del arrays["fc.bias"]
     assert "head" not in starting_weights(arrays, module, variables, head=True)["params"]
 
@@ -149,11 +166,16 @@ def test_what_a_file_looks_like():
     shapes = {}
     for name, module in modules.items():
         bucket = make_federation({name: module}, SIZE, 10, num_clients=1).buckets[0]
-        shapes[name] = jax.eval_shape(lambda key, b=bucket: init_variables(b, key), jax.random.key(0))
+        shapes[name] = jax.eval_shape(
+            lambda key, b=bucket: init_variables(b, key), jax.random.key(0)
+        )
     for name, own in shapes.items():
         blank = jax.tree.map(lambda x: np.broadcast_to(np.float32(0), x.shape), own)
         assert looks_like(state_dict(modules[name], blank), shapes) == name
         assert looks_like(own_names(blank), shapes) == name
-    grey = state_dict(modules["resnet18"], jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes["resnet18"]))
+    grey = state_dict(
+        modules["resnet18"],
+        jax.tree.map(lambda x: np.zeros(x.shape, np.float32), shapes["resnet18"]),
+    )
     grey["conv1.weight"] = grey["conv1.weight"][:, :1]
     assert looks_like(grey, shapes) == "resnet18" and looks_like({"a": np.ones(2)}, shapes) is None

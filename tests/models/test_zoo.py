@@ -1,4 +1,5 @@
-"""The convolutional extractors: sizes, names, where masks and dropout go, and their blocks against NumPy."""
+"""The convolutional extractors: sizes, names, where masks and dropout go, and their blocks against
+NumPy."""
 
 import functools
 import math
@@ -41,14 +42,20 @@ def build(name: str, num_classes: int = 10, **options) -> nn.Module:
 def shapes(module: nn.Module, input_shape=(32, 32, 3), *args):
     """(of the output, of the variables) for one image, without computing either."""
     return jax.eval_shape(
-        lambda key: module.init_with_output(key, jnp.zeros((1, *input_shape)), *args), jax.random.key(0)
+        lambda key: module.init_with_output(key, jnp.zeros((1, *input_shape)), *args),
+        jax.random.key(0),
     )
 
 
 def randomised(module: nn.Module, x, seed: int = 0):
     """Variables of the module, every entry random, scales and variances positive."""
     rng = np.random.default_rng(seed)
-    draw = lambda leaf: (rng.uniform(0.5, 1.5, leaf.shape) * rng.choice([-0.3, 0.3], leaf.shape)).astype(np.float32)  # noqa: E731
+
+    def draw(leaf):
+        return (rng.uniform(0.5, 1.5, leaf.shape) * rng.choice([-0.3, 0.3], leaf.shape)).astype(
+            np.float32
+        )
+
     variables = jax.tree.map(draw, shapes(module, x.shape[1:], False, None)[1])
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: abs(leaf) if path[-1].key in ("scale", "var") else leaf, variables
@@ -58,7 +65,10 @@ def randomised(module: nn.Module, x, seed: int = 0):
 @pytest.mark.parametrize("name", BASE_PARAMETERS)
 def test_parameters_of_every_architecture(name):
     _, variables = shapes(build(name).base)
-    assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"])) == BASE_PARAMETERS[name]
+    assert (
+        sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(variables["params"]))
+        == BASE_PARAMETERS[name]
+    )
 
 
 @pytest.mark.parametrize("name", ["resnet4", "resnet18", "resnet50", "googlenet", "mobilenet_v2"])
@@ -69,7 +79,10 @@ def test_features_for_every_size_of_image(name, input_shape):
 
 
 def test_unknown_depth():
-    with pytest.raises(ValueError, match=r"no ResNet of depth 20; the depths are 4, 6, 8, 10, 18, 34, 50, 101, 152$"):
+    with pytest.raises(
+        ValueError,
+        match=r"no ResNet of depth 20; the depths are 4, 6, 8, 10, 18, 34, 50, 101, 152$",
+    ):
         resnet(20, 10)
 
 
@@ -103,7 +116,8 @@ def test_modules_are_named_after_torchvisions(name):
 
 
 def spied(module, kind, *args, **options):
-    """[(path, module, arguments)] of every call of a module of this kind, and the variables' shapes."""
+    """[(path, module, arguments)] of every call of a module of this kind, and the variables'
+    shapes."""
     seen = []
 
     def spy(call, positional, named, context):
@@ -114,7 +128,10 @@ def spied(module, kind, *args, **options):
     _, variables = shapes(module)
     with nn.intercept_methods(spy):
         jax.eval_shape(
-            lambda v: module.apply(v, jnp.zeros((2, 32, 32, 3)), *args, mutable=["batch_stats"], **options), variables
+            lambda v: module.apply(
+                v, jnp.zeros((2, 32, 32, 3)), *args, mutable=["batch_stats"], **options
+            ),
+            variables,
         )
     return seen, variables
 
@@ -132,10 +149,17 @@ def spied(module, kind, *args, **options):
 def test_every_norm_is_of_the_kind_asked_for_and_is_given_train_and_mask(module):
     mask = np.array([True, False])
     calls, variables = spied(module, Norm, True, mask)
-    paths = {path.removesuffix("/scale") for path in flatten_dict(variables["params"], sep="/") if "scale" in path}
+    paths = {
+        path.removesuffix("/scale")
+        for path in flatten_dict(variables["params"], sep="/")
+        if "scale" in path
+    }
     assert {path for path, _, _ in calls} == paths
     for _, norm, (_, train, given) in calls:
-        assert (norm.kind, norm.epsilon) == (module.norm, 1e-3 if isinstance(module, GoogLeNet) else 1e-5)
+        assert (norm.kind, norm.epsilon) == (
+            module.norm,
+            1e-3 if isinstance(module, GoogLeNet) else 1e-5,
+        )
         assert train is True and given is mask
     assert ("batch_stats" in variables) == (module.norm == "batch")
 
@@ -145,7 +169,9 @@ def test_every_norm_is_of_the_kind_asked_for_and_is_given_train_and_mask(module)
 def test_dropout_is_in_training_only_and_before_the_pooling(name, width, train):
     """Without a key none is needed: the test of norms gives none."""
     calls, _ = spied(build(name).base, nn.Dropout, train, None, rngs={"dropout": jax.random.key(0)})
-    assert [(drop.rate, drop.deterministic, x.shape) for _, drop, (x,) in calls] == [(0.2, not train, (2, width))]
+    assert [(drop.rate, drop.deterministic, x.shape) for _, drop, (x,) in calls] == [
+        (0.2, not train, (2, width))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -177,9 +203,13 @@ def resnet4():
 def test_statistics_change_in_training_only_and_not_without_a_real_sample(resnet4):
     variables, run = resnet4
     x = np.random.default_rng(1).normal(size=(4, 28, 28, 1)).astype(np.float32)
-    same = lambda stats: [  # noqa: E731
-        bool(np.array_equal(a, b)) for a, b in zip(*map(jax.tree.leaves, (stats, variables["batch_stats"])))
-    ]
+
+    def same(stats):
+        return [
+            bool(np.array_equal(a, b))
+            for a, b in zip(*map(jax.tree.leaves, (stats, variables["batch_stats"])))
+        ]
+
     real, none = np.array([True, True, True, False]), np.zeros(4, bool)
     assert len(same(run(x, True, real)[1])) == 6 and not any(same(run(x, True, real)[1]))
     assert all(same(run(x, False, real)[1]))
@@ -192,22 +222,36 @@ def test_masked_samples_change_neither_other_features_nor_statistics(resnet4, tr
     x, other = np.random.default_rng(2).normal(size=(2, 4, 28, 28, 1)).astype(np.float32)
     mask = np.array([True, False, True, False])
     padded = np.where(mask[:, None, None, None], x, 100 * other)
-    (features, stats), (padded_features, padded_stats) = run(x, train, mask), run(padded, train, mask)
+    (features, stats), (padded_features, padded_stats) = (
+        run(x, train, mask),
+        run(padded, train, mask),
+    )
     np.testing.assert_array_equal(features[mask], padded_features[mask])
     jax.tree.map(np.testing.assert_array_equal, stats, padded_stats)
     assert not np.allclose(features[~mask], padded_features[~mask])
 
 
 def test_initial_weights():
-    """Kaiming normal with torch's fan-out, which for a depthwise kernel too is features times area; or std 0.01."""
-    modules = {"bottleneck": Bottleneck(64, 2), "inverted": InvertedResidual(64, 1, 6), "inception": ConvNorm(64, 3)}
+    """Kaiming normal with torch's fan-out, which for a depthwise kernel too is features times area;
+    or std 0.01."""
+    modules = {
+        "bottleneck": Bottleneck(64, 2),
+        "inverted": InvertedResidual(64, 1, 6),
+        "inception": ConvNorm(64, 3),
+    }
 
     @jax.jit
     def initial(key):
-        return {name: module.init(key, jnp.zeros((1, 4, 4, 64)), False, None) for name, module in modules.items()}
+        return {
+            name: module.init(key, jnp.zeros((1, 4, 4, 64)), False, None)
+            for name, module in modules.items()
+        }
 
     variables = initial(jax.random.key(0))
-    params = {name: flatten_dict(jax.tree.map(np.asarray, v["params"]), sep="/") for name, v in variables.items()}
+    params = {
+        name: flatten_dict(jax.tree.map(np.asarray, v["params"]), sep="/")
+        for name, v in variables.items()
+    }
     bottleneck, inverted, inception = (params[name] for name in modules)
     kernels = {
         "conv1": (bottleneck["conv1/kernel"], (2 / 64) ** 0.5),
@@ -230,7 +274,9 @@ def test_initial_weights():
 def conv(x, kernel, stride=1):
     """Padded by half the kernel."""
     pad = kernel.shape[0] // 2
-    return ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)[:, ::stride, ::stride]
+    return ref.conv2d(np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0))), kernel)[
+        :, ::stride, ::stride
+    ]
 
 
 def depthwise(x, kernel, stride):
@@ -255,7 +301,10 @@ def basic(x, v, stride):
     k = {name: leaves["kernel"] for name, leaves in v["params"].items() if "kernel" in leaves}
     y = relu(running_norm(conv(x, k["conv1"], stride), v, "bn1"))
     y = running_norm(conv(y, k["conv2"]), v, "bn2")
-    return relu(y + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x))
+    return relu(
+        y
+        + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x)
+    )
 
 
 def bottleneck(x, v, stride):
@@ -263,7 +312,10 @@ def bottleneck(x, v, stride):
     y = relu(running_norm(conv(x, k["conv1"]), v, "bn1"))
     y = relu(running_norm(conv(y, k["conv2"], stride), v, "bn2"))
     y = running_norm(conv(y, k["conv3"]), v, "bn3")
-    return relu(y + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x))
+    return relu(
+        y
+        + (running_norm(conv(x, k["downsample_0"], stride), v, "downsample_1") if stride > 1 else x)
+    )
 
 
 def inverted_residual(x, v, stride):
@@ -280,7 +332,10 @@ def inception(x, v, _):
         return relu(running_norm(conv(x, inner["params"]["conv"]["kernel"]), inner, "bn", 1e-3))
 
     padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-np.inf)
-    pooled = np.max([padded[:, i : i + x.shape[1], j : j + x.shape[2]] for i in range(3) for j in range(3)], axis=0)
+    pooled = np.max(
+        [padded[:, i : i + x.shape[1], j : j + x.shape[2]] for i in range(3) for j in range(3)],
+        axis=0,
+    )
     branches = [layer(x, "branch1")]
     branches += [layer(layer(x, f"branch{i}_0"), f"branch{i}_1") for i in (2, 3)]
     return np.concatenate([*branches, layer(pooled, "branch4_1")], axis=-1)
@@ -304,7 +359,9 @@ def test_blocks_against_numpy(module, stride, reference):
     variables = randomised(module, x, seed=4)
     got = jax.jit(lambda v: module.apply(v, x, False, None))(variables)
     exact = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
-    np.testing.assert_allclose(got, reference(x.astype(np.float64), exact, stride), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        got, reference(x.astype(np.float64), exact, stride), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_resnet_is_stem_stages_average_and_pooling_to_the_feature_width():
@@ -312,7 +369,9 @@ def test_resnet_is_stem_stages_average_and_pooling_to_the_feature_width():
     x = np.random.default_rng(5).normal(size=(2, 20, 20, 1)).astype(np.float32)
     variables = randomised(base, x)
     v = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), variables)
-    inner = lambda name: {collection: tree[name] for collection, tree in v.items()}  # noqa: E731
+
+    def inner(name):
+        return {collection: tree[name] for collection, tree in v.items()}
 
     y = relu(running_norm(conv(x, v["params"]["conv1"]["kernel"], 2), v, "bn1"))
     y = np.pad(y, ((0, 0), (1, 1), (1, 1), (0, 0)))  # zeros serve behind a ReLU

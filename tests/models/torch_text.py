@@ -4,8 +4,12 @@
 def text_weights(name, base):
     """Its weights as the extractor here has them, blocks one beside another."""
     state = {key: value.detach().numpy().copy() for key, value in base.state_dict().items()}
-    linear = lambda key: {"kernel": state[f"{key}.weight"].T, "bias": state[f"{key}.bias"]}  # noqa: E731
-    norm = lambda key: {"scale": state[f"{key}.weight"], "bias": state[f"{key}.bias"]}  # noqa: E731
+
+    def linear(key):
+        return {"kernel": state[f"{key}.weight"].T, "bias": state[f"{key}.bias"]}
+
+    def norm(key):
+        return {"scale": state[f"{key}.weight"], "bias": state[f"{key}.bias"]}
 
     def recurrence(suffix):
         return {
@@ -18,7 +22,10 @@ def text_weights(name, base):
     if name == "text_logistic":
         return {"embedding": {"embedding": state["embedding.weight"]}}
     if name == "fasttext":
-        return {"mean": {"embedding": {"embedding": state["0.embedding.weight"]}}, "fc1": linear("1")}
+        return {
+            "mean": {"embedding": {"embedding": state["0.embedding.weight"]}},
+            "fc1": linear("1"),
+        }
     found = {"embedding": {"embedding": state["embedding.weight"]}}
     if name == "bilstm":
         both = {"lstm_0": recurrence("l0"), "lstm_0_reverse": recurrence("l0_reverse")}

@@ -45,7 +45,9 @@ def normal(*shape, seed=0):
 
 
 def convolution(case, lowering="patches"):
-    return lambda x, kernel: conv2d(x, kernel, case.stride, case.padding, case.groups, lowering=lowering)
+    return lambda x, kernel: conv2d(
+        x, kernel, case.stride, case.padding, case.groups, lowering=lowering
+    )
 
 
 def pulled_back(f):
@@ -79,12 +81,14 @@ def assert_close(got, want):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_lowerings_equal_the_reference_for_one_client_and_for_two(case):
     arguments = drawn(case)
-    native, patches = (pulled_back(convolution(case, lowering)) for lowering in ("native", "patches"))
+    native, patches = (
+        pulled_back(convolution(case, lowering)) for lowering in ("native", "patches")
+    )
     second = [a[1] for a in arguments]
     want = wanted(case, *second)
-    one, other, stacked = jax.jit(lambda two, one: (native(*one), patches(*one), jax.vmap(patches)(*two)))(
-        arguments, second
-    )
+    one, other, stacked = jax.jit(
+        lambda two, one: (native(*one), patches(*one), jax.vmap(patches)(*two))
+    )(arguments, second)
     assert_close(one, want)
     assert_close(other, want)
     assert_close([a[1] for a in stacked], want)
@@ -94,10 +98,14 @@ def test_lowerings_equal_the_reference_for_one_client_and_for_two(case):
 def test_clients_may_share_their_images(name):
     x, kernel, upstream = drawn(CASES[name])
     run = jax.jit(jax.vmap(pulled_back(convolution(CASES[name], "patches")), in_axes=(None, 0, 0)))
-    assert_close([a[1] for a in run(x[0], kernel, upstream)], wanted(CASES[name], x[0], kernel[1], upstream[1]))
+    assert_close(
+        [a[1] for a in run(x[0], kernel, upstream)],
+        wanted(CASES[name], x[0], kernel[1], upstream[1]),
+    )
 
 
-jaxprs_in_params = getattr(jax.extend.core, "jaxprs_in_params", None) or jax.core.jaxprs_in_params  # before jax 0.8
+# before jax 0.8
+jaxprs_in_params = getattr(jax.extend.core, "jaxprs_in_params", None) or jax.core.jaxprs_in_params
 
 
 def equations(jaxpr):
@@ -111,16 +119,26 @@ def equations(jaxpr):
 def program(lowering, case=CASES["padded"]):
     arguments = normal(2, *case.image, 3), normal(*case.kernel, 3 // case.groups, case.features)
     upstream = np.zeros(convolution(case)(*arguments).shape, np.float32)
-    return list(equations(jax.make_jaxpr(pulled_back(convolution(case, lowering)))(*arguments, upstream).jaxpr))
+    return list(
+        equations(
+            jax.make_jaxpr(pulled_back(convolution(case, lowering)))(*arguments, upstream).jaxpr
+        )
+    )
 
 
 @pytest.mark.parametrize("lowering", ["patches", "native"])
 @pytest.mark.parametrize("precision", ["float32", "tensorfloat32"])
 def test_products_follow_jaxs_switch_of_precision(lowering, precision):
     with jax.default_matmul_precision(precision):
-        products = [e for e in program(lowering) if e.primitive.name in ("dot_general", "conv_general_dilated")]
+        products = [
+            e
+            for e in program(lowering)
+            if e.primitive.name in ("dot_general", "conv_general_dilated")
+        ]
     assert len(products) == 3  # forward, by input, by kernel
-    expected = {"float32": jax.lax.Precision.HIGHEST, "tensorfloat32": jax.lax.Precision.HIGH}[precision]
+    expected = {"float32": jax.lax.Precision.HIGHEST, "tensorfloat32": jax.lax.Precision.HIGH}[
+        precision
+    ]
     assert {p for e in products for p in e.params["precision"]} == {expected}
 
 
@@ -132,7 +150,11 @@ def test_kernel_entries_that_only_meet_padding_are_left_out():
     case = CASES["one pixel image"]
     [product] = [
         e
-        for e in equations(jax.make_jaxpr(convolution(case, "patches"))(normal(2, 1, 1, 3), normal(3, 3, 3, 4)).jaxpr)
+        for e in equations(
+            jax.make_jaxpr(convolution(case, "patches"))(
+                normal(2, 1, 1, 3), normal(3, 3, 3, 4)
+            ).jaxpr
+        )
         if e.primitive.name == "dot_general"
     ]
     assert [v.aval.shape for v in product.invars] == [(2, 3), (3, 4)]
@@ -158,7 +180,9 @@ def test_bad_arguments_are_named(arguments, message):
 
 def test_half_precision_stays_half():
     x, kernel = jnp.ones((1, 3, 3, 2), jnp.bfloat16), jnp.ones((2, 2, 2, 1), jnp.bfloat16)
-    assert {conv2d(x, kernel, lowering=how).dtype for how in ("patches", "native")} == {jnp.dtype("bfloat16")}
+    assert {conv2d(x, kernel, lowering=how).dtype for how in ("patches", "native")} == {
+        jnp.dtype("bfloat16")
+    }
 
 
 @pytest.mark.parametrize("case", ["valid", "strided, padded", "first taps never meet data"])
@@ -180,7 +204,9 @@ def test_only_large_patches_are_made_for_a_few_images_at_a_time():
     assert conv.images_at_once(7, mega) == 1 and conv.images_at_once(50, 9 * mega) == 1
 
 
-@pytest.mark.parametrize("case, columns", [("valid", 1), ("valid", 2), ("padded", 5), ("strided, padded", 3)])
+@pytest.mark.parametrize(
+    "case, columns", [("valid", 1), ("valid", 2), ("padded", 5), ("strided, padded", 3)]
+)
 def test_several_outputs_of_a_row_at_once_are_those_alone(monkeypatch, case, columns):
     case = CASES[case]
     arguments = [a[0] for a in drawn(case)]

@@ -9,7 +9,8 @@ from tests.reference import norm as ref
 RNG = np.random.default_rng(0)
 SHAPE = (6, 3, 2, 5)
 SCALE, BIAS = np.linspace(0.5, 2, 5), np.linspace(-1, 1, 5)
-UPSTREAM = (RNG.normal(size=SHAPE), RNG.normal(size=5), RNG.normal(size=5))  # of y, mean and variance
+# of y, mean and variance
+UPSTREAM = (RNG.normal(size=SHAPE), RNG.normal(size=5), RNG.normal(size=5))
 MASKS = {
     "all": np.ones(6, bool),
     "some": np.array([False, True, True, False, True, True]),
@@ -32,7 +33,9 @@ def test_gradients_equal_the_references(mask, mean):
     want = ref.batch_norm_gradients(np.float64(arguments[0]), mask, SCALE, BIAS, *UPSTREAM)
     for name, a, b in zip(("x", "scale", "bias"), found, want):
         scale = np.abs(b).max() + 1e-3
-        np.testing.assert_allclose(a / scale, b / scale, atol=2e-5 if mean < 1000 else 2e-3, err_msg=name)
+        np.testing.assert_allclose(
+            a / scale, b / scale, atol=2e-5 if mean < 1000 else 2e-3, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("mean", [0, 1000])
@@ -54,4 +57,6 @@ def test_clients_side_by_side_are_normalised_apart():
 
     together = jax.jit(jax.vmap(jax.grad(total)))(x, masks)
     for lane in range(3):
-        np.testing.assert_allclose(together[lane], jax.jit(jax.grad(total))(x[lane], masks[lane]), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            together[lane], jax.jit(jax.grad(total))(x[lane], masks[lane]), rtol=1e-4, atol=1e-5
+        )

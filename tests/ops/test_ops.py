@@ -35,7 +35,14 @@ def test_max_pool_and_its_gradient_equal_the_reference(shape):
 
 @pytest.mark.parametrize(
     ("window", "stride", "padding", "ceil"),
-    [(3, 2, 1, False), (3, 2, 0, True), (3, 1, 1, True), (2, 2, 0, True), (3, 2, 1, True), (2, 3, 1, True)],
+    [
+        (3, 2, 1, False),
+        (3, 2, 0, True),
+        (3, 1, 1, True),
+        (2, 2, 0, True),
+        (3, 2, 1, True),
+        (2, 3, 1, True),
+    ],
     ids=str,
 )
 def test_max_pool_of_any_window_equals_the_reference(window, stride, padding, ceil):
@@ -46,11 +53,15 @@ def test_max_pool_of_any_window_equals_the_reference(window, stride, padding, ce
 
 def test_max_pool_along_one_axis():
     x = normal(2, 5, 7, 3)
-    np.testing.assert_array_equal(max_pool(x, 2, 2, axes=(2,)), np.maximum(x[:, :, :6:2], x[:, :, 1:7:2]))
+    np.testing.assert_array_equal(
+        max_pool(x, 2, 2, axes=(2,)), np.maximum(x[:, :, :6:2], x[:, :, 1:7:2])
+    )
 
 
 @pytest.mark.parametrize(
-    ("length", "width"), [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (12, 8), (960, 512), (1280, 512)], ids=str
+    ("length", "width"),
+    [(6, 6), (6, 3), (3, 6), (7, 3), (5, 8), (12, 8), (960, 512), (1280, 512)],
+    ids=str,
 )
 def test_adaptive_pool_averages_torchs_windows(length, width):
     x = normal(2, length)
@@ -61,7 +72,10 @@ def test_adaptive_pool_averages_torchs_windows(length, width):
 def test_adaptive_pool_windows_of_mobilenet_and_vit():
     def windows(length, count):
         seen = np.asarray(adaptive_pool(jnp.eye(length), 512)) > 0
-        return [(int(np.flatnonzero(seen[:, i])[0]), int(np.flatnonzero(seen[:, i])[-1]) + 1) for i in range(count)]
+        return [
+            (int(np.flatnonzero(seen[:, i])[0]), int(np.flatnonzero(seen[:, i])[-1]) + 1)
+            for i in range(count)
+        ]
 
     assert windows(1280, 4) == [(0, 3), (2, 5), (5, 8), (7, 10)]
     assert windows(768, 4) == [(0, 2), (1, 3), (3, 5), (4, 6)]
@@ -76,7 +90,8 @@ def test_pairwise_distance_has_finite_gradients_where_points_coincide():
     a = jnp.asarray(normal(3, 3))
     distances, (da, db) = value_and_pullback(pairwise_distance, np.ones((3, 3), np.float32))(a, a)
     assert np.isfinite(da).all() and np.isfinite(db).all()
-    assert np.diagonal(distances).max() < 2e-3  # the square of zero distance, up to float32 rounding
+    # the square of zero distance, up to float32 rounding
+    assert np.diagonal(distances).max() < 2e-3
 
 
 def test_safe_norm_has_zero_gradient_at_zero():

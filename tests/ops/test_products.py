@@ -33,7 +33,10 @@ def test_factors_are_rounded_and_sums_are_not():
 
 def test_leading_axes_stay():
     with jax.default_matmul_precision("bfloat16"):
-        a, upstream = jnp.float32(RNG.normal(size=(2, 3, 40))), jnp.float32(RNG.normal(size=(2, 3, 5)))
+        a, upstream = (
+            jnp.float32(RNG.normal(size=(2, 3, 40))),
+            jnp.float32(RNG.normal(size=(2, 3, 5))),
+        )
         out, pull = jax.vjp(product, a, B)
         flat, pull_flat = jax.vjp(product, a.reshape(6, 40), B)
         np.testing.assert_array_equal(out, flat.reshape(2, 3, 5))
@@ -65,20 +68,31 @@ def test_the_gradient_of_a_narrow_matrix_is_a_product_too():
         ("gpu", 24, 40, 5, False),
     ],
 )
-def test_on_cpu_the_gradient_of_a_narrow_matrix_has_its_long_side_last(monkeypatch, device, rows, ins, outs, turned):
+def test_on_cpu_the_gradient_of_a_narrow_matrix_has_its_long_side_last(
+    monkeypatch, device, rows, ins, outs, turned
+):
     monkeypatch.setattr(jax, "default_backend", lambda: device)
     gradient = jax.grad(lambda b, a: jnp.sum(product(a, b) ** 2))
-    text = str(jax.make_jaxpr(gradient)(np.zeros((ins, outs), np.float32), np.zeros((rows, ins), np.float32)))
+    text = str(
+        jax.make_jaxpr(gradient)(
+            np.zeros((ins, outs), np.float32), np.zeros((rows, ins), np.float32)
+        )
+    )
     assert ("optimization_barrier" in text) == turned
 
 
 def test_layers_follow_the_precision():
-    image, vector = jnp.float32(RNG.normal(size=(2, 6, 6, 3))), jnp.float32(RNG.normal(size=(2, 30)))
+    image, vector = (
+        jnp.float32(RNG.normal(size=(2, 6, 6, 3))),
+        jnp.float32(RNG.normal(size=(2, 30))),
+    )
     for layer, x in ((Conv(4, 3), image), (Linear(4), vector)):
         variables = layer.init(jax.random.key(0), x)
         found = {}
         for precision in ("float32", "bfloat16"):
             with jax.default_matmul_precision(precision):
-                found[precision] = np.asarray(jax.jit(lambda v, x, layer=layer: layer.apply(v, x))(variables, x))
+                found[precision] = np.asarray(
+                    jax.jit(lambda v, x, layer=layer: layer.apply(v, x))(variables, x)
+                )
         error = np.abs(found["bfloat16"] - found["float32"]).max() / np.abs(found["float32"]).max()
         assert 1e-4 < error < 2e-2

@@ -1,4 +1,5 @@
-"""Recurrent layers beside a NumPy loop; gradients beside central differences, and beside what JAX derives."""
+"""Recurrent layers beside a NumPy loop; gradients beside central differences, and beside what JAX
+derives."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,9 @@ def float64(monkeypatch):
 def problem(cell, length, seed=0):
     rng, gates = np.random.default_rng(seed), CELLS[cell][1] * WIDTH
     shapes = (INPUTS, gates), (gates,), (WIDTH, gates), (gates,)
-    return RecurrentWeights(*(rng.normal(size=shape) for shape in shapes)), rng.normal(size=(length, BATCH, INPUTS))
+    return RecurrentWeights(*(rng.normal(size=shape) for shape in shapes)), rng.normal(
+        size=(length, BATCH, INPUTS)
+    )
 
 
 def stepwise(cell, weights, x):
@@ -45,12 +48,20 @@ def test_gradients_by_central_differences(cell, length, steps):
     """Of a sum of states before `steps`; there is padding behind it."""
     weights, x = problem(cell, length)
     weigh = np.random.default_rng(1).normal(size=(steps, BATCH, WIDTH))
-    loss = lambda weights, x: (CELLS[cell][0](weights, x, jnp.int32(steps))[:steps] * weigh).sum()  # noqa: E731
+
+    def loss(weights, x):
+        return (CELLS[cell][0](weights, x, jnp.int32(steps))[:steps] * weigh).sum()
+
     to_weights, to_x = jax.jit(jax.grad(loss, (0, 1)))(weights, x)
-    slow = lambda weights, x: (stepwise(cell, weights, x)[:steps] * weigh).sum()  # noqa: E731
+
+    def slow(weights, x):
+        return (stepwise(cell, weights, x)[:steps] * weigh).sum()
+
     np.testing.assert_allclose(to_x, numerical_gradient(lambda v: slow(weights, v), x), atol=1e-7)
     for name in RecurrentWeights._fields:
-        want = numerical_gradient(lambda v, name=name: slow(weights._replace(**{name: v}), x), getattr(weights, name))
+        want = numerical_gradient(
+            lambda v, name=name: slow(weights._replace(**{name: v}), x), getattr(weights, name)
+        )
         np.testing.assert_allclose(getattr(to_weights, name), want, atol=1e-7, err_msg=name)
 
 
@@ -64,7 +75,8 @@ def test_steps_that_are_padding_are_left_out(cell):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_clients_side_by_side(cell):
-    """Every client has weights and lengths of its own; one number of steps serves all, so that branches stay."""
+    """Every client has weights and lengths of its own; one number of steps serves all, so that
+    branches stay."""
     clients = [problem(cell, 10, seed) for seed in range(3)]
     weights, x = jax.tree.map(lambda *leaves: np.stack(leaves), *clients)
     lengths = np.array([[1, 3, 2], [5, 4, 1], [2, 2, 7]])
@@ -78,7 +90,11 @@ def test_clients_side_by_side(cell):
     for i, (own, own_x) in enumerate(clients):
         want, want_gradients = jax.value_and_grad(loss)(own, own_x, lengths[i])
         np.testing.assert_allclose(value[i], want, atol=1e-12)
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-11), gradients, want_gradients)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, atol=1e-11),
+            gradients,
+            want_gradients,
+        )
     assert "cond" in str(jax.make_jaxpr(both)(weights, x, lengths))
 
 

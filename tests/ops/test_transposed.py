@@ -28,10 +28,17 @@ def test_equals_the_loop_and_xla(case):
         edges = [(n - 1 - padding, n - 1 - padding) for n in size]
         numbers = ("NHWC", "HWIO", "NHWC")
         return lax.conv_general_dilated(
-            x, kernel[::-1, ::-1], (1, 1), edges, lhs_dilation=(stride, stride), dimension_numbers=numbers
+            x,
+            kernel[::-1, ::-1],
+            (1, 1),
+            edges,
+            lhs_dilation=(stride, stride),
+            dimension_numbers=numbers,
         )
 
-    ours = lambda x, kernel: conv_transpose2d(x, kernel, stride, padding)  # noqa: E731
+    def ours(x, kernel):
+        return conv_transpose2d(x, kernel, stride, padding)
+
     np.testing.assert_allclose(jax.jit(ours)(x, kernel), want, rtol=1e-5, atol=1e-5)
     gradients = [
         jax.jit(jax.grad(lambda x, k, f=f: jnp.sum(f(x, k) * upstream), argnums=(0, 1)))(x, kernel)

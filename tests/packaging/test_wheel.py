@@ -30,29 +30,43 @@ def test_the_wheel_has_all_that_the_runner_reads(wheel):
         names = set(archive.namelist())
         metadata = archive.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     assert {f"fedjax_ht/configs/{name}.py" for name in shipped()} <= names
-    assert {f"fedjax_ht/generators/shipped/{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")} <= names
-    assert {f"fedjax_ht/{name}" for name in ("__init__.pyi", "py.typed", "runner/command.py")} <= names
+    assert {
+        f"fedjax_ht/generators/shipped/{name}.{kind}" for name in SHIPPED for kind in ("npz", "md")
+    } <= names
+    assert {
+        f"fedjax_ht/{name}" for name in ("__init__.pyi", "py.typed", "runner/command.py")
+    } <= names
     for name in ("fashion_mnist_10k", "har_10persons"):
         assert f"fedjax_ht/data/embedded/{name}.npz" in names
         assert any(path.endswith(f"/LICENSE-{name}.txt") for path in names)
     top = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert top == {"fedjax_ht", "experiments"}
-    assert {name for name in names if name.startswith("experiments/")} == {f"experiments/{f}.py" for f in FORWARDED}
-    assert any(name.endswith("/LICENSE") for name in names) and "Requires-Python: >=3.11" in metadata
+    assert {name for name in names if name.startswith("experiments/")} == {
+        f"experiments/{f}.py" for f in FORWARDED
+    }
+    assert (
+        any(name.endswith("/LICENSE") for name in names) and "Requires-Python: >=3.11" in metadata
+    )
     for cuda in ("cuda12", "cuda13"):
-        assert f"Provides-Extra: {cuda}\nRequires-Dist: jax[{cuda}]; extra == '{cuda}'\n" in metadata
+        assert (
+            f"Provides-Extra: {cuda}\nRequires-Dist: jax[{cuda}]; extra == '{cuda}'\n" in metadata
+        )
 
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
-    """(name of a program, *arguments) -> the finished process, in an environment that has the wheel and what it needs,
-    in a folder that has nothing."""
+    """(name of a program, *arguments) -> the finished process, in an environment that has the wheel
+    and what it needs, in a folder that has nothing."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "env", with_pip=True)
     programs = folder / "env" / "bin"
     subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True)
     (folder / "empty").mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+    }
 
     def run(program, *arguments):
         return subprocess.run(
@@ -73,7 +87,9 @@ def installed(wheel, tmp_path_factory):
 def test_an_empty_environment_runs_the_configs_by_name(installed, config):
     done = installed("fedjax-ht", "run", f"--config={config}:runlocal")
     assert done.returncode == 0, done.stderr
-    assert (installed.folder / f"checkpoints/runs/{config}-seed0/report.html").exists() or config in done.stdout
+    assert (
+        installed.folder / f"checkpoints/runs/{config}-seed0/report.html"
+    ).exists() or config in done.stdout
 
 
 @pytest.mark.slow

@@ -1,1 +1,2 @@
-"""Slow, obvious NumPy versions of the library's formulas, float64, for the tests to compare with."""
+"""Slow, obvious NumPy versions of the library's formulas, float64, for the tests to compare
+with."""

@@ -8,8 +8,11 @@ def weighted_mean(values: list[np.ndarray], weights: list[float]) -> np.ndarray:
     return sum(w * np.asarray(v, np.float64) for v, w in zip(values, weights)) / sum(weights)
 
 
-def mean_by_class(uploads: list[dict[int, np.ndarray]], weights: list[dict[int, float]] | None = None) -> dict:
-    """Class -> mean of the prototypes uploaded for it; `uploads` has one {class: prototype} per client."""
+def mean_by_class(
+    uploads: list[dict[int, np.ndarray]], weights: list[dict[int, float]] | None = None
+) -> dict:
+    """Class -> mean of the prototypes uploaded for it; `uploads` has one {class: prototype} per
+    client."""
     means = {}
     for c in sorted({c for upload in uploads for c in upload}):
         owners = [i for i, upload in enumerate(uploads) if c in upload]

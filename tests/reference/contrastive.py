@@ -6,7 +6,8 @@ from tests.reference.classification import cross_entropy
 
 
 def adaptive_margin(centres, present, cap: float, rule: str) -> float:
-    """Largest distance between any two centres ("paper") or of a centre to its nearest one ("released"), capped."""
+    """Largest distance between any two centres ("paper") or of a centre to its nearest one
+    ("released"), capped."""
     known = [c for c in range(len(centres)) if present[c]]
     if len(known) < 2:
         return cap
@@ -19,5 +20,7 @@ def margin_contrastive(prototypes, labels, mask, global_prototypes, margin: floa
     """Cross-entropy over minus the distances, the true class `margin` further away."""
     logits = np.zeros((len(prototypes), len(global_prototypes)))
     for i, c in np.ndindex(logits.shape):
-        logits[i, c] = -np.linalg.norm(prototypes[i] - global_prototypes[c]) - (margin if c == labels[i] else 0.0)
+        logits[i, c] = -np.linalg.norm(prototypes[i] - global_prototypes[c]) - (
+            margin if c == labels[i] else 0.0
+        )
     return cross_entropy(logits, labels, mask)

@@ -3,11 +3,16 @@
 import numpy as np
 
 
-def conv2d(x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0, groups: int = 1) -> np.ndarray:
-    """x [B, H, W, C], kernel [h, w, C / groups, O] -> [B, (H + 2 padding - h) // stride + 1, ..., O]."""
+def conv2d(
+    x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0, groups: int = 1
+) -> np.ndarray:
+    """x [B, H, W, C], kernel [h, w, C / groups, O] -> [B, (H + 2 padding - h) // stride + 1, ...,
+    O]."""
     x, channels = _pad(x, padding), x.shape[-1] // groups
     h, w, _, features = kernel.shape
-    out = np.zeros((x.shape[0], (x.shape[1] - h) // stride + 1, (x.shape[2] - w) // stride + 1, features))
+    out = np.zeros(
+        (x.shape[0], (x.shape[1] - h) // stride + 1, (x.shape[2] - w) // stride + 1, features)
+    )
     for b, i, j, o in np.ndindex(out.shape):
         seen = _seen(i, j, o, stride, h, w, channels, features // groups)
         out[b, i, j, o] = np.sum(x[b][seen] * kernel[..., o])
@@ -15,7 +20,12 @@ def conv2d(x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0,
 
 
 def conv2d_gradients(
-    x: np.ndarray, kernel: np.ndarray, upstream: np.ndarray, stride: int = 1, padding: int = 0, groups: int = 1
+    x: np.ndarray,
+    kernel: np.ndarray,
+    upstream: np.ndarray,
+    stride: int = 1,
+    padding: int = 0,
+    groups: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of sum(upstream * conv2d(x, kernel)) by x and by kernel."""
     x, channels = _pad(x, padding), x.shape[-1] // groups
@@ -58,10 +68,15 @@ def max_pool_2x2_gradient(x: np.ndarray, upstream: np.ndarray) -> np.ndarray:
     return dx
 
 
-def conv_transpose2d(x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0) -> np.ndarray:
-    """x [B, H, W, C], kernel [h, w, C, O]: every pixel adds its multiple of the kernel; the edges are then cut off."""
+def conv_transpose2d(
+    x: np.ndarray, kernel: np.ndarray, stride: int = 1, padding: int = 0
+) -> np.ndarray:
+    """x [B, H, W, C], kernel [h, w, C, O]: every pixel adds its multiple of the kernel; the edges
+    are then cut off."""
     (batch, height, width, _), (h, w, _, features) = x.shape, kernel.shape
     out = np.zeros((batch, (height - 1) * stride + h, (width - 1) * stride + w, features))
     for b, i, j in np.ndindex(batch, height, width):
-        out[b, i * stride : i * stride + h, j * stride : j * stride + w] += np.einsum("c,hwco->hwo", x[b, i, j], kernel)
+        out[b, i * stride : i * stride + h, j * stride : j * stride + w] += np.einsum(
+            "c,hwco->hwo", x[b, i, j], kernel
+        )
     return out[:, padding : out.shape[1] - padding, padding : out.shape[2] - padding]

@@ -34,7 +34,8 @@ def participant_seconds(device: Device, work: Work) -> float:
 
 
 def play(devices: list[Device], rounds: list[list[Work]], deadline: float = 0.0) -> list[dict]:
-    """The seconds and the clock of each round, who arrived and who was too late; without a deadline (0) nobody is."""
+    """The seconds and the clock of each round, who arrived and who was too late; without a deadline
+    (0) nobody is."""
     rows, clock = [], 0.0
     for participants in rounds:
         length, arrived, late = 0.0, [], []
@@ -57,7 +58,8 @@ def play(devices: list[Device], rounds: list[list[Work]], deadline: float = 0.0)
 def play_late(devices: list[Device], draw, rounds: int, deadline: float) -> list[dict]:
     """As `play`, where what is late arrives later, by the times of day at which uploads end.
 
-    `draw(round, busy)` are the participants' works, of a round in which the clients `busy` are not done yet.
+    `draw(round, busy)` are the participants' works, of a round in which the clients `busy` are not
+    done yet.
     """
     rows, clock, ends = [], 0.0, {}
     for round in range(rounds):

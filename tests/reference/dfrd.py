@@ -1,4 +1,5 @@
-"""The losses of DFRD, DENSE and FedFTG, the teachers' weights, and the conditional generator, one sample at a time."""
+"""The losses of DFRD, DENSE and FedFTG, the teachers' weights, and the conditional generator, one
+sample at a time."""
 
 import numpy as np
 
@@ -32,8 +33,9 @@ def selected(teacher: np.ndarray, student: np.ndarray, labels, selection: str) -
 
 
 def l_tran(teacher, student, labels, selection: str = "diamond") -> float:
-    """Eq. 3, as printed: the mean over the batch of -epsilon KL(ensemble, global), epsilon 1 for the samples of the
-    selection and 0 for others. Without temperature; both networks see the images."""
+    """Eq. 3, as printed: the mean over the batch of -epsilon KL(ensemble, global), epsilon 1 for
+    the samples of the selection and 0 for others. Without temperature; both networks see the
+    images."""
     total = 0.0
     for b in range(len(labels)):
         epsilon = 1.0 if b in selected(teacher, student, labels, selection) else 0.0
@@ -42,20 +44,30 @@ def l_tran(teacher, student, labels, selection: str = "diamond") -> float:
 
 
 def transferability(
-    teacher, student, labels, selection: str, temperature: float, order="student_teacher", normaliser="selected"
+    teacher,
+    student,
+    labels,
+    selection: str,
+    temperature: float,
+    order="student_teacher",
+    normaliser="selected",
 ) -> float:
-    """Minus the mean over the selected samples, or their sum by the batch, of a KL in one order; 0 without any. By
-    default the released code's."""
+    """Minus the mean over the selected samples, or their sum by the batch, of a KL in one order; 0
+    without any. By default the released code's."""
     total, chosen = 0.0, selected(teacher, student, labels, selection)
     for b in chosen:
         of_teacher, of_student = teacher[b] / temperature, student[b] / temperature
-        total += kl(of_teacher, of_student) if order == "teacher_student" else kl(of_student, of_teacher)
+        total += (
+            kl(of_teacher, of_student) if order == "teacher_student" else kl(of_student, of_teacher)
+        )
     return -total / (len(labels) if normaliser == "batch" else max(len(chosen), 1))
 
 
 def disagreement(teacher, student) -> float:
     """DENSE's own: -mean over all samples of KL(teacher || student), 0 where they agree."""
-    return -float(np.mean([kl(t, s) if t.argmax() != s.argmax() else 0.0 for t, s in zip(teacher, student)]))
+    return -float(
+        np.mean([kl(t, s) if t.argmax() != s.argmax() else 0.0 for t, s in zip(teacher, student)])
+    )
 
 
 def diversity(images: np.ndarray, noise: np.ndarray, form: str) -> float:
@@ -67,20 +79,30 @@ def diversity(images: np.ndarray, noise: np.ndarray, form: str) -> float:
 
     n = len(images)
     pairs = [(j, k) for j in range(n) for k in range(n)]
-    return float(np.exp(-np.mean([distance(images[j], images[k]) * distance(noise[j], noise[k]) for j, k in pairs])))
+    return float(
+        np.exp(
+            -np.mean(
+                [distance(images[j], images[k]) * distance(noise[j], noise[k]) for j, k in pairs]
+            )
+        )
+    )
 
 
 def l_div(images: np.ndarray, merged: np.ndarray) -> float:
-    """Eq. 4, as printed: exp(-sum over pairs of |s_j - s_k| |h_j - h_k| / B^2), norms of whole images and vectors."""
+    """Eq. 4, as printed: exp(-sum over pairs of |s_j - s_k| |h_j - h_k| / B^2), norms of whole
+    images and vectors."""
     n, total = len(images), 0.0
     for j in range(n):
         for k in range(n):
-            total += np.sqrt(np.sum((images[j] - images[k]) ** 2)) * np.sqrt(np.sum((merged[j] - merged[k]) ** 2))
+            total += np.sqrt(np.sum((images[j] - images[k]) ** 2)) * np.sqrt(
+                np.sum((merged[j] - merged[k]) ** 2)
+            )
     return float(np.exp(-total / n**2))
 
 
 def generator_loss(each, tau, own, labels, images, merged) -> float:
-    """Eq. 5 with both weights 1 over Eqs. 2 to 4, but for the norms of L_div, which are divided by sqrt(n)."""
+    """Eq. 5 with both weights 1 over Eqs. 2 to 4, but for the norms of L_div, which are divided by
+    sqrt(n)."""
     u = np.einsum("nb,nbc->bc", tau, each)
     fidelity = float(np.mean([-log_softmax(u[b])[labels[b]] for b in range(len(labels))]))
     shrunk = images / np.sqrt(images[0].size), merged / np.sqrt(merged[0].size)
@@ -94,12 +116,15 @@ def global_loss(each, tau, own) -> float:
 
 
 def aggregate(params: list[np.ndarray], samples: list[int]) -> np.ndarray:
-    """Eq. 1 for one entry that these clients hold: the mean by p_i, in proportion to the size of their data."""
+    """Eq. 1 for one entry that these clients hold: the mean by p_i, in proportion to the size of
+    their data."""
     return sum(n * p for n, p in zip(samples, params)) / sum(samples)
 
 
 def embedding_excess(embedding: np.ndarray, bound: float) -> float:
-    return float(np.mean([max(np.sqrt(np.sum(e**2)) - bound * np.sqrt(len(e)), 0.0) for e in embedding]))
+    return float(
+        np.mean([max(np.sqrt(np.sum(e**2)) - bound * np.sqrt(len(e)), 0.0) for e in embedding])
+    )
 
 
 def moment_distance(moments: np.ndarray, target: np.ndarray) -> float:
@@ -110,14 +135,20 @@ def moment_distance(moments: np.ndarray, target: np.ndarray) -> float:
 def weighted_cross_entropy(logits, labels, weights) -> float:
     """logits [N, B, C], weights [N, B]."""
     clients, batch, _ = logits.shape
-    total = sum(-weights[i, b] * log_softmax(logits[i, b])[labels[b]] for i in range(clients) for b in range(batch))
+    total = sum(
+        -weights[i, b] * log_softmax(logits[i, b])[labels[b]]
+        for i in range(clients)
+        for b in range(batch)
+    )
     return float(total / batch)
 
 
 def weighted_kl(given, own, weights) -> float:
     """[N, B, C] twice, weights [N, B]."""
     clients, batch = weights.shape
-    total = sum(weights[i, b] * kl(given[i, b], own[i, b]) for i in range(clients) for b in range(batch))
+    total = sum(
+        weights[i, b] * kl(given[i, b], own[i, b]) for i in range(clients) for b in range(batch)
+    )
     return float(total / batch)
 
 
@@ -130,9 +161,11 @@ def label_weights(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return tau, counts.sum(0) / counts.sum()
 
 
-def generate(variables: dict, noise: np.ndarray, labels, merge: str, shape: tuple[int, int, int]) -> np.ndarray:
-    """The generator with running statistics: convolutions "conv1", ...; norms "norm2", ... between the first and the
-    last; the images' middle."""
+def generate(
+    variables: dict, noise: np.ndarray, labels, merge: str, shape: tuple[int, int, int]
+) -> np.ndarray:
+    """The generator with running statistics: convolutions "conv1", ...; norms "norm2", ... between
+    the first and the last; the images' middle."""
     params, stats = variables["params"], variables["batch_stats"]
     classes = labels.max() + 1
     embedding = params["embedding"][labels] if "embedding" in params else None
@@ -159,17 +192,23 @@ def student_loss(method: str, each, tau, own, temperature: float, squared: bool)
     scale = temperature**2 if squared else 1.0
     if method == "fedftg":
         return (
-            scale * weighted_kl(each / temperature, np.broadcast_to(own, each.shape) / temperature, tau) / own.shape[1]
+            scale
+            * weighted_kl(each / temperature, np.broadcast_to(own, each.shape) / temperature, tau)
+            / own.shape[1]
         )
     u = np.einsum("nb,nbc->bc", tau, each)
     return scale * float(np.mean([kl(t / temperature, s / temperature) for t, s in zip(u, own)]))
 
 
-def adversarial_loss(method: str, each, tau, own, labels, temperature: float, squared: bool) -> float:
+def adversarial_loss(
+    method: str, each, tau, own, labels, temperature: float, squared: bool
+) -> float:
     """The part of the generator's loss that is at a temperature, with weight 1."""
     scale = temperature**2 if squared else 1.0
     if method == "fedftg":
         given = np.broadcast_to(own, each.shape)
         return -scale * weighted_kl(given / temperature, each / temperature, tau) / own.shape[1]
     u = np.einsum("nb,nbc->bc", tau, each)
-    return scale * transferability(u, own, labels, {"dfrd": "diamond", "dense": "xor"}[method], temperature)
+    return scale * transferability(
+        u, own, labels, {"dfrd": "diamond", "dense": "xor"}[method], temperature
+    )

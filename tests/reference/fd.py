@@ -1,4 +1,5 @@
-"""FD's client: a linear model, its SGD on cross-entropy plus a pull of its logits, and the class means of those."""
+"""FD's client: a linear model, its SGD on cross-entropy plus a pull of its logits, and the class
+means of those."""
 
 import numpy as np
 
@@ -9,7 +10,8 @@ from tests.reference.prototype_losses import sample_prototype_mse
 
 
 def soft_cross_entropy(logits, labels, targets, available) -> float:
-    """Mean over samples of -sum_c softmax(target)_c log softmax(logits)_c; 0 for a sample whose class has no target."""
+    """Mean over samples of -sum_c softmax(target)_c log softmax(logits)_c; 0 for a sample whose
+    class has no target."""
     losses = []
     for row, label in zip(logits, labels):
         wanted = np.exp(targets[label]) / np.exp(targets[label]).sum()
@@ -28,11 +30,14 @@ def loss(params, x, y, targets, available, weight, regulariser) -> float:
     return cross_entropy(outputs, y, [True] * len(y)) + weight * distance
 
 
-def train(params, batches, lr: float, **regulariser) -> tuple[dict[str, np.ndarray], float, dict[int, np.ndarray]]:
+def train(
+    params, batches, lr: float, **regulariser
+) -> tuple[dict[str, np.ndarray], float, dict[int, np.ndarray]]:
     """One SGD step per batch (x, y).
 
     Returns:
-      The parameters, the mean loss before each step, and class -> mean of the logits before each step.
+      The parameters, the mean loss before each step, and class -> mean of the logits before each
+      step.
     """
     losses, seen, labels = [], [], []
     for x, y in batches:
@@ -40,4 +45,8 @@ def train(params, batches, lr: float, **regulariser) -> tuple[dict[str, np.ndarr
         seen.extend(linear_client.logits(params, x))
         labels.extend(y)
         params = sgd_step(lambda p, x=x, y=y: loss(p, x, y, **regulariser), params, lr)
-    return params, float(np.mean(losses)), linear_client.class_means(np.array(seen), np.array(labels))
+    return (
+        params,
+        float(np.mean(losses)),
+        linear_client.class_means(np.array(seen), np.array(labels)),
+    )

@@ -1,4 +1,5 @@
-"""A round of FedAvg (McMahan et al. 2017, algorithm 1) on a CNN whose weights are laid out as PyTorch's are.
+"""A round of FedAvg (McMahan et al. 2017, algorithm 1) on a CNN whose weights are laid out as
+PyTorch's are.
 
 Weights are a list: of each layer its weight, [out, in, k, k] or [out, in], and its bias [out].
 """
@@ -9,12 +10,14 @@ from tests.reference.averaging import weighted_mean
 from tests.reference.conv import conv2d, conv2d_gradients, max_pool_2x2, max_pool_2x2_gradient
 
 
-def gradients(weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, pooled: list[bool]) -> list[np.ndarray]:
+def gradients(
+    weights: list[np.ndarray], x: np.ndarray, y: np.ndarray, pooled: list[bool]
+) -> list[np.ndarray]:
     """Gradients of the mean cross entropy of x [B, H, W, C], y [B].
 
     Args:
-      pooled: of each convolution, whether a maximum pooling by 2 follows its ReLU. Behind them a map is flattened
-        [C, H, W], and linear layers follow, with a ReLU between any two.
+      pooled: of each convolution, whether a maximum pooling by 2 follows its ReLU. Behind them a
+        map is flattened [C, H, W], and linear layers follow, with a ReLU between any two.
     """
     below, above = [], []  # each layer's input, and its output before the ReLU
     for k, pools in enumerate(pooled):
@@ -57,7 +60,8 @@ def fedavg_round(
     batch_size: int,
     learning_rate: float,
 ) -> list[np.ndarray]:
-    """The mean, by samples, of the models of all clients (x, y), each trained by SGD on its batches in stored order."""
+    """The mean, by samples, of the models of all clients (x, y), each trained by SGD on its batches
+    in stored order."""
     models = []
     for x, y in clients:
         own = [np.asarray(w, np.float64) for w in weights]

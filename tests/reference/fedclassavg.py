@@ -1,4 +1,5 @@
-"""FedClassAvg's client: supervised contrast of two views, cross-entropy of the first, and a proximal term."""
+"""FedClassAvg's client: supervised contrast of two views, cross-entropy of the first, and a
+proximal term."""
 
 import numpy as np
 
@@ -8,14 +9,22 @@ from tests.reference.gradients import sgd_step
 
 
 def supervised_contrastive(first, second, labels, mask, temperature: float) -> float:
-    """Mean over anchors of the mean over their positives of -log softmax over all other views; 0 without samples."""
-    views = [(np.asarray(z[i], np.float64), labels[i]) for z in (first, second) for i in range(len(labels)) if mask[i]]
+    """Mean over anchors of the mean over their positives of -log softmax over all other views; 0
+    without samples."""
+    views = [
+        (np.asarray(z[i], np.float64), labels[i])
+        for z in (first, second)
+        for i in range(len(labels))
+        if mask[i]
+    ]
     losses = []
     for i, (anchor, label) in enumerate(views):
         similarity = {a: anchor @ z / temperature for a, (z, _) in enumerate(views) if a != i}
         largest = max(similarity.values())
         log_total = largest + np.log(sum(np.exp(s - largest) for s in similarity.values()))
-        losses.append(np.mean([log_total - similarity[p] for p in similarity if views[p][1] == label]))
+        losses.append(
+            np.mean([log_total - similarity[p] for p in similarity if views[p][1] == label])
+        )
     return float(np.mean(losses)) if losses else 0.0
 
 
@@ -25,20 +34,27 @@ def proximity(head: dict[str, np.ndarray], start: dict[str, np.ndarray]) -> floa
 
 
 def loss(params, start, x1, x2, y, scale: float, temperature: float, mu: float) -> float:
-    """Of `linear_client`'s model; `start` holds the head's parameters at the beginning of the pass."""
+    """Of `linear_client`'s model; `start` holds the head's parameters at the beginning of the
+    pass."""
     everyone = [True] * len(y)
     f1, f2 = linear_client.features(params, x1), linear_client.features(params, x2)
     contrast = supervised_contrastive(f1, f2, y, everyone, temperature)
-    error = cross_entropy(np.maximum(f1, 0) @ params["head_kernel"] + params["head_bias"], y, everyone)
+    error = cross_entropy(
+        np.maximum(f1, 0) @ params["head_kernel"] + params["head_bias"], y, everyone
+    )
     head = {name: value for name, value in params.items() if name.startswith("head")}
     return scale * contrast + error + mu / 2 * proximity(head, {name: start[name] for name in head})
 
 
 def local_pass(params, batches, lr: float, **options) -> tuple[dict[str, np.ndarray], float]:
-    """One SGD step per batch (x1, x2, y); returns the parameters and the mean loss before each step."""
+    """One SGD step per batch (x1, x2, y); returns the parameters and the mean loss before each
+    step."""
     start, losses = params, []
     for x1, x2, y in batches:
-        step = lambda p, x1=x1, x2=x2, y=y: loss(p, start, x1, x2, y, **options)  # noqa: E731
+
+        def step(p, x1=x1, x2=x2, y=y):
+            return loss(p, start, x1, x2, y, **options)
+
         losses.append(step(params))
         params = sgd_step(step, params, lr)
     return params, float(np.mean(losses))

@@ -9,13 +9,17 @@ from tests.reference.gradients import numerical_gradient, sgd_step
 from tests.reference.norm import batch_norm
 
 
-def generate(generator: dict[str, np.ndarray], noise: np.ndarray, labels, num_classes: int) -> np.ndarray:
+def generate(
+    generator: dict[str, np.ndarray], noise: np.ndarray, labels, num_classes: int
+) -> np.ndarray:
     """Linear-BatchNorm-ReLU-Linear on [noise; one-hot label], normalised by this batch."""
     x = np.concatenate([noise, np.eye(num_classes)[labels]], 1)
     hidden = x @ generator["fc1_kernel"] + generator["fc1_bias"]
     zeros = np.zeros(hidden.shape[1])
     everyone = np.ones(len(x), bool)
-    hidden, _, _ = batch_norm(hidden, everyone, generator["norm_scale"], generator["norm_bias"], zeros, zeros)
+    hidden, _, _ = batch_norm(
+        hidden, everyone, generator["norm_scale"], generator["norm_bias"], zeros, zeros
+    )
     return np.maximum(hidden, 0) @ generator["fc2_kernel"] + generator["fc2_bias"]
 
 
@@ -33,7 +37,8 @@ def kl(teacher: np.ndarray, student: np.ndarray) -> float:
 
 
 def diversity(noise: np.ndarray, generated: np.ndarray) -> float:
-    """exp(-mean over pairs of mean square noise difference times mean absolute feature difference)."""
+    """exp(-mean over pairs of mean square noise difference times mean absolute feature
+    difference)."""
     n = len(noise)
     products = [
         np.mean((noise[j] - noise[k]) ** 2) * np.mean(np.abs(generated[j] - generated[k]))
@@ -47,12 +52,16 @@ def head_logits(head: dict[str, np.ndarray], representations: np.ndarray) -> np.
     return representations @ head["head_kernel"] + head["head_bias"]
 
 
-def client_train(params, steps, lr: float, alpha: float, beta: float) -> tuple[dict[str, np.ndarray], float]:
-    """SGD on CE + alpha CE on generated features + beta KL to the head's opinion of generated features.
+def client_train(
+    params, steps, lr: float, alpha: float, beta: float
+) -> tuple[dict[str, np.ndarray], float]:
+    """SGD on CE + alpha CE on generated features + beta KL to the head's opinion of generated
+    features.
 
     Args:
       params: the linear model.
-      steps: per step (x, y, features generated for drawn labels, these labels, features generated for y).
+      steps: per step (x, y, features generated for drawn labels, these labels, features generated
+        for y).
       lr, alpha, beta: of this round.
 
     Returns:
@@ -73,7 +82,9 @@ def client_train(params, steps, lr: float, alpha: float, beta: float) -> tuple[d
     return params, float(np.mean(losses))
 
 
-def generator_loss(generator, noise, labels, heads, counts, ensemble: bool, diversity_weight: float) -> float:
+def generator_loss(
+    generator, noise, labels, heads, counts, ensemble: bool, diversity_weight: float
+) -> float:
     """The server's loss; counts [P, C] are the clients' samples by class."""
     generated = generate(generator, noise, labels, counts.shape[1])
     samples = counts.sum(1)
@@ -89,8 +100,11 @@ def generator_loss(generator, noise, labels, heads, counts, ensemble: bool, dive
     return value + diversity_weight * diversity(noise, generated)
 
 
-def server_train(generator, draws, lr: float, weight_decay: float, **loss_options) -> tuple[dict, float]:
-    """One Adam step per (noise, labels), weight decay added to the gradients; returns G and the steps' mean loss."""
+def server_train(
+    generator, draws, lr: float, weight_decay: float, **loss_options
+) -> tuple[dict, float]:
+    """One Adam step per (noise, labels), weight decay added to the gradients; returns G and the
+    steps' mean loss."""
     first = {name: np.zeros_like(value) for name, value in generator.items()}
     second = {name: np.zeros_like(value) for name, value in generator.items()}
     losses = []
@@ -102,7 +116,9 @@ def server_train(generator, draws, lr: float, weight_decay: float, **loss_option
         losses.append(loss(generator))
         new = {}
         for name, value in generator.items():
-            gradient = numerical_gradient(lambda v, name=name, g=generator: loss({**g, name: v}), value)
+            gradient = numerical_gradient(
+                lambda v, name=name, g=generator: loss({**g, name: v}), value
+            )
             gradient = gradient + weight_decay * value
             first[name] = 0.9 * first[name] + 0.1 * gradient
             second[name] = 0.999 * second[name] + 0.001 * gradient**2

@@ -17,7 +17,8 @@ def server_update(
 
     Args:
       head: the global head.
-      uploads: {class: prototype} per client; the rows trained on are those of client 0 by class, then client 1, ...
+      uploads: {class: prototype} per client; the rows trained on are those of client 0 by class,
+        then client 1, ...
       orders: for each epoch the order in which those rows are visited.
       batch_size, lr: of the SGD; an epoch's last batch is smaller.
 

@@ -1,4 +1,5 @@
-"""FedKTL: both sides' losses, the clients' and the server's training, the latter with derivatives by hand."""
+"""FedKTL: both sides' losses, the clients' and the server's training, the latter with derivatives
+by hand."""
 
 from typing import NamedTuple
 
@@ -13,13 +14,17 @@ CLIP_NORM = 100.0  # of the released code
 
 def angles(rows: np.ndarray, vectors: np.ndarray) -> np.ndarray:
     """Angle of every row [B, K] with every column [K, C]."""
-    cosine = [[row @ v / np.linalg.norm(row) / np.linalg.norm(v) for v in vectors.T] for row in rows]
+    cosine = [
+        [row @ v / np.linalg.norm(row) / np.linalg.norm(v) for v in vectors.T] for row in rows
+    ]
     return np.arccos(np.clip(cosine, -1 + 1e-7, 1 - 1e-7))
 
 
 def arcface(angle: np.ndarray, labels, mask, scale: float, margin: float) -> float:
     """Cross-entropy over scaled cosines, the margin added to the true class's angle."""
-    widened = np.array([[t + margin * (c == y) for c, t in enumerate(row)] for row, y in zip(angle, labels)])
+    widened = np.array(
+        [[t + margin * (c == y) for c, t in enumerate(row)] for row, y in zip(angle, labels)]
+    )
     return cross_entropy(scale * np.cos(widened), labels, mask)
 
 
@@ -27,7 +32,12 @@ def mmd(x: np.ndarray, y: np.ndarray, bandwidths) -> float:
     """Mean over all pairs of k(x, x') + k(y, y') - 2 k(x, y), the kernels added up."""
 
     def mean_kernel(a, b):
-        return np.mean([[sum(np.exp(-((p - q) @ (p - q)) / (2 * s)) for s in bandwidths) for q in b] for p in a])
+        return np.mean(
+            [
+                [sum(np.exp(-((p - q) @ (p - q)) / (2 * s)) for s in bandwidths) for q in b]
+                for p in a
+            ]
+        )
 
     return float(mean_kernel(x, x) + mean_kernel(y, y) - 2 * mean_kernel(x, y))
 
@@ -60,7 +70,8 @@ def class_spread_slope(latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def transform(p: dict, x: np.ndarray) -> np.ndarray:
-    """F: linear w1 [K, K] without bias; batch norm by x's own statistics, scale, bias; ReLU; linear w2 [K, H], b2."""
+    """F: linear w1 [K, K] without bias; batch norm by x's own statistics, scale, bias; ReLU; linear
+    w2 [K, H], b2."""
     return forward(p, x)[0]
 
 
@@ -70,7 +81,12 @@ def forward(p: dict, x: np.ndarray) -> tuple[np.ndarray, dict]:
     deviation = np.sqrt(first.var(0) + EPSILON)
     normal = (first - first.mean(0)) / deviation
     active = np.maximum(normal * p["scale"] + p["bias"], 0)
-    return active @ p["w2"] + p["b2"], {"x": x, "deviation": deviation, "normal": normal, "active": active}
+    return active @ p["w2"] + p["b2"], {
+        "x": x,
+        "deviation": deviation,
+        "normal": normal,
+        "active": active,
+    }
 
 
 def backward(p: dict, kept: dict, slope: np.ndarray) -> dict[str, np.ndarray]:
@@ -97,7 +113,8 @@ def into(ball, rows: np.ndarray) -> np.ndarray:
 
 
 def into_slope(ball, rows: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """The slopes by rows from those by `into` of them: outside, what points away from the centre is lost."""
+    """The slopes by rows from those by `into` of them: outside, what points away from the centre is
+    lost."""
     if ball is None:
         return slope
     out = slope.copy()
@@ -127,12 +144,17 @@ class Adam:
         for name, g in gradients.items():
             self.first[name] = 0.9 * self.first.get(name, 0) + 0.1 * g
             self.second[name] = 0.999 * self.second.get(name, 0) + 0.001 * g**2
-            first, second = self.first[name] / (1 - 0.9**self.count), self.second[name] / (1 - 0.999**self.count)
+            first, second = (
+                self.first[name] / (1 - 0.9**self.count),
+                self.second[name] / (1 - 0.999**self.count),
+            )
             out[name] = params[name] - self.rate * first / (np.sqrt(second) + 1e-8)
         return out
 
 
-def mean_latents(p: dict, x: np.ndarray, labels: np.ndarray, old: np.ndarray, ball=None) -> np.ndarray:
+def mean_latents(
+    p: dict, x: np.ndarray, labels: np.ndarray, old: np.ndarray, ball=None
+) -> np.ndarray:
     """Class means of F(x); `old` rows where a class has none."""
     latents, means = into(ball, transform(p, x)), old.copy()
     for c in np.unique(labels):
@@ -140,7 +162,9 @@ def mean_latents(p: dict, x: np.ndarray, labels: np.ndarray, old: np.ndarray, ba
     return means
 
 
-def align(p, x, labels, batches, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, ball=None) -> dict:
+def align(
+    p, x, labels, batches, rate, bandwidths, mmd_weight=1.0, mse_weight=1.0, ball=None
+) -> dict:
     """The server's training of F (Eqs. 2 and 3).
 
     Args:
@@ -162,12 +186,22 @@ def align(p, x, labels, batches, rate, bandwidths, mmd_weight=1.0, mse_weight=1.
 
 
 def align_released(
-    p, x, labels, batches, table, rate, bandwidths=(10, 15, 20, 50), mmd_weight=1.0, mse_weight=1.0, ball=None
+    p,
+    x,
+    labels,
+    batches,
+    table,
+    rate,
+    bandwidths=(10, 15, 20, 50),
+    mmd_weight=1.0,
+    mse_weight=1.0,
+    ball=None,
 ) -> tuple[dict, np.ndarray]:
-    """The same as the authors' code trains F: both losses of a batch, L_MSE against a trainable table.
+    """The same as the authors' code trains F: both losses of a batch, L_MSE against a trainable
+    table.
 
-    F and the table have an Adam each, whose gradients are clipped apart. Nothing else sets the table:
-    the code's assignments of class means reach copies.
+    F and the table have an Adam each, whose gradients are clipped apart. Nothing else sets the
+    table: the code's assignments of class means reach copies.
 
     Args:
       p: F's parameters. Their bias in front of the batch norm changes nothing, and is left out.
@@ -182,7 +216,9 @@ def align_released(
         free, kept = forward(p, x[rows])
         latents = into(ball, free)
         apart = latents - table[labels[rows]]
-        slope = mmd_weight * mmd_slope(latents, valid, bandwidths) + mse_weight * 2 * apart / apart.size
+        slope = (
+            mmd_weight * mmd_slope(latents, valid, bandwidths) + mse_weight * 2 * apart / apart.size
+        )
         table_slope = np.zeros_like(table)
         for c, row in zip(labels[rows], apart):
             table_slope[c] -= mse_weight * 2 * row / apart.size
@@ -223,7 +259,9 @@ def classification(params: dict, x, y, recipe: Recipe) -> float:
     everyone = [True] * len(y)
     if recipe.vectors is None:
         return cross_entropy(outputs(params, x), y, everyone)
-    return arcface(angles(outputs(params, x), recipe.vectors), y, everyone, recipe.scale, recipe.margin)
+    return arcface(
+        angles(outputs(params, x), recipe.vectors), y, everyone, recipe.scale, recipe.margin
+    )
 
 
 def regression(params: dict, images: np.ndarray, vectors: np.ndarray) -> float:
@@ -235,7 +273,8 @@ def regression(params: dict, images: np.ndarray, vectors: np.ndarray) -> float:
 
 
 def client_loss(params: dict, x, y, images, classes, vectors, recipe: Recipe) -> float:
-    """Of a batch x [B, D], y and a mini-batch of pairs: images [n, D] of classes [n] and vectors [n, H]."""
+    """Of a batch x [B, D], y and a mini-batch of pairs: images [n, D] of classes [n] and vectors
+    [n, H]."""
     value = classification(params, x, y, recipe)
     if recipe.mixed and len(images):
         return value + recipe.mixed * classification(params, images, classes, recipe)
@@ -245,13 +284,18 @@ def client_loss(params: dict, x, y, images, classes, vectors, recipe: Recipe) ->
 def client_gradients(params: dict, batch, recipe: Recipe) -> dict:
     """Of `client_loss` by every parameter."""
     return {
-        name: numerical_gradient(lambda v, name=name: client_loss({**params, name: v}, *batch, recipe), value)
+        name: numerical_gradient(
+            lambda v, name=name: client_loss({**params, name: v}, *batch, recipe), value
+        )
         for name, value in params.items()
     }
 
 
-def train_client(params: dict, batches, rate: float, recipe: Recipe, clip: bool = True) -> tuple[dict, float]:
-    """One SGD step for each (x, y, images, classes, vectors), clipping the model and h', each on its own.
+def train_client(
+    params: dict, batches, rate: float, recipe: Recipe, clip: bool = True
+) -> tuple[dict, float]:
+    """One SGD step for each (x, y, images, classes, vectors), clipping the model and h', each on
+    its own.
 
     Returns:
       The parameters, and the mean of the losses before each step.
@@ -261,16 +305,23 @@ def train_client(params: dict, batches, rate: float, recipe: Recipe, clip: bool 
         losses.append(client_loss(params, *batch, recipe))
         gradients = client_gradients(params, batch, recipe)
         if clip:
-            of_projection = {name: g for name, g in gradients.items() if name.startswith("projection")}
+            of_projection = {
+                name: g for name, g in gradients.items() if name.startswith("projection")
+            }
             of_model = {name: g for name, g in gradients.items() if name not in of_projection}
             gradients = clipped(of_model) | clipped(of_projection)
         params = {name: value - rate * gradients[name] for name, value in params.items()}
     return params, float(np.mean(losses))
 
 
-def prototypes(params: dict, x: np.ndarray, labels: np.ndarray, of=outputs, released: bool = False) -> dict:
+def prototypes(
+    params: dict, x: np.ndarray, labels: np.ndarray, of=outputs, released: bool = False
+) -> dict:
     """Class -> mean of the outputs; released: of unit vectors, made one itself."""
-    unit = lambda rows: rows / np.linalg.norm(rows, axis=-1, keepdims=True)  # noqa: E731
+
+    def unit(rows):
+        return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
     rows = unit(of(params, x)) if released else of(params, x)
     means = {int(c): rows[labels == c].mean(0) for c in np.unique(labels)}
     return {c: unit(mean) for c, mean in means.items()} if released else means

@@ -10,11 +10,16 @@ from tests.reference.gradients import sgd_step
 def is_sent(i: int, j: int, width: int, blocks: int) -> bool:
     """Whether entry (i, j) lies in one of `blocks` diagonal blocks."""
     side = width // blocks
-    return any(start <= i < start + side and start <= j < start + side for start in range(0, width, side))
+    return any(
+        start <= i < start + side and start <= j < start + side for start in range(0, width, side)
+    )
 
 
-def aggregate(angles: list[np.ndarray], weights: list[float], blocks: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The sum over clients of weight times matrix, each zero outside its blocks; and which entries anyone sent."""
+def aggregate(
+    angles: list[np.ndarray], weights: list[float], blocks: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sum over clients of weight times matrix, each zero outside its blocks; and which entries
+    anyone sent."""
     width = len(angles[0])
     total, sent = np.zeros((width, width)), np.zeros((width, width), bool)
     for angle, weight, m in zip(angles, weights, blocks):
@@ -26,7 +31,8 @@ def aggregate(angles: list[np.ndarray], weights: list[float], blocks: list[int])
 
 
 def aggregate_uniform(angles: list[np.ndarray], blocks: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The plain mean of each entry over the clients that sent it, zero where nobody did; and which are sent at all."""
+    """The plain mean of each entry over the clients that sent it, zero where nobody did; and which
+    are sent at all."""
     width = len(angles[0])
     mean, sent = np.zeros((width, width)), np.zeros((width, width), bool)
     for i, j in np.ndindex(width, width):
@@ -44,7 +50,8 @@ def logits(params: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
 
 
 def train(params, batches, lr: float, angle_lr: float) -> tuple[dict[str, np.ndarray], float]:
-    """One joint SGD step per batch (x, y); returns the parameters and the mean loss before each step."""
+    """One joint SGD step per batch (x, y); returns the parameters and the mean loss before each
+    step."""
     losses = []
     for x, y in batches:
 

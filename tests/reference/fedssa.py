@@ -9,7 +9,11 @@ def stabilisation(t: int, mu: float, stable_rounds: int, decay: str = "cosine") 
     """mu_t."""
     if t >= stable_rounds:
         return 0.0
-    ways = {"cosine": math.cos(math.pi * t / (2 * stable_rounds)), "linear": 1 - t / stable_rounds, "step": 1.0}
+    ways = {
+        "cosine": math.cos(math.pi * t / (2 * stable_rounds)),
+        "linear": 1 - t / stable_rounds,
+        "step": 1.0,
+    }
     return mu * ways[decay]
 
 
@@ -22,7 +26,8 @@ def growth(mu: float, stable_rounds: int, decay: str) -> float:
 
 
 def stored_mean(rounds: list[dict[int, dict[int, np.ndarray]]]) -> dict[int, np.ndarray]:
-    """Class -> mean over its owners of the newest row of each, after rounds of uploads client -> class -> row."""
+    """Class -> mean over its owners of the newest row of each, after rounds of uploads client ->
+    class -> row."""
     newest: dict[int, dict[int, np.ndarray]] = {}
     for uploads in rounds:
         newest |= {i: own for i, own in uploads.items() if own}

@@ -15,12 +15,16 @@ def global_prototypes(trained: dict[str, np.ndarray]) -> np.ndarray:
     return hidden @ trained["w2"] + trained["b2"]
 
 
-def margin_of(uploads: list[dict[int, np.ndarray]], num_classes: int, tau: float, rule: str) -> float:
+def margin_of(
+    uploads: list[dict[int, np.ndarray]], num_classes: int, tau: float, rule: str
+) -> float:
     """Adaptive margin of a round's uploads, one {class: prototype} per client."""
     means = mean_by_class(uploads)
     present = [c in means for c in range(num_classes)]
     dim = len(next(iter(means.values())))
-    return adaptive_margin([means.get(c, np.zeros(dim)) for c in range(num_classes)], present, tau, rule)
+    return adaptive_margin(
+        [means.get(c, np.zeros(dim)) for c in range(num_classes)], present, tau, rule
+    )
 
 
 def server_update(
@@ -35,7 +39,8 @@ def server_update(
 
     Args:
       trained: embeddings and F.
-      uploads: {class: prototype} per client; the rows trained on are those of client 0 by class, then client 1, ...
+      uploads: {class: prototype} per client; the rows trained on are those of client 0 by class,
+        then client 1, ...
       orders: for each epoch the order in which those rows are visited.
       batch_size, lr: of the SGD; an epoch's last batch is smaller.
       margin: delta.

@@ -19,7 +19,9 @@ def numerical_gradient(f: Callable[[np.ndarray], float], x: np.ndarray) -> np.nd
     return gradient
 
 
-def sgd_step(loss: Callable[[dict], float], params: dict[str, np.ndarray], lr: float) -> dict[str, np.ndarray]:
+def sgd_step(
+    loss: Callable[[dict], float], params: dict[str, np.ndarray], lr: float
+) -> dict[str, np.ndarray]:
     """One step of gradient descent on a flat dict of arrays."""
     return {
         name: value - lr * numerical_gradient(lambda v, name=name: loss({**params, name: v}), value)

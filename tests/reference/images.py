@@ -12,9 +12,12 @@ def psnr(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def ssim(a: np.ndarray, b: np.ndarray, window: int = 11, sigma: float = 1.5) -> float:
-    """Of two images [H, W, C] in [0, 1]: Eq. 13 of Wang et al. (2004) at every window, then the mean."""
+    """Of two images [H, W, C] in [0, 1]: Eq. 13 of Wang et al. (2004) at every window, then the
+    mean."""
     offsets = range(-(window // 2), window // 2 + 1)
-    weights = np.array([[math.exp(-(i * i + j * j) / (2 * sigma**2)) for j in offsets] for i in offsets])
+    weights = np.array(
+        [[math.exp(-(i * i + j * j) / (2 * sigma**2)) for j in offsets] for i in offsets]
+    )
     weights /= weights.sum()
     c1, c2, found = 0.01**2, 0.03**2, []
     for channel in range(a.shape[2]):
@@ -24,7 +27,10 @@ def ssim(a: np.ndarray, b: np.ndarray, window: int = 11, sigma: float = 1.5) -> 
                 mx, my = (weights * x).sum(), (weights * y).sum()
                 vx, vy = (weights * (x - mx) ** 2).sum(), (weights * (y - my) ** 2).sum()
                 cov = (weights * (x - mx) * (y - my)).sum()
-                top, bottom = (2 * mx * my + c1) * (2 * cov + c2), (mx**2 + my**2 + c1) * (vx + vy + c2)
+                top, bottom = (
+                    (2 * mx * my + c1) * (2 * cov + c2),
+                    (mx**2 + my**2 + c1) * (vx + vy + c2),
+                )
                 found.append(top / bottom)
     return sum(found) / len(found)
 

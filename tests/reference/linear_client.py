@@ -1,4 +1,5 @@
-"""A client whose extractor and head are both linear, and its SGD on FedProto's and FedTGP's loss."""
+"""A client whose extractor and head are both linear, and its SGD on FedProto's and FedTGP's
+loss."""
 
 import numpy as np
 
@@ -31,7 +32,8 @@ def train(params, batches, lr: float, **regulariser) -> tuple[dict[str, np.ndarr
     """One SGD step per batch (x, y).
 
     Returns:
-      The parameters, the mean loss before each step, and per batch (features as seen by its step, labels).
+      The parameters, the mean loss before each step, and per batch (features as seen by its step,
+      labels).
     """
     losses, seen = [], []
     for x, y in batches:
@@ -43,4 +45,7 @@ def train(params, batches, lr: float, **regulariser) -> tuple[dict[str, np.ndarr
 
 def class_means(rows: np.ndarray, labels: np.ndarray) -> dict[int, np.ndarray]:
     """Class -> mean of its rows."""
-    return {int(c): np.mean([r for r, y in zip(rows, labels) if y == c], axis=0) for c in np.unique(labels)}
+    return {
+        int(c): np.mean([r for r, y in zip(rows, labels) if y == c], axis=0)
+        for c in np.unique(labels)
+    }

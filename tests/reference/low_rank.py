@@ -4,8 +4,11 @@ import numpy as np
 
 
 def kept_rank(matrices: np.ndarray, energy: float) -> int:
-    """The smallest k whose first k squared singular values, of all matrices [S, M, N], are a share `energy` of all."""
-    squares = sum(np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False) ** 2 for matrix in matrices)
+    """The smallest k whose first k squared singular values, of all matrices [S, M, N], are a share
+    `energy` of all."""
+    squares = sum(
+        np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False) ** 2 for matrix in matrices
+    )
     k = 0
     while squares[:k].sum() < energy * squares.sum():
         k += 1

@@ -1,4 +1,5 @@
-"""Two linear models (see `linear_client`) that learn side by side: the losses of FML, FedKD and FedAPEN, and SGD."""
+"""Two linear models (see `linear_client`) that learn side by side: the losses of FML, FedKD and
+FedAPEN, and SGD."""
 
 from collections.abc import Callable
 
@@ -9,7 +10,8 @@ from tests.reference.gradients import sgd_step
 from tests.reference.linear_client import features, logits
 
 Models = dict[str, dict[str, np.ndarray]]  # "own", "shared" and whatever else is trained
-PairLoss = Callable[[Models, np.ndarray, np.ndarray], tuple[float, float]]  # (models, x, y) -> own's, shared's
+# (models, x, y) -> own's, shared's
+PairLoss = Callable[[Models, np.ndarray, np.ndarray], tuple[float, float]]
 
 
 def kl_divergence(teacher: np.ndarray, given: np.ndarray) -> float:
@@ -41,7 +43,10 @@ def fedkd(kl_scale: float = 1.0) -> PairLoss:
 
     def losses(models, x, y):
         o, q = logits(models["own"], x), logits(models["shared"], x)
-        gap = features(models["own"], x) - features(models["shared"], x) @ models["beside"]["projection"]
+        gap = (
+            features(models["own"], x)
+            - features(models["shared"], x) @ models["beside"]["projection"]
+        )
         c, cg, hidden = _labels(o, y), _labels(q, y), np.mean(gap**2)
         own = c + (kl_scale * kl_divergence(q, o) + hidden) / (c + cg)
         return own, cg + (kl_scale * kl_divergence(o, q) + hidden) / (c + cg)
@@ -55,16 +60,20 @@ def fedapen(weight: float) -> PairLoss:
     def losses(models, x, y):
         a, b = logits(models["own"], x), logits(models["shared"], x)
         together = _labels(weight * a + (1 - weight) * b, y)
-        return _labels(a, y) + kl_divergence(b, a) + together, _labels(b, y) + kl_divergence(a, b) + together
+        return _labels(a, y) + kl_divergence(b, a) + together, _labels(b, y) + kl_divergence(
+            a, b
+        ) + together
 
     return losses
 
 
-def train(losses: PairLoss, models: Models, batches, lr: float, joint: bool = False) -> tuple[Models, float]:
+def train(
+    losses: PairLoss, models: Models, batches, lr: float, joint: bool = False
+) -> tuple[Models, float]:
     """One SGD step per batch (x, y), of all models from the same point.
 
-    Each model goes down its own loss, everything else being constant; where `joint`, down the sum, as whatever is
-    trained beside the two always does.
+    Each model goes down its own loss, everything else being constant; where `joint`, down the sum,
+    as whatever is trained beside the two always does.
 
     Returns:
       The models, and the mean over the steps of the sum of both losses.
@@ -74,8 +83,15 @@ def train(losses: PairLoss, models: Models, batches, lr: float, joint: bool = Fa
 
         def loss_of(name, params, models=models, x=x, y=y):
             own, shared = losses({**models, name: params}, x, y)
-            return {"own": own, "shared": shared}[name] if name in ("own", "shared") and not joint else own + shared
+            return (
+                {"own": own, "shared": shared}[name]
+                if name in ("own", "shared") and not joint
+                else own + shared
+            )
 
         seen.append(sum(losses(models, x, y)))
-        models = {n: sgd_step(lambda p, n=n, f=loss_of: f(n, p), params, lr) for n, params in models.items()}
+        models = {
+            n: sgd_step(lambda p, n=n, f=loss_of: f(n, p), params, lr)
+            for n, params in models.items()
+        }
     return models, float(np.mean(seen))

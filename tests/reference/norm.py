@@ -4,7 +4,8 @@ import numpy as np
 
 
 def batch_norm(x, mask, scale, bias, mean, var, epsilon=1e-5, momentum=0.1):
-    """torch's BatchNorm in training mode over the samples of `mask`: x [B, ..., C] -> (outputs, running mean, var)."""
+    """torch's BatchNorm in training mode over the samples of `mask`: x [B, ..., C] -> (outputs,
+    running mean, var)."""
     out, new_mean, new_var = np.zeros(x.shape), mean.copy(), var.copy()
     for c in range(x.shape[-1]):
         values = x[mask][..., c]
@@ -26,7 +27,8 @@ def group_norm(x, size, scale, bias, epsilon=1e-5):
 
 
 def batch_norm_gradients(x, mask, scale, bias, dy, dmean, dvar, epsilon=1e-5, step=1e-5):
-    """Of sum(dy * y) + sum(dmean * mean) + sum(dvar * var) by x, scale and bias, by central differences."""
+    """Of sum(dy * y) + sum(dmean * mean) + sum(dvar * var) by x, scale and bias, by central
+    differences."""
 
     def total(x, scale, bias):
         mean = x[mask].reshape(-1, x.shape[-1]).mean(0) if mask.any() else np.zeros(x.shape[-1])

@@ -4,8 +4,8 @@ import numpy as np
 
 
 def max_pool(x: np.ndarray, window: int, stride: int, padding: int, ceil: bool) -> np.ndarray:
-    """Maxima over the windows that torch takes; with `ceil` also over one that leaves the image on the right, unless it
-    begins in the right padding."""
+    """Maxima over the windows that torch takes; with `ceil` also over one that leaves the image on
+    the right, unless it begins in the right padding."""
 
     def starts(length):
         rounded = np.ceil if ceil else np.floor

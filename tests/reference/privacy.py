@@ -6,24 +6,36 @@ import numpy as np
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
-    """The least delta of one sum of sensitivity 1 with noise N(0, noise^2) (Balle and Wang, ICML 2018, Eq. 6)."""
-    phi = lambda x: math.erfc(-x / math.sqrt(2)) / 2  # noqa: E731
+    """The least delta of one sum of sensitivity 1 with noise N(0, noise^2) (Balle and Wang, ICML
+    2018, Eq. 6)."""
+
+    def phi(x):
+        return math.erfc(-x / math.sqrt(2)) / 2
+
     a, b = 1 / (2 * noise), epsilon * noise
     return phi(a - b) - math.exp(epsilon) * phi(-a - b)
 
 
 def poisson_divergence(order: int, noise: float, rate: float) -> float:
-    """Renyi's, of a sum to which one record adds 1 with probability `rate` (Mironov et al., 2019, section 3.3)."""
+    """Renyi's, of a sum to which one record adds 1 with probability `rate` (Mironov et al., 2019,
+    section 3.3)."""
     total = 0.0
     for k in range(order + 1):
-        total += math.comb(order, k) * (1 - rate) ** (order - k) * rate**k * math.exp((k * k - k) / (2 * noise**2))
+        total += (
+            math.comb(order, k)
+            * (1 - rate) ** (order - k)
+            * rate**k
+            * math.exp((k * k - k) / (2 * noise**2))
+        )
     return math.log(total) / (order - 1)
 
 
 def from_divergences(orders, divergences, delta: float) -> float:
     """The least epsilon (Canonne et al., 2020, Proposition 12)."""
     found = [
-        r + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a, r in zip(orders, divergences) if math.isfinite(r)
+        r + math.log1p(-1 / a) - math.log(delta * a) / (a - 1)
+        for a, r in zip(orders, divergences)
+        if math.isfinite(r)
     ]
     return max(0.0, min(found))
 

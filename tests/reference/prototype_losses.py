@@ -4,7 +4,8 @@ import numpy as np
 
 
 def class_prototype_distance(features, labels, mask, prototypes, available) -> float:
-    """Mean over the batch's classes that have a global prototype of ||mean feature - prototype||."""
+    """Mean over the batch's classes that have a global prototype of ||mean feature -
+    prototype||."""
     distances = []
     for c in range(len(prototypes)):
         own = [f for f, y, real in zip(features, labels, mask) if real and y == c]
@@ -14,7 +15,8 @@ def class_prototype_distance(features, labels, mask, prototypes, available) -> f
 
 
 def sample_prototype_mse(features, labels, mask, prototypes, available) -> float:
-    """Mean over samples of the mean square to the class's prototype; 0 for a sample whose class has none."""
+    """Mean over samples of the mean square to the class's prototype; 0 for a sample whose class has
+    none."""
     losses = []
     for feature, label, real in zip(features, labels, mask):
         if real:

@@ -1,4 +1,5 @@
-"""LSTM and GRU step by step and gate by gate, for one sequence, as torch's documentation writes them."""
+"""LSTM and GRU step by step and gate by gate, for one sequence, as torch's documentation writes
+them."""
 
 import numpy as np
 
@@ -24,7 +25,10 @@ def gru(kernel, bias, recurrent, recurrent_bias, x):
     h = np.zeros(len(recurrent))
     found = []
     for row in x:
-        (pr, pz, pn), (qr, qz, qn) = np.split(row @ kernel + bias, 3), np.split(h @ recurrent + recurrent_bias, 3)
+        (pr, pz, pn), (qr, qz, qn) = (
+            np.split(row @ kernel + bias, 3),
+            np.split(h @ recurrent + recurrent_bias, 3),
+        )
         r, z = _sigmoid(pr + qr), _sigmoid(pz + qz)
         h = (1 - z) * np.tanh(pn + r * qn) + z * h
         found.append(h)

@@ -14,7 +14,9 @@ def coordinate_median(x) -> np.ndarray:
 
 def trimmed_mean(x, share: float) -> np.ndarray:
     cut = int(share * len(x) + 1e-9)
-    return np.array([np.sort(column)[cut : len(x) - cut].mean() for column in np.asarray(x, np.float64).T])
+    return np.array(
+        [np.sort(column)[cut : len(x) - cut].mean() for column in np.asarray(x, np.float64).T]
+    )
 
 
 def geometric_median(x, steps: int = 20_000) -> np.ndarray:
@@ -50,4 +52,6 @@ def norm_bound(x, bound: float, centre) -> np.ndarray:
     x = np.array([one * min(1, bound * usual / rms(one)) for one in x])
     c = centre(x)
     apart = lower_median([rms(one - c) for one in x])
-    return np.array([c + (one - c) * min(1, bound * apart / max(rms(one - c), 1e-300)) for one in x])
+    return np.array(
+        [c + (one - c) * min(1, bound * apart / max(rms(one - c), 1e-300)) for one in x]
+    )

@@ -1,4 +1,5 @@
-"""Slices of a model's parameters, entry by entry. Trees are flat dicts: path -> array, path -> names of the axes."""
+"""Slices of a model's parameters, entry by entry. Trees are flat dicts: path -> array, path ->
+names of the axes."""
 
 import itertools
 import math
@@ -9,7 +10,10 @@ import numpy as np
 def plan(widths, rate, mode, round):
     """group -> the channels of a slice."""
     start = {"static": 0, "rolling": round}[mode]
-    return {g: [(start + i) % width for i in range(math.ceil(rate * width))] for g, width in widths.items()}
+    return {
+        g: [(start + i) % width for i in range(math.ceil(rate * width))]
+        for g, width in widths.items()
+    }
 
 
 def channels(shape, names, plan):

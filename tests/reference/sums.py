@@ -4,7 +4,8 @@ import numpy as np
 
 
 def shares(values, masks) -> tuple[np.ndarray, np.ndarray]:
-    """What k clients' sum becomes: the first c of them have the c-th part where c have sent an entry.
+    """What k clients' sum becomes: the first c of them have the c-th part where c have sent an
+    entry.
 
     Args:
       values: [k, n], a row a client.

@@ -19,7 +19,9 @@ from tests.runs import config_of
 
 def rows(arrived, far_off=()):
     """One row a round, from the untrained federation on."""
-    found = [{"round": i + 1, "trial": 0, "arrived": n, "far_off": []} for i, n in enumerate(arrived)]
+    found = [
+        {"round": i + 1, "trial": 0, "arrived": n, "far_off": []} for i, n in enumerate(arrived)
+    ]
     for round, who in far_off:
         found[round - 1]["far_off"] = who
     return [{"round": 0, "trial": 0}, *found]
@@ -30,7 +32,9 @@ def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
     assert why_silent("fedavg", history, 3) is None
     assert why_silent("fedavg", history, 0) is None  # 0: never
     line = why_silent("fedavg", history, 2)
-    assert line.startswith("fedavg stopped in round 4: since round 2 nothing has arrived that is finite; in round 2 ")
+    assert line.startswith(
+        "fedavg stopped in round 4: since round 2 nothing has arrived that is finite; in round 2 "
+    )
     assert "client 2 sent 1e+30 times, client 3 sent 12 times what is usual; " in line
     assert "usual" not in why_silent("fedavg", rows([0, 0]), 2)
     assert far_words([[i, 10.0] for i in range(9)]).count("client") == 3
@@ -41,7 +45,9 @@ def test_trouble_of_every_trial_is_told_once_a_client():
     row = {"trial": 0, "round": 3, "not_finite": [2], "server_finite": True, "far_off": []}
     assert notes.of("local", row) == ["not finite, left out of the round: client 2"]
     assert notes.of("local", row | {"round": 4}) == []
-    assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == ["not finite, left out of the round: clients 5, 6"]
+    assert notes.of("local", row | {"not_finite": [2, 5, 6]}) == [
+        "not finite, left out of the round: clients 5, 6"
+    ]
     assert notes.of("local", row | {"trial": 1}) == ["not finite, left out of the round: client 2"]
     assert notes.of("fd", row | {"server_finite": False, "far_off": [[4, 21.84], [7, 1e30]]}) == [
         "not finite, left out of the round: client 2",
@@ -60,7 +66,9 @@ def test_the_log_tells_it_at_once_also_where_nothing_is_evaluated(tiny_config, t
     config.rounds, config.evaluate.every, config.devices = 4, 4, 1
     execute(config, tmp_path)
     note = re.compile(r".*, trial ([01]), round [123]: not finite, left out of the round: client")
-    matches = [note.match(line) for line in capfd.readouterr().err.splitlines() if "not finite" in line]
+    matches = [
+        note.match(line) for line in capfd.readouterr().err.splitlines() if "not finite" in line
+    ]
     assert {match[1] for match in matches} == {"0", "1"}
 
 
@@ -69,9 +77,13 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
     config.entries, config.trials, config.devices, config.rounds = ("local",), 2, 1, 2
     experiment = build(config)
     warned = []
-    method = experiment.methods["local"]._replace(view=View(warn=lambda row: "odd" if row["trial"] == 0 else None))
+    method = experiment.methods["local"]._replace(
+        view=View(warn=lambda row: "odd" if row["trial"] == 0 else None)
+    )
     experiment.methods["local"] = method
-    run_method("local", experiment, config, tmp_path, None, warned.append, lambda line: None, [], True)
+    run_method(
+        "local", experiment, config, tmp_path, None, warned.append, lambda line: None, [], True
+    )
     assert warned == ["local, trial 0, round 1: odd"]
 
 
@@ -125,7 +137,9 @@ def test_the_committed_config_takes_attacks_and_defences():
     config = attacked.get_config("attack=sign_flip,share=0.3,robust=median")
     assert attack(config.attack) == Attack("sign_flip", 0.3, 5.0, seed=1)
     assert [entry[0] for entry in config.robust] == ["norm_bound", "median"]
-    assert set(attacked.DEFENCES) - {"none"} == {entry[-1][0] for entry in attacked.DEFENCES.values() if entry}
+    assert set(attacked.DEFENCES) - {"none"} == {
+        entry[-1][0] for entry in attacked.DEFENCES.values() if entry
+    }
 
 
 def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_config, tmp_path):
@@ -133,7 +147,9 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_co
     config.entries = ("lg_fedavg", "local")
     config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
     config.rounds, config.give_up, config.refuse_outliers = 5, 2, 0.0
-    with pytest.raises(GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d sent [\d.]+e\+\d\d times"):
+    with pytest.raises(
+        GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d sent [\d.]+e\+\d\d times"
+    ):
         train_and_evaluate(config, tmp_path, warn=lambda line: None)
     short, whole = (
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
@@ -149,7 +165,11 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_co
 
 def test_entries_of_other_architectures_note_their_lanes_in_one_file(tiny_config, tmp_path):
     config = config_of(tiny_config)
-    config.entries = ("local", "fedavg:model.group=conv4_quarter:model.norm=static_batch", "local:training.epochs=2")
+    config.entries = (
+        "local",
+        "fedavg:model.group=conv4_quarter:model.norm=static_batch",
+        "local:training.epochs=2",
+    )
     config.dataset.image_size = 16
     experiment, noted = build(config), tmp_path / "lanes.json"
     for name in config.entries:

@@ -32,12 +32,15 @@ def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> Fe
     rng = np.random.default_rng(0)
     labels = np.array([0, 1, 2, 0, 1, 2], np.int32)
     features = tuple(
-        rng.normal(size=(6, k)).astype(np.float32) for k, _ in zip(itertools.cycle(widths), range(clients))
+        rng.normal(size=(6, k)).astype(np.float32)
+        for k, _ in zip(itertools.cycle(widths), range(clients))
     )
     of_server = np.arange(prototypes, dtype=np.int32)
     values = rng.normal(size=(prototypes, widths[0])).astype(np.float32)
     trains_on = np.array([[True, True, False]] * clients)
-    found = FeatureMap(3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server, {})
+    found = FeatureMap(
+        3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server, {}
+    )
     return found._replace(**changes)
 
 
@@ -58,12 +61,16 @@ def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
     test = np.concatenate([client.test for client in experiment.partitions[0]])
     assert np.isin(found.labels, experiment.dataset.labels[test]).all()
     assert {x.shape for x in found.features} == {(len(found.labels), found.prototypes.shape[1])}
-    np.testing.assert_array_equal(found.prototypes, state.servers.prototypes[0][found.prototype_labels])
+    np.testing.assert_array_equal(
+        found.prototypes, state.servers.prototypes[0][found.prototype_labels]
+    )
     asked = []
     monkeypatch.setattr(maps, "feature_map", lambda *arguments: asked.append(arguments[-1].round))
     remember_map("fedtgp", experiment, simulation, state, tmp_path, True, said.append)
     assert not asked
-    remember_map("fedtgp", experiment, simulation, state._replace(round=2), tmp_path, True, said.append)
+    remember_map(
+        "fedtgp", experiment, simulation, state._replace(round=2), tmp_path, True, said.append
+    )
     assert asked == [2] and not said
 
 
@@ -80,10 +87,23 @@ def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
     def fail(*arguments):
         raise KeyError("params")
 
-    remember_map("fedtgp", experiment, simulation._replace(features=fail), state, tmp_path, True, said.append)
-    assert said == ["fedtgp: no map of its features (KeyError: 'params')"] and load_map(tmp_path) is None
+    remember_map(
+        "fedtgp", experiment, simulation._replace(features=fail), state, tmp_path, True, said.append
+    )
+    assert (
+        said == ["fedtgp: no map of its features (KeyError: 'params')"]
+        and load_map(tmp_path) is None
+    )
     method = experiment.methods["fedtgp"]._replace(view=View(features=None))
-    remember_map("fedtgp", experiment._replace(methods={"fedtgp": method}), None, state, tmp_path, True, said.append)
+    remember_map(
+        "fedtgp",
+        experiment._replace(methods={"fedtgp": method}),
+        None,
+        state,
+        tmp_path,
+        True,
+        said.append,
+    )
     assert len(said) == 1
 
 
@@ -91,7 +111,9 @@ def test_a_map_is_read_as_it_was_written(tmp_path):
     written = a_map(3, (4, 5), 2, flat={"t-SNE": np.ones((20, 2), np.float32)})
     save_map(written, tmp_path)
     read = load_map(tmp_path)
-    for a, b in zip((*written[:4], *written.features, *written[5:7]), (*read[:4], *read.features, *read[5:7])):
+    for a, b in zip(
+        (*written[:4], *written.features, *written[5:7]), (*read[:4], *read.features, *read[5:7])
+    ):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(read.flat["t-SNE"], written.flat["t-SNE"])
     (tmp_path / maps.MAP).write_bytes(b"PK half a file")
@@ -100,18 +122,23 @@ def test_a_map_is_read_as_it_was_written(tmp_path):
 
 def test_clients_of_all_architectures_are_shown_and_those_with_training_images_first():
     federation = mixed_federation()
-    assert shown_clients(federation, TRAIN_COUNTS) == [0, 1, 2, 4, 6, 7]  # all three wide ones; 3 trains on nothing
+    # all three wide ones; 3 trains on nothing
+    assert shown_clients(federation, TRAIN_COUNTS) == [0, 1, 2, 4, 6, 7]
     assert [ASSIGNMENT[i] for i in (4, 6, 7)] == ["wide"] * 3 and CLIENTS == 6
 
 
 def test_images_are_test_images_of_the_classes_that_weigh_most():
     labels = np.tile(np.arange(20), 40)
-    partition = tuple(ClientIndices(np.arange(i, 400), np.array([], int), np.arange(400 + i, 800, 2)) for i in (0, 1))
+    partition = tuple(
+        ClientIndices(np.arange(i, 400), np.array([], int), np.arange(400 + i, 800, 2))
+        for i in (0, 1)
+    )
     weight = np.arange(20) % 15
     shown = shown_images(labels, partition, weight)
     assert shown.min() >= 400 and len(set(shown.tolist())) == len(shown) == maps.IMAGES
     assert sorted(set(labels[shown].tolist())) == list(range(5, 15)) and CLASSES == 10
-    assert len(set(labels[shown[:20]].tolist())) > 5  # mixed, as models that normalise by batch see them
+    # mixed, as models that normalise by batch see them
+    assert len(set(labels[shown[:20]].tolist())) > 5
     nobody = tuple(client._replace(test=np.array([], int)) for client in partition)
     assert len(shown_images(labels, nobody, weight)) == 0
 
@@ -123,19 +150,29 @@ def test_the_principal_plane_is_found():
     rows = plane @ axes + 7
     project, share = principal(rows)
     assert share == pytest.approx(1)
-    gaps = lambda x: np.linalg.norm(x[:, None] - x, axis=-1)  # noqa: E731
+
+    def gaps(x):
+        return np.linalg.norm(x[:, None] - x, axis=-1)
+
     np.testing.assert_allclose(gaps(project(rows)), gaps(rows), atol=1e-9)
     assert project(rows)[:, 0].var() > project(rows)[:, 1].var()
-    assert principal(np.ones((4, 1)))[1] == 0 and principal(np.ones((4, 1)))[0](np.ones((4, 1))).shape == (4, 2)
+    assert principal(np.ones((4, 1)))[1] == 0 and principal(np.ones((4, 1)))[0](
+        np.ones((4, 1))
+    ).shape == (4, 2)
 
 
 def test_an_embedding_is_made_once_and_only_of_one_space(monkeypatch):
     asked = []
-    fake = lambda rows: asked.append(len(rows)) or np.zeros((len(rows), 2))  # noqa: E731
+
+    def fake(rows):
+        return asked.append(len(rows)) or np.zeros((len(rows), 2))
+
     monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fake})
     found = embedded(a_map(prototypes=2))
     assert asked == [2 * 6 + 2] and found.flat["t-SNE"].shape == (14, 2)
-    assert embedded(found) == found and embedded(a_map(widths=(4, 5))).flat == {} and len(asked) == 1
+    assert (
+        embedded(found) == found and embedded(a_map(widths=(4, 5))).flat == {} and len(asked) == 1
+    )
 
 
 def test_an_embedding_that_fails_is_left_out_with_a_word(monkeypatch):
@@ -172,7 +209,9 @@ def test_t_sne_has_one_thread(monkeypatch):
     manifold = types.SimpleNamespace(TSNE=TSNE)
     monkeypatch.setitem(sys.modules, "sklearn", types.SimpleNamespace(manifold=manifold))
     monkeypatch.setitem(sys.modules, "sklearn.manifold", manifold)
-    monkeypatch.setitem(sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_limits=Limited))
+    monkeypatch.setitem(
+        sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_limits=Limited)
+    )
     assert map_plot.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
 
 
@@ -187,17 +226,25 @@ def test_a_client_has_a_panel_and_all_have_one_where_their_spaces_are_one():
     assert words[2].startswith("all clients, PCA, ") and words[3:] == ["all clients, t-SNE"]
     points, stars = figure.axes[0].collections
     faces = points.get_facecolors()[:, 3]
-    np.testing.assert_array_equal(faces, [1, 1, 0, 1, 1, 0])  # rings of the class that nobody trains on
+    # rings of the class that nobody trains on
+    np.testing.assert_array_equal(faces, [1, 1, 0, 1, 1, 0])
     assert len(stars.get_offsets()) == 2
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "c"]
-    assert [t.get_text() for t in figure.legends[1].get_texts()] == ["client 0", "client 1", "prototype"]
+    assert [t.get_text() for t in figure.legends[1].get_texts()] == [
+        "client 0",
+        "client 1",
+        "prototype",
+    ]
     means = figure.axes[2].collections[1].get_offsets()
-    np.testing.assert_allclose(means[0], figure.axes[2].collections[0].get_offsets()[[0, 3]].mean(0))
+    np.testing.assert_allclose(
+        means[0], figure.axes[2].collections[0].get_offsets()[[0, 3]].mean(0)
+    )
 
 
 def test_spaces_of_several_widths_or_that_are_not_finite_stand_alone():
     words, figure = titles(a_map(widths=(4, 5), prototypes=2))
-    assert len(words) == 2 and [len(axes.collections) for axes in figure.axes] == [2, 1]  # prototypes have a width
+    # prototypes have a width
+    assert len(words) == 2 and [len(axes.collections) for axes in figure.axes] == [2, 1]
     broken = a_map()
     broken.features[1][0, 0] = np.nan
     words, _ = titles(broken)

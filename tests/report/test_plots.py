@@ -24,7 +24,9 @@ from fedjax_ht.report.plots import (
 
 def test_an_image_grid_titles_its_blocks_and_names_each_class_once():
     images = np.linspace(0, 1, 5 * 4 * 4).reshape(5, 4, 4, 1)
-    figure = image_grid({"made": images, "in colour": np.repeat(images[:2], 3, -1)}, ("cat", "dog", "owl"))
+    figure = image_grid(
+        {"made": images, "in colour": np.repeat(images[:2], 3, -1)}, ("cat", "dog", "owl")
+    )
     parts = figure.subfigs
     assert [part.get_suptitle() for part in parts] == ["made", "in colour"]
     assert [[cell.get_title() for cell in part.axes] for part in parts] == [
@@ -52,13 +54,18 @@ def test_a_box_spans_the_clients_of_the_best_round_averaged_over_trials():
     assert drawn.min() == clients[0] and drawn.max() == clients[-1]
     assert any(np.allclose(line, clients[1]) and len(line) == 2 for line in lines)  # the median
     assert [label.get_text() for label in axes.get_yticklabels()] == ["local"]
-    painted = {colour for line in axes.lines for colour in (line.get_color(), line.get_markerfacecolor())}
-    assert not painted & {colour for colour in COLOURS if colour != "#000000"}  # those are of entries
+    painted = {
+        colour for line in axes.lines for colour in (line.get_color(), line.get_markerfacecolor())
+    }
+    # those are of entries
+    assert not painted & {colour for colour in COLOURS if colour != "#000000"}
 
 
 def rows_of(clients: int) -> list[dict]:
     accuracy = np.linspace(0.2, 0.9, clients)
-    return [{"trial": 0, "round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)]
+    return [
+        {"trial": 0, "round": r, "accuracy": 0.5 + r / 9, "clients": list(accuracy)} for r in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("entries", [FEW, 3 * FEW])
@@ -66,7 +73,10 @@ def test_entries_are_told_apart_and_a_long_legend_covers_no_curve(entries):
     figure = accuracy_curves({str(i): rows_of(3) for i in range(entries)})
     (axes,) = figure.axes
     curves = [line for line in axes.lines if not line.get_label().startswith("_")]
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in curves}) == entries
+    assert (
+        len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in curves})
+        == entries
+    )
     figure.draw_without_rendering()
     beside = axes.get_legend().get_window_extent().x0 >= axes.get_window_extent().x1 - 1
     assert beside == (entries > FEW)
@@ -105,7 +115,11 @@ def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
 
 
 def test_an_entry_alone_has_no_frontier():
-    steps = [line.get_drawstyle() for axes in costs({"a": spent([0.1, 0.5], 1)}).axes for line in axes.lines]
+    steps = [
+        line.get_drawstyle()
+        for axes in costs({"a": spent([0.1, 0.5], 1)}).axes
+        for line in axes.lines
+    ]
     assert steps and "steps-post" not in steps
 
 
@@ -126,15 +140,24 @@ def test_the_rounds_end_with_the_last_one():
 
 
 def test_the_same_figure_is_the_same_file(tmp_path):
-    first, second = (save(accuracy_curves({"a": rows_of(3)}), tmp_path / name, VECTOR) for name in ("a.png", "b.png"))
+    first, second = (
+        save(accuracy_curves({"a": rows_of(3)}), tmp_path / name, VECTOR)
+        for name in ("a.png", "b.png")
+    )
     for kind in ("png", *VECTOR):
-        assert first.with_suffix(f".{kind}").read_bytes() == second.with_suffix(f".{kind}").read_bytes()
+        assert (
+            first.with_suffix(f".{kind}").read_bytes()
+            == second.with_suffix(f".{kind}").read_bytes()
+        )
 
 
 def test_no_picture_is_wider_than_a_page():
     counts = np.arange(2000 * 3).reshape(2000, 3)
     figures = [split_picture(counts, list("abc")), split_picture(counts[:50], list("abc"))]
-    figures += [split_picture(np.ones((1000, 100)), [str(c) for c in range(100)]), client_accuracy({"a": rows_of(50)})]
+    figures += [
+        split_picture(np.ones((1000, 100)), [str(c) for c in range(100)]),
+        client_accuracy({"a": rows_of(50)}),
+    ]
     assert all(figure.get_figwidth() <= WIDE for figure in figures)
 
 

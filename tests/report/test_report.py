@@ -19,7 +19,14 @@ from fedjax_ht.report.table import sent
 def history(*accuracies, **columns):
     zeros = dict.fromkeys(("uplink_payload_bytes", "downlink_payload_bytes"), 0)
     return [
-        {"round": i, "trial": 0, "accuracy": a, "clients": [a] * 4, "seconds_round": 1.0, "flops": 1e9}
+        {
+            "round": i,
+            "trial": 0,
+            "accuracy": a,
+            "clients": [a] * 4,
+            "seconds_round": 1.0,
+            "flops": 1e9,
+        }
         | zeros
         | columns
         for i, a in enumerate(accuracies)
@@ -29,25 +36,40 @@ def history(*accuracies, **columns):
 @pytest.fixture(scope="module")
 def run():
     config = base_config()
-    config.entries, config.partition.num_clients, config.dataset.subset = ("local", "fedproto:weight=2.0"), 4, 800
+    config.entries, config.partition.num_clients, config.dataset.subset = (
+        ("local", "fedproto:weight=2.0"),
+        4,
+        800,
+    )
     config.participation, config.training.epochs = 0.5, 3
     return config, build(config)
 
 
 def test_the_page_stands_by_itself(run, tmp_path):
     config, experiment = run
-    histories = {"local": history(0.1, 0.6), "fedproto:weight=2.0": history(0.1, 0.7, not_finite=[2])}
+    histories = {
+        "local": history(0.1, 0.6),
+        "fedproto:weight=2.0": history(0.1, 0.7, not_finite=[2]),
+    }
     (tmp_path / "fedproto:weight=2.0" / "images").mkdir(parents=True)
     (tmp_path / "fedproto:weight=2.0" / "images" / "00001.png").write_bytes(b"made")
     rng = np.random.default_rng(0)
     features, none = tuple(rng.normal(size=(2, 6, 4)).astype(np.float32)), np.zeros(0, np.int32)
     labels, trains_on = np.arange(6, dtype=np.int32), np.ones((2, 10), bool)
     prototypes = np.zeros((0, 4), np.float32)
-    save_map(FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}), tmp_path / "local")
+    save_map(
+        FeatureMap(7, labels, np.arange(2), trains_on, features, prototypes, none, {}),
+        tmp_path / "local",
+    )
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
-    write_maps({"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"}, experiment)
+    write_maps(
+        {"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"},
+        experiment,
+    )
     results = "| a | b |\n|---|---|\n| local | 1 < 2 |\n| fedproto:weight=2.0 | 3 |"
-    page = write_report(config, experiment, histories, results, tmp_path, "fedjax-ht run").read_text()
+    page = write_report(
+        config, experiment, histories, results, tmp_path, "fedjax-ht run"
+    ).read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
         *("To watch", "Setting", "Results", "Differences to local, paired by trial"),
         *("Settings of the entries", "Accuracy", "Costs", "Accuracy of the clients"),
@@ -55,10 +77,14 @@ def test_the_page_stands_by_itself(run, tmp_path):
         *("Images made by the servers", "To repeat it"),
     ]
     assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
-    assert page.count('<tr class="best"><td>fedproto:weight=2.0</td>') == 1 and "<pre>fedjax-ht run</pre>" in page
+    assert (
+        page.count('<tr class="best"><td>fedproto:weight=2.0</td>') == 1
+        and "<pre>fedjax-ht run</pre>" in page
+    )
     assert page.count("<details><summary>local</summary><figure>") == page.count("<details>") == 1
     assert not re.search(r"(src|href)=\"(?!data:)", page) and "<script" not in page
-    drawn = [*(tmp_path / "plots").glob("*.svg"), tmp_path / "local" / "features.svg"]  # each once, as it was written
+    # each once, as it was written
+    drawn = [*(tmp_path / "plots").glob("*.svg"), tmp_path / "local" / "features.svg"]
     assert len(drawn) == 6 == page.count("data:image/svg+xml;base64,")
     assert all(page.count(base64.b64encode(file.read_bytes()).decode()) == 1 for file in drawn)
     assert page.count("After round 7, trial 0.") == page.count(": no map, for want") == 1
@@ -68,13 +94,20 @@ def test_the_page_stands_by_itself(run, tmp_path):
         and "+10.00" in page
         and "weight=2.0; on what that was chosen is not recorded" in page
     )
-    assert "results that were not finite were left out in 2 rounds, first of clients 2 in round 0" in page
+    assert (
+        "results that were not finite were left out in 2 rounds, first of clients 2 in round 0"
+        in page
+    )
 
 
 def test_the_setting_in_words(run):
     text = setting(*run)
-    assert text.startswith("4 clients on fashion_mnist_10k, of whom 50 % take part in a round: 599 training images, ")
-    assert "split practical, alpha 0.1, " in text and "batches of 10, 3 local epochs a round" in text
+    assert text.startswith(
+        "4 clients on fashion_mnist_10k, of whom 50 % take part in a round: 599 training images, "
+    )
+    assert (
+        "split practical, alpha 0.1, " in text and "batches of 10, 3 local epochs a round" in text
+    )
     assert text.endswith("100 rounds, seed 0.")
 
 
@@ -82,11 +115,17 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(run):
     config, experiment = run
     faster = parse_entry("local:training.learning_rate=0.21", config, {})
     experiment = experiment._replace(
-        entries={"local": faster, "a": experiment.entries["local"], "b": experiment.entries["local"]},
+        entries={
+            "local": faster,
+            "a": experiment.entries["local"],
+            "b": experiment.entries["local"],
+        },
         federations=dict.fromkeys(("local", "a", "b"), experiment.federations["local"]),
     )
     text = setting(config, experiment)
-    assert "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
+    assert (
+        "Training: sgd at 0.21 (local), sgd at 0.01 (a, b), batches of 10, 3 local epochs a" in text
+    )
     assert "Training: sgd at 0.21, batches of 10, 3 local" in setting(config, experiment, ["local"])
 
 
@@ -108,9 +147,16 @@ def test_a_fall_and_idle_lanes_are_pointed_at():
 
 
 def test_a_round_of_several_trials_is_counted_once():
-    rows = [row | {"trial": t} for t in (0, 1) for row in history(0.1, 0.6, not_finite=[2], server_finite=False)]
+    rows = [
+        row | {"trial": t}
+        for t in (0, 1)
+        for row in history(0.1, 0.6, not_finite=[2], server_finite=False)
+    ]
     broken, kept = warnings({"a": rows})
-    assert "left out in 2 rounds, first of clients 2 in round 0" in broken and "in 2 rounds, first in 0" in kept
+    assert (
+        "left out in 2 rounds, first of clients 2 in round 0" in broken
+        and "in 2 rounds, first in 0" in kept
+    )
 
 
 def test_uploads_that_came_too_late_are_pointed_at():
@@ -120,7 +166,10 @@ def test_uploads_that_came_too_late_are_pointed_at():
     assert late == "a: in 2 rounds uploads came after the deadline and were lost, of clients 2, 7"
     rows[2]["arrived_late"] = [7]
     (late,) = warnings({"a": rows})
-    assert late == "a: in 2 rounds uploads came after the deadline and arrived in a later round, of clients 2, 7"
+    assert (
+        late
+        == "a: in 2 rounds uploads came after the deadline and arrived in a later round, of clients 2, 7"
+    )
 
 
 def test_a_client_far_from_the_others_is_named():
@@ -139,7 +188,12 @@ def test_a_client_far_from_the_others_is_named():
 
 
 def test_what_was_sent_is_a_mean_of_rounds():
-    spent = {"uplink_payload_bytes": 3072, "uplink_metadata_bytes": 1024, "downlink_payload_bytes": 2048, "arrived": 2}
+    spent = {
+        "uplink_payload_bytes": 3072,
+        "uplink_metadata_bytes": 1024,
+        "downlink_payload_bytes": 2048,
+        "arrived": 2,
+    }
     rows = [row | (spent if row["round"] else {}) for row in history(0.1, 0.5, 0.6)]
     both = [row | {"trial": t} for t in (0, 1) for row in rows]
     head, _, line = sent({"a": both}).splitlines()
@@ -165,12 +219,16 @@ def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
     config.report.maps = "none"
     histories = {"local": history(0.1, 0.6)}
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
-    assert "Features" not in write_report(config, experiment, histories, "None.", tmp_path, "").read_text()
+    assert (
+        "Features"
+        not in write_report(config, experiment, histories, "None.", tmp_path, "").read_text()
+    )
 
 
 def test_what_the_tables_are_made_of():
     text = "Words & more.\n\n| a | b |\n|---|---|\n| c | |\n\n* one\n* two,\n  of two lines\n"
     assert from_markdown(text) == (
-        "<p>Words &amp; more.</p><table><tr><th>a</th><th>b</th></tr><tr><td>c</td><td></td></tr></table>"
+        "<p>Words &amp; "
+        "more.</p><table><tr><th>a</th><th>b</th></tr><tr><td>c</td><td></td></tr></table>"
         "<ul><li>one</li><li>two,\n  of two lines</li></ul>"
     )

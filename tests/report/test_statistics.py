@@ -25,8 +25,15 @@ def test_an_interval_of_a_mean_is_students():
 @pytest.mark.parametrize("values", [[3.0], [60.0, 100.0], [60.0, 80.0, 100.0]])
 def test_fewer_than_four_trials_have_no_interval(values):
     """Student's of 60 % and 100 % would end at 334 %; a bootstrap of two trials is the two."""
-    for interval in (mean_interval(values), paired_difference(values, [0.0] * len(values)).interval):
-        assert interval.mean == np.mean(values) and math.isnan(interval.low) and math.isnan(interval.high)
+    for interval in (
+        mean_interval(values),
+        paired_difference(values, [0.0] * len(values)).interval,
+    ):
+        assert (
+            interval.mean == np.mean(values)
+            and math.isnan(interval.low)
+            and math.isnan(interval.high)
+        )
 
 
 def test_it_holds_the_mean_nineteen_times_of_twenty():
@@ -48,7 +55,11 @@ def test_a_difference_is_paired_by_trial():
 
 def test_one_trial_has_a_difference_and_no_interval():
     found = paired_difference([0.5], [0.25])
-    assert found.interval.mean == 0.25 and math.isnan(found.interval.low) and (found.ahead, found.trials) == (1, 1)
+    assert (
+        found.interval.mean == 0.25
+        and math.isnan(found.interval.low)
+        and (found.ahead, found.trials) == (1, 1)
+    )
     with pytest.raises(ValueError, match="2 and 1 trials cannot be paired"):
         paired_difference([1.0, 2.0], [1.0])
 
@@ -56,7 +67,10 @@ def test_one_trial_has_a_difference_and_no_interval():
 def history(*trials, **columns):
     """Rows of trials given by their accuracies per round."""
     rows = [(n, t, a) for n, at in enumerate(zip(*trials)) for t, a in enumerate(at)]
-    return [{"round": n, "trial": t, "accuracy": a} | {k: v[n] for k, v in columns.items()} for n, t, a in rows]
+    return [
+        {"round": n, "trial": t, "accuracy": a} | {k: v[n] for k, v in columns.items()}
+        for n, t, a in rows
+    ]
 
 
 def test_the_table_puts_every_entry_beside_the_first():
@@ -69,12 +83,17 @@ def test_the_table_puts_every_entry_beside_the_first():
         "| a | last | 55.00 (50.00, 60.00) |  |  |",
         "| b | last | 60.00 (40.00, 80.00) | +5.00 (-10.00, +20.00) | 1 of 2 |",
     ]
-    assert best == '"best" is each trial\'s best round on the test sets.' and brackets.endswith("have no interval.")
+    assert best == '"best" is each trial\'s best round on the test sets.' and brackets.endswith(
+        "have no interval."
+    )
     assert differences_to_first({"a": histories["a"]}) == ""
 
 
 def test_rounds_of_equal_accuracies_are_shown_once():
-    a, b = history([0.1, 0.5], val_accuracy=[0.2, 0.4]), history([0.1, 0.25], val_accuracy=[0.3, 0.4])
+    a, b = (
+        history([0.1, 0.5], val_accuracy=[0.2, 0.4]),
+        history([0.1, 0.25], val_accuracy=[0.3, 0.4]),
+    )
     _, _, *rows, _, words = differences_to_first({"a": a, "b": b}).splitlines()
     assert rows == [
         "| a | best, by validation and last | 50.00 |  |  |",
@@ -83,26 +102,47 @@ def test_rounds_of_equal_accuracies_are_shown_once():
     assert "on validation sets" in words and "rackets" not in words  # of one trial there are none
     b = history([0.1, 0.25], val_accuracy=[0.5, 0.4])
     rows = differences_to_first({"a": a, "b": b}).splitlines()[2:-2]
-    assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + ["by validation"] * 2
+    assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + [
+        "by validation"
+    ] * 2
 
 
 def test_four_trials_have_intervals():
     a = history(*([0.1, 0.50 + t / 100] for t in range(4)))
     b = history(*([0.1, 0.60 + t / 50] for t in range(4)))
     row = differences_to_first({"a": a, "b": b}).splitlines()[3]
-    assert row.startswith("| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |")
+    assert row.startswith(
+        "| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |"
+    )
 
 
 def test_the_result_in_a_sentence():
-    a, b, c = history([0.1, 0.5], [0.1, 0.6]), history([0.1, 0.7], [0.1, 0.58]), history([0.1, 0.55], [0.1, 0.56])
-    assert headline({"a": a, "b": b, "c": c}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
-    assert headline({"b": b, "a": a}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    a, b, c = (
+        history([0.1, 0.5], [0.1, 0.6]),
+        history([0.1, 0.7], [0.1, 0.58]),
+        history([0.1, 0.55], [0.1, 0.56]),
+    )
+    assert (
+        headline({"a": a, "b": b, "c": c})
+        == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    )
+    assert (
+        headline({"b": b, "a": a}) == "b is ahead of a by 9.0 points on average, in 1 of 2 trials."
+    )
     ahead = "b is ahead of the others; of the next, c, by 8.5 points on average, in 2 of 2 trials."
     assert headline({"b": b, "a": a, "c": c}) == ahead and best_entry({"a": a, "b": b}) == "b"
-    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}).endswith("by 20.0 points, in one trial.")
+    assert headline({"a": history([0.1, 0.5]), "b": history([0.7, 0.2])}).endswith(
+        "by 20.0 points, in one trial."
+    )
     assert headline({"a": a, "same": a}) == "a and same are level at 55.0 %."
-    assert headline({"a": a}) == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
-    assert headline({"a": history([0.25])}) == "a reaches 25.0 % in its best round, on average over clients."
+    assert (
+        headline({"a": a})
+        == "a reaches 55.0 % in its best round, on average over clients and 2 trials."
+    )
+    assert (
+        headline({"a": history([0.25])})
+        == "a reaches 25.0 % in its best round, on average over clients."
+    )
     assert headline({"a": a, "none": history([math.nan], [math.nan])}) == ""
 
 
@@ -118,7 +158,11 @@ def test_ranks_are_within_trials_and_over_settings(tmp_path):
     assert read_trials(one, "by_validation") == trials
     assert mean_ranks(trials) == {"a": 2.0, "b": 1.75, "c": 2.25}  # 3 and 1, 1.5 and 2, 1.5 and 3
     text = ranked({"x": trials, "y": {"c": [0.9], "b": [0.8], "a": [0.1]}}).splitlines()
-    assert [line.split("|")[1:3] for line in text[2:]] == [[" c ", " 1.62 "], [" b ", " 1.88 "], [" a ", " 2.50 "]]
+    assert [line.split("|")[1:3] for line in text[2:]] == [
+        [" c ", " 1.62 "],
+        [" b ", " 1.88 "],
+        [" a ", " 2.50 "],
+    ]
     with pytest.raises(ValueError, match="y does not have the same entries as the others: c"):
         ranked({"x": trials, "y": {"a": [0.1], "b": [0.2]}})
     (tmp_path / "x.csv").write_text("entry,seed,split,best\na,1,1,0.5\nb,1,1,0.5\nb,2,1,0.5\n")

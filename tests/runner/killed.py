@@ -1,10 +1,11 @@
-"""Plays a config file's run to its end over and over, killing it by SIGKILL, until it has been killed so many times.
+"""Plays a config file's run to its end over and over, killing it by SIGKILL, until it has been
+killed so many times.
 
 python -m tests.runner.killed CONFIG.py FOLDER KILLS
 
-Every life is a fork of a process that has imported everything and started nothing. It dies at a random moment, or
-inside the write of a checkpoint: before or after one of its steps, or while orbax writes. A line is printed for each
-death, and for whatever the run says.
+Every life is a fork of a process that has imported everything and started nothing. It dies at a
+random moment, or inside the write of a checkpoint: before or after one of its steps, or while orbax
+writes. A line is printed for each death, and for whatever the run says.
 """
 
 import itertools
@@ -80,7 +81,9 @@ def live(config: Path, workdir: Path, seed: int) -> None:
 
     progress.armed = False
     train.enable_compilation_cache()
-    train.train_and_evaluate(config_of(config), workdir, progress, warn=lambda line: say(f"said {line}"))
+    train.train_and_evaluate(
+        config_of(config), workdir, progress, warn=lambda line: say(f"said {line}")
+    )
 
 
 def main(config: Path, folder: Path, kills: int) -> None:
@@ -97,7 +100,8 @@ def main(config: Path, folder: Path, kills: int) -> None:
                     say(f"failed {type(error).__name__}: {error}")
                     os._exit(1)
                 os._exit(0)
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])  # the next life finds the lock of a dead one
+            # the next life finds the lock of a dead one
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             killed += code == -signal.SIGKILL
             if code == 1:
                 sys.exit(1)

@@ -24,66 +24,112 @@ BAD = {
     "unknown config field 'spelling'": {"spelling": 1},
     "rounds is -3; it must be an integer of at least 1": {"rounds": -3},
     "seed is 4294967296; it must be an integer from 0 to 4294967295": {"seed": 2**32},
-    "seed is 4294967295; it must be at most 4294967293 with 3 trials": {"seed": 2**32 - 1, "trials": 3},
+    "seed is 4294967295; it must be at most 4294967293 with 3 trials": {
+        "seed": 2**32 - 1,
+        "trials": 3,
+    },
     "partition.seed is -1; it must be an integer from 0 to 4294967295": {"partition.seed": -1},
     "participation is 0.0": {"participation": 0.0},
     "participation is 1.5": {"participation": 1.5},
     "drop_rate is 1.0": {"drop_rate": 1.0},
-    "classes_per_client": {"partition.kind": "pathological", "partition.options": {"classes_per_client": 11}},
+    "classes_per_client": {
+        "partition.kind": "pathological",
+        "partition.options": {"classes_per_client": 11},
+    },
     "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
     "unknown model group 'resnet'": {"model.group": "resnet"},
     "unknown method 'fedfoo'": {"compare": ("fedfoo",)},
-    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE may set variant": {"compare": ("fedproto:wait=3",)},
+    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE may set variant": {
+        "compare": ("fedproto:wait=3",)
+    },
     "'training.batchsize=3' sets nothing; did you mean 'training.batch_size'? KEY=VALUE": {
         "compare": ("fedproto:training.batchsize=3",)
     },
-    "entry 'local:3': '3' sets nothing; KEY=VALUE may set training.FIELD, model.FIELD": {"entries": ("local:3",)},
-    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by default": {"compare": ("fedtgp:tau=a",)},
+    "entry 'local:3': '3' sets nothing; KEY=VALUE may set training.FIELD, model.FIELD": {
+        "entries": ("local:3",)
+    },
+    "entry 'fedtgp:tau=a': tau cannot be 'a'; it is 100.0 by default": {
+        "compare": ("fedtgp:tau=a",)
+    },
     "entry 'fedproto@tuned': there is no 'fedproto@tuned'; this config has tuned fedtgp@tuned": {
         "entries": ("fedproto@tuned",),
         "tuned": ("fedtgp:tau=3.0",),
     },
-    "training.learning_rate is -1.0; it must be a number above 0": {"entries": ("local:training.learning_rate=-1.0",)},
+    "training.learning_rate is -1.0; it must be a number above 0": {
+        "entries": ("local:training.learning_rate=-1.0",)
+    },
     "norm is 'group', but model group 'cnn5' ": {"entries": ("local:model.norm=group",)},
     "fedavg averages whole models and needs one architecture": {"compare": ("fedavg",)},
     "fedtgp has no option 'lambda'": {"method.options": {"lambda": 1.0}},
     "variant is 'papers'": {"method.options": {"variant": "papers"}},
     "training.learning_rate is 0.0": {"training.learning_rate": 0.0},
-    "training.learning_rate is nan; it must be a number above 0": {"training.learning_rate": float("nan")},
-    "training.clip_norm is nan; it must be a number of at least 0": {"training.clip_norm": float("nan")},
-    "training.batch_size is 1000000000000; it must be an integer from 1 to 2147483647": {"training.batch_size": 10**12},
-    "fedtgp: weight is -1.0; it must be a number of at least 0 or None": {"method.options.weight": -1.0},
+    "training.learning_rate is nan; it must be a number above 0": {
+        "training.learning_rate": float("nan")
+    },
+    "training.clip_norm is nan; it must be a number of at least 0": {
+        "training.clip_norm": float("nan")
+    },
+    "training.batch_size is 1000000000000; it must be an integer from 1 to 2147483647": {
+        "training.batch_size": 10**12
+    },
+    "fedtgp: weight is -1.0; it must be a number of at least 0 or None": {
+        "method.options.weight": -1.0
+    },
     "fedproto:weight=-1: weight is -1.0; it must be": {"compare": ("fedproto:weight=-1",)},
-    "student_lr is inf; it must be a number from 0 to 3.40282e+38": {"entries": ("dfrd:student_lr=1e999",)},
+    "student_lr is inf; it must be a number from 0 to 3.40282e+38": {
+        "entries": ("dfrd:student_lr=1e999",)
+    },
     "student_lr cannot be 'nan'; it is 0.01 by default": {"entries": ("dfrd:student_lr=nan",)},
-    "training.optimizer is 'adma'; did you mean 'adam'? It must be 'sgd' or 'adam'": {"training.optimizer": "adma"},
+    "training.optimizer is 'adma'; did you mean 'adam'? It must be 'sgd' or 'adam'": {
+        "training.optimizer": "adma"
+    },
     "training.schedule is 'cosine/1000000000000'": {"training.schedule": "cosine/1000000000000"},
     "training.schedule is 'step/10/nan'": {"training.schedule": "step/10/nan"},
     "unknown config field 'training.learnin_rate'; did you mean 'training.learning_rate'? See fedjax_ht/configs/": {
         "training.learnin_rate": 0.1
     },
-    "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {"compare": ("fedprto",)},
-    "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'? The": {"entries": ("fedrolx+dfrd",)},
+    "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local, fedavg": {
+        "compare": ("fedprto",)
+    },
+    "unknown method 'fedrolx+dfrd'; did you mean 'fedrolex+dfrd'? The": {
+        "entries": ("fedrolx+dfrd",)
+    },
     "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {"method.options.wieght": 1.0},
-    "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It has": {"partition.options.aplha": 1.0},
+    "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It has": {
+        "partition.options.aplha": 1.0
+    },
     "unknown partition 'practicle'; did you mean 'practical'? The partitions are": {
         "partition.kind": "practicle",
         "partition.options": {},
     },
-    "unknown dataset 'fashion_mnst'; did you mean 'fashion_mnist'? There are": {"dataset.name": "fashion_mnst"},
+    "unknown dataset 'fashion_mnst'; did you mean 'fashion_mnist'? There are": {
+        "dataset.name": "fashion_mnst"
+    },
     "unknown model group 'cnn55'; did you mean 'cnn5'? The groups are": {"model.group": "cnn55"},
-    "unknown augmentation 'flop'; did you mean 'flip'? There are": {"training.augmentation": ("flop",)},
+    "unknown augmentation 'flop'; did you mean 'flip'? There are": {
+        "training.augmentation": ("flop",)
+    },
     "uplink: unknown transform 'gausian_noise'; did you mean 'gaussian_noise'? There are": {
         "uplink": (("gausian_noise", 0.1, 0.2),)
     },
-    "uplink has 'gaussian_noise'; it must be a tuple of tuples": {"uplink": ("gaussian_noise", 0.05, 0.2)},
+    "uplink has 'gaussian_noise'; it must be a tuple of tuples": {
+        "uplink": ("gaussian_noise", 0.05, 0.2)
+    },
     "uplink has ('gaussian_noise', 0.05): missing a required argument: 'coefficient'; gaussian_noise takes scale": {
         "uplink": (("gaussian_noise", 0.05),)
     },
-    "downlink has ('gaussian_noise', 1, 1, '', 4): too many": {"downlink": (("gaussian_noise", 1, 1, "", 4),)},
-    "uplink: coefficient is nan; it must be a number from 0 to 1": {"uplink": (("gaussian_noise", 0.1, float("nan")),)},
-    "uplink: scale is 'a'; it must be a number of at least 0": {"uplink": [["gaussian_noise", "a", 0.2]]},
-    "training.schedule is 'cosine'; it must be constant, cosine/ROUNDS, or": {"training.schedule": "cosine"},
+    "downlink has ('gaussian_noise', 1, 1, '', 4): too many": {
+        "downlink": (("gaussian_noise", 1, 1, "", 4),)
+    },
+    "uplink: coefficient is nan; it must be a number from 0 to 1": {
+        "uplink": (("gaussian_noise", 0.1, float("nan")),)
+    },
+    "uplink: scale is 'a'; it must be a number of at least 0": {
+        "uplink": [["gaussian_noise", "a", 0.2]]
+    },
+    "training.schedule is 'cosine'; it must be constant, cosine/ROUNDS, or": {
+        "training.schedule": "cosine"
+    },
     "training.schedule is 'step/0/0.1'": {"training.schedule": "step/0/0.1"},
     "training.schedule is 'step/10/x'": {"training.schedule": "step/10/x"},
     "training.beta1 is 1.0; it must be a number of at least 0 and below 1": {"training.beta1": 1.0},
@@ -117,21 +163,34 @@ BAD = {
     "model.rates is '2'": {"model.rates": "2"},
     "model group 'cnn5' cannot be sliced; conv4": {"model.rates": "1"},
     "norm is 'batch', but a slice keeps no running": {"model.rates": "1", "model.group": "conv4"},
-    "model.feature_dim is 8; with model.rates it must be 0": {"model.rates": "1", "model.feature_dim": 8},
-    "model.shared is 'mlp'; it must be empty or one of model group 'cnn5': cnn1, cnn2": {"model.shared": "mlp"},
+    "model.feature_dim is 8; with model.rates it must be 0": {
+        "model.rates": "1",
+        "model.feature_dim": 8,
+    },
+    "model.shared is 'mlp'; it must be empty or one of model group 'cnn5': cnn1, cnn2": {
+        "model.shared": "mlp"
+    },
     "model.shared is 'cnn'; did you mean 'cnn": {"model.shared": "cnn"},
-    "classes has 'Sneakers'; did you mean 'Sneaker'? The classes of": {"dataset.classes": ("Sneakers",)},
+    "classes has 'Sneakers'; did you mean 'Sneaker'? The classes of": {
+        "dataset.classes": ("Sneakers",)
+    },
     "do not split into patches of 16x16": {"model.group": "vit_b16"},
     "alpha": {"partition.options": {"alpha": -1.0}},
     "partition": {"partition.kind": "by_moonlight", "partition.options": {}},
     "classes has 'hat'; the classes of fashion_mnist_10k are": {"dataset.classes": ("hat",)},
     "subset is 10001; fashion_mnist_10k has 10000 samples": {"dataset.subset": 10001},
-    "normalisation is 'torch'; it must be 'half', 'dataset' or 'imagenet'": {"dataset.normalisation": "torch"},
+    "normalisation is 'torch'; it must be 'half', 'dataset' or 'imagenet'": {
+        "dataset.normalisation": "torch"
+    },
     "normalisation is 'imagenet', which needs images of three channels; a sample of fashion_mnist_10k is (28, 28, 1)": {
         "dataset.normalisation": "imagenet"
     },
     "shift is 'rotate'; it must be rotate/DOMAINS, of 2 to 100, or": {"dataset.shift": "rotate"},
-    "shift is 'blur/3'; it must be": {"dataset.shift": "blur/3", "dataset.name": "cifar10", "dataset.data_dir": "no"},
+    "shift is 'blur/3'; it must be": {
+        "dataset.shift": "blur/3",
+        "dataset.name": "cifar10",
+        "dataset.data_dir": "no",
+    },
     "cifar10": {"dataset.name": "cifar10", "dataset.data_dir": "no/such/folder"},
 }
 
@@ -146,7 +205,9 @@ def test_bad_config_is_one_line(message):
 
 def test_a_generator_that_saw_the_data_must_be_asked_for():
     config = config_with(**{"dataset.name": "fashion_mnist_10k"})
-    method = local(LocalTraining(optax.sgd(0.1)))._replace(pretrained=Pretrained(trained_on=("fashion_mnist_10k",)))
+    method = local(LocalTraining(optax.sgd(0.1)))._replace(
+        pretrained=Pretrained(trained_on=("fashion_mnist_10k",))
+    )
     with pytest.raises(ValueError, match="the generator of local was trained on fashion_mnist_10k"):
         check_pretraining(method, config.dataset)
     config.dataset.seen_before = True
@@ -166,7 +227,11 @@ def test_rates_make_a_federation_of_slices():
     config = config_with(**{f"model.{name}": value for name, value in fields.items()})
     config.method = method_config("fedrolex")
     federation = build(config).federations["fedrolex"]
-    assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (0, 1, 0)
+    assert [b.width for b in federation.buckets] == [1.0, 0.25] and federation.assignment[:3] == (
+        0,
+        1,
+        0,
+    )
     assert federation.global_model.module.base.widths == (16, 32, 64, 128)
     assert not any(b.module.base.scaler for b in federation.buckets)
 
@@ -191,7 +256,9 @@ def test_config_arguments():
     assert apply_argument(base_config(), "runlocal", rounds=2).rounds == 2
     assert apply_argument(base_config(), "method=fedproto,runlocal").method.name == "fedproto"
     config = apply_argument(base_config(), "partition=pathological")
-    assert config.partition.options.classes_per_client == 2 and "alpha" not in config.partition.options
+    assert (
+        config.partition.options.classes_per_client == 2 and "alpha" not in config.partition.options
+    )
     with pytest.raises(ValueError, match="unknown config argument 'fast'"):
         apply_argument(base_config(), "fast")
     with pytest.raises(ValueError, match="fedproto has no option 'tau'"):
@@ -202,7 +269,10 @@ def test_config_arguments():
 
 def test_runs_of_other_arguments_have_other_folders():
     assert main.run_name("experiments/configs/quickstart.py") == "quickstart"
-    assert main.run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal") == "quickstart-fedrolex+dfrd-runlocal"
+    assert (
+        main.run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal")
+        == "quickstart-fedrolex+dfrd-runlocal"
+    )
 
 
 def test_options_without_a_value_may_be_given_one():
@@ -233,7 +303,10 @@ def test_every_split_has_its_options(kind):
             ["--config.partition.options.shots=5"],
             "partition 'dirichlet' has no option 'shots'; did you mean 'sets'? It has alpha",
         ),
-        (["--config.partition.kind=iid"], "--config=FILE.py:partition=iid starts from its own options"),
+        (
+            ["--config.partition.kind=iid"],
+            "--config=FILE.py:partition=iid starts from its own options",
+        ),
         (
             ["--config=experiments/configs/quickstart.py:partition=moon"],
             "quickstart.py, line 29: unknown partition 'moon'; the",
@@ -243,8 +316,12 @@ def test_every_split_has_its_options(kind):
         (["stray"], "stray"),
     ],
 )
-def test_the_command_line_exits_with_2_and_one_line(run_module, tiny_config, tmp_path, arguments, message):
-    done = run_module("main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments)
+def test_the_command_line_exits_with_2_and_one_line(
+    run_module, tiny_config, tmp_path, arguments, message
+):
+    done = run_module(
+        "main", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments
+    )
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr

@@ -26,8 +26,12 @@ from tests.runs import ROOT, config_of, metrics
 
 def fedjax_ht(*arguments):
     """The console script, as pip writes it."""
-    code = "import sys; sys.argv[0] = 'fedjax-ht'; from fedjax_ht.runner.command import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    code = (
+        "import sys; sys.argv[0] = 'fedjax-ht'; from fedjax_ht.runner.command import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
 
 
 def test_the_script_is_declared():
@@ -37,19 +41,30 @@ def test_the_script_is_declared():
 
 def test_help_names_every_command_without_a_slow_import():
     done = fedjax_ht("--help")
-    assert done.returncode == 0 and all(re.search(rf"^  {name} ", done.stdout, re.M) for name in COMMANDS)
+    assert done.returncode == 0 and all(
+        re.search(rf"^  {name} ", done.stdout, re.M) for name in COMMANDS
+    )
     assert fedjax_ht().returncode == 2
     code = "import sys; sys.argv = ['fedjax-ht', 'help']; from fedjax_ht.runner import command\n"
     code += "try: command.main()\nexcept SystemExit: print('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.endswith("False\n")
+    assert subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    ).stdout.endswith("False\n")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_tells_of_its_flags(run_script, name):
     said = run_script(name, "--help")
-    assert said.returncode == 0 and said.stdout.startswith(f"fedjax-ht {name}: {COMMANDS[name].about}")
+    assert said.returncode == 0 and said.stdout.startswith(
+        f"fedjax-ht {name}: {COMMANDS[name].about}"
+    )
     flags = set(re.findall(r"^  --(\w+): \S", said.stdout, re.M))
-    asked = {"run": {"config", "workdir"}, "compare": {"config", "methods"}, "sweep": {"entry"}, "data": {"data_dir"}}
+    asked = {
+        "run": {"config", "workdir"},
+        "compare": {"config", "methods"},
+        "sweep": {"entry"},
+        "data": {"data_dir"},
+    }
     assert asked.get(name, set()) <= flags
     assert ("workdir" in flags) == (name not in ("data", "list"))
 
@@ -57,7 +72,9 @@ def test_a_command_tells_of_its_flags(run_script, name):
 def test_version():
     import fedjax_ht
 
-    said = subprocess.run([sys.executable, "-m", "experiments.main", "--config=none"], cwd=ROOT, capture_output=True)
+    said = subprocess.run(
+        [sys.executable, "-m", "experiments.main", "--config=none"], cwd=ROOT, capture_output=True
+    )
     assert said.returncode == 2 and said.stderr.startswith(b"error: unknown config 'none'")
     assert fedjax_ht.__version__.count(".") == 2
 
@@ -65,7 +82,9 @@ def test_version():
 def test_an_unknown_command():
     done = fedjax_ht("comapre")
     assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown command 'comapre'; did you mean 'compare'? There are run, compare")
+    assert done.stderr.startswith(
+        "error: unknown command 'comapre'; did you mean 'compare'? There are run, compare"
+    )
 
 
 # What there is
@@ -85,7 +104,10 @@ def test_an_unknown_command():
 def test_everything_is_listed_with_a_line(kind, names):
     found = listing.KINDS[kind]()
     assert set(found) == set(names)
-    assert all(10 < len(entry.about) < 250 or (kind == "groups" and entry.about) for entry in found.values()), found
+    assert all(
+        10 < len(entry.about) < 250 or (kind == "groups" and entry.about)
+        for entry in found.values()
+    ), found
     assert all(name in listing.told([kind], 100) for name in names)
 
 
@@ -111,7 +133,11 @@ def run(tiny_config, tmp_path_factory):
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("[!.]*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("[!.]*")
+        if path.is_file()
+    }
 
 
 def test_a_run_is_shown_again(run, tmp_path):
@@ -165,4 +191,7 @@ def test_no_run_and_no_rows(run, tmp_path):
     with pytest.raises(ValueError, match="has no evaluation yet"):
         show(tmp_path)
     config, experiment = read_run(tmp_path)
-    assert config.rounds == json.loads((run / "config.json").read_text())["rounds"] and len(experiment.methods) == 2
+    assert (
+        config.rounds == json.loads((run / "config.json").read_text())["rounds"]
+        and len(experiment.methods) == 2
+    )

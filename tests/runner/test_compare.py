@@ -1,4 +1,5 @@
-"""The comparison of methods: its numbers from histories by hand, and the command from end to end."""
+"""The comparison of methods: its numbers from histories by hand, and the command from end to
+end."""
 
 import csv
 import json
@@ -20,10 +21,19 @@ def history(*trials, payload=100, flops=1e9):
     rows = []
     for number, accuracies in enumerate(zip(*trials)):
         for trial, accuracy in enumerate(accuracies):
-            row = {"round": number, "trial": trial, "seconds_round": float(number), "seconds_evaluation": 0.5}
+            row = {
+                "round": number,
+                "trial": trial,
+                "seconds_round": float(number),
+                "seconds_evaluation": 0.5,
+            }
             if number:
                 row |= {"uplink_payload_elements": payload // 4, "arrived": 5, "participants": 10}
-                row |= {"uplink_payload_bytes": payload, "uplink_metadata_bytes": 4 * (payload > 0), "flops": flops}
+                row |= {
+                    "uplink_payload_bytes": payload,
+                    "uplink_metadata_bytes": 4 * (payload > 0),
+                    "flops": flops,
+                }
                 row |= {"downlink_payload_bytes": 2 * payload, "downlink_metadata_bytes": 0}
             rows.append(row | ({} if accuracy is None else {"accuracy": accuracy}))
     return rows
@@ -32,15 +42,23 @@ def history(*trials, payload=100, flops=1e9):
 def test_the_cost_counts_every_round_through_the_evaluation_that_reaches_the_target():
     rows = history([0.1, 0.2, None, 0.6, 0.5])
     assert cost_to_reach(rows, 0.55) == cost_to_reach(rows, 0.6) == (3, 3 * 304, 3e9, 3 * 5, 3e8)
-    assert cost_to_reach(rows, 0.15) == (1, 304, 1e9, 5, 1e8)  # 25 numbers of five uplinks; ten computed
+    # 25 numbers of five uplinks; ten computed
+    assert cost_to_reach(rows, 0.15) == (1, 304, 1e9, 5, 1e8)
     assert cost_to_reach(rows, 0.1) == (0, 0, 0, 0, 0)
     assert cost_to_reach(rows, 0.61) is None
     assert math.isnan(cost_to_reach([row for row in rows if row.pop("flops", 1)], 0.6).flops)
-    assert human_flops(math.nan) == "-" and human_flops(2.5e12) == "2.50 TFLOP" and human_flops(12) == "12 FLOP"
+    assert (
+        human_flops(math.nan) == "-"
+        and human_flops(2.5e12) == "2.50 TFLOP"
+        and human_flops(12) == "12 FLOP"
+    )
 
 
 def test_the_default_target_is_what_every_trial_of_every_method_reaches():
-    histories = {"a": history([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]), "b": history([0.1, 0.5, 0.8], [0.1, 0.9, 0.2])}
+    histories = {
+        "a": history([0.1, 0.7, 0.6], [0.1, 0.4, 0.65]),
+        "b": history([0.1, 0.5, 0.8], [0.1, 0.9, 0.2]),
+    }
     target, origin = choose_target(histories, "accuracy", None, None)
     assert target == 0.65 and "lowest best" in origin
     assert [summarise(h, target).reached for h in histories.values()] == [2, 2]
@@ -50,8 +68,13 @@ def test_the_default_target_is_what_every_trial_of_every_method_reaches():
 def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
     """They are scored in every round, evaluated or not."""
     histories = {"a": history([0.1, None, 0.6]), "b": history([0.1, 0.5, 0.8])}
-    assert choose_target(histories, "accuracy", None, 0.5) == (0.4, "0.5 of 80.00 %, the best of all trials")
-    with pytest.raises(ValueError, match="--target_score is 'accuracy_participants', which a does not have"):
+    assert choose_target(histories, "accuracy", None, 0.5) == (
+        0.4,
+        "0.5 of 80.00 %, the best of all trials",
+    )
+    with pytest.raises(
+        ValueError, match="--target_score is 'accuracy_participants', which a does not have"
+    ):
         choose_target(histories, "accuracy_participants", None, None)
     for name, drawn in (("a", (0.7, 0.9)), ("b", (1.0, 0.6))):
         for row, accuracy in zip(histories[name][1:], drawn):
@@ -64,24 +87,36 @@ def test_a_target_may_be_a_share_of_the_best_and_of_the_participants():
 
 def test_a_line_is_a_mean_over_trials():
     line = summarise(history([0.1, 0.6, 0.8, 0.7], [0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.9, 0.7]), 0.5)
-    assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(math.sqrt(0.14 / 3))
+    assert line.accuracy == pytest.approx(0.7) and line.accuracy_std == pytest.approx(
+        math.sqrt(0.14 / 3)
+    )
     assert line.best_rounds == [2, 3, 2] and line.reached == 2
     assert line.cost == (1.5, 1.5 * 304, 1.5e9, 1.5 * 5, 1.5e8)
-    assert line.seconds_per_round == 2 and line.seconds == 0 + 1 + 2 + 3 + 4 * 0.5  # the program's, not each trial's
+    # the program's, not each trial's
+    assert line.seconds_per_round == 2 and line.seconds == 0 + 1 + 2 + 3 + 4 * 0.5
 
 
 def test_the_table_says_who_did_not_get_there(tmp_path):
-    histories = {"some": history([0.1, 0.9], [0.1, 0.2]), "none": history([0.1, 0.3]), "all": history([0.1, 0.9])}
+    histories = {
+        "some": history([0.1, 0.9], [0.1, 0.2]),
+        "none": history([0.1, 0.3]),
+        "all": history([0.1, 0.9]),
+    }
     lines = {name: summarise(h, 0.8) for name, h in histories.items()}
     text = markdown(lines, 0.8, "as asked")
     assert text.startswith("Target: 80.00 % (as asked).\n")
     some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
-    assert f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text and "participants" not in text.split("Accuracies")[0]
+    assert (
+        f"| some | 55.00 ± 35.00 | 1, 1 | {some}" in text
+        and "participants" not in text.split("Accuracies")[0]
+    )
     assert "| none | 30.00 | 1 |" + " not reached |" * 5 + " 1.00 | 2 |" in text
     assert "| all | 90.00 | 1 | 1 | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |" in text
     rows = list(csv.DictReader(write_csv(lines, 0.8, tmp_path / "x.csv").open()))
     assert [row["bytes_to_target"] for row in rows] == ["304.0", "", "304.0"]
-    assert rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
+    assert (
+        rows[0]["best_rounds"] == "1 1" and rows[0]["target"] == "0.8" and rows[0]["reached"] == "1"
+    )
 
 
 def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
@@ -90,10 +125,15 @@ def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
     words = " ".join(text.partition("\n\nAccuracies")[2].split())
-    assert not any(absent in words for absent in ("over trials", "over the trials", "server", "all trials together"))
+    assert not any(
+        absent in words
+        for absent in ("over trials", "over the trials", "server", "all trials together")
+    )
     several = {"a": history([0.1, 0.9], [0.1, 0.8])}
     text = markdown({name: summarise(h, 0.8) for name, h in several.items()}, 0.8, "as asked")
-    assert all(words in text for words in ("standard deviation over trials", "of all trials together"))
+    assert all(
+        words in text for words in ("standard deviation over trials", "of all trials together")
+    )
 
 
 def test_a_model_on_the_server_has_a_column_of_its_own():
@@ -105,12 +145,17 @@ def test_a_model_on_the_server_has_a_column_of_its_own():
     lines = {name: summarise(h, 0.2) for name, h in histories.items()}
     text = markdown(lines, 0.2, "as asked")
     assert "| method | accuracy % | server's model % | best round |" in text
-    assert "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
+    assert (
+        "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
+    )
     for row in (row for h in histories.values() for row in h if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
     text = table.markdown(histories)
     assert "| accuracy % | server's model % | ± clients |" in text
-    assert "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text and "| without | 30.00 | - | 0.00 |" in text
+    assert (
+        "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text
+        and "| without | 30.00 | - | 0.00 |" in text
+    )
 
 
 def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
@@ -122,7 +167,9 @@ def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
     lines = {name: summarise(h, 0.2) for name, h in histories.items()}
     assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
     text = markdown(lines, 0.2, "as asked")
-    assert "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
+    assert (
+        "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
+    )
     assert "biased upwards" in text
     for row in (row for h in histories.values() for row in h if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
@@ -142,14 +189,23 @@ def test_the_picture_places_accuracies_by_bytes():
     assert curve.get_ydata() == pytest.approx([10, 60, 80])
     assert left.lines[0].get_xdata() == pytest.approx([0, 1, 3])
     dashed = [line for line in right.lines if line.get_linestyle() == "--"]
-    assert [line.get_ydata()[0] for line in dashed] == [40] and dashed[0].get_color() == left.lines[2].get_color()
+    assert [line.get_ydata()[0] for line in dashed] == [40] and dashed[0].get_color() == left.lines[
+        2
+    ].get_color()
     assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
-    assert plots.accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
+    assert (
+        plots.accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale()
+        == "linear"
+    )
 
 
 def test_bytes_of_one_way_or_both():
     row = history([0, 0])[1]
-    assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (104, 200, 304)
+    assert (wire_bytes(row, "uplink"), wire_bytes(row, "downlink"), wire_bytes(row)) == (
+        104,
+        200,
+        304,
+    )
 
 
 def test_named_methods_are_as_in_their_papers():
@@ -157,13 +213,18 @@ def test_named_methods_are_as_in_their_papers():
     config.method = method_config("fedtgp", tau=3.0)
     config.compare = ("fedproto",)
     chosen = comparison(config, ["local", "fedtgp"], 3)
-    assert [(e.label, changes(e)) for e in entries_of(chosen)] == [("local", {}), ("fedtgp", {})] and chosen.trials == 3
+    assert [(e.label, changes(e)) for e in entries_of(chosen)] == [
+        ("local", {}),
+        ("fedtgp", {}),
+    ] and chosen.trials == 3
     same = entries_of(comparison(config, None, None))
     assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
     assert config.trials == 1 and config.entries == ()  # the argument stays
 
 
-@pytest.mark.parametrize("methods, message", [([], "at least one"), (["local", "local"], "each once"), (["x"], "'x'")])
+@pytest.mark.parametrize(
+    "methods, message", [([], "at least one"), (["local", "local"], "each once"), (["x"], "'x'")]
+)
 def test_methods_that_cannot_be_compared(methods, message):
     with pytest.raises(ValueError, match=message):
         comparison(base_config(), methods, None)
@@ -176,13 +237,20 @@ def test_methods_that_cannot_be_compared(methods, message):
         (["--target=80"], "--target is 80.0; it must be above 0 and at most 1"),
         (["--target_share=0"], "--target_share is 0.0; it must be above 0 and at most 1"),
         (["--target=0.5", "--target_share=0.5"], "both given"),
-        (["--target_score=loss"], "--target_score is 'loss'; it must be accuracy or accuracy_participants"),
+        (
+            ["--target_score=loss"],
+            "--target_score is 'loss'; it must be accuracy or accuracy_participants",
+        ),
         (["--trials=0"], "trials is 0; it must be an integer of at least 1"),
         (["--methods=fedavg"], "one architecture"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(run_module, tiny_config, tmp_path, arguments, message):
-    done = run_module("compare", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments)
+def test_bad_input_is_one_line_and_exit_code_2(
+    run_module, tiny_config, tmp_path, arguments, message
+):
+    done = run_module(
+        "compare", f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", *arguments
+    )
     lines = done.stderr.strip().splitlines()
     assert done.returncode == 2
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0], done.stderr
@@ -203,7 +271,10 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
     assert list(table) == ["method", "---", "local", "fedproto"]
     assert "(the lowest best accuracy of all trials, which all reach)" in first.stdout
     assert " ± " in table["local"] and "| 0 B |" in table["local"] and "FLOP |" in table["local"]
-    assert "| fedproto | " in first.stdout.partition("| entry |")[2] and "* local: as its paper has it" in first.stdout
+    assert (
+        "| fedproto | " in first.stdout.partition("| entry |")[2]
+        and "* local: as its paper has it" in first.stdout
+    )
     for name in (
         "compare.md",
         "compare.csv",
@@ -213,11 +284,19 @@ def test_the_command_compares_and_goes_on(run_module, tiny_config, tmp_path):
         "fedproto/metrics.csv",
     ):
         assert (workdir / name).stat().st_size > 0
-    assert "<p>Target: " in (workdir / "report.html").read_text()  # the page has the comparison's table
+    # the page has the comparison's table
+    assert "<p>Target: " in (workdir / "report.html").read_text()
     rows = (workdir / "fedproto" / "metrics.jsonl").read_text()
-    assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [False, False, True, True]
+    assert [json.loads(line).get("flops", 0) > 0 for line in rows.splitlines()] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     # Another method joins; those that have run are taken as they are.
-    _, more = run("--methods=local,lg_fedavg,fedproto", "--trials=2", "--config.rounds=1", "--target=0.01")
+    _, more = run(
+        "--methods=local,lg_fedavg,fedproto", "--trials=2", "--config.rounds=1", "--target=0.01"
+    )
     assert list(more)[2:] == ["local", "lg_fedavg", "fedproto"]
     assert more["local"].split("|")[2:4] == table["local"].split("|")[2:4]
     assert (workdir / "fedproto" / "metrics.jsonl").read_text() == rows

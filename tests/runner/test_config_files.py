@@ -1,4 +1,5 @@
-"""A config file, a command line, a run's config.json or a coordinator that is wrong: one line that says where."""
+"""A config file, a command line, a run's config.json or a coordinator that is wrong: one line that
+says where."""
 
 import csv
 import json
@@ -32,7 +33,8 @@ FILES = {
     "import sys\ndef get_config():\n    sys.exit(0)\n": "line 3: SystemExit: 0",
     "def get_config():\n    open('no/such/file')\n": "line 2: [Errno 2] No such file or directory: 'no/such/file'",
     "def get_config():\n    inner()\n\n\ndef inner():\n    int('x')\n": "line 6: invalid literal for int()",
-    START + "def get_config():\n    config = base_config()\n    config.method = method_config('fedprto')\n": (
+    START
+    + "def get_config():\n    config = base_config()\n    config.method = method_config('fedprto')\n": (
         "line 6: unknown method 'fedprto'; did you mean 'fedproto'? The methods are"
     ),
     START + "def get_config():\n    return method_config('fedproto', wieght=1)\n": (
@@ -61,11 +63,16 @@ def test_a_config_file_that_is_wrong_is_named_with_its_line(tmp_path, monkeypatc
 
 def test_a_config_file_and_its_argument(tmp_path, monkeypatch):
     file = tmp_path / "right.py"
-    file.write_text(START + "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n")
+    file.write_text(
+        START
+        + "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n"
+    )
     monkeypatch.setattr(sys, "argv", ["main", "--config.rounds=3"])
     assert read_config_file(f"{file}:method=local").method.name == "local"
     assert read_config_file(str(file)).is_locked
-    with pytest.raises(cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'; the methods are"):
+    with pytest.raises(
+        cli.BadConfigFile, match=r"right\.py, line 5: unknown method 'x=y'; the methods are"
+    ):
         read_config_file(f"{file}:method=x=y")
     for missing in (tmp_path / "left.py", tmp_path, "/"):
         with pytest.raises(cli.BadConfigFile, match="no config file"):
@@ -77,7 +84,10 @@ def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     assert read_config_file("quickstart").rounds == read_config_file("quickstart.py").rounds > 2
     assert read_config_file("quickstart:runlocal").rounds == 2
-    with pytest.raises(cli.BadConfigFile, match=r"unknown config 'quikstart'; did you mean 'quickstart'\? `fedjax-ht"):
+    with pytest.raises(
+        cli.BadConfigFile,
+        match=r"unknown config 'quikstart'; did you mean 'quickstart'\? `fedjax-ht",
+    ):
         read_config_file("quikstart")
     with pytest.raises(cli.BadConfigFile, match="the library's own is --config=quickstart"):
         read_config_file("here/quickstart.py")
@@ -89,30 +99,68 @@ def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--config.round=5", "unknown config field 'round'; did you mean 'rounds'? See fedjax_ht/configs/base.py"),
-        ("--config.traning.epochs=5", "unknown config field 'traning.epochs'; did you mean 'training.epochs'? See"),
+        (
+            "--config.round=5",
+            "unknown config field 'round'; did you mean 'rounds'? See fedjax_ht/configs/base.py",
+        ),
+        (
+            "--config.traning.epochs=5",
+            "unknown config field 'traning.epochs'; did you mean 'training.epochs'? See",
+        ),
         ("-config.rounds.x=5", "unknown config field 'rounds.x'; did you mean 'rounds'? See"),
-        ("--noconfig.shared_int", "unknown config field 'shared_int'; did you mean 'shared_init'? See"),
-        ("--config.method.options.wait=1", "fedtgp has no option 'wait'; did you mean 'weight'? It has margin"),
-        ("--config.partition.options.aplha=1", "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It"),
+        (
+            "--noconfig.shared_int",
+            "unknown config field 'shared_int'; did you mean 'shared_init'? See",
+        ),
+        (
+            "--config.method.options.wait=1",
+            "fedtgp has no option 'wait'; did you mean 'weight'? It has margin",
+        ),
+        (
+            "--config.partition.options.aplha=1",
+            "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It",
+        ),
     ],
 )
 def test_a_field_that_there_is_not(argument, message):
     with pytest.raises(cli.BadConfigFile) as error:
         check_overrides(base_config(), ["main", "--config=a.py", argument])
     assert str(error.value).startswith(message)
-    check_overrides(base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"])
+    check_overrides(
+        base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"]
+    )
 
 
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("--rounds=3", "unknown flag --rounds; rounds is a field of the config: write --config.rounds=3"),
-        ("--training.epochs", "unknown flag --training.epochs; training.epochs is a field of the config: write "),
-        ("--ruonds=3", "unknown flag 'ruonds'; did you mean 'rounds'? `--help` shows the flags, and a field of the"),
-        ("--learning_rate=3", "unknown flag 'learning_rate'; did you mean 'training.learning_rate'? `--help` shows"),
-        ("--wrkdir=a", "unknown flag 'wrkdir'; did you mean 'workdir'? `--help` shows the flags, and a field of the"),
-        ("--zzz", "unknown flag 'zzz'; `--help` shows the flags, and a field of the config is set by --config.FIELD="),
+        (
+            "--rounds=3",
+            "unknown flag --rounds; rounds is a field of the config: write --config.rounds=3",
+        ),
+        (
+            "--training.epochs",
+            "unknown flag --training.epochs; training.epochs is a field of the config: write ",
+        ),
+        (
+            "--ruonds=3",
+            "unknown flag 'ruonds'; did you mean 'rounds'? `--help` shows the flags, and a field "
+            "of the",
+        ),
+        (
+            "--learning_rate=3",
+            "unknown flag 'learning_rate'; did you mean 'training.learning_rate'? `--help` shows",
+        ),
+        (
+            "--wrkdir=a",
+            "unknown flag 'wrkdir'; did you mean 'workdir'? `--help` shows the flags, and a field "
+            "of the",
+        ),
+        (
+            "--zzz",
+            "unknown flag 'zzz'; `--help` shows the flags, and a field of the config is set by "
+            "--config.FIELD=",
+        ),
     ],
 )
 def test_a_flag_that_there_is_not(run_script, argument, message):
@@ -131,7 +179,10 @@ def test_every_command_with_a_config_says_it_in_one_line(run_module, tmp_path, m
     (tmp_path / "wrong.py").write_text("def get_config():\n    return 1 / 0\n")
     done = run_module(module, f"--config={tmp_path / 'wrong.py'}", f"--workdir={tmp_path / 'run'}")
     assert done.returncode == 2
-    assert done.stderr == f"error: {tmp_path / 'wrong.py'}, line 2: ZeroDivisionError: division by zero\n"
+    assert (
+        done.stderr
+        == f"error: {tmp_path / 'wrong.py'}, line 2: ZeroDivisionError: division by zero\n"
+    )
 
 
 def commands(text: str) -> list[str]:
@@ -146,7 +197,9 @@ def test_a_configs_own_commands_go_by_its_name_from_any_folder(monkeypatch, tmp_
     for command in found:
         program, _, *words = shlex.split(command.replace("\\\n", " "), comments=True)
         monkeypatch.setattr(sys, "argv", words)
-        named = next(word for word in words if word.startswith("--config=")).removeprefix("--config=")
+        named = next(word for word in words if word.startswith("--config=")).removeprefix(
+            "--config="
+        )
         assert program == "fedjax-ht" and named.partition(":")[0] == name
         read_config_file(named)
 
@@ -176,15 +229,26 @@ def test_the_quickstarts_accuracies_are_those_of_its_csv():
 
 def folder_with(tmp_path, **changes):
     """A folder whose config.json is that of a run but for some fields; None takes a field out."""
-    entry = {"label": "local", "method": "local", "options": {}, "training": {}, "model": {}, "tuned": ""}
+    entry = {
+        "label": "local",
+        "method": "local",
+        "options": {},
+        "training": {},
+        "model": {},
+        "tuned": "",
+    }
     fields = json.loads(base_config().to_json_best_effort()) | {"entries": [entry]} | changes
-    (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in fields.items() if v is not None})
+    )
     return tmp_path
 
 
 ENTRY = {"label": "a", "method": "fedprto", "options": {}, "training": {}, "model": {}, "tuned": ""}
 BROKEN = {
-    "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local": {"entries": [ENTRY]},
+    "unknown method 'fedprto'; did you mean 'fedproto'? The methods are local": {
+        "entries": [ENTRY]
+    },
     "is not what a run writes (KeyError: 'label')": {"entries": [{"method": "local"}]},
     "entries is 3; it must be a tuple, each text or names with a value each": {"entries": 3},
     "is not what a run writes (TypeError": {"run": {"version": "new"}},
@@ -192,7 +256,8 @@ BROKEN = {
     "is not what a run writes (KeyError: 'version')": {"run": {}},
     "rounds is 'many'; it must be an integer of at least 1": {"rounds": "many"},
     "training.learning_rate is nan; it must be a number above 0": {
-        "training": json.loads(base_config().training.to_json_best_effort()) | {"learning_rate": float("nan")}
+        "training": json.loads(base_config().training.to_json_best_effort())
+        | {"learning_rate": float("nan")}
     },
     "unknown config field 'training'": {"training": 3},
     "fedtgp has no option 'wieght'; did you mean 'weight'? It has": {
@@ -270,7 +335,9 @@ def test_the_commands_ask_for_trust(tmp_path, run_script, words):
 
 def test_a_run_does_not_go_on_in_a_folder_with_a_broken_config_json(tmp_path):
     folder = folder_with(tmp_path, entries=[{"method": "local"}])
-    with pytest.raises(ValueError, match=r"config\.json is not what a run writes \(KeyError: 'label'\)"):
+    with pytest.raises(
+        ValueError, match=r"config\.json is not what a run writes \(KeyError: 'label'\)"
+    ):
         remember_config(base_config(), [], folder, {}, writes=False)
 
 
@@ -292,19 +359,30 @@ app.run(main.main, flags_parser=cli.parse_flags)
 @pytest.mark.parametrize("process", [0, 1])
 def test_a_process_whose_others_do_not_come_ends_in_one_line(tiny_config, tmp_path, process):
     address = f"localhost:{free_port()}"
-    arguments = [f"--config={tiny_config}", f"--workdir={tmp_path / 'run'}", f"--coordinator={address}"]
+    arguments = [
+        f"--config={tiny_config}",
+        f"--workdir={tmp_path / 'run'}",
+        f"--coordinator={address}",
+    ]
     arguments += ["--processes=2", f"--process={process}"]
     done = subprocess.run(
-        [sys.executable, "-c", ALONE, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", ALONE, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: the 2 processes have not met at {address} after 1 s (this is process {process}); start all of them "
+        f"error: the 2 processes have not met at {address} after 1 s (this is process {process}); "
+        "start all of them "
         "with the same --coordinator, an address of process 0 that the others reach\n"
     )
 
 
-@pytest.mark.parametrize("coordinator", ["localhost", "localhost:", ":1234", "localhost:many", "localhost:70000"])
+@pytest.mark.parametrize(
+    "coordinator", ["localhost", "localhost:", ":1234", "localhost:many", "localhost:70000"]
+)
 def test_a_coordinator_is_host_and_port(coordinator):
     with pytest.raises(ValueError, match=r"it must be HOST:PORT, such as localhost:1234"):
         train.join_processes(coordinator, 2, 0)
@@ -315,7 +393,9 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(OSError, match=f"process 0 cannot listen on port {port} of this machine"):
+        with pytest.raises(
+            OSError, match=f"process 0 cannot listen on port {port} of this machine"
+        ):
             train.join_processes(f"localhost:{port}", 2, 0)
 
 

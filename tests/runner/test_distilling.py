@@ -3,7 +3,12 @@
 import matplotlib.image
 import pytest
 
-from fedjax_ht.configs import cifar10_sliced, fashion_mnist_distil, fashion_mnist_quarter, fashion_mnist_sliced
+from fedjax_ht.configs import (
+    cifar10_sliced,
+    fashion_mnist_distil,
+    fashion_mnist_quarter,
+    fashion_mnist_sliced,
+)
 from fedjax_ht.configs.base import base_config, method_config
 from fedjax_ht.data.partition import check_partition
 from fedjax_ht.experiment.build import build
@@ -26,15 +31,22 @@ def config_of(name: str, **options):
 
 
 def test_methods_are_compared_by_their_composed_names():
-    config = comparison(config_of("fedrolex+dfrd", alpha=0.0), ["heterofl", "fedrolex+dfrd", "fedftg"], 2)
+    config = comparison(
+        config_of("fedrolex+dfrd", alpha=0.0), ["heterofl", "fedrolex+dfrd", "fedftg"], 2
+    )
     experiment = build(config)
     names = ["heterofl", "fedrolex+dfrd", "fedftg"]
-    assert [(name, method.name) for name, method in experiment.methods.items()] == list(zip(names, names))
-    assert experiment.entries["fedrolex+dfrd"].options["alpha"] == 0.5 and config.trials == 2  # as its paper has it
+    assert [(name, method.name) for name, method in experiment.methods.items()] == list(
+        zip(names, names)
+    )
+    # as its paper has it
+    assert experiment.entries["fedrolex+dfrd"].options["alpha"] == 0.5 and config.trials == 2
 
 
 def test_options_that_it_does_not_have():
-    with pytest.raises(ValueError, match=r"fedrolex\+dfrd has no option 'per_layer'; it has alpha, "):
+    with pytest.raises(
+        ValueError, match=r"fedrolex\+dfrd has no option 'per_layer'; it has alpha, "
+    ):
         method_config("fedrolex+dfrd", per_layer=True)
     assert method_config("feddropout+dfrd", per_layer=True).options.per_layer
     config = config_of("fedrolex+dfrd")
@@ -43,22 +55,36 @@ def test_options_that_it_does_not_have():
         build(config)
 
 
-@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced])
+@pytest.mark.parametrize(
+    "file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced]
+)
 def test_the_configs_take_a_composed_name(file):
     base = "fedavg" if file is fashion_mnist_quarter else "fedrolex"
     config = file.get_config(f"method={base}+dfrd,runlocal")
-    assert config.method.name == f"{base}+dfrd" and config.method.options.iterations == 10 and config.rounds == 1
+    assert (
+        config.method.name == f"{base}+dfrd"
+        and config.method.options.iterations == 10
+        and config.rounds == 1
+    )
     assert file.get_config().method.name == base
 
 
 def test_only_the_config_that_says_so_squares_the_temperature():
     options = fashion_mnist_distil.get_config("method=fedrolex+dense").method.options
-    assert (options.temperature_squared, options.temperature, options.variant) == (True, 4.0, "released")
-    assert not fashion_mnist_sliced.get_config("method=fedrolex+dense").method.options.temperature_squared
+    assert (options.temperature_squared, options.temperature, options.variant) == (
+        True,
+        4.0,
+        "released",
+    )
+    assert not fashion_mnist_sliced.get_config(
+        "method=fedrolex+dense"
+    ).method.options.temperature_squared
     assert "temperature" not in fashion_mnist_distil.get_config().method.options
 
 
-@pytest.mark.parametrize("file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced])
+@pytest.mark.parametrize(
+    "file", [fashion_mnist_sliced, fashion_mnist_quarter, fashion_mnist_distil, cifar10_sliced]
+)
 def test_dense_is_given_the_label_wherever_it_is_compared(file):
     """As the config's method, and as an entry; another merge can be asked for."""
     assert file.get_config("method=dense").method.options.merge == "mul"
@@ -71,7 +97,10 @@ def test_dense_is_given_the_label_wherever_it_is_compared(file):
 
 
 def test_cifar10_says_that_its_network_is_a_guess():
-    assert "are guesses" in cifar10_sliced.__doc__ and "which one the paper has for CIFAR-10" in cifar10_sliced.__doc__
+    assert (
+        "are guesses" in cifar10_sliced.__doc__
+        and "which one the paper has for CIFAR-10" in cifar10_sliced.__doc__
+    )
 
 
 def test_a_search_takes_dfrd_s_split_with_a_validation_share():

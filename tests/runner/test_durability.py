@@ -29,13 +29,20 @@ def values(found):
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.25])
-def test_no_flipped_bit_changes_a_result_without_a_word(tiny_config, tmp_path, monkeypatch, participation):
-    """Any byte of any file of the two checkpoints that a FedTGP run of six rounds leaves: one of them can be read."""
+def test_no_flipped_bit_changes_a_result_without_a_word(
+    tiny_config, tmp_path, monkeypatch, participation
+):
+    """Any byte of any file of the two checkpoints that a FedTGP run of six rounds leaves: one of
+    them can be read."""
     monkeypatch.setattr(train, "write_results", lambda *args: [])
     config = config_of(tiny_config)
     config.compare, config.rounds, config.participation = (), 6, participation
     train_and_evaluate(config, tmp_path / "run")
-    whole, simulation, rng = tmp_path / "run" / "fedtgp", simulate("fedtgp", build(config)), random.Random(0)
+    whole, simulation, rng = (
+        tmp_path / "run" / "fedtgp",
+        simulate("fedtgp", build(config)),
+        random.Random(0),
+    )
     newest = values(make_checkpointer(whole / "checkpoints", simulation).restore())
     shutil.copytree(whole, tmp_path / "older")
     shutil.rmtree(tmp_path / "older" / "checkpoints" / "6")
@@ -53,7 +60,9 @@ def test_no_flipped_bit_changes_a_result_without_a_word(tiny_config, tmp_path, m
         file.write_bytes(content)
         assert len(said) <= 1 and not any("\n" in line for line in said)
         assert found == (before if said else newest), (file, at, bit)
-        counts["named, and the one before taken" if said else "in the other checkpoint, or harmless"] += 1
+        counts[
+            "named, and the one before taken" if said else "in the other checkpoint, or harmless"
+        ] += 1
     print(f"\n{FLIPS} flipped bits in {len(files)} files: {dict(counts)}")
     assert counts["named, and the one before taken"] > FLIPS / 4
 
@@ -66,24 +75,46 @@ def test_a_run_killed_again_and_again_equals_one_never_killed(tiny_config, tmp_p
     )
     (tmp_path / "long.py").write_text(text)
     train_and_evaluate(config_of(tmp_path / "long.py"), tmp_path / "whole")
-    arguments = [sys.executable, "-m", "tests.runner.killed", tmp_path / "long.py", tmp_path, str(KILLS)]
-    done = subprocess.run(arguments, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=3000)
+    arguments = [
+        sys.executable,
+        "-m",
+        "tests.runner.killed",
+        tmp_path / "long.py",
+        tmp_path,
+        str(KILLS),
+    ]
+    done = subprocess.run(
+        arguments, cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, timeout=3000
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     lines = done.stdout.splitlines()
-    inside, anywhere = (lines.count(f"killed {where}") for where in ("inside a write", "at a random moment"))
+    inside, anywhere = (
+        lines.count(f"killed {where}") for where in ("inside a write", "at a random moment")
+    )
     finished = [line.removeprefix("finished ") for line in lines if line.startswith("finished ")]
     said = [line for line in lines if line.startswith("said ")]
-    print(f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write; {len(finished)} runs finished")
-    print(f"started again at round 0 with a word, killed before their first checkpoint: {len(said)}")
+    print(
+        f"\n{inside + anywhere} kills, {inside} of them inside a checkpoint's write; "
+        f"{len(finished)} runs finished"
+    )
+    print(
+        f"started again at round 0 with a word, killed before their first checkpoint: {len(said)}"
+    )
     assert inside + anywhere >= 50 and inside >= 10 and finished
-    assert all("has no checkpoint that can be read; it starts again at round 0" in line for line in said)
+    assert all(
+        "has no checkpoint that can be read; it starts again at round 0" in line for line in said
+    )
     for run in finished:
         assert metrics(tmp_path / run, "local") == metrics(tmp_path / "whole", "local")
     states = []
     for run in (*finished, "whole"):
         config = config_of(tmp_path / "long.py")
         simulation = simulate("local", build(config))
-        states.append(values(make_checkpointer(tmp_path / run / "local" / "checkpoints", simulation).restore())[0])
+        states.append(
+            values(
+                make_checkpointer(tmp_path / run / "local" / "checkpoints", simulation).restore()
+            )[0]
+        )
     assert all(state == states[-1] for state in states)
 
 
@@ -92,19 +123,25 @@ def test_of_processes_that_start_together_one_runs(run_module, tiny_config, tmp_
     for race in range(RACES):
         arguments = command("main", f"--config={tiny_config}", f"--workdir={tmp_path / str(race)}")
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started = [subprocess.Popen(arguments, cwd=ROOT, env=environment(run_module.home), **pipes) for _ in range(3)]
+        started = [
+            subprocess.Popen(arguments, cwd=ROOT, env=environment(run_module.home), **pipes)
+            for _ in range(3)
+        ]
         ended = [(process.communicate(timeout=400)[1], process.returncode) for process in started]
         assert sorted(code for _, code in ended) == [0, 2, 2], ended
         refused = [errors for errors, code in ended if code == 2]
         pid = started[[code for _, code in ended].index(0)].pid
-        assert all(len(e.splitlines()) == 1 and f"is in use by process {pid} on " in e for e in refused), refused
+        assert all(
+            len(e.splitlines()) == 1 and f"is in use by process {pid} on " in e for e in refused
+        ), refused
         told += len(refused)
         assert [row["round"] for row in metrics(tmp_path / str(race), "fedtgp")] == [0, 1, 2, 3]
     print(f"\n{RACES} races of three processes: one ran, {told} were told who holds the folder")
 
 
 def test_the_cost_of_checksums(tmp_path):
-    """Of 0.9 GB, as much as 20 ResNet-18: looked at once when written, in the background, and once when read."""
+    """Of 0.9 GB, as much as 20 ResNet-18: looked at once when written, in the background, and once
+    when read."""
     path, rng = tmp_path / "1", np.random.default_rng(0)
     sealed.temporary(path).mkdir()
     for part in range(14):

@@ -33,7 +33,9 @@ def test_a_run_writes_what_it_says(finished):
     workdir, done = finished
     table = [line for line in done.stdout.splitlines() if line.startswith("|")]
     assert [row.split("|")[1].strip() for row in table] == ["method", "---", *METHODS]
-    written = [line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()]
+    written = [
+        line.strip() for line in done.stdout.split("written:")[1].splitlines() if line.strip()
+    ]
     assert len(written) == 18
     for path in written:
         assert (ROOT / path).exists(), path
@@ -68,7 +70,9 @@ def test_the_same_command_again_runs_nothing_and_loses_nothing(run_module, tiny_
 def test_more_rounds_resume_bit_for_bit(run_module, tiny_config, finished, tmp_path):
     shorter = tmp_path / "run"
     for rounds in (1, 3):
-        done = run_module("main", f"--config={tiny_config}", f"--workdir={shorter}", f"--config.rounds={rounds}")
+        done = run_module(
+            "main", f"--config={tiny_config}", f"--workdir={shorter}", f"--config.rounds={rounds}"
+        )
         assert done.returncode == 0, done.stderr
     for method in METHODS:
         assert metrics(shorter, method) == metrics(finished[0], method)
@@ -78,7 +82,11 @@ def start(run_module, tiny_config, workdir):
     """A run long enough to be interrupted, in its first rounds."""
     arguments = (f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=100000")
     process = subprocess.Popen(
-        command("main", *arguments), cwd=ROOT, env=environment(run_module.home), stderr=subprocess.PIPE, text=True
+        command("main", *arguments),
+        cwd=ROOT,
+        env=environment(run_module.home),
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + 200
     while not (workdir / "fedtgp" / "checkpoints" / "2").exists():
@@ -101,12 +109,15 @@ def test_a_signal_saves_and_the_run_goes_on(run_module, tiny_config, finished, t
     assert max(steps) == rows[-1]["round"]
 
 
-def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(run_module, tiny_config, finished, tmp_path):
+def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(
+    run_module, tiny_config, finished, tmp_path
+):
     workdir = tmp_path / "run"
     process = start(run_module, tiny_config, workdir)
     process.kill()
     process.communicate(timeout=60)
-    for step in (workdir / "fedtgp" / "checkpoints").iterdir():  # as if it had died in its third round
+    # as if it had died in its third round
+    for step in (workdir / "fedtgp" / "checkpoints").iterdir():
         if not step.name.isdigit() or int(step.name) > 2:
             shutil.rmtree(step)
     done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
@@ -118,9 +129,17 @@ def test_kill_9_loses_at_most_the_rounds_since_the_last_checkpoint(run_module, t
 def test_another_config_is_refused_by_field(run_module, tiny_config, finished):
     workdir, _ = finished
     before = (workdir / "config.json").read_text()
-    done = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}", "--config.training.learning_rate=0.5")
+    done = run_module(
+        "main",
+        f"--config={tiny_config}",
+        f"--workdir={workdir}",
+        "--config.training.learning_rate=0.5",
+    )
     assert done.returncode == 2
-    assert "training.learning_rate: 0.01 there, 0.5 here" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert (
+        "training.learning_rate: 0.01 there, 0.5 here" in done.stderr
+        and len(done.stderr.strip().splitlines()) == 1
+    )
     assert (workdir / "config.json").read_text() == before
 
 
@@ -154,8 +173,13 @@ def test_what_a_method_warns_of_is_said_once(monkeypatch, tiny_config, tmp_path)
     config.compare, config.method = (), method_config("local")
 
     def with_warning(config, **options):
-        experiment, line = build(config, **options), lambda row: "it swings" if row["round"] > 1 else None
-        return experiment._replace(methods={"local": experiment.methods["local"]._replace(view=View(warn=line))})
+        experiment, line = (
+            build(config, **options),
+            lambda row: "it swings" if row["round"] > 1 else None,
+        )
+        return experiment._replace(
+            methods={"local": experiment.methods["local"]._replace(view=View(warn=line))}
+        )
 
     said = []
     monkeypatch.setattr(train, "build", with_warning)
@@ -168,7 +192,9 @@ def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, 
     config.compare, config.method, config.rounds = (), method_config("local"), 1
     happened = []
     monkeypatch.setattr(train, "write_results", lambda *arguments: happened.append("drawn") or [])
-    result = train.train_and_evaluate(config, tmp_path / "run", stage=happened.append, show_result=happened.append)
+    result = train.train_and_evaluate(
+        config, tmp_path / "run", stage=happened.append, show_result=happened.append
+    )
     assert happened[-3] == result.summary and result.summary.startswith("local reaches ")
     assert happened[-2:] == ["drawing plots and maps (without: --config.report.maps=none)", "drawn"]
     assert "| method |" in result.summary
@@ -176,7 +202,12 @@ def test_the_result_is_shown_before_anything_is_drawn(monkeypatch, tiny_config, 
 
 def test_maps_can_be_left_out_of_a_run_that_goes_on(tiny_config, tmp_path):
     config = config_of(tiny_config)
-    config.compare, config.method, config.rounds, config.report.maps = (), method_config("local"), 1, "none"
+    config.compare, config.method, config.rounds, config.report.maps = (
+        (),
+        method_config("local"),
+        1,
+        "none",
+    )
     said, folder = [], tmp_path / "run"
     train.train_and_evaluate(config, folder, stage=said.append)
     assert said[-1] == "drawing plots" and not list(folder.glob("local/features.*"))
@@ -210,7 +241,12 @@ def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path)
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    common = (f"--config={tiny_config}", f"--workdir={workdir}", "--config.rounds=2", f"--coordinator=localhost:{port}")
+    common = (
+        f"--config={tiny_config}",
+        f"--workdir={workdir}",
+        "--config.rounds=2",
+        f"--coordinator=localhost:{port}",
+    )
     processes = [
         subprocess.Popen(
             command("main", *common, "--processes=2", f"--process={index}"),
@@ -228,7 +264,8 @@ def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path)
     for method in METHODS:
         got, want = metrics(workdir, method), metrics(finished[0], method)[:3]
         assert [row["clients"] for row in got] == [row["clients"] for row in want]
-    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")  # one process goes on from there
+    # one process goes on from there
+    again = run_module("main", f"--config={tiny_config}", f"--workdir={workdir}")
     assert again.returncode == 0, again.stderr
     for method in METHODS:
         got, want = metrics(workdir, method), metrics(finished[0], method)
@@ -236,5 +273,11 @@ def test_two_processes_make_one_run(run_module, tiny_config, finished, tmp_path)
 
 
 def test_processes_must_be_told_apart(run_module, tiny_config):
-    done = run_module("main", f"--config={tiny_config}", "--coordinator=localhost:1", "--processes=2")
-    assert done.returncode == 2 and "give all three" in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    done = run_module(
+        "main", f"--config={tiny_config}", "--coordinator=localhost:1", "--processes=2"
+    )
+    assert (
+        done.returncode == 2
+        and "give all three" in done.stderr
+        and len(done.stderr.strip().splitlines()) == 1
+    )

@@ -1,4 +1,5 @@
-"""Searches: their points, who goes on, and that what shares a program, or goes on later, is what it would be alone."""
+"""Searches: their points, who goes on, and that what shares a program, or goes on later, is what it
+would be alone."""
 
 import json
 import math
@@ -18,7 +19,15 @@ from fedjax_ht.experiment.families import families
 from fedjax_ht.methods import METHODS
 from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
 from fedjax_ht.runner.points import regrouped, searched, table
-from fedjax_ht.runner.search import better_half, draw, grid, parse_space, points_of, rounds_trained, rungs
+from fedjax_ht.runner.search import (
+    better_half,
+    draw,
+    grid,
+    parse_space,
+    points_of,
+    rounds_trained,
+    rungs,
+)
 from fedjax_ht.runner.train import Interrupted
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_trials
@@ -34,7 +43,10 @@ def test_a_grid_is_every_combination():
         ("1", "0.01"),
         ("1", "0.1"),
     ]
-    assert points_of("fedtgp", parse_space(["weight=1,2"]), None) == ["fedtgp:weight=1", "fedtgp:weight=2"]
+    assert points_of("fedtgp", parse_space(["weight=1,2"]), None) == [
+        "fedtgp:weight=1",
+        "fedtgp:weight=2",
+    ]
 
 
 def test_draws_are_spread_over_a_range_and_always_the_same():
@@ -44,7 +56,10 @@ def test_draws_are_spread_over_a_range_and_always_the_same():
     # One in each eighth.
     exponents = sorted((math.log10(float(p["weight"])) + 2) / 4 * 8 for p in points)
     assert np.allclose(exponents, np.arange(8) + 0.5, atol=0.6)
-    assert sorted(float(p["mu"]) for p in points)[0] < 0.13 and sum(p["decay"] == "cosine" for p in points) == 4
+    assert (
+        sorted(float(p["mu"]) for p in points)[0] < 0.13
+        and sum(p["decay"] == "cosine" for p in points) == 4
+    )
     assert points_of("fedssa", parse_space(["mu=uniform:0:1"]), 3)[0] == "fedssa"
 
 
@@ -86,7 +101,11 @@ def config(tiny_config):
     return config
 
 
-POINTS = [f"fedtgp:server_epochs=2:weight={w}:training.learning_rate={r}" for w in (0.1, 1.0) for r in (0.01, 0.1)]
+POINTS = [
+    f"fedtgp:server_epochs=2:weight={w}:training.learning_rate={r}"
+    for w in (0.1, 1.0)
+    for r in (0.01, 0.1)
+]
 
 
 def test_what_differs_in_numbers_alone_shares_a_program(config):
@@ -184,11 +203,15 @@ def test_the_shipped_settings_say_what_was_searched_of_whom():
     for spec in config.searched:
         method, _, space = spec.partition(": ")
         assert space == described_space(space_of(method, config))
-    assert [spec.partition(":")[0] for spec in config.searched] == [spec.partition(":")[0] for spec in config.tuned]
+    assert [spec.partition(":")[0] for spec in config.searched] == [
+        spec.partition(":")[0] for spec in config.tuned
+    ]
 
 
 def fedmine(
-    training: LocalTraining, share: Annotated[float, SearchRange(0.0, 1.0, log=False)] = 0.5, steps: Count = 3
+    training: LocalTraining,
+    share: Annotated[float, SearchRange(0.0, 1.0, log=False)] = 0.5,
+    steps: Count = 3,
 ) -> Method:
     return METHODS["fedproto"](training, weight=share)._replace(name="fedmine")
 
@@ -218,10 +241,15 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
     result = searched(config, points, 0, None, tmp_path / "both", said.append)
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
-    assert any(re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line) for line in said)
+    assert any(
+        re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line)
+        for line in said
+    )
     assert f"| {points[1]} | not finite |" in table(result)
     assert searched(config, points, 0, None, tmp_path / "both", said.append).best == points[0]
-    with pytest.raises(ValueError, match="in every setting of local a client or the server stopped being finite"):
+    with pytest.raises(
+        ValueError, match="in every setting of local a client or the server stopped being finite"
+    ):
         searched(config, points[1:], 0, None, tmp_path / "none", said.append)
 
 
@@ -229,7 +257,11 @@ def test_points_in_other_company_keep_what_is_theirs():
     federation = federation_for("fedtgp")
     data, method = [federation_data(federation)] * 2, METHODS["fedtgp"](TRAINING)
     there = make_trials(
-        method, federation, data, SimulationOptions(participation=0.6, lanes=1, devices=1), seeds=[3, 4]
+        method,
+        federation,
+        data,
+        SimulationOptions(participation=0.6, lanes=1, devices=1),
+        seeds=[3, 4],
     )
     before, _ = there.run_round(there.init())
     rows = [{"round": 1, "trial": trial, "of": label} for trial, label in enumerate("ab")]
@@ -242,6 +274,8 @@ def test_points_in_other_company_keep_what_is_theirs():
         for bucket in federation.buckets:
             size = len(federation.members(bucket))
             mine, theirs = (np.arange(t * size, (t + 1) * size) for t in (new, old))
-            assert np.array_equal(state.changed[bucket.name][mine], before.changed[bucket.name][theirs])
+            assert np.array_equal(
+                state.changed[bucket.name][mine], before.changed[bucket.name][theirs]
+            )
             read = there.read_clients
             assert identical(read(state, bucket.name, mine), read(before, bucket.name, theirs))

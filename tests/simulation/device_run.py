@@ -1,6 +1,8 @@
-"""A short run on a given number of devices, as a program of its own: the number of CPU devices is fixed at start-up.
+"""A short run on a given number of devices, as a program of its own: the number of CPU devices is
+fixed at start-up.
 
-python -m tests.simulation.device_run DEVICES [PROCESS PROCESSES PORT]: prints one JSON object, {case: metrics}.
+python -m tests.simulation.device_run DEVICES [PROCESS PROCESSES PORT]: prints one JSON object,
+{case: metrics}.
 """
 
 import json
@@ -13,7 +15,13 @@ from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.profile import Profile, by_chance
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
-from tests.federations import NUM_CLIENTS, TRAINING, federation_data, mixed_federation, uniform_federation
+from tests.federations import (
+    NUM_CLIENTS,
+    TRAINING,
+    federation_data,
+    mixed_federation,
+    uniform_federation,
+)
 
 DEVICES = Profile(by_chance(NUM_CLIENTS, 0.8), up=np.linspace(10, 40, NUM_CLIENTS), deadline=7.3)
 CASES = {  # name: method, options, trials
@@ -39,14 +47,25 @@ def run(name: str, options: dict, trials: int | None, devices: int) -> dict:
     for _ in range(2):
         state, reports = simulation.run_round(state)
         for report in reports if trials else [reports]:
-            metrics.append([*report.metrics.values(), *report.server_metrics.values(), report.arrived])
-            bytes_sent.append([*report.uplink, *report.downlink, report.absent, report.seconds, *report.late])
+            metrics.append(
+                [*report.metrics.values(), *report.server_metrics.values(), report.arrived]
+            )
+            bytes_sent.append(
+                [*report.uplink, *report.downlink, report.absent, report.seconds, *report.late]
+            )
     for name, changed in state.changed.items():  # every state survives the way out and back
         rows = np.arange(len(changed))[::-1]
-        state = simulation.write_clients(state, name, rows, simulation.read_clients(state, name, rows))
+        state = simulation.write_clients(
+            state, name, rows, simulation.read_clients(state, name, rows)
+        )
     scores = simulation.evaluate(state)
-    total = lambda tree: sum(float(np.ravel(x) @ np.sin(np.arange(x.size))) for x in jax.tree.leaves(tree))  # noqa: E731
-    rows = {b.name: np.arange(len(federation.members(b)) * (trials or 1)) for b in federation.buckets}
+
+    def total(tree):
+        return sum(float(np.ravel(x) @ np.sin(np.arange(x.size))) for x in jax.tree.leaves(tree))
+
+    rows = {
+        b.name: np.arange(len(federation.members(b)) * (trials or 1)) for b in federation.buckets
+    }
     states = [simulation.read_clients(state, name, own) for name, own in rows.items()]
     return {
         "metrics": metrics,

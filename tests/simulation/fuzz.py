@@ -1,9 +1,10 @@
-"""Random federations, each played twice: on one device without a stop, and dealt to devices, lanes and stores by chance
-and resumed elsewhere after its first round. Nothing may tell the two apart.
+"""Random federations, each played twice: on one device without a stop, and dealt to devices, lanes
+and stores by chance and resumed elsewhere after its first round. Nothing may tell the two apart.
 
     JAX_NUM_CPU_DEVICES=8 JAX_PLATFORMS=cpu python -m tests.simulation.fuzz FIRST COUNT
 
-prints a line a case, and ends with 1 if one of them differs. The number of CPU devices is fixed at start-up.
+prints a line a case, and ends with 1 if one of them differs. The number of CPU devices is fixed at
+start-up.
 """
 
 import sys
@@ -40,7 +41,9 @@ class Case(NamedTuple):
 
 def draw(number: int) -> Case:
     rng = np.random.default_rng(number)
-    counts = rng.integers(0, 5, (NUM_CLIENTS, NUM_CLASSES)) * rng.integers(0, 2, (NUM_CLIENTS, NUM_CLASSES))
+    counts = rng.integers(0, 5, (NUM_CLIENTS, NUM_CLASSES)) * rng.integers(
+        0, 2, (NUM_CLIENTS, NUM_CLASSES)
+    )
     counts[rng.integers(NUM_CLIENTS)] = 0
     counts[rng.integers(NUM_CLIENTS)] = np.eye(NUM_CLASSES, dtype=int)[0]
     common = {
@@ -87,13 +90,18 @@ def data_of(case: Case, federation: Federation) -> FederationData:
         partition.append(ClientIndices(train, np.array([], int), test))
     y = np.array(labels, np.int32)
     x = rng.integers(0, 80, (len(y), *SHAPE)) + 40 * y[:, None, None, None]
-    return make_federation_data(Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde")), tuple(partition), federation)
+    return make_federation_data(
+        Dataset("fuzz", x.astype(np.uint8), y, tuple("abcde")), tuple(partition), federation
+    )
 
 
 def play(case: Case, halves: list[dict], folder: Path) -> dict:
     """A run whose halves have options of their own: what it reports, exact and in floats."""
     federation = federation_for(case.method)
-    method, data = method_factory(case.method)(TRAINING, **settings(case.method)), data_of(case, federation)
+    method, data = (
+        method_factory(case.method)(TRAINING, **settings(case.method)),
+        data_of(case, federation),
+    )
     exact, floats = [], []
     for half, options in enumerate(halves):
         options = SimulationOptions(**case.common, **options, eval_batch_size=4)
@@ -106,14 +114,19 @@ def play(case: Case, halves: list[dict], folder: Path) -> dict:
         for _ in range(ROUNDS // len(halves)):
             state, reports = simulation.run_round(state)
             for report in reports if case.trials else [reports]:
-                exact.append([report.participants.tolist(), report.arrived, *report.uplink, *report.downlink])
+                exact.append(
+                    [report.participants.tolist(), report.arrived, *report.uplink, *report.downlink]
+                )
                 exact.append([report.absent, report.seconds, report.late, report.arrived_late])
                 floats.append([*report.metrics.values(), *report.server_metrics.values()])
         checkpointer.save(state, [])
     scores = simulation.evaluate(state)
     for score in scores if case.trials else [scores]:
         floats.append([score.accuracy["test"][rule] for rule in method.rules])
-    states = {name: simulation.read_clients(state, name, np.arange(len(x))) for name, x in state.changed.items()}
+    states = {
+        name: simulation.read_clients(state, name, np.arange(len(x)))
+        for name, x in state.changed.items()
+    }
     return {"exact": exact, "floats": jax.device_get((floats, states, state.servers))}
 
 
@@ -126,7 +139,10 @@ def difference(case: Case) -> str:
     if one["exact"] != other["exact"]:
         return f"participants or bytes: {one['exact']} and {other['exact']}"
     try:
-        close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)  # noqa: E731
+
+        def close(a, b):
+            return np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
         jax.tree.map(close, one["floats"], other["floats"])
     except AssertionError as error:
         return " ".join(str(error).split())
@@ -141,7 +157,8 @@ def main(first: int, count: int) -> int:
         found = difference(case)
         differing += bool(found)
         print(
-            f"case {number}: {case.method} {case.common} trials {case.trials} {case.halves}: {found or 'same'}",
+            f"case {number}: {case.method} {case.common} trials {case.trials} {case.halves}: "
+            f"{found or 'same'}",
             flush=True,
         )
         jax.clear_caches()

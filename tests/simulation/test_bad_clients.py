@@ -32,10 +32,20 @@ SEED = 5  # clients 1 and 6 attack: one of each architecture
 GIANT = Attack("scaled", 0.25, 1e30, seed=SEED)
 OUTLIER = Attack("scaled", 0.125, 1e6, seed=SEED)
 HONEST = ("fedavg", "fedssa", "fedproto", "lg_fedavg", "heterofl")
-ROBUST = {"norm_bound": (3.0,), "median": (), "trimmed_mean": (0.3,), "geometric_median": (), "multi_krum": (0.3,)}
+ROBUST = {
+    "norm_bound": (3.0,),
+    "median": (),
+    "trimmed_mean": (0.3,),
+    "geometric_median": (),
+    "multi_krum": (0.3,),
+}
 # Of one or two owners of a class nobody knows who is right: only lengths tell.
 BOUNDED = [("norm_bound",), *(("norm_bound", name) for name in ROBUST if name != "norm_bound")]
-EACH_BOUNDED = [BOUNDED[0], BOUNDED[1], *(pytest.param(one, marks=pytest.mark.slow) for one in BOUNDED[2:])]
+EACH_BOUNDED = [
+    BOUNDED[0],
+    BOUNDED[1],
+    *(pytest.param(one, marks=pytest.mark.slow) for one in BOUNDED[2:]),
+]
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Simulated seconds, told through the probe of test_simulation.py, whose bytes are known in advance."""
+"""Simulated seconds, told through the probe of test_simulation.py, whose bytes are known in
+advance."""
 
 import dataclasses
 import functools
@@ -24,7 +25,8 @@ from tests.simulation.test_simulation import FEDERATION, probe
 RNG = np.random.default_rng(0)
 FLOPS, UP, DOWN = (RNG.uniform(1, 4, NUM_CLIENTS) for _ in range(3))
 UPLINK = 28  # two floats, and five that are metadata
-DOWNLINK = 4 + 8 * (np.arange(NUM_CLIENTS) + 1)  # a level; client i gets i + 1 floats and their indices
+# a level; client i gets i + 1 floats and their indices
+DOWNLINK = 4 + 8 * (np.arange(NUM_CLIENTS) + 1)
 
 
 OPTIONS = SimulationOptions(1, participation=0.6, drop_rate=0.2, devices=1, eval_batch_size=4)
@@ -41,7 +43,11 @@ def program(method: str = "", seeds: tuple[int, ...] = (1,)) -> Program:
 
 def with_profile(bound: Program, profile: Profile | None) -> Simulation:
     """By programs that are compiled once."""
-    return _simulation(bound._replace(options=tuple(dataclasses.replace(o, profile=profile) for o in bound.options)))
+    return _simulation(
+        bound._replace(
+            options=tuple(dataclasses.replace(o, profile=profile) for o in bound.options)
+        )
+    )
 
 
 def simulation(profile: Profile | None, method: str = "") -> Simulation:
@@ -62,7 +68,9 @@ def probe_rounds(rounds: int, profile: Profile) -> list[list[Work]]:
     found, options = [], dataclasses.replace(OPTIONS, profile=profile)
     for round in range(rounds):
         ids, lost = choose_participants(options, NUM_CLIENTS, round)
-        found.append([Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)])
+        found.append(
+            [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
+        )
     return found
 
 
@@ -72,15 +80,29 @@ def test_rounds_last_as_by_hand(rates, deadline):
     rates = {name: {"up": UP, "down": DOWN}[name] for name in rates.split()}
     profile = Profile(by_chance(NUM_CLIENTS, 0.8), **rates, deadline=deadline)
     state, history = run(simulation(profile), 5)
-    devices = [Device(**{name: float(values[i]) for name, values in rates.items()}) for i in range(NUM_CLIENTS)]
+    devices = [
+        Device(**{name: float(values[i]) for name, values in rates.items()})
+        for i in range(NUM_CLIENTS)
+    ]
     expected = play(devices, probe_rounds(5, profile), deadline)
     names = ("simulated_seconds", "simulated_clock")
-    np.testing.assert_allclose(rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected])
-    assert rows_of(history, "late", "arrived") == [[row["late"], len(row["arrived"])] for row in expected]
-    heard = np.bincount(np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS)
+    np.testing.assert_allclose(
+        rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected]
+    )
+    assert rows_of(history, "late", "arrived") == [
+        [row["late"], len(row["arrived"])] for row in expected
+    ]
+    heard = np.bincount(
+        np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS
+    )
     np.testing.assert_array_equal(state.server.heard, heard)
-    assert [row["uplink_payload_bytes"] for row in history[1:]] == [8 * len(row["arrived"]) for row in expected]
-    assert any(row["late"] for row in expected) == bool(deadline) and "simulated_clock" not in history[0]
+    assert [row["uplink_payload_bytes"] for row in history[1:]] == [
+        8 * len(row["arrived"]) for row in expected
+    ]
+    assert (
+        any(row["late"] for row in expected) == bool(deadline)
+        and "simulated_clock" not in history[0]
+    )
 
 
 def test_training_takes_its_flops():
@@ -104,7 +126,10 @@ def test_a_late_upload_is_lost_as_a_dropped_one_is():
     """Client 4 takes 28 seconds, the others at most 1."""
     up = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
     played = {}
-    for name, profile, dropped in (("late", Profile(up=up, deadline=27.9), []), ("dropped", None, [4])):
+    for name, profile, dropped in (
+        ("late", Profile(up=up, deadline=27.9), []),
+        ("dropped", None, [4]),
+    ):
         sim = simulation(profile)
         state = sim.init()
         for _ in range(2):
@@ -124,7 +149,11 @@ def test_nobody_takes_no_time():
     sim = simulation(Profile(lambda round: np.full(NUM_CLIENTS, round == 1), up=UP, deadline=1e-3))
     _, history = run(sim, 3)
     assert [row["late"] for row in history[1:]] == [[], rows_of(history, "late")[1][0], []]
-    assert rows_of(history, "simulated_seconds", "simulated_clock") == [[0, 0], [1e-3, 1e-3], [0, 1e-3]]
+    assert rows_of(history, "simulated_seconds", "simulated_clock") == [
+        [0, 0],
+        [1e-3, 1e-3],
+        [0, 1e-3],
+    ]
     _, given_up = run(sim, 3, give_up=1)  # where nobody takes part nothing is missed
     assert given_up[-1]["round"] == 2
 
@@ -142,7 +171,9 @@ def test_a_trial_has_the_clock_that_it_would_have_alone():
     _, history = run(with_profile(program(seeds=(1, 2)), profile), 3)
     second = [row | {"trial": 0} for row in by_trial(history)[1]]
     names = ("simulated_seconds", "simulated_clock", "late", "absent", "participants")
-    alone = program()._replace(options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2]))
+    alone = program()._replace(
+        options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2])
+    )
     _, expected = run(_alone(with_profile(alone, profile)), 3)
     assert rows_of(second, *names) == rows_of(expected, *names)
     assert rows_of(second, *names) != rows_of(by_trial(history)[0], *names)
@@ -172,7 +203,10 @@ def test_a_huge_deadline_is_none(clients):
     """Of any devices and any work."""
     n = len(clients)
     rate, flops, up, down, arrived = (np.array([c[k] for c in clients]) for k in range(5))
-    cost = lambda x: WireCost(0, x, 0, 0)  # noqa: E731
+
+    def cost(x):
+        return WireCost(0, x, 0, 0)
+
     lengths = []
     for deadline in (0.0, 1e30):
         own = np.concatenate([rate, [1.0]])  # a profile has a client at least
@@ -187,14 +221,19 @@ def test_a_huge_deadline_is_none(clients):
 def test_a_huge_deadline_changes_no_row():
     rates = {"flops": FLOPS, "up": UP, "down": DOWN}
     for method in ("", "fedproto"):
-        runs = [run(simulation(Profile(**rates, deadline=deadline), method), 2) for deadline in (0.0, 1e30)]
+        runs = [
+            run(simulation(Profile(**rates, deadline=deadline), method), 2)
+            for deadline in (0.0, 1e30)
+        ]
         (one, rows), (other, same) = runs
         assert identical(to_host(one), to_host(other)) and untimed(rows) == untimed(same)
 
 
 def test_without_rates_there_is_no_clock():
     _, history = run(simulation(Profile(by_chance(NUM_CLIENTS, 0.5))), 1)
-    assert "absent" in history[1] and not {"simulated_seconds", "simulated_clock", "late"} & set(history[1])
+    assert "absent" in history[1] and not {"simulated_seconds", "simulated_clock", "late"} & set(
+        history[1]
+    )
     _, history = run(simulation(None), 1)
     assert not {"absent", "simulated_seconds", "simulated_clock", "late"} & set(history[1])
 
@@ -205,8 +244,14 @@ def test_without_rates_there_is_no_clock():
         ({"up": np.array([1.0, 0.0])}, "profile.up is not one number above 0 for each client"),
         ({"flops": np.array([np.inf])}, "profile.flops is not one number above 0 for each client"),
         ({"down": np.float64(3.0)}, "profile.down is not one number above 0 for each client"),
-        ({"deadline": 3.0}, "profile.deadline is 3.0, and nothing takes time; give flops, up or down"),
-        ({"deadline": -1.0, "up": UP}, "profile.deadline is -1.0; it must be a number of at least 0"),
+        (
+            {"deadline": 3.0},
+            "profile.deadline is 3.0, and nothing takes time; give flops, up or down",
+        ),
+        (
+            {"deadline": -1.0, "up": UP},
+            "profile.deadline is -1.0; it must be a number of at least 0",
+        ),
     ],
 )
 def test_a_wrong_profile_is_one_line(fields, message):

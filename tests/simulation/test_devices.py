@@ -15,7 +15,9 @@ def start(*arguments: int) -> subprocess.Popen:
     command = [sys.executable, "-m", "tests.simulation.device_run", *map(str, arguments)]
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in flag]
     environment = os.environ | {"XLA_FLAGS": " ".join(flags), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def result(program: subprocess.Popen) -> dict:

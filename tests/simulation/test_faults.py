@@ -9,7 +9,14 @@ from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation, make_trials
-from tests.federations import TRAINING, chosen, federation_data, identical, mixed_federation, to_host
+from tests.federations import (
+    TRAINING,
+    chosen,
+    federation_data,
+    identical,
+    mixed_federation,
+    to_host,
+)
 
 FEDERATION = mixed_federation()
 DATA = federation_data(FEDERATION)
@@ -17,9 +24,12 @@ BUCKET = {i: b.name for b in FEDERATION.buckets for i in FEDERATION.members(b)}
 
 
 def found(ids, jit=True, name="fedproto", uplink=(), **changes):
-    """The fault of the first round, of these participants, with some of the method's functions changed."""
+    """The fault of the first round, of these participants, with some of the method's functions
+    changed."""
     method = METHODS[name](TRAINING)
-    method = method._replace(**{field: change(getattr(method, field)) for field, change in changes.items()})
+    method = method._replace(
+        **{field: change(getattr(method, field)) for field, change in changes.items()}
+    )
     sim = make_simulation(method, FEDERATION, DATA, SimulationOptions(devices=1, uplink=uplink))
     state = sim.init()
     before = to_host(state)
@@ -44,20 +54,32 @@ def spoiled_update(client: int):
     return change
 
 
-SOUND = ["fedproto", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedktl", "lg_fedavg"))]
+SOUND = [
+    "fedproto",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedktl", "lg_fedavg")),
+]
 
 
 @pytest.mark.parametrize("name", SOUND)
 def test_a_sound_round_has_none(name):
     settings = {"fedktl": {"source": "noise"}}.get(name, {})
-    sim = make_simulation(METHODS[name](TRAINING, **settings), FEDERATION, DATA, SimulationOptions(devices=1))
+    sim = make_simulation(
+        METHODS[name](TRAINING, **settings), FEDERATION, DATA, SimulationOptions(devices=1)
+    )
     assert sim.find_fault(sim.init()) is None
 
 
 def test_a_value_that_is_not_finite_is_named_by_stage_client_and_array():
     fault = found([0, 4, 5], client_update=spoiled_update(4))
-    assert (fault.stage, fault.bucket, fault.client, fault.trial) == ("client_update", BUCKET[4], 4, 0)
-    assert fault.where.startswith("[0]['params']") and str(fault).startswith("client_update of client 4 in bucket")
+    assert (fault.stage, fault.bucket, fault.client, fault.trial) == (
+        "client_update",
+        BUCKET[4],
+        4,
+        0,
+    )
+    assert fault.where.startswith("[0]['params']") and str(fault).startswith(
+        "client_update of client 4 in bucket"
+    )
     assert found([0, 5], client_update=spoiled_update(4)) is None
 
 
@@ -86,14 +108,18 @@ def test_what_raises_is_named():
 
 
 def test_the_wire_and_the_server_are_stages():
-    broken = lambda key, message: jax.tree.map(lambda x: x / 0, message)  # noqa: E731
+    def broken(key, message):
+        return jax.tree.map(lambda x: x / 0, message)
+
     fault = found([0, 1], name="lg_fedavg", uplink=(broken,))
     assert fault.stage == "uplink" and fault.client == 0
 
     def change(update):
         def server_update(federation, server, received, ctx):
             new, metrics = update(federation, server, received, ctx)
-            return jax.tree.map(lambda x: jnp.where(jnp.issubdtype(x.dtype, jnp.floating), jnp.nan, x), new), metrics
+            return jax.tree.map(
+                lambda x: jnp.where(jnp.issubdtype(x.dtype, jnp.floating), jnp.nan, x), new
+            ), metrics
 
         return server_update
 

@@ -60,7 +60,9 @@ def accuracy_by_hand(params, statistics: str) -> float:
         if statistics == "batch":
             mean, var = x.mean(0), x.var(0)
         x = (x - mean) / np.sqrt(var + 1e-5) * norm["scale"] + norm["bias"]
-        right.extend((x @ np.float64(head["kernel"]) + head["bias"]).argmax(1) == dataset.labels[rows])
+        right.extend(
+            (x @ np.float64(head["kernel"]) + head["bias"]).argmax(1) == dataset.labels[rows]
+        )
     return float(np.mean(right))
 
 
@@ -85,7 +87,9 @@ def test_trials_have_servers_of_their_own():
     servers = [drawn(of_trial(state.servers, 0), seed) for seed in (0, 1)]
     state = state._replace(servers=jax.tree.map(lambda *xs: np.stack(xs), *servers))
     for scored, server in zip(sim.evaluate(to_device(state)), servers):
-        assert scored.global_accuracy == {"head": pytest.approx(accuracy_by_hand(server, "training"))}
+        assert scored.global_accuracy == {
+            "head": pytest.approx(accuracy_by_hand(server, "training"))
+        }
 
 
 def test_a_server_may_have_no_model_to_score():

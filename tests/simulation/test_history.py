@@ -26,29 +26,60 @@ LOCAL = METHODS["local"](TRAINING)
 
 
 def scripted(*accuracies, trials=None, silent_in=()):
-    """A simulation whose only client scores what the script says after each round, one script a trial; nothing arrives
-    in the rounds of `silent_in`."""
+    """A simulation whose only client scores what the script says after each round, one script a
+    trial; nothing arrives in the rounds of `silent_in`."""
     listed = (lambda x: x) if trials else (lambda x: x[0])
 
     def evaluate(state, only=None):
         clients = np.arange(3) if only is None else only
         count = {"test": np.isin(np.arange(3), clients) * 4, "train": np.full(3, 2)}
-        score = lambda script: np.where(count["test"] > 0, script[state.round], np.nan)  # noqa: E731
-        return listed([Evaluation({"test": {"head": score(script)}}, count, {}) for script in accuracies])
+
+        def score(script):
+            return np.where(count["test"] > 0, script[state.round], np.nan)
+
+        return listed(
+            [Evaluation({"test": {"head": score(script)}}, count, {}) for script in accuracies]
+        )
 
     def run_round(state, score=True):
         cost = WireCost(1, 4, 0, 0)
         arrived = int(state.round + 1 not in silent_in)
         accuracy = {"head": np.array([0.7])}
         report = RoundReport(
-            np.array([0]), arrived, (), accuracy, {"loss": 1.0}, {}, cost, cost, 0.25, True, ((2, 1e9),)
+            np.array([0]),
+            arrived,
+            (),
+            accuracy,
+            {"loss": 1.0},
+            {},
+            cost,
+            cost,
+            0.25,
+            True,
+            ((2, 1e9),),
         )
         return state._replace(round=state.round + 1), listed([report] * len(accuracies))
 
     flops = np.array([[10.0, 0, 0], [20, 0, 0]])  # [trials, clients]
     start = SimulationState(0, (), {}, np.array([-1]), {})
-    each = lambda: flops if trials else flops[0]  # noqa: E731
-    return Simulation(lambda: start, run_round, evaluate, None, None, trials, each, {}, None, None, None, LOCAL.rules)
+
+    def each():
+        return flops if trials else flops[0]
+
+    return Simulation(
+        lambda: start,
+        run_round,
+        evaluate,
+        None,
+        None,
+        trials,
+        each,
+        {},
+        None,
+        None,
+        None,
+        LOCAL.rules,
+    )
 
 
 def test_the_method_is_the_simulations():
@@ -61,7 +92,8 @@ def test_it_evaluates_the_start_every_k_rounds_and_the_end():
     assert [row["round"] for row in history] == [0, 1, 2, 3, 4, 5]
     assert [row["round"] for row in evaluated(history)] == [0, 2, 4, 5]
     assert history[3]["uplink_payload_bytes"] == 4
-    assert [row.get("accuracy_participants") for row in history] == [None, *[0.7] * 5]  # of every round
+    # of every round
+    assert [row.get("accuracy_participants") for row in history] == [None, *[0.7] * 5]
 
 
 def test_it_stops_after_patience_evaluations_without_a_new_best():
@@ -74,7 +106,11 @@ def test_it_stops_after_patience_evaluations_without_a_new_best():
 @pytest.mark.parametrize("silent_in, last", [((1, 3, 4), 4), ((2, 4), 6), ((5, 6), 6), ((1, 2), 2)])
 def test_it_gives_up_after_rounds_in_which_nothing_arrived(silent_in, last):
     _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6, give_up=2)
-    assert history[-1]["round"] == last and history[1]["far_off"] == [[2, 1e9]] and history[1]["server_finite"]
+    assert (
+        history[-1]["round"] == last
+        and history[1]["far_off"] == [[2, 1e9]]
+        and history[1]["server_finite"]
+    )
     _, history = run(scripted(np.zeros(9), silent_in=silent_in), rounds=6)
     assert history[-1]["round"] == 6
 
@@ -101,7 +137,9 @@ def test_participants_are_scored_by_every_rule():
 
 
 def test_after_round_can_stop_it():
-    _, history = run(scripted([0.0] * 9), rounds=8, after_round=lambda state, history: state.round == 3)
+    _, history = run(
+        scripted([0.0] * 9), rounds=8, after_round=lambda state, history: state.round == 3
+    )
     assert history[-1]["round"] == 3
 
 
@@ -111,7 +149,8 @@ def test_trials_are_rows_of_their_own_and_all_must_be_out_of_patience():
     _, history = run(scripted(*scripts, trials=2), rounds=4, patience=1, progress_fn=seen.append)
     assert seen == history and [row["trial"] for row in history] == [0, 1] * 4
     first, second = by_trial(history)
-    assert [row["round"] for row in first] == [0, 1, 2, 3]  # the second trial had its best in round 2
+    # the second trial had its best in round 2
+    assert [row["round"] for row in first] == [0, 1, 2, 3]
     assert [row.get("flops") for row in history[:4]] == [None, None, 10, 20]
     assert best(first).on_test["round"] == 1 and best(second).on_test["round"] == 2
 
@@ -123,13 +162,18 @@ def test_only_some_clients_are_evaluated():
 
 
 def test_validation_chooses_where_there_is_one():
-    rows = [{"round": i, "accuracy": a, "val_accuracy": v} for i, (a, v) in enumerate([(0.1, 0.9), (0.8, 0.2)])]
+    rows = [
+        {"round": i, "accuracy": a, "val_accuracy": v}
+        for i, (a, v) in enumerate([(0.1, 0.9), (0.8, 0.2)])
+    ]
     assert best(rows).on_test["round"] == 1 and best(rows).on_val["round"] == 0
     assert out_of_patience(rows, 1) and not out_of_patience(rows, 2)
 
 
 def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
-    accuracy = {"test": {"head": np.array([0.5, 0.5, np.nan]), "prototype": np.array([0.25, 0.75, np.nan])}}
+    accuracy = {
+        "test": {"head": np.array([0.5, 0.5, np.nan]), "prototype": np.array([0.25, 0.75, np.nan])}
+    }
     counts = {"test": np.array([4, 12, 0]), "train": np.array([3, 1, 9])}
     row = evaluation_row(Evaluation(accuracy, counts, {"head": 0.75}), ("prototype", "head"))
     assert row["accuracy"] == 0.5 and row["accuracy_head"] == pytest.approx(0.5)
@@ -140,12 +184,15 @@ def test_the_first_rule_is_reported_and_clients_without_samples_are_none():
 
 
 def spoiled(simulation, not_finite, server_finite=None):
-    """The simulation, with clients (or the server) whose results are not finite in some rounds: round -> clients."""
+    """The simulation, with clients (or the server) whose results are not finite in some rounds:
+    round -> clients."""
 
     def run_round(state, score=True):
         state, report = simulation.run_round(state)
         clients = not_finite.get(state.round, ())
-        return state, report._replace(not_finite=clients, server_finite=state.round != server_finite)
+        return state, report._replace(
+            not_finite=clients, server_finite=state.round != server_finite
+        )
 
     return simulation._replace(run_round=run_round)
 
@@ -175,7 +222,9 @@ def test_what_is_finite_is_not_warned_of_and_the_inner_loop_is_silent(recwarn):
 def test_a_state_that_is_given_stays_valid_and_one_that_is_kept_can_be_run_again(store):
     federation = mixed_federation()
     options = SimulationOptions(devices=1, client_store=store)
-    simulation = make_simulation(METHODS["fedproto"](TRAINING), federation, federation_data(federation), options)
+    simulation = make_simulation(
+        METHODS["fedproto"](TRAINING), federation, federation_data(federation), options
+    )
     start = simulation.init()
     kept = []
 
@@ -185,7 +234,9 @@ def test_a_state_that_is_given_stays_valid_and_one_that_is_kept_can_be_run_again
 
     end, history = run(simulation, 2, state=start, after_round=keep_the_first)
     again, same = run(simulation, 2, state=start)
-    assert identical(to_host(again), to_host(end)) and same[-1]["accuracy"] == history[-1]["accuracy"]
+    assert (
+        identical(to_host(again), to_host(end)) and same[-1]["accuracy"] == history[-1]["accuracy"]
+    )
     on_host = jax.tree.map(np.asarray, kept[0])  # its round, too, is an array then
     for state in (kept[0], on_host):
         later, _ = run(simulation, 2, state=state, history=history[:2])

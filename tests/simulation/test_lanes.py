@@ -7,12 +7,20 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.mesh import client_mesh
 from fedjax_ht.models import model_group
 from fedjax_ht.simulation import lanes as rule
-from fedjax_ht.simulation.lanes import H100, StepCost, choose_lanes, fewest_seconds, step_cost, typical
+from fedjax_ht.simulation.lanes import (
+    H100,
+    StepCost,
+    choose_lanes,
+    fewest_seconds,
+    step_cost,
+    typical,
+)
 from tests.federations import ASSIGNMENT, MODULES, NUM_CLASSES, SHAPE
 
 FEDERATION = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=ASSIGNMENT)
 STEPS = [np.array([7, 5, 3, 3, 2]), np.array([4, 4, 1])]
-SMALL = StepCost(kernels=50, moved=1e6, flops=1e6, memory=1e6)  # launches take longer than its work
+# launches take longer than its work
+SMALL = StepCost(kernels=50, moved=1e6, flops=1e6, memory=1e6)
 
 
 def seconds(steps, lanes, cost, device):
@@ -52,7 +60,9 @@ def test_fewer_lane_steps_are_wasted_than_by_a_fixed_number_where_clients_differ
 
 
 def resnet(depth):
-    return make_federation(model_group(f"resnet{depth}", 10, (32, 32, 3)), (32, 32, 3), 10, 1).buckets[0]
+    return make_federation(
+        model_group(f"resnet{depth}", 10, (32, 32, 3)), (32, 32, 3), 10, 1
+    ).buckets[0]
 
 
 def test_a_deeper_network_takes_more_of_everything():
@@ -75,7 +85,9 @@ def test_one_at_a_time_on_cpu_or_what_was_asked_for():
 
     assert chosen("auto") == dict.fromkeys(names, 1)
     assert chosen(3) == dict.fromkeys(names, 3)
-    assert chosen({name: i + 2 for i, name in enumerate(names)}) == {name: i + 2 for i, name in enumerate(names)}
+    assert chosen({name: i + 2 for i, name in enumerate(names)}) == {
+        name: i + 2 for i, name in enumerate(names)
+    }
     with pytest.raises(ValueError, match=f"lanes has no number for {names[1]}"):
         chosen({names[0]: 2})
 
@@ -91,7 +103,9 @@ def test_on_an_accelerator_the_rule_decides(monkeypatch):
 
 def test_every_operation_counts_where_it_is_nested():
     def scanned(x):
-        return jax.lax.scan(lambda x, _: (jax.jit(lambda x: x @ x)(x), None), x, None, length=3)[0].sum()
+        return jax.lax.scan(lambda x, _: (jax.jit(lambda x: x @ x)(x), None), x, None, length=3)[
+            0
+        ].sum()
 
     counts = rule.Counter()
     rule._count(jax.make_jaxpr(scanned)(np.eye(4, dtype=np.float32)), 1, counts)

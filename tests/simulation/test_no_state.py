@@ -35,16 +35,23 @@ def test_who_keeps_nothing(name):
 
 def with_a_store(keeps: bool):
     """Makes simulations built inside keep all clients' states."""
-    return mock.patch.object(program, "keeps_state", lambda *_: True) if keeps else contextlib.nullcontext()
+    return (
+        mock.patch.object(program, "keeps_state", lambda *_: True)
+        if keeps
+        else contextlib.nullcontext()
+    )
 
 
-@functools.cache  # the tests look at the same few runs; none of them may give the state away to a round
+# the tests look at the same few runs; none of them may give the state away to a round
+@functools.cache
 def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
     """Simulation, state, reports and evaluation after three rounds."""
     federation = federation_for(name)
     data = federation_data(federation)
     with with_a_store(keeps):
-        simulation = make_simulation(METHODS[name](TRAINING), federation, data, SimulationOptions(seed=1, **options))
+        simulation = make_simulation(
+            METHODS[name](TRAINING), federation, data, SimulationOptions(seed=1, **options)
+        )
         state, reports = simulation.init(), []
         for _ in range(3):
             state, report = simulation.run_round(state)
@@ -54,7 +61,11 @@ def played(keeps: bool, name: str = "fedavg", **options) -> tuple:
 
 @pytest.mark.parametrize(
     "options",
-    [{"participation": 0.5}, {"lanes": 2, "drop_rate": 0.3}, {"name": "fedrolex", "participation": 0.5}],
+    [
+        {"participation": 0.5},
+        {"lanes": 2, "drop_rate": 0.3},
+        {"name": "fedrolex", "participation": 0.5},
+    ],
     ids=["half", "lanes", "slices"],
 )
 def test_no_bit_is_another_one_than_with_a_store(options):
@@ -111,12 +122,17 @@ def test_a_result_that_is_not_finite_falls_back_on_what_came_down():
 
 
 def test_who_has_no_sample_is_not_scored(monkeypatch):
-    """And nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like 1,000."""
+    """And nothing else changes: 100,000 users, of whom 1,000 have test samples, are evaluated like
+    1,000."""
     simulation, state, _, evaluation = played(False)
     counts = federation_data(uniform_federation()).counts["test"]
     assert 0 < np.sum(counts > 0) < len(counts)
     scored = []
-    monkeypatch.setattr(steps, "blocks", lambda roster, rows, size: scored.append(rows) or blocks(roster, rows, size))
+    monkeypatch.setattr(
+        steps,
+        "blocks",
+        lambda roster, rows, size: scored.append(rows) or blocks(roster, rows, size),
+    )
     simulation.evaluate(state)
     np.testing.assert_array_equal(np.concatenate(scored), np.flatnonzero(counts > 0))
     np.testing.assert_array_equal(np.isnan(evaluation.accuracy["test"]["head"]), counts == 0)

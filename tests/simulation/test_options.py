@@ -13,12 +13,20 @@ LANES = "an integer of at least 1, 'auto' or names with an integer of at least 1
         ("seed", 2**32, "seed is 4294967296; it must be an integer from 0 to 4294967295"),
         ("participation", 0.0, "participation is 0.0; it must be a number above 0 and at most 1"),
         ("participation", 1.01, "participation is 1.01; it must be a number above 0 and at most 1"),
-        ("participation", float("nan"), "participation is nan; it must be a number above 0 and at most 1"),
+        (
+            "participation",
+            float("nan"),
+            "participation is nan; it must be a number above 0 and at most 1",
+        ),
         ("drop_rate", -0.1, "drop_rate is -0.1; it must be a number of at least 0 and below 1"),
         ("drop_rate", 1.0, "drop_rate is 1.0; it must be a number of at least 0 and below 1"),
         ("shared_init", "no", "shared_init is 'no'; it must be True or False"),
         ("evaluate", "both", "evaluate is 'both'; it must be 'received' or 'trained'"),
-        ("evaluate", "recieved", "evaluate is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'"),
+        (
+            "evaluate",
+            "recieved",
+            "evaluate is 'recieved'; did you mean 'received'? It must be 'received' or 'trained'",
+        ),
         ("client_store", "disk", "client_store is 'disk'; it must be 'device' or 'host'"),
         ("lanes", 0, f"lanes is 0; it must be {LANES}"),
         ("lanes", 1.5, f"lanes is 1.5; it must be {LANES}"),
@@ -41,12 +49,23 @@ def test_value_out_of_range(field, value, message):
 
 def test_edges_are_in_range():
     SimulationOptions(seed=0, participation=1, drop_rate=0, lanes=1, eval_batch_size=1)
-    SimulationOptions(participation=1e-9, drop_rate=0.999, lanes="auto", client_store="host", evaluate="trained")
+    SimulationOptions(
+        participation=1e-9, drop_rate=0.999, lanes="auto", client_store="host", evaluate="trained"
+    )
 
 
 @pytest.mark.parametrize(
     ("participation", "num_clients", "participants"),
-    [(1.0, 7, 7), (0.5, 5, 3), (0.25, 10, 3), (0.5, 7, 4), (0.24, 10, 2), (0.26, 10, 3), (0.01, 10, 1), (1e-9, 3, 1)],
+    [
+        (1.0, 7, 7),
+        (0.5, 5, 3),
+        (0.25, 10, 3),
+        (0.5, 7, 4),
+        (0.24, 10, 2),
+        (0.26, 10, 3),
+        (0.01, 10, 1),
+        (1e-9, 3, 1),
+    ],
 )
 def test_participants_round_halves_up(participation, num_clients, participants):
     options = SimulationOptions(participation=participation)
@@ -60,11 +79,15 @@ def test_participants_round_halves_up(participation, num_clients, participants):
 
 @pytest.mark.parametrize(("rate", "lost"), [(0.0, 0), (0.19, 0), (0.2, 1), (0.5, 2), (0.99, 4)])
 def test_drop_outs_are_rounded_down(rate, lost):
-    options, whole = SimulationOptions(participation=0.5, drop_rate=rate), SimulationOptions(participation=0.5)
+    options, whole = (
+        SimulationOptions(participation=0.5, drop_rate=rate),
+        SimulationOptions(participation=0.5),
+    )
     for round in range(5):
         ids, dropped = choose_participants(options, 10, round)
         assert dropped.dtype == bool and dropped.sum() == lost
-        np.testing.assert_array_equal(ids, choose_participants(whole, 10, round)[0])  # nobody else is drawn
+        # nobody else is drawn
+        np.testing.assert_array_equal(ids, choose_participants(whole, 10, round)[0])
 
 
 def test_choice_is_a_function_of_seed_and_round():
@@ -78,7 +101,8 @@ def test_choice_is_a_function_of_seed_and_round():
 
 
 def test_choice_is_uniform():
-    """Each of 10 clients takes part in 3 of 10 rounds and is dropped in 1 of 10, within five standard deviations."""
+    """Each of 10 clients takes part in 3 of 10 rounds and is dropped in 1 of 10, within five
+    standard deviations."""
     options, rounds = SimulationOptions(participation=0.3, drop_rate=0.34), 3000
     taken, lost = np.zeros(10), np.zeros(10)
     together = np.zeros((10, 10))
@@ -87,5 +111,9 @@ def test_choice_is_uniform():
         taken[ids] += 1
         lost[ids[dropped]] += 1
         together[np.ix_(ids, ids)] += 1
-    for counts, share in ((taken, 0.3), (lost, 0.1), (together[~np.eye(10, dtype=bool)], 3 / 10 * 2 / 9)):
+    for counts, share in (
+        (taken, 0.3),
+        (lost, 0.1),
+        (together[~np.eye(10, dtype=bool)], 3 / 10 * 2 / 9),
+    ):
         assert np.abs(counts - share * rounds).max() < 5 * np.sqrt(rounds * share * (1 - share))

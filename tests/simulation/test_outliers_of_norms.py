@@ -1,6 +1,8 @@
-"""Clients whose inputs differ a hundredfold in scale are honest, also where models normalise by batch.
+"""Clients whose inputs differ a hundredfold in scale are honest, also where models normalise by
+batch.
 
-Their running variances differ by more than the bound of `refuse_outliers`. One method sends any, FedAPEN.
+Their running variances differ by more than the bound of `refuse_outliers`. One method sends any,
+FedAPEN.
 """
 
 import dataclasses
@@ -43,7 +45,8 @@ from tests.method_wires import settings
 
 LARGE = (1, 4)  # clients whose inputs are a hundred times as large
 ROUNDS = 2
-LONG = dataclasses.replace(TRAINING, epochs=20)  # until running statistics have become those of the inputs
+# until running statistics have become those of the inputs
+LONG = dataclasses.replace(TRAINING, epochs=20)
 
 
 class Normalised(nn.Module):
@@ -89,7 +92,9 @@ def data_of(name: str):
 def played(name: str, times: float):
     """The state after each round, and whose uploads were refused."""
     method, federation = method_factory(name)(LONG, **settings(name)), federation_of(name)
-    sim = make_simulation(method, federation, data_of(name), SimulationOptions(lanes=1, refuse_outliers=times))
+    sim = make_simulation(
+        method, federation, data_of(name), SimulationOptions(lanes=1, refuse_outliers=times)
+    )
     state, states, refused = sim.init(), [], []
     for _ in range(ROUNDS):
         state, report = sim.run_round(state)
@@ -111,7 +116,10 @@ def test_running_variances_do_differ_beyond_the_bound():
     """Those that FedAPEN's clients send, of the shared model."""
     states, _ = played("fedapen", 0.0)
     variances = np.concatenate(
-        [own["shared"]["stats"]["base"]["norm0"]["var"].max(-1) for own in states[0].clients.values()]
+        [
+            own["shared"]["stats"]["base"]["norm0"]["var"].max(-1)
+            for own in states[0].clients.values()
+        ]
     )
     assert np.sort(variances)[-1] > 1000 * np.median(variances)
 
@@ -121,6 +129,8 @@ def test_running_statistics_are_sent_by_fedapen_alone(name):
     method, federation = method_factory(name)(TRAINING, **settings(name)), federation_of(name)
     for bucket in federation.buckets:
         form = uplink_form(method, federation, bucket, Channel(chain(()), chain(())))
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(form)]
+        paths = [
+            jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(form)
+        ]
         sent = [path for path in paths if "stats" in path or "'mean'" in path or "'var'" in path]
         assert bool(sent) == (name == "fedapen")

@@ -24,12 +24,18 @@ def test_a_trace_says_who_is_there():
 @pytest.mark.parametrize("span", [(8, 0, 1), (-1, 0, 1), (0, 3, 2), (0, -1, 2)])
 def test_a_wrong_span_is_one_line(span):
     client, first, last = span
-    with pytest.raises(ValueError, match=f"^client {client} is there from round {first} to {last}; clients are 0 to 7"):
+    with pytest.raises(
+        ValueError,
+        match=f"^client {client} is there from round {first} to {last}; clients are 0 to 7",
+    ):
         by_trace(NUM_CLIENTS, [(0, 0, 5), span])
 
 
 def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
-    draws = {seed: np.array([by_chance(500, 0.8, seed)(round) for round in range(20)]) for seed in (0, 0, 1)}
+    draws = {
+        seed: np.array([by_chance(500, 0.8, seed)(round) for round in range(20)])
+        for seed in (0, 0, 1)
+    }
     np.testing.assert_array_equal(draws[0][7], by_chance(500, 0.8)(7))
     assert abs(draws[0].mean() - 0.8) < 5 * np.sqrt(0.8 * 0.2 / draws[0].size)
     assert not np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0][0], draws[0][1])
@@ -38,20 +44,35 @@ def test_chance_is_a_function_of_seed_and_round_and_comes_near_its_share():
 
 def test_participants_are_drawn_among_those_who_are_there():
     profile = Profile(available=TRACE)
-    assert rounds_of(SimulationOptions(profile=profile), 4) == EVER  # fewer than asked: all of them
+    # fewer than asked: all of them
+    assert rounds_of(SimulationOptions(profile=profile), 4) == EVER
     for seed in range(20):
-        ids, lost = choose_participants(SimulationOptions(seed, 0.25, 0.5, profile=profile), NUM_CLIENTS, 2)
+        ids, lost = choose_participants(
+            SimulationOptions(seed, 0.25, 0.5, profile=profile), NUM_CLIENTS, 2
+        )
         assert len(ids) == 2 and set(ids) < {0, 4, 5} and lost.sum() == 1
-    assert choose_participants(SimulationOptions(drop_rate=0.7, profile=profile), NUM_CLIENTS, 2)[1].sum() == 2  # of 3
-    assert rounds_of(SimulationOptions(profile=Profile(available=lambda round: np.zeros(8, bool))), 2) == [[], []]
+    # of 3
+    assert (
+        choose_participants(SimulationOptions(drop_rate=0.7, profile=profile), NUM_CLIENTS, 2)[
+            1
+        ].sum()
+        == 2
+    )
+    assert rounds_of(
+        SimulationOptions(profile=Profile(available=lambda round: np.zeros(8, bool))), 2
+    ) == [[], []]
     for options in ({"participation": 0.4, "drop_rate": 0.4}, {}):  # everybody there: as without
-        all_there = SimulationOptions(profile=Profile(available=by_chance(NUM_CLIENTS, 1.0)), **options)
+        all_there = SimulationOptions(
+            profile=Profile(available=by_chance(NUM_CLIENTS, 1.0)), **options
+        )
         assert rounds_of(all_there, 5) == rounds_of(SimulationOptions(**options), 5)
 
 
 @pytest.mark.parametrize("found", [np.ones(3, bool), np.ones(NUM_CLIENTS), True])
 def test_another_answer_than_a_bool_a_client_is_one_line(found):
-    with pytest.raises(ValueError, match=r"^profile.available gives .* for round 0; it must be bool \(8,\)$"):
+    with pytest.raises(
+        ValueError, match=r"^profile.available gives .* for round 0; it must be bool \(8,\)$"
+    ):
         Profile(available=lambda round: found).there(NUM_CLIENTS, 0)
 
 
@@ -61,8 +82,13 @@ def test_an_absent_client_is_left_alone():
     for number, there in enumerate(EVER):
         before = to_host(state)
         state, report = sim.run_round(state)
-        took_part, reached = report.participants.tolist(), np.flatnonzero(state.last_round[0] == number).tolist()
-        assert report.absent == NUM_CLIENTS - len(there) and len(took_part) == report.arrived == min(2, len(there))
+        took_part, reached = (
+            report.participants.tolist(),
+            np.flatnonzero(state.last_round[0] == number).tolist(),
+        )
+        assert report.absent == NUM_CLIENTS - len(there) and len(
+            took_part
+        ) == report.arrived == min(2, len(there))
         assert changed(FEDERATION, before, to_host(state)) == set(took_part) <= set(there)
         assert reached == took_part
         # Client i is sent i + 1 entries, and a level.
@@ -70,7 +96,9 @@ def test_an_absent_client_is_left_alone():
 
 
 def test_a_round_without_anybody_changes_only_its_number():
-    gone = lambda round: np.full(NUM_CLIENTS, round != 1)  # noqa: E731
+    def gone(round):
+        return np.full(NUM_CLIENTS, round != 1)
+
     for store in ("device", "host"):
         sim = simulation(devices=1, client_store=store, profile=Profile(available=gone))
         state, _ = sim.run_round(sim.init())

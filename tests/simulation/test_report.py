@@ -10,9 +10,14 @@ from fedjax_ht.simulation.serving import ServerResult
 
 def result(arrived, finite, loss, up, down) -> ClientResult:
     """One bucket's participants."""
-    cost = lambda column: WireCost(*(np.array(column, np.int32) * k for k in (1, 4, 2, 8)))  # noqa: E731
+
+    def cost(column):
+        return WireCost(*(np.array(column, np.int32) * k for k in (1, 4, 2, 8)))
+
     metrics = {"loss": np.array(loss, np.float32)}
-    return ClientResult("an uplink", np.array(arrived, bool), np.array(finite, bool), metrics, cost(up), cost(down))
+    return ClientResult(
+        "an uplink", np.array(arrived, bool), np.array(finite, bool), metrics, cost(up), cost(down)
+    )
 
 
 def scores(correct, count) -> dict[str, Scores]:
@@ -28,7 +33,13 @@ RESULTS = [
     (
         np.array([5, 1, 3]),
         (
-            result([True, False, False], [True, False, False], [6.0, np.nan, np.inf], [30, 40, 50], [2, 3, 4]),
+            result(
+                [True, False, False],
+                [True, False, False],
+                [6.0, np.nan, np.inf],
+                [30, 40, 50],
+                [2, 3, 4],
+            ),
             scores([0, 2, 5], [0, 8, 5]),  # client 5 has no test sample
         ),
     ),
@@ -56,7 +67,10 @@ def test_round():
     np.testing.assert_array_equal(report.accuracy["head"], [0.5, 0.25, 1.0, np.nan, 0.75])
     assert report.uplink == WireCost(40, 160, 80, 320)
     assert report.downlink == WireCost(11, 44, 22, 88)
-    assert all(isinstance(x, int) for x in (*report.uplink, *report.downlink, report.arrived, *report.not_finite))
+    assert all(
+        isinstance(x, int)
+        for x in (*report.uplink, *report.downlink, report.arrived, *report.not_finite)
+    )
 
 
 def test_sums_beyond_32_bits():
@@ -67,7 +81,9 @@ def test_sums_beyond_32_bits():
 
 
 def test_nobody_is_finite():
-    report = round_report([(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0, HONEST)
+    report = round_report(
+        [(np.array([4]), (result([False], [False], [np.nan], [5], [7]), {}))], server(), 0.0, HONEST
+    )
     assert np.isnan(report.metrics["loss"]) and report.not_finite == (4,) and report.arrived == 0
     assert report.uplink == WireCost(0, 0, 0, 0) and report.downlink == WireCost(7, 28, 14, 56)
 
@@ -89,7 +105,9 @@ def test_evaluation_of_the_server():
     one = (np.array([0]), {"test": Scores({"head": np.array([1])}, np.array([1]))})
     pooled = Scores({"a": np.int32(3), "b": np.int32(0)}, np.int32(12))
     assert evaluation(np.array([7]), [one], pooled).global_accuracy == {"a": 0.25, "b": 0.0}
-    assert evaluation(np.array([7]), [one], Scores({"a": np.int32(0)}, np.int32(0))).global_accuracy == {"a": 0.0}
+    assert evaluation(
+        np.array([7]), [one], Scores({"a": np.int32(0)}, np.int32(0))
+    ).global_accuracy == {"a": 0.0}
 
 
 def test_attackers_are_in_no_accuracy():

@@ -30,9 +30,13 @@ IDS = [4, 0, 3]  # of both architectures, in no order, one without training samp
 @by_name(("local", "fedproto", "fedktl", "heterofl", "heterofl+dfrd"))
 def test_every_method_has_features_of_the_same_images(name):
     federation = federation_for(name)
-    sim = make_simulation(method_factory(name)(TRAINING, **settings(name)), federation, federation_data(federation))
+    sim = make_simulation(
+        method_factory(name)(TRAINING, **settings(name)), federation, federation_data(federation)
+    )
     found = sim.features(sim.init(), IDS, np.arange(21))
-    assert [x.shape[0] for x in found] == [21] * 3 and all(np.isfinite(x).all() and x.std() > 0 for x in found)
+    assert [x.shape[0] for x in found] == [21] * 3 and all(
+        np.isfinite(x).all() and x.std() > 0 for x in found
+    )
 
 
 @pytest.mark.parametrize("mode", ["received", "trained"])
@@ -54,10 +58,15 @@ def test_they_are_those_that_an_evaluation_scores(mode):
     dataset, _ = samples()
     x = (dataset.inputs[indices] / 255 - np.float32(0.5)) / np.float32(0.5)
     for i, rows in zip(IDS, found):
-        bucket, client = federation.buckets[federation.assignment[i]], each_client(federation, before)[i]
+        bucket, client = (
+            federation.buckets[federation.assignment[i]],
+            each_client(federation, before)[i],
+        )
         if mode == "received":
             client = jax.tree.map(lambda x: 1.1 * x, client)
-        expected = method.view.features(bucket, client, jnp.asarray(x, jnp.float32), jnp.ones(3, bool))
+        expected = method.view.features(
+            bucket, client, jnp.asarray(x, jnp.float32), jnp.ones(3, bool)
+        )
         np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
         assert rows.shape == (3, FEATURE_DIM) and rows.std(0).any()
 

@@ -32,7 +32,17 @@ def roster(devices=2, lanes=1, capacity=3) -> Roster:
     """As `make_roster` deals on two devices, which a single one cannot show."""
     device = np.array([1, 0, 1, 0, 0, 1]) if devices == 2 else np.zeros(6, int)
     slot = np.array([0, 0, 1, 1, 2, 2]) if devices == 2 else np.arange(6)
-    return Roster(MEMBERS, STEPS.reshape(-1), device, slot, np.arange(6), devices, 6 // devices, capacity, lanes)
+    return Roster(
+        MEMBERS,
+        STEPS.reshape(-1),
+        device,
+        slot,
+        np.arange(6),
+        devices,
+        6 // devices,
+        capacity,
+        lanes,
+    )
 
 
 def test_one_device_holds_everybody_in_order():
@@ -41,7 +51,8 @@ def test_one_device_holds_everybody_in_order():
     np.testing.assert_array_equal(made.device, 0)
     np.testing.assert_array_equal(made.slot, np.arange(6))
     np.testing.assert_array_equal(made.local, np.arange(6))
-    assert (made.devices, made.shard, made.capacity, made.lanes) == (1, 6, 4, 2)  # two of three, in either trial
+    # two of three, in either trial
+    assert (made.devices, made.shard, made.capacity, made.lanes) == (1, 6, 4, 2)
 
 
 class ManyDevices:
@@ -49,7 +60,9 @@ class ManyDevices:
 
     def __init__(self, count, own):
         self.size = count
-        self.devices = np.array([type("Device", (), {"process_index": 0 if i in own else 1})() for i in range(count)])
+        self.devices = np.array(
+            [type("Device", (), {"process_index": 0 if i in own else 1})() for i in range(count)]
+        )
 
 
 @pytest.mark.parametrize("devices", [2, 4, 7])
@@ -66,7 +79,8 @@ def test_every_device_gets_about_the_same_steps(devices):
 
 def test_dealing_is_the_dearest_row_to_the_idlest_device():
     dear, cheap, nothing = deal([np.array([3.0, 9.0]), np.array([5.0, 4.0, 2.0]), np.zeros(2)], 2)
-    np.testing.assert_array_equal(dear, [0, 0])  # 9 | 5 + 4: of equals the one with fewer rows takes 3
+    # 9 | 5 + 4: of equals the one with fewer rows takes 3
+    np.testing.assert_array_equal(dear, [0, 0])
     np.testing.assert_array_equal(cheap, [1, 1, 1])  # 9 + 3 | 5 + 4 + 2
     np.testing.assert_array_equal(nothing, [1, 1])
 
@@ -85,7 +99,8 @@ def speed_up(group: str, devices: int, size: int, split: str, **options) -> tupl
 
 @pytest.mark.slow
 def test_architectures_are_dealt_together():
-    """Bucket by bucket the 20 clients of CNN-1..5 would fill four of eight devices, those of eight networks three."""
+    """Bucket by bucket the 20 clients of CNN-1..5 would fill four of eight devices, those of eight
+    networks three."""
     fast, _ = speed_up("cnn5", 8, 10_000, "dirichlet", alpha=1.0)
     assert fast > 7
     fast, bound = speed_up("htfe8", 8, 10_000, "iid")
@@ -100,8 +115,12 @@ def test_rows_and_clients_belong_together():
 
 
 def test_layout_is_longest_first_where_several_run_side_by_side():
-    np.testing.assert_array_equal(lay_out(roster(), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 0, 2, 5])
-    np.testing.assert_array_equal(lay_out(roster(lanes=2), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 5, 0, 2])
+    np.testing.assert_array_equal(
+        lay_out(roster(), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 0, 2, 5]
+    )
+    np.testing.assert_array_equal(
+        lay_out(roster(lanes=2), np.array([0, 1, 2, 5]), 3), [1, PADDING, PADDING, 5, 0, 2]
+    )
     parts = blocks(roster(lanes=2), np.arange(6), 2)
     np.testing.assert_array_equal(parts, [[1, 3, 5, 0], [4, PADDING, 2, PADDING]])
 
@@ -139,7 +158,9 @@ def test_idle_lane_steps():
 @pytest.mark.parametrize(("clients", "lanes"), [(20, 3), (50, 5), (100, 5)])
 def test_little_is_wasted_on_the_papers_split(clients, lanes):
     labels = np.repeat(np.arange(10), 6000).astype(np.int32)
-    dataset = Dataset("CIFAR-10's labels", np.zeros((60_000, 1, 1, 1), np.uint8), labels, tuple("0123456789"))
+    dataset = Dataset(
+        "CIFAR-10's labels", np.zeros((60_000, 1, 1, 1), np.uint8), labels, tuple("0123456789")
+    )
     split = make_partition("practical", dataset, clients, 1, alpha=0.1)
     steps = np.array([len(c.train) // 10 for c in split])
     assert wasted_lane_steps(steps[longest_first(steps)], lanes) < 0.1

@@ -1,4 +1,5 @@
-"""A simulation told through a method that reports what it was given, so that every number is known in advance."""
+"""A simulation told through a method that reports what it was given, so that every number is known
+in advance."""
 
 import functools
 from typing import NamedTuple
@@ -41,8 +42,8 @@ FEDERATION = mixed_federation()
 
 
 class Server(NamedTuple):
-    """What the clients told, by id: weights [n, 2], facts [n, 5], and how often each was heard [n]; the level counts
-    rounds from 1."""
+    """What the clients told, by id: weights [n, 2], facts [n, 5], and how often each was heard [n];
+    the level counts rounds from 1."""
 
     level: jax.Array
     weights: jax.Array
@@ -69,12 +70,15 @@ def capped_scores(x, cap):
 def capped_accuracy(cap: int, indices: np.ndarray) -> float:
     """The share of samples that `capped_scores` gets right, by hand."""
     dataset, _ = samples()
-    guess = np.minimum(np.round((dataset.inputs[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap)
+    guess = np.minimum(
+        np.round((dataset.inputs[indices].astype(float).mean((1, 2, 3)) - 40) / 40), cap
+    )
     return float(np.mean(guess == dataset.labels[indices]))
 
 
 def probe() -> Method:
-    """Clients hold a weight that moves and a cap; `receive` sets the cap to the level, training adds two."""
+    """Clients hold a weight that moves and a cap; `receive` sets the cap to the level, training
+    adds two."""
 
     def client_update(bucket, client, downlink, data, ctx: Context):
         info = ctx.info
@@ -92,18 +96,27 @@ def probe() -> Method:
         return Server(server.level + 1, weights, facts, heard), {"heard": arrived.sum()}
 
     def broadcast(federation, bucket, server, ctx: Context):
-        return Downlink(server.level, Masked(jnp.ones(NUM_CLIENTS), jnp.arange(NUM_CLIENTS) <= ctx.info.id))
+        return Downlink(
+            server.level, Masked(jnp.ones(NUM_CLIENTS), jnp.arange(NUM_CLIENTS) <= ctx.info.id)
+        )
 
-    zeros = lambda *shape: jnp.zeros((NUM_CLIENTS, *shape))  # noqa: E731
+    def zeros(*shape):
+        return jnp.zeros((NUM_CLIENTS, *shape))
+
     return Method(
         name="probe",
         training=TRAINING,
         init_server=lambda federation, key: Server(jnp.float32(1), zeros(2), zeros(5), zeros()),
-        init_client=lambda bucket, ctx: {"weight": jax.random.uniform(ctx.key, (2,)), "cap": jnp.float32(0)},
+        init_client=lambda bucket, ctx: {
+            "weight": jax.random.uniform(ctx.key, (2,)),
+            "cap": jnp.float32(0),
+        },
         broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
-        receive=lambda bucket, client, downlink, data, ctx: client | {"cap": jnp.round(downlink.level)},
+        receive=lambda bucket, client, downlink, data, ctx: (
+            client | {"cap": jnp.round(downlink.level)}
+        ),
         predict=lambda bucket, client, downlink, x, mask: {"cap": capped_scores(x, client["cap"])},
         rules=("cap",),
     )
@@ -127,10 +140,15 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
     assert report.metrics["id"] == pytest.approx(np.mean([0, 1, 2, 5, 6]))
     np.testing.assert_array_equal(report.participants, [0, 1, 2, 5, 6])
     heard = {0: 1, 1: 1, 2: 1, 4: 0, 5: 1, 6: 1}  # in which round
-    before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}  # the last round in which each was reached, when it was heard
-    told = [[i, TRAIN_COUNTS[i].sum(), before[i], heard[i]] if i in before else [0] * 4 for i in range(NUM_CLIENTS)]
+    # the last round in which each was reached, when it was heard
+    before = {0: 0, 1: -1, 2: -1, 4: -1, 5: 0, 6: -1}
+    told = [
+        [i, TRAIN_COUNTS[i].sum(), before[i], heard[i]] if i in before else [0] * 4
+        for i in range(NUM_CLIENTS)
+    ]
     np.testing.assert_array_equal(state.server.facts[:, :4], told)
-    draws = [first[0, 4], *(state.server.facts[i, 4] for i in before)]  # client 0's, and then each one's last
+    # client 0's, and then each one's last
+    draws = [first[0, 4], *(state.server.facts[i, 4] for i in before)]
     assert len(set(draws)) == len(draws)
     np.testing.assert_array_equal(state.server.heard, [2, 1, 1, 0, 1, 1, 1, 0])
     weights = [client["weight"] for client in each_client(FEDERATION, state)]
@@ -139,7 +157,8 @@ def test_clients_are_told_who_they_are_and_the_server_hears_each_once():
 
 
 def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
-    """The round beside the data, in training alone; the samples at the server only of a method that asks for them."""
+    """The round beside the data, in training alone; the samples at the server only of a method that
+    asks for them."""
     dataset, partition = samples()
     held = sorted(np.concatenate([client.train for client in partition]))
 
@@ -156,9 +175,19 @@ def test_clients_are_told_the_round_and_a_control_sees_their_training_samples():
         real = jnp.arange(len(indices)) < count
         labels = jnp.where(real, ctx.data.labels[indices], 0).sum()
         brightness = jnp.where(real, ctx.data.inputs[indices].sum((1, 2, 3)), 0).sum()
-        return server, {"samples": count, "labels": labels, "brightness": brightness, "of": jnp.sum(indices * real)}
+        return server, {
+            "samples": count,
+            "labels": labels,
+            "brightness": brightness,
+            "of": jnp.sum(indices * real),
+        }
 
-    changes = {"client_update": client_update, "receive": receive, "server_update": server_update, "sees_data": True}
+    changes = {
+        "client_update": client_update,
+        "receive": receive,
+        "server_update": server_update,
+        "sees_data": True,
+    }
     sim = simulation(tuple(changes.items()))
     state, report = play(sim, to_host(sim.init()), [0, 4])
     assert report.metrics["round"] == 0
@@ -177,8 +206,14 @@ def test_participants_pay_for_the_downlink():
     start = to_host(sim.init())
     state, report = play(sim, start, [1, 4, 6], dropped=[4])
     paid = [1, 4, 6]
-    entries = sum(i + 1 for i in paid)  # of the Masked leaf, each with its index, beside the level
-    assert tuple(report.downlink) == (entries + len(paid), 4 * (entries + len(paid)), entries, 4 * entries)
+    # of the Masked leaf, each with its index, beside the level
+    entries = sum(i + 1 for i in paid)
+    assert tuple(report.downlink) == (
+        entries + len(paid),
+        4 * (entries + len(paid)),
+        entries,
+        4 * entries,
+    )
     assert tuple(report.uplink) == (2 * 2, 2 * 8, 2 * 5, 2 * 20)
     np.testing.assert_array_equal(np.flatnonzero(state.last_round[0] == 0), paid)
     assert changed(FEDERATION, start, state) == {1, 4, 6}
@@ -194,14 +229,19 @@ def test_participants_pay_for_the_downlink():
     ],
 )
 def test_accuracy_of_every_client(evaluate, options):
-    """After one round the level is 2; a participant was trained to 1 + 2, the others are still at 0."""
+    """After one round the level is 2; a participant was trained to 1 + 2, the others are still at
+    0."""
     sim = simulation(evaluate=evaluate, **options)
     with chosen([1, 4]):
         state, _ = sim.run_round(sim.init())
     before = to_host(state)
     scored = sim.evaluate(state)
     tests = [client.test for client in samples()[1]]
-    caps = [2] * NUM_CLIENTS if evaluate == "received" else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
+    caps = (
+        [2] * NUM_CLIENTS
+        if evaluate == "received"
+        else [3 if i in (1, 4) else 0 for i in range(NUM_CLIENTS)]
+    )
     expected = [capped_accuracy(cap, own) if len(own) else np.nan for cap, own in zip(caps, tests)]
     assert set(scored.accuracy) == {"test"} and set(scored.accuracy["test"]) == {"cap"}
     np.testing.assert_allclose(scored.accuracy["test"]["cap"], expected)
@@ -233,13 +273,17 @@ def test_validation_samples_are_scored_where_there_are_any():
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_shared_init(shared):
-    weights = [c["weight"].tobytes() for c in each_client(FEDERATION, to_host(simulation(shared_init=shared).init()))]
+    weights = [
+        c["weight"].tobytes()
+        for c in each_client(FEDERATION, to_host(simulation(shared_init=shared).init()))
+    ]
     assert len(set(weights)) == (len(set(ASSIGNMENT)) if shared else NUM_CLIENTS)
     if shared:
         assert len(set(zip(weights, ASSIGNMENT))) == len(set(ASSIGNMENT))
 
 
-FEW = {"participation": 0.25, "lanes": 2, "evaluate": "trained"}  # two clients a round of buckets of five and three
+# two clients a round of buckets of five and three
+FEW = {"participation": 0.25, "lanes": 2, "evaluate": "trained"}
 
 
 def test_host_store_with_fewer_rows_than_clients():
@@ -252,12 +296,15 @@ def test_host_store_with_fewer_rows_than_clients():
         assert report.metrics == report_b.metrics and report.uplink == report_b.uplink
     assert identical(to_host(a), to_host(b))
     assert len(set(a.last_round[0])) > 3
-    np.testing.assert_array_equal(device.evaluate(a).accuracy["test"]["cap"], host.evaluate(b).accuracy["test"]["cap"])
+    np.testing.assert_array_equal(
+        device.evaluate(a).accuracy["test"]["cap"], host.evaluate(b).accuracy["test"]["cap"]
+    )
 
 
 @pytest.mark.parametrize("store", ["device", "host"])
 def test_nothing_compiles_after_the_first_round(store, caplog):
-    sim = simulation((("name", "fresh"),), client_store=store, **FEW)  # one that has run no round yet
+    # one that has run no round yet
+    sim = simulation((("name", "fresh"),), client_store=store, **FEW)
     state, _ = sim.run_round(sim.init())
     with jax.log_compiles():
         sim.evaluate(state)
@@ -279,12 +326,17 @@ def test_host_store_moves_only_members():
         return {"w": jnp.float32(flat)}
 
     stored = store.init(roster, make)
-    np.testing.assert_array_equal(made, [[0, 1], [2, 3], [4, -1]])  # never more at once than a round takes
+    # never more at once than a round takes
+    np.testing.assert_array_equal(made, [[0, 1], [2, 3], [4, -1]])
     np.testing.assert_array_equal(stored["w"], np.arange(5))
-    states, slots = store.load(stored, roster, np.array([3, 1])), store.slots(roster, np.array([3, 1]))
+    states, slots = (
+        store.load(stored, roster, np.array([3, 1])),
+        store.slots(roster, np.array([3, 1])),
+    )
     np.testing.assert_array_equal(states["w"], [3, 1])
     np.testing.assert_array_equal(slots, [0, 1])
-    stored = store.save(stored, {"w": jnp.array([-3.0, -1.0])}, roster, np.array([3, -1]))  # the second is padding
+    # the second is padding
+    stored = store.save(stored, {"w": jnp.array([-3.0, -1.0])}, roster, np.array([3, -1]))
     np.testing.assert_array_equal(stored["w"], [0, 1, 2, -3, 4])
     stored = store.write(stored, roster, np.array([4, 0]), {"w": np.array([7.0, 8.0])})
     np.testing.assert_array_equal(store.read(stored, roster, np.array([0, 3, 4]))["w"], [8, -3, 7])
@@ -293,7 +345,10 @@ def test_host_store_moves_only_members():
 
 def test_only_what_is_read_must_be_finite():
     bad = jnp.array([[1.0, jnp.nan], [jnp.inf, 2.0], [3.0, 4.0]])
-    tree = lambda mask: {"a": Masked(bad, jnp.array(mask)), "n": jnp.arange(3)}  # noqa: E731
+
+    def tree(mask):
+        return {"a": Masked(bad, jnp.array(mask)), "n": jnp.arange(3)}
+
     assert all_finite(tree([False, False, True])) and all_finite(())
     assert not all_finite(tree([False, True, True])) and not all_finite(tree([True, False, False]))
     assert not all_finite(bad)
@@ -301,7 +356,8 @@ def test_only_what_is_read_must_be_finite():
 
 def test_noise_on_the_uplink():
     plain, silent, noisy = (
-        simulation(uplink=steps) for steps in ((), (gaussian_noise(0.0, 0.0),), (gaussian_noise(0.1, 0.0),))
+        simulation(uplink=steps)
+        for steps in ((), (gaussian_noise(0.0, 0.0),), (gaussian_noise(0.1, 0.0),))
     )
     start = to_host(plain.init())
     ids = range(NUM_CLIENTS)
@@ -311,9 +367,12 @@ def test_noise_on_the_uplink():
     assert identical(heard.clients, after.clients)
     assert identical(heard.server.facts, after.server.facts)  # metadata is not payload
     noise = heard.server.weights - after.server.weights
-    assert len(np.unique(noise)) == noise.size and 0.02 < noise.std() < 0.3  # 0.1 is expected of 16 draws
+    # 0.1 is expected of 16 draws
+    assert len(np.unique(noise)) == noise.size and 0.02 < noise.std() < 0.3
     again, _ = play(noisy, heard, ids)
-    assert not np.allclose(again.server.weights - play(plain, heard, ids)[0].server.weights, noise, atol=1e-4)
+    assert not np.allclose(
+        again.server.weights - play(plain, heard, ids)[0].server.weights, noise, atol=1e-4
+    )
 
 
 def test_noise_on_the_downlink():
@@ -321,9 +380,13 @@ def test_noise_on_the_downlink():
     start = to_host(plain.init())
     after, report = play(plain, start, [0, 1, 4])
     heard, noisy_report = play(noisy, start, [0, 1, 4])
-    shifts = [b["weight"] - a["weight"] for a, b in zip(*(each_client(FEDERATION, s) for s in (after, heard)))]
+    shifts = [
+        b["weight"] - a["weight"]
+        for a, b in zip(*(each_client(FEDERATION, s) for s in (after, heard)))
+    ]
     moved = [s for i, s in enumerate(shifts) if i in (0, 1, 4)]
-    assert all(s[0] == pytest.approx(s[1], abs=1e-5) and s[0] != 0 for s in moved)  # one level for both entries
+    # one level for both entries
+    assert all(s[0] == pytest.approx(s[1], abs=1e-5) and s[0] != 0 for s in moved)
     assert len({round(float(s[0]), 4) for s in moved}) == 3
     assert not np.any([s for i, s in enumerate(shifts) if i not in (0, 1, 4)])
     assert noisy_report.downlink == report.downlink
@@ -331,12 +394,18 @@ def test_noise_on_the_downlink():
 
 def test_server_on_the_host_gives_the_same():
     def server_update(federation, server, received, ctx):
-        assert all(isinstance(np.asarray(r.arrived), np.ndarray) for r in received.values())  # concrete, not traced
+        # concrete, not traced
+        assert all(isinstance(np.asarray(r.arrived), np.ndarray) for r in received.values())
         return probe().server_update(federation, server, received, ctx)
 
-    jitted, host = simulation(), simulation((("server_update", server_update), ("pretrained", Pretrained(host=True))))
+    jitted, host = (
+        simulation(),
+        simulation((("server_update", server_update), ("pretrained", Pretrained(host=True)))),
+    )
     start = to_host(jitted.init())
-    assert identical(play(jitted, start, [0, 4, 6], dropped=[6])[0], play(host, start, [0, 4, 6], dropped=[6])[0])
+    assert identical(
+        play(jitted, start, [0, 4, 6], dropped=[6])[0], play(host, start, [0, 4, 6], dropped=[6])[0]
+    )
     for sim in (jitted, host):  # a round in which nobody arrives is none for either
         state, report = play(sim, start, [0, 4], dropped=[0, 4])
         assert identical(state.server, start.server) and report.arrived == 0
@@ -373,7 +442,9 @@ def test_participants_are_scored_before_receipt_however_clients_are_evaluated(ev
         _, report = sim.run_round(sim.init())
     tests = [client.test for client in samples()[1]]
     np.testing.assert_array_equal(report.participants, [1, 4])
-    np.testing.assert_allclose(report.accuracy["cap"], [capped_accuracy(3, tests[i]) for i in (1, 4)])
+    np.testing.assert_allclose(
+        report.accuracy["cap"], [capped_accuracy(3, tests[i]) for i in (1, 4)]
+    )
 
 
 def test_training_samples_are_scored_where_asked():
@@ -384,7 +455,10 @@ def test_training_samples_are_scored_where_asked():
     np.testing.assert_array_equal(np.isnan(train), TRAIN_COUNTS.sum(1) == 0)
     row = evaluation_row(everybody, ("cap",))
     assert row["train_accuracy"] == pytest.approx(np.nanmean(train))
-    assert row["train_accuracy_weighted"] == pytest.approx(np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum())
+    assert row["train_accuracy_weighted"] == pytest.approx(
+        np.nansum(train * TRAIN_COUNTS.sum(1)) / TRAIN_COUNTS.sum()
+    )
     row = evaluation_row(some, ("cap",), np.array([0, 3, 5]))
-    assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))  # client 3 has no sample
+    # client 3 has no sample
+    assert row["train_accuracy"] == pytest.approx(np.mean(train[[0, 5]]))
     assert set(simulation().evaluate(state).accuracy) == {"test"}

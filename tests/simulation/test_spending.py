@@ -35,13 +35,23 @@ SAMPLES = TRAIN_COUNTS.sum(1)
 def program(name: str, privacy: Privacy | None, **options):
     federation = federation_for(name)
     data = join_trials([federation_data(federation)])
-    return bind(METHODS[name](TRAINING), federation, data, SimulationOptions(privacy=privacy, **options), [0], ())
+    return bind(
+        METHODS[name](TRAINING),
+        federation,
+        data,
+        SimulationOptions(privacy=privacy, **options),
+        [0],
+        (),
+    )
 
 
 @pytest.mark.parametrize("rounds", [0, 3, BLOCK, 2 * BLOCK + 5])
 def test_participations_are_those_of_the_rounds(rounds):
     for share in (1.0, 0.3):
-        options, expected = SimulationOptions(seed=4, participation=share), np.zeros(NUM_CLIENTS, int)
+        options, expected = (
+            SimulationOptions(seed=4, participation=share),
+            np.zeros(NUM_CLIENTS, int),
+        )
         for round in range(rounds):
             expected[choose_participants(options, NUM_CLIENTS, round)[0]] += 1
         np.testing.assert_array_equal(participations(4, share, NUM_CLIENTS, rounds), expected)
@@ -52,7 +62,11 @@ def most(rounds: int, share: float) -> int:
 
 
 def test_sums_and_uploads_cost_what_the_busiest_client_pays():
-    for name, unit, share in (("lg_fedavg", "client", 1.0), ("lg_fedavg", "client", 0.4), ("fedavg", "upload", 0.4)):
+    for name, unit, share in (
+        ("lg_fedavg", "client", 1.0),
+        ("lg_fedavg", "client", 0.4),
+        ("fedavg", "upload", 0.4),
+    ):
         bound = program(name, Privacy(unit, 1.0, 2.0, 1e-4), participation=share)
         for rounds in (1, 7):
             assert epsilons(bound, rounds) == [gaussian_epsilon(2.0, most(rounds, share), 1e-4)]
@@ -62,10 +76,13 @@ def test_sums_and_uploads_cost_what_the_busiest_client_pays():
 @pytest.mark.parametrize("exposure", ["alike", "apart"])
 @pytest.mark.parametrize("share", [0.01, 0.2])
 def test_participants_whom_nobody_knows_are_hidden_by_the_draw(exposure, share):
-    """A draw of few hides; of many it is accounted for with half the noise, which is more than who took part costs."""
+    """A draw of few hides; of many it is accounted for with half the noise, which is more than who
+    took part costs."""
     options = SimulationOptions(privacy=Privacy("client", 1.0, 8.0), participation=share)
     federation, method = SimpleNamespace(num_clients=400), SimpleNamespace(training=TRAINING)
-    bound = SimpleNamespace(options=[options], federation=federation, method=method, exposure=exposure)
+    bound = SimpleNamespace(
+        options=[options], federation=federation, method=method, exposure=exposure
+    )
     (epsilon,) = epsilons(bound, 200)
     known = gaussian_epsilon(8.0, participations(0, share, 400, 200).max(), 1e-5)
     drawn = fixed_epsilon(8.0, int(400 * share), 400, 200, 1e-5)
@@ -77,7 +94,9 @@ def test_samples_cost_most_where_there_are_few():
     found = epsilons(program("fedavg", Privacy("sample", 1.0, 2.0), participation=0.5), 10)
     took_part, size = participations(0, 0.5, NUM_CLIENTS, 10), TRAINING.batch_size
     steps = took_part * np.maximum(SAMPLES // size, SAMPLES > 0)
-    each = [poisson_epsilon(2.0, min(size, n), n, t, 1e-5) if n else 0 for n, t in zip(SAMPLES, steps)]
+    each = [
+        poisson_epsilon(2.0, min(size, n), n, t, 1e-5) if n else 0 for n, t in zip(SAMPLES, steps)
+    ]
     assert found == [pytest.approx(max(each))] and each[3] == 0 < np.median(each) < max(each)
 
 
@@ -88,17 +107,22 @@ def test_nothing_is_told_where_nothing_is_sent_and_everything_without_noise():
     assert epsilons(program("fedavg", Privacy("client", 1.0, 0.0)), 5) == [math.inf]
 
 
-@pytest.mark.parametrize("field, value", [("uplink", (gaussian_noise(0.1, 0.1),)), ("robust", (median(),))])
+@pytest.mark.parametrize(
+    "field, value", [("uplink", (gaussian_noise(0.1, 0.1),)), ("robust", (median(),))]
+)
 def test_what_changes_single_uploads_is_refused_beside_noise_on_sums(field, value):
     with pytest.raises(
-        ValueError, match=rf"^privacy.unit is 'client', which hides sums alone; {field} must then be empty$"
+        ValueError,
+        match=rf"^privacy.unit is 'client', which hides sums alone; {field} must then be empty$",
     ):
         SimulationOptions(privacy=Privacy("client"), **{field: value})
     SimulationOptions(privacy=Privacy("upload"), **{field: value})
 
 
 def test_an_unsound_method_is_refused_before_it_is_compiled():
-    with pytest.raises(ValueError, match=r"^privacy.unit is 'client', but clients of fedproto say which rows"):
+    with pytest.raises(
+        ValueError, match=r"^privacy.unit is 'client', but clients of fedproto say which rows"
+    ):
         program("fedproto", Privacy("client"))
 
 
@@ -106,8 +130,12 @@ def test_an_unsound_method_is_refused_before_it_is_compiled():
 def simulation(unit: str, noise: float = 1.0, seed: int = 0, build: int = 0, **options):
     """FedAvg's; `build` tells apart two that are alike."""
     federation = uniform_federation()
-    settings = SimulationOptions(seed=seed, lanes=1, privacy=Privacy(unit, 0.1, noise), participation=0.6, **options)
-    return make_simulation(METHODS["fedavg"](TRAINING), federation, federation_data(federation), settings)
+    settings = SimulationOptions(
+        seed=seed, lanes=1, privacy=Privacy(unit, 0.1, noise), participation=0.6, **options
+    )
+    return make_simulation(
+        METHODS["fedavg"](TRAINING), federation, federation_data(federation), settings
+    )
 
 
 def told(history):
@@ -115,7 +143,12 @@ def told(history):
 
 
 @pytest.mark.parametrize(
-    "unit", ["client", pytest.param("upload", marks=pytest.mark.slow), pytest.param("sample", marks=pytest.mark.slow)]
+    "unit",
+    [
+        "client",
+        pytest.param("upload", marks=pytest.mark.slow),
+        pytest.param("sample", marks=pytest.mark.slow),
+    ],
 )
 def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     state, history = run(simulation(unit), 3)
@@ -125,10 +158,13 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on(unit):
     resumed, rows = run(simulation(unit, build=1), 3, halfway, first)
     assert told(rows) == told(history)
     np.testing.assert_array_equal(
-        to_host(resumed).server["base"]["fc1"]["kernel"], to_host(state).server["base"]["fc1"]["kernel"]
+        to_host(resumed).server["base"]["fc1"]["kernel"],
+        to_host(state).server["base"]["fc1"]["kernel"],
     )
     other, _ = run(simulation(unit, seed=1), 1)
-    assert not np.allclose(to_host(other).server["head"]["bias"], to_host(state).server["head"]["bias"], atol=1e-3)
+    assert not np.allclose(
+        to_host(other).server["head"]["bias"], to_host(state).server["head"]["bias"], atol=1e-3
+    )
 
 
 @pytest.mark.slow
@@ -141,7 +177,9 @@ def test_what_runs_it_changes_nothing(unit, variant):
             METHODS["fedavg"](TRAINING),
             federation,
             federation_data(federation, padding),
-            SimulationOptions(privacy=Privacy(unit, 0.1, 1.0), drop_rate=0.25, **{"lanes": 1} | options),
+            SimulationOptions(
+                privacy=Privacy(unit, 0.1, 1.0), drop_rate=0.25, **{"lanes": 1} | options
+            ),
         )
         for padding, options in ((0, {}), (3, variant))
     )

@@ -15,7 +15,10 @@ from tests.federations import TRAINING, federation_data, federation_for
 def simulation_of(name: str, **options):
     federation = federation_for(name)
     return make_simulation(
-        METHODS[name](TRAINING), federation, federation_data(federation), SimulationOptions(**options)
+        METHODS[name](TRAINING),
+        federation,
+        federation_data(federation),
+        SimulationOptions(**options),
     )
 
 
@@ -23,12 +26,19 @@ def simulation_of(name: str, **options):
 def test_stages_and_rounds_that_are_not_scored_change_no_number(name):
     plain, changed = simulation_of(name), simulation_of(name, time_stages=True)
     (state, history), (other, rows) = run(plain, 3), run(changed, 3, score_every=2)
-    jax.tree.map(np.testing.assert_array_equal, (state.servers, state.clients), (other.servers, other.clients))
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        (state.servers, state.clients),
+        (other.servers, other.clients),
+    )
     named = [name for row in rows for name in row if name.startswith("seconds_")]
     assert {"seconds_train", "seconds_score", "seconds_serve", "seconds_host"} < set(named)
-    assert ["accuracy_participants" in row for row in rows] == [False, False, True, True]  # the last always
+    # the last always
+    assert ["accuracy_participants" in row for row in rows] == [False, False, True, True]
     for row, own in zip(history, rows):
-        same = {key: value for key, value in row.items() if key in own and not key.startswith("seconds")}
+        same = {
+            key: value for key, value in row.items() if key in own and not key.startswith("seconds")
+        }
         assert same == {key: own[key] for key in same}
     assert "| train s | score s | serve s | host s |" in markdown({name: rows})
     assert "train s" not in markdown({name: history})

@@ -1,4 +1,5 @@
-"""Trials in one program are the runs they would be alone, bit by bit where clients run one after another."""
+"""Trials in one program are the runs they would be alone, bit by bit where clients run one after
+another."""
 
 import jax
 import numpy as np
@@ -26,7 +27,13 @@ ROUNDS, SEED = 2, 3
 
 def options(seed: int, store: str = "device") -> SimulationOptions:
     return SimulationOptions(
-        seed=seed, participation=0.6, drop_rate=0.2, lanes=1, devices=1, eval_batch_size=4, client_store=store
+        seed=seed,
+        participation=0.6,
+        drop_rate=0.2,
+        lanes=1,
+        devices=1,
+        eval_batch_size=4,
+        client_store=store,
     )
 
 
@@ -43,7 +50,9 @@ def rows(federation, state, trial):
     """A trial's client states by bucket."""
     sizes = {b.name: len(federation.members(b)) for b in federation.buckets}
     return {
-        name: jax.tree.map(lambda x, n=n: np.asarray(x[trial * n : (trial + 1) * n]), state.clients[name])
+        name: jax.tree.map(
+            lambda x, n=n: np.asarray(x[trial * n : (trial + 1) * n]), state.clients[name]
+        )
         for name, n in sizes.items()
     }
 
@@ -55,20 +64,33 @@ def test_a_trial_is_the_run_it_would_be_alone(name):
     splits = [federation_data(federation), federation_data(federation, padding=3)]
     together, reports, scores = played(make_trials(method, federation, splits, options(SEED)))
     assert together.last_round.shape == (2, NUM_CLIENTS)
-    assert not np.array_equal(*together.last_round), "the trials must draw participants of their own"
+    assert not np.array_equal(*together.last_round), (
+        "the trials must draw participants of their own"
+    )
     for t, data in enumerate(splits):
         state, alone, score = played(make_simulation(method, federation, data, options(SEED + t)))
         for bucket, states in rows(federation, together, t).items():
-            # Without XLA's fusion emitters (tests/conftest.py) FedTGP's two programs round differently.
+            # Without XLA's fusion emitters (tests/conftest.py) FedTGP's two programs round
+            # differently.
             jax.tree.map(
-                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), states, state.clients[bucket]
+                lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+                states,
+                state.clients[bucket],
             )
             assert name == "fedtgp" or identical(states, state.clients[bucket])
         server = of_trial(together.servers, t)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), server, state.server)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7),
+            server,
+            state.server,
+        )
         np.testing.assert_array_equal(together.last_round[t], state.last_round[0])
         for own, single in zip(reports, alone):
-            assert (own[t].arrived, own[t].uplink, own[t].downlink) == (single.arrived, single.uplink, single.downlink)
+            assert (own[t].arrived, own[t].uplink, own[t].downlink) == (
+                single.arrived,
+                single.uplink,
+                single.downlink,
+            )
             np.testing.assert_array_equal(own[t].participants, single.participants)
             assert own[t].metrics == pytest.approx(single.metrics, nan_ok=True)
             assert own[t].server_metrics == pytest.approx(single.server_metrics)
@@ -82,14 +104,22 @@ def test_a_host_server_runs_each_trial():
     data = [federation_data(federation)] * 2
     compiled = METHODS["fedavg"](TRAINING)
     on_host = compiled._replace(pretrained=Pretrained(host=True))
-    states = [played(make_trials(m, federation, data, options(SEED)))[0] for m in (compiled, on_host)]
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), states[0].servers, states[1].servers)
+    states = [
+        played(make_trials(m, federation, data, options(SEED)))[0] for m in (compiled, on_host)
+    ]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+        states[0].servers,
+        states[1].servers,
+    )
 
 
 def test_the_host_store_holds_all_trials():
     federation = mixed_federation()
     data = [federation_data(federation)] * 2
     method = METHODS["fedproto"](TRAINING)
-    runs = [played(make_trials(method, federation, data, options(SEED, s))) for s in ("device", "host")]
+    runs = [
+        played(make_trials(method, federation, data, options(SEED, s))) for s in ("device", "host")
+    ]
     for trial in (0, 1):
         assert identical(rows(federation, runs[0][0], trial), rows(federation, runs[1][0], trial))

@@ -1,4 +1,5 @@
-"""Numbers of a method as arguments of its programs: as if they were written down, and nothing compiled for another."""
+"""Numbers of a method as arguments of its programs: as if they were written down, and nothing
+compiled for another."""
 
 import dataclasses
 
@@ -15,13 +16,21 @@ from tests.federations import TRAINING, federation_data, federation_for
 
 ROUNDS = 2
 OPTIONS = SimulationOptions(seed=3, participation=0.6, lanes=1, devices=1, eval_batch_size=4)
-POINTS = {"rate": np.array([0.05, 0.2]), "weight": np.array([0.1, 2.0]), "server_lr": np.array([0.01, 0.1])}
+POINTS = {
+    "rate": np.array([0.05, 0.2]),
+    "weight": np.array([0.1, 2.0]),
+    "server_lr": np.array([0.01, 0.1]),
+}
 
 
 def make(s):
     training = dataclasses.replace(TRAINING, optimizer=optax.sgd(s["rate"]))
     return METHODS["fedtgp"](
-        training, weight=s["weight"], server_lr=s["server_lr"], server_batch_size=3, server_epochs=10
+        training,
+        weight=s["weight"],
+        server_lr=s["server_lr"],
+        server_batch_size=3,
+        server_epochs=10,
     )
 
 
@@ -38,7 +47,10 @@ def played(simulation):
 
 def alike(a, b):
     """To rounding: XLA may divide by what it knows otherwise than by what it is told."""
-    return all(np.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True) for x, y in zip(*map(jax.tree.leaves, (a, b))))
+    return all(
+        np.allclose(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+        for x, y in zip(*map(jax.tree.leaves, (a, b)))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +74,9 @@ def test_points_are_the_runs_they_would_be_alone(federation):
 def test_other_settings_compile_nothing(federation):
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(
-        lambda name, *_, **__: compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
+        lambda name, *_, **__: (
+            compiled.append(name) if name == "/jax/core/compile/backend_compile_duration" else None
+        )
     )
     first = make_trials(
         varied(make, point(0)),
@@ -81,7 +95,11 @@ def test_other_settings_compile_nothing(federation):
 
 def test_settings_and_trials_must_fit(federation):
     data, method = federation_data(federation), varied(make, point(0))
-    for chosen, settings in ((method, ()), (make(point(0)), POINTS), (method, {k: v[:1] for k, v in POINTS.items()})):
+    for chosen, settings in (
+        (method, ()),
+        (make(point(0)), POINTS),
+        (method, {k: v[:1] for k, v in POINTS.items()}),
+    ):
         with pytest.raises(ValueError):
             make_trials(chosen, federation, [data, data], OPTIONS, settings=settings)
 

@@ -43,7 +43,8 @@ from tests.simulation.test_clock import (
 )
 from tests.simulation.test_simulation import FEDERATION, probe
 
-SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)  # client 4 takes 28 seconds for an upload, the others one
+# client 4 takes 28 seconds for an upload, the others one
+SLOW = np.where(np.arange(NUM_CLIENTS) == 4, 1.0, 28.0)
 
 
 def waiting(deadline: float, **fields) -> Profile:
@@ -57,24 +58,33 @@ def test_rounds_last_as_by_hand(deadline):
     options = dataclasses.replace(OPTIONS, profile=profile)
 
     def draw(round: int, busy: set[int]) -> list[Work]:
-        ids, lost = choose_participants(options, NUM_CLIENTS, round, np.isin(np.arange(NUM_CLIENTS), list(busy)))
+        ids, lost = choose_participants(
+            options, NUM_CLIENTS, round, np.isin(np.arange(NUM_CLIENTS), list(busy))
+        )
         assert not busy & set(ids.tolist())
         return [Work(i, 0.0, UPLINK, DOWNLINK[i], gone) for i, gone in zip(ids.tolist(), lost)]
 
     devices = [Device(up=up, down=down) for up, down in zip(UP.tolist(), DOWN.tolist())]
     expected = play_late(devices, draw, 6, deadline)
     names = ("simulated_seconds", "simulated_clock")
-    np.testing.assert_allclose(rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected])
+    np.testing.assert_allclose(
+        rows_of(history, *names), [[row["seconds"], row["clock"]] for row in expected]
+    )
     told = [[row["late"], row["arrived_late"], len(row["arrived"])] for row in expected]
     assert rows_of(history, "late", "arrived_late", "arrived") == told
-    heard = np.bincount(np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS)
+    heard = np.bincount(
+        np.concatenate([row["arrived"] for row in expected]).astype(int), minlength=NUM_CLIENTS
+    )
     np.testing.assert_array_equal(state.server.heard, heard)
-    assert [row["uplink_payload_bytes"] for row in history[1:]] == [8 * len(row["arrived"]) for row in expected]
+    assert [row["uplink_payload_bytes"] for row in history[1:]] == [
+        8 * len(row["arrived"]) for row in expected
+    ]
     assert any(row["arrived_late"] for row in expected) == (deadline < 1e3)
 
 
 def test_an_upload_arrives_as_it_was_sent():
-    """Client 4 sends in round 0, is two rounds and a half on the way, and is asked again when it is done."""
+    """Client 4 sends in round 0, is two rounds and a half on the way, and is asked again when it is
+    done."""
     sim = simulation(waiting(10.0, up=SLOW, down=None))
     state, reports = sim.init(), []
     for ids in ([0, 4, 6], [0, 6], [], [4]):
@@ -82,13 +92,18 @@ def test_an_upload_arrives_as_it_was_sent():
             state, report = sim.run_round(state)
         reports.append((report.late, report.arrived_late, report.arrived, report.seconds))
     first, second, third, fourth = reports
-    assert first == ((4,), (), 2, 10.0) and second == ((), (), 2, 10.0)  # 18 and then 8 seconds are left
+    # 18 and then 8 seconds are left
+    assert first == ((4,), (), 2, 10.0) and second == ((), (), 2, 10.0)
     assert third == ((), (4,), 1, 8.0) and fourth == ((4,), (), 0, 10.0)
     with chosen([0, 4, 6]):
         prompt, _ = simulation(None).run_round(simulation(None).init())
     for name in ("facts", "weights"):
-        np.testing.assert_array_equal(getattr(state.server, name)[4], getattr(prompt.server, name)[4])
-    assert state.server.heard[4] == 1 and state.waiting.uploads.busy[0].tolist() == [i == 4 for i in range(NUM_CLIENTS)]
+        np.testing.assert_array_equal(
+            getattr(state.server, name)[4], getattr(prompt.server, name)[4]
+        )
+    assert state.server.heard[4] == 1 and state.waiting.uploads.busy[0].tolist() == [
+        i == 4 for i in range(NUM_CLIENTS)
+    ]
 
 
 def test_who_is_busy_is_not_asked():
@@ -106,7 +121,9 @@ def test_a_huge_deadline_changes_nothing():
     one, rows = run(simulation(Profile(up=UP), "fedproto"), 2)
     other, same = run(simulation(waiting(1e30, down=None), "fedproto"), 2)
     assert identical(to_host(one), to_host(other)._replace(waiting=None))
-    assert untimed(rows) == [{k: v for k, v in row.items() if k != "arrived_late"} for row in untimed(same)]
+    assert untimed(rows) == [
+        {k: v for k, v in row.items() if k != "arrived_late"} for row in untimed(same)
+    ]
 
 
 def test_what_goes_on_has_the_same_uploads_on_their_way(tmp_path):
@@ -128,11 +145,15 @@ def test_trials_have_uploads_of_their_own():
     sim = with_profile(program(seeds=(1, 2)), profile)
     middle, _ = run(sim, 2)
     state, _ = run(sim, 3, *run(sim, 2))
-    alone = program()._replace(options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2]))
+    alone = program()._replace(
+        options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2])
+    )
     expected, _ = run(with_profile(alone, profile), 3)
     second = jax.tree.map(lambda x: x[1], state.waiting.uploads)
     assert identical(second, jax.tree.map(lambda x: x[0], expected.waiting.uploads))
-    assert identical(jax.tree.map(lambda x: x[1], state.servers), jax.tree.map(lambda x: x[0], expected.servers))
+    assert identical(
+        jax.tree.map(lambda x: x[1], state.servers), jax.tree.map(lambda x: x[0], expected.servers)
+    )
     swapped = regrouped_waiting([(middle.waiting, [1]), (middle.waiting, [0])])
     assert not identical(swapped, middle.waiting)
     assert identical(regrouped_waiting([(swapped, range(1, -1, -1))]), middle.waiting)
@@ -160,7 +181,10 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
     method, federation = METHODS[name](TRAINING, **settings(name)), federation_for(name)
     options = SimulationOptions(devices=1, profile=waiting(8.0))
     if method.wire.redrawn:
-        with pytest.raises(ValueError, match=f"^profile.late is 'arrives', but an upload of {name} means something "):
+        with pytest.raises(
+            ValueError,
+            match=f"^profile.late is 'arrives', but an upload of {name} means something ",
+        ):
             make_simulation(method, federation, federation_data(federation), options)
         return
     state = make_simulation(method, federation, federation_data(federation), options).init()
@@ -172,10 +196,16 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
 
     key = jax.random.key(0)
     sent = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state.waiting.sent)
-    _, sources = influences(serve, key, state.server, sent, key, np.int32(0), method.pretrained.variables)
-    assert 0 not in Sources().union(*jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources)))
+    _, sources = influences(
+        serve, key, state.server, sent, key, np.int32(0), method.pretrained.variables
+    )
+    assert 0 not in Sources().union(
+        *jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources))
+    )
 
 
 def test_without_a_deadline_nothing_is_late():
-    with pytest.raises(ValueError, match=r"^profile.late is 'arrives', and without a deadline nothing is late$"):
+    with pytest.raises(
+        ValueError, match=r"^profile.late is 'arrives', and without a deadline nothing is late$"
+    ):
         Profile(up=UP, late="arrives")

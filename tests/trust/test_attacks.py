@@ -22,12 +22,17 @@ KINDS = ("label_flip", "sign_flip", "scaled", "noise", "shift")
 
 @functools.cache
 def upload(name: str, kind: str | None, client: int = 0, strength: float = 3.0):
-    """What a client sends, and its state after the round; with half of the four clients attacking."""
+    """What a client sends, and its state after the round; with half of the four clients
+    attacking."""
     method = METHODS[name](TRAINING)
     method = attacked(method, kind and Attack(kind, 0.5, strength), 4)
     data, ctx = tiny.client_data(LABELS), tiny.context(client, seed=client)
     start = METHODS[name](TRAINING).init_client(BUCKET, tiny.context(0))
-    downlink = start["params"] if name == "fedavg" else Masked(jnp.zeros((C, BUCKET.feature_dim)), jnp.zeros(C, bool))
+    downlink = (
+        start["params"]
+        if name == "fedavg"
+        else Masked(jnp.zeros((C, BUCKET.feature_dim)), jnp.zeros(C, bool))
+    )
     run = jax.jit(lambda client: method.client_update(BUCKET, client, downlink, data, ctx)[:2])
     return start["params"], *run(start)
 
@@ -56,12 +61,16 @@ def test_an_attacker_turns_its_update_round_or_multiplies_it(kind, factor):
     _, after, said = upload("fedavg", kind, BAD)
     jax.tree.map(np.testing.assert_array_equal, after, client)
     expected = jax.tree.map(lambda r, x: r + factor * (x - r), before, honest.params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), said.params, expected)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), said.params, expected
+    )
     assert said.num_samples.value == honest.num_samples.value
     # Without training there are no prototypes: the whole of one is an update.
     honest, said = (upload("fedproto", k, BAD)[2].prototypes for k in (None, kind))
     np.testing.assert_array_equal(said.mask, honest.mask)
-    np.testing.assert_allclose(said.values[honest.mask], factor * honest.values[honest.mask], rtol=1e-5)
+    np.testing.assert_allclose(
+        said.values[honest.mask], factor * honest.values[honest.mask], rtol=1e-5
+    )
 
 
 def test_noise_is_as_strong_as_told():
@@ -75,7 +84,9 @@ def test_noise_is_as_strong_as_told():
 def test_a_shift_moves_all_prototypes_and_all_attackers_alike():
     moved = []
     for client in np.flatnonzero(attackers(Attack("shift", 0.5), 4)):
-        honest, said = (upload("fedproto", kind, int(client))[2].prototypes for kind in (None, "shift"))
+        honest, said = (
+            upload("fedproto", kind, int(client))[2].prototypes for kind in (None, "shift")
+        )
         rows = (said.values - honest.values)[honest.mask]
         np.testing.assert_allclose(rows, np.broadcast_to(rows[0], rows.shape), rtol=1e-4, atol=1e-5)
         moved.append(rows[0] / np.linalg.norm(rows[0]))
@@ -88,7 +99,9 @@ def test_flipped_labels_are_learned():
     start = method.init_client(BUCKET, tiny.context(0))
     downlink = Masked(jnp.zeros((C, BUCKET.feature_dim)), jnp.zeros(C, bool))
     run = jax.jit(lambda client: method.client_update(BUCKET, client, downlink, data, ctx)[:2])
-    jax.tree.map(np.testing.assert_array_equal, upload("fedproto", "label_flip", BAD)[1:], run(start))
+    jax.tree.map(
+        np.testing.assert_array_equal, upload("fedproto", "label_flip", BAD)[1:], run(start)
+    )
 
 
 def test_an_unknown_attack_is_refused():

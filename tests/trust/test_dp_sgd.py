@@ -18,7 +18,10 @@ KEY = jax.random.key(3)
 
 def test_clipping_is_that_of_the_reference():
     rng = np.random.default_rng(0)
-    tree = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
+    tree = {
+        "a": rng.normal(size=(4, 3)).astype(np.float32),
+        "b": rng.normal(size=5).astype(np.float32),
+    }
     for clip in (0.1, 2.0, 100.0):
         found = clipped(tree, clip)
         for x, y in zip(found.values(), reference.clipped(tree.values(), clip)):
@@ -35,12 +38,19 @@ def test_gradients_of_samples_are_clipped_one_by_one(clip):
     x, labels, kernel = rng.normal(size=(5, 3)), np.array([0, 1, 1, 0, 1]), rng.normal(size=(3, 2))
 
     def gradient_of(batch, key):
-        loss = lambda kernel: cross_entropy(batch.x @ kernel, batch.y, batch.mask)  # noqa: E731
+        def loss(kernel):
+            return cross_entropy(batch.x @ kernel, batch.y, batch.mask)
+
         return jax.value_and_grad(loss)(jnp.asarray(kernel, jnp.float32))
 
-    batch = Batch(jnp.asarray(x, jnp.float32).at[4].set(jnp.nan), jnp.asarray(labels), jnp.arange(5) < 4)
+    batch = Batch(
+        jnp.asarray(x, jnp.float32).at[4].set(jnp.nan), jnp.asarray(labels), jnp.arange(5) < 4
+    )
     found, _ = clipped_sum(gradient_of, batch, jax.random.split(KEY, 5), clip)
-    expected = sum(reference.clipped([g], clip)[0] for g in reference.softmax_gradients(kernel, x[:4], labels[:4]))
+    expected = sum(
+        reference.clipped([g], clip)[0]
+        for g in reference.softmax_gradients(kernel, x[:4], labels[:4])
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -49,11 +59,14 @@ def test_every_sample_is_drawn_by_itself_and_with_its_chance():
     split = Split(jnp.arange(20, dtype=jnp.int32), jnp.int32(count))
     drawn = jax.vmap(lambda key: poisson_batch(key, split, size))(jax.random.split(KEY, draws))
     real = np.arange(20) < np.asarray(drawn.count)[:, None]
-    seen = np.stack([np.bincount(row[mask], minlength=20) for row, mask in zip(np.asarray(drawn.indices), real)])
+    seen = np.stack(
+        [np.bincount(row[mask], minlength=20) for row, mask in zip(np.asarray(drawn.indices), real)]
+    )
     assert seen.max() == 1 and not seen[:, count:].any()
     chance, error = size / count, np.sqrt(size / count * (1 - size / count) / draws)
     np.testing.assert_allclose(seen[:, :count].mean(0), chance, atol=4.5 * error)
-    # Together in a batch as often as independent ones are; of a fixed size they would be in 0.045 of the batches.
+    # Together in a batch as often as independent ones are; of a fixed size they would be in 0.045
+    # of the batches.
     both = (seen[:, :count].T @ seen[:, :count])[np.triu_indices(count, 1)] / draws
     assert abs(both.mean() - chance**2) < 0.006
     longer = Split(jnp.arange(50, dtype=jnp.int32), split.count)
@@ -66,7 +79,8 @@ def test_every_sample_is_drawn_by_itself_and_with_its_chance():
 
 @functools.cache
 def visits(clip: float, noise: float, width: int = 9):
-    """(keys, counts) -> parameters after a step at rate 1 where sample i's gradient is -1 in place i: who was seen."""
+    """(keys, counts) -> parameters after a step at rate 1 where sample i's gradient is -1 in place
+    i: who was seen."""
     data = tiny.client_data(np.arange(9))
 
     def loss_fn(params, stats, batch, key):
@@ -75,7 +89,9 @@ def visits(clip: float, noise: float, width: int = 9):
     def run(key, count):
         own = data._replace(splits={"train": Split(data.splits["train"].indices, count)})
         training = LocalTraining(optax.sgd(1.0), batch_size=3, steps=1)
-        return dp_train(clip, noise, (), training, loss_fn, jnp.zeros(width), {}, own, key, 9).params
+        return dp_train(
+            clip, noise, (), training, loss_fn, jnp.zeros(width), {}, own, key, 9
+        ).params
 
     return jax.jit(jax.vmap(run))
 
@@ -92,7 +108,9 @@ def test_a_batch_of_any_length_is_summed_whole():
 
 def test_noise_is_as_strong_as_told_and_its_keys_own():
     clip, noise, width = 0.5, 2.0, 40_000
-    found = np.asarray(visits(clip, noise, width)(jnp.stack([KEY, KEY, jax.random.key(4)]), jnp.full(3, 9)))[:, 9:]
+    found = np.asarray(
+        visits(clip, noise, width)(jnp.stack([KEY, KEY, jax.random.key(4)]), jnp.full(3, 9))
+    )[:, 9:]
     np.testing.assert_array_equal(found[0], found[1])
     assert abs(np.corrcoef(found[0], found[2])[0, 1]) < 5 / np.sqrt(width)
     # The variance of n squares of normal numbers is 2 / n.
@@ -103,7 +121,9 @@ def test_noise_is_as_strong_as_told_and_its_keys_own():
 def test_without_noise_and_clipping_it_trains_as_training_does():
     """A client that fills one batch has all of its samples in each."""
     data = tiny.client_data([0, 1, 2, 3, 1, 0])
-    training = LocalTraining(optax.sgd(0.5, momentum=0.5), batch_size=6, epochs=3, schedule=lambda round: 0.5)
+    training = LocalTraining(
+        optax.sgd(0.5, momentum=0.5), batch_size=6, epochs=3, schedule=lambda round: 0.5
+    )
     params = {"kernel": 0.1 * jax.random.normal(KEY, (4, 4)), "bias": jnp.zeros(4)}
 
     def loss_fn(params, stats, batch, key):

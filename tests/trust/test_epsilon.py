@@ -20,7 +20,10 @@ DELTA = 1e-5
 @pytest.mark.parametrize("noise, times", [(0.5, 1), (1.0, 1), (1.0, 10), (4.0, 100), (30.0, 7)])
 def test_sums_with_noise_are_accounted_for_exactly(noise, times):
     epsilon = gaussian_epsilon(noise, times, DELTA)
-    exact = lambda e: reference.gaussian_delta(e, noise / np.sqrt(times))  # noqa: E731
+
+    def exact(e):
+        return reference.gaussian_delta(e, noise / np.sqrt(times))
+
     assert exact(epsilon * 1.0001) <= DELTA <= exact(epsilon * 0.9999)
     # Composed by Renyi divergences it is no less.
     event = dp.SelfComposedDpEvent(dp.GaussianDpEvent(noise), times)
@@ -30,25 +33,40 @@ def test_sums_with_noise_are_accounted_for_exactly(noise, times):
 def test_a_value_of_the_literature():
     """Noise 1 has less than the classic bound sqrt(2 log(1.25 / delta)), which is 4.84."""
     assert gaussian_epsilon(1.0, 1, 1e-5) == pytest.approx(4.3772, abs=1e-4)
-    # Abadi et al. (CCS 2016), section 5: q = 0.01, noise 4, 10,000 steps: (1.26, 1e-5) by the moments accountant.
+    # Abadi et al. (CCS 2016), section 5: q = 0.01, noise 4, 10,000 steps: (1.26, 1e-5) by the
+    # moments accountant.
     assert 0.9 < poisson_epsilon(4.0, 600, 60_000, 10_000, 1e-5) < 1.27
 
 
-@pytest.mark.parametrize("noise, size, total, times", [(1.0, 10, 100, 50), (0.7, 4, 9, 3), (5.0, 10, 1000, 200)])
+@pytest.mark.parametrize(
+    "noise, size, total, times", [(1.0, 10, 100, 50), (0.7, 4, 9, 3), (5.0, 10, 1000, 200)]
+)
 def test_poisson_batches_are_those_of_the_reference(noise, size, total, times):
-    divergences = [times * reference.poisson_divergence(a, noise, size / total) for a in range(2, 16)]
+    divergences = [
+        times * reference.poisson_divergence(a, noise, size / total) for a in range(2, 16)
+    ]
     expected = reference.from_divergences(range(2, 16), divergences, DELTA)
     found = poisson_epsilon(noise, size, total, times, DELTA)
     assert found <= expected * (1 + 1e-9)
-    event = dp.SelfComposedDpEvent(dp.PoissonSampledDpEvent(size / total, dp.GaussianDpEvent(noise)), times)
-    library = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL).compose(event).get_epsilon(DELTA)
+    event = dp.SelfComposedDpEvent(
+        dp.PoissonSampledDpEvent(size / total, dp.GaussianDpEvent(noise)), times
+    )
+    library = (
+        dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_SPECIAL)
+        .compose(event)
+        .get_epsilon(DELTA)
+    )
     assert found == pytest.approx(min(library, gaussian_epsilon(noise, times, DELTA)))
 
 
 @pytest.mark.parametrize("noise, size, total, times", [(4.0, 10, 100, 50), (8.0, 1, 20, 10)])
 def test_batches_of_fixed_size_have_half_the_noise(noise, size, total, times):
     event = dp.SampledWithoutReplacementDpEvent(total, size, dp.GaussianDpEvent(noise / 2))
-    library = dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE).compose(event, times).get_epsilon(DELTA)
+    library = (
+        dp.rdp.RdpAccountant(ORDERS, dp.NeighboringRelation.REPLACE_ONE)
+        .compose(event, times)
+        .get_epsilon(DELTA)
+    )
     assert fixed_epsilon(noise, size, total, times, DELTA) == pytest.approx(library)
 
 
@@ -56,7 +74,8 @@ def test_who_is_always_drawn_is_hidden_by_noise_alone():
     everyone = gaussian_epsilon(2.0, 5, DELTA)
     assert poisson_epsilon(2.0, 8, 8, 5, DELTA) == fixed_epsilon(2.0, 8, 8, 5, DELTA) == everyone
     assert poisson_epsilon(2.0, 1, 8, 5, DELTA) < everyone > fixed_epsilon(2.0, 1, 8, 5, DELTA)
-    assert fixed_epsilon(2.0, 7, 8, 5, DELTA) == everyone  # the bound by half the noise is looser there
+    # the bound by half the noise is looser there
+    assert fixed_epsilon(2.0, 7, 8, 5, DELTA) == everyone
 
 
 @pytest.mark.parametrize("rule", [poisson_epsilon, fixed_epsilon])
@@ -69,5 +88,7 @@ def test_what_is_told_adds_up(rule):
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(ImportError, match=r"^privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'$"):
+    with pytest.raises(
+        ImportError, match=r"^privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'$"
+    ):
         accounting()

@@ -25,9 +25,11 @@ BUCKET = FEDERATION.buckets[0]
 WIDE = 30_000
 
 
-def stub(update=lambda client, data: jnp.ones(3), masked: bool = False, sliced: bool = False, **fields) -> Method:
-    """Sends the downlink plus an update, some of it under a mask, or of one bucket a part, and counts; keeps `update`
-    for its state."""
+def stub(
+    update=lambda client, data: jnp.ones(3), masked: bool = False, sliced: bool = False, **fields
+) -> Method:
+    """Sends the downlink plus an update, some of it under a mask, or of one bucket a part, and
+    counts; keeps `update` for its state."""
 
     def client_update(bucket, client, downlink, data, ctx):
         change = jnp.where(data.splits["train"].count > 0, update(client, data), 0)
@@ -36,7 +38,9 @@ def stub(update=lambda client, data: jnp.ones(3), masked: bool = False, sliced: 
             model = model[:2]
         uplink = {"model": model, "count": Metadata(ctx.info.num_samples)}
         if masked:
-            uplink["rows"] = Masked(jnp.outer(jnp.array([1.0, 1e9]), model), jnp.array([True, False]))
+            uplink["rows"] = Masked(
+                jnp.outer(jnp.array([1.0, 1e9]), model), jnp.array([True, False])
+            )
         return change, uplink, {}
 
     def server_update(federation, server, received, ctx):
@@ -83,7 +87,8 @@ def test_who_is_not_finite_says_nothing_and_keeps_its_state(value):
 
 
 def test_what_a_client_keeps_is_part_of_its_update():
-    """A newcomer's upload is what it is compared with: nothing of the client is left beyond the clip."""
+    """A newcomer's upload is what it is compared with: nothing of the client is left beyond the
+    clip."""
     _, uplink = said(stub(lambda client, data: 1e6 * client), Privacy("client", 1.0))
     np.testing.assert_allclose(np.linalg.norm(uplink["model"] - SENT), 1.0, rtol=1e-5)
 
@@ -96,19 +101,33 @@ def test_an_attacker_is_clipped_too():
 
 def test_uploads_have_noise_of_their_own():
     method = stub(lambda client, data: 0.0, masked=True)
-    run = lambda seed, privacy: said(method, privacy, 0, seed)[1]["model"] - SENT  # noqa: E731
-    many = jax.jit(jax.vmap(lambda seed: run(seed, Privacy("upload", 0.5, 3.0))))(jnp.arange(WIDE // 3))
+
+    def run(seed, privacy):
+        return said(method, privacy, 0, seed)[1]["model"] - SENT
+
+    many = jax.jit(jax.vmap(lambda seed: run(seed, Privacy("upload", 0.5, 3.0))))(
+        jnp.arange(WIDE // 3)
+    )
     np.testing.assert_allclose(np.std(many), 1.5, rtol=5 / np.sqrt(2 * WIDE))
-    assert np.abs(np.corrcoef(np.asarray(many).T)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(WIDE / 3)
-    alike = [run(0, Privacy("upload", 0.5, 3.0, secret=words)) for words in ((), (), (1,), (1, 2**32 - 1))]
+    assert np.abs(np.corrcoef(np.asarray(many).T)[np.triu_indices(3, 1)]).max() < 5 / np.sqrt(
+        WIDE / 3
+    )
+    alike = [
+        run(0, Privacy("upload", 0.5, 3.0, secret=words))
+        for words in ((), (), (1,), (1, 2**32 - 1))
+    ]
     np.testing.assert_array_equal(alike[0], alike[1])
     np.testing.assert_array_equal(alike[0], many[0])
     assert len({float(x[0]) for x in alike}) == 3
 
 
 def parts():
-    """Three clients of one bucket and two of another, of which one is lost; columns of a mask differ by client."""
-    infos = lambda ids: ClientInfo(jnp.array(ids), jnp.array(ids) * 10, jnp.array(ids))  # noqa: E731
+    """Three clients of one bucket and two of another, of which one is lost; columns of a mask
+    differ by client."""
+
+    def infos(ids):
+        return ClientInfo(jnp.array(ids), jnp.array(ids) * 10, jnp.array(ids))
+
     mask = jnp.array([[True, False], [False, True], [True, True]])
 
     def uplink(rows, values=2):
@@ -120,16 +139,22 @@ def parts():
         }
 
     a = Received(uplink(3, 3), infos([4, 0, 2]), jnp.array([True, True, True]))
-    return {"linear0": a, "linear1": Received(uplink(2, 1), infos([1, 3]), jnp.array([True, False]))}
+    return {
+        "linear0": a,
+        "linear1": Received(uplink(2, 1), infos([1, 3]), jnp.array([True, False])),
+    }
 
 
 def sums_of(received) -> list[np.ndarray]:
-    """Over who arrived, of all buckets, less what they are in truth: whole uploads, and rows that are sent."""
+    """Over who arrived, of all buckets, less what they are in truth: whole uploads, and rows that
+    are sent."""
     whole, rows = np.zeros(WIDE), np.zeros((2, WIDE))
     for r in received.values():
         for i in np.flatnonzero(r.arrived):
             whole += np.asarray(r.uplink["whole"][i], np.float64) - 1
-            rows += np.where(r.uplink["rows"].mask[i][:, None], np.asarray(r.uplink["rows"].values[i]) - 1.0, 0)
+            rows += np.where(
+                r.uplink["rows"].mask[i][:, None], np.asarray(r.uplink["rows"].values[i]) - 1.0, 0
+            )
     return [whole, *rows]
 
 
@@ -146,14 +171,25 @@ def test_every_sum_has_the_noise_that_it_is_told():
     turned = {name: jax.tree.map(lambda x: x[::-1], clean[name]) for name in ("linear1", "linear0")}
     for x, y in zip(found, sums_of(noisy_sums(FEDERATION, turned, 1.5, key))):
         np.testing.assert_allclose(x, y, atol=1e-5)
-    assert np.abs(np.corrcoef(found[0], sums_of(noisy_sums(FEDERATION, clean, 1.5, jax.random.key(1)))[0])[0, 1]) < 0.03
+    assert (
+        np.abs(
+            np.corrcoef(
+                found[0], sums_of(noisy_sums(FEDERATION, clean, 1.5, jax.random.key(1)))[0]
+            )[0, 1]
+        )
+        < 0.03
+    )
 
 
 def test_sums_of_other_shapes_have_noise_each():
     clean = parts()
-    narrow = clean["linear1"]._replace(uplink={**clean["linear1"].uplink, "whole": jnp.ones((2, WIDE - 1))})
+    narrow = clean["linear1"]._replace(
+        uplink={**clean["linear1"].uplink, "whole": jnp.ones((2, WIDE - 1))}
+    )
     noisy = noisy_sums(FEDERATION, clean | {"linear1": narrow}, 1.5, jax.random.key(0))
-    by_part = [np.asarray(r.uplink["whole"] - 1.0)[np.asarray(r.arrived)].sum(0) for r in noisy.values()]
+    by_part = [
+        np.asarray(r.uplink["whole"] - 1.0)[np.asarray(r.arrived)].sum(0) for r in noisy.values()
+    ]
     for x in by_part:
         np.testing.assert_allclose(x.std(), 1.5, rtol=5 / np.sqrt(2 * WIDE))
     assert abs(np.corrcoef(by_part[0][:-1], by_part[1])[0, 1]) < 5 / np.sqrt(WIDE)
@@ -161,12 +197,17 @@ def test_sums_of_other_shapes_have_noise_each():
 
 def test_a_server_is_told_of_one_sample_each_and_of_noise():
     clean = parts()
-    server = lambda privacy: private(stub(), privacy).server_update(FEDERATION, None, clean, tiny.context())[0]  # noqa: E731
+
+    def server(privacy):
+        return private(stub(), privacy).server_update(FEDERATION, None, clean, tiny.context())[0]
+
     for unit, std in (("client", 1.5), ("upload", 0.0)):
         seen = server(Privacy(unit, 0.5, 3.0))
         assert seen["linear0"].info.num_samples.tolist() == [1, 1, 1]
         np.testing.assert_allclose(sums_of(seen)[0].std(), std, rtol=5 / np.sqrt(2 * WIDE))
-    first, again, other = (sums_of(server(Privacy("client", secret=words)))[0] for words in ((), (), (5,)))
+    first, again, other = (
+        sums_of(server(Privacy("client", secret=words)))[0] for words in ((), (), (5,))
+    )
     np.testing.assert_array_equal(first, again)
     assert abs(np.corrcoef(first, other)[0, 1]) < 5 / np.sqrt(WIDE)
 
@@ -174,7 +215,9 @@ def test_a_server_is_told_of_one_sample_each_and_of_noise():
 @functools.cache
 def server_after(privacy: Privacy | None, weighting: str = "uniform", seed: int = 0):
     """FedAvg's server before and after two clients have trained."""
-    method = private(METHODS["fedavg"](LocalTraining(optax.sgd(0.5), batch_size=2), weighting=weighting), privacy)
+    method = private(
+        METHODS["fedavg"](LocalTraining(optax.sgd(0.5), batch_size=2), weighting=weighting), privacy
+    )
     federation = tiny.linear_federation(buckets=1)
     bucket, shapes = federation.buckets[0], [[0, 1, 2, 3], [1, 1, 3]]
     server = method.init_server(federation, jax.random.key(seed))
@@ -186,9 +229,13 @@ def server_after(privacy: Privacy | None, weighting: str = "uniform", seed: int 
             client = method.receive(bucket, method.init_client(bucket, ctx), server, data, ctx)
             uplinks.append(method.client_update(bucket, client, server, data, ctx)[1])
         received = Received(
-            jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks), tiny.infos(range(2), [4, 3]), jnp.ones(2, bool)
+            jax.tree.map(lambda *xs: jnp.stack(xs), *uplinks),
+            tiny.infos(range(2), [4, 3]),
+            jnp.ones(2, bool),
         )
-        return method.server_update(federation, server, {bucket.name: received}, tiny.context(seed=seed))[0]
+        return method.server_update(
+            federation, server, {bucket.name: received}, tiny.context(seed=seed)
+        )[0]
 
     return server, jax.jit(run)(server)
 
@@ -203,7 +250,9 @@ def test_without_noise_and_clipping_a_round_is_what_it_was():
 @pytest.mark.slow
 def test_a_mean_moves_no_further_than_the_clip():
     start, found = server_after(Privacy("client", 0.01, 0.0), "samples")
-    moved = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (start, found)))))
+    moved = np.sqrt(
+        sum(np.sum((a - b) ** 2) for a, b in zip(*map(jax.tree.leaves, (start, found))))
+    )
     assert 0.003 < moved < 0.01001
 
 
@@ -229,11 +278,21 @@ REFUSED = [
     ("local", {}, {"client": "", "upload": "", "sample": ""}),
     ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
     ("heterofl", {"label_split": False}, {"client": "", "upload": "", "sample": ""}),
-    ("fedrolex", {"label_split": False, "masked_loss": True}, {"client": "", "upload": "", "sample": SAMPLE}),
+    (
+        "fedrolex",
+        {"label_split": False, "masked_loss": True},
+        {"client": "", "upload": "", "sample": SAMPLE},
+    ),
     ("feddropout", {"label_split": False}, {"client": SUMS, "upload": "", "sample": ""}),
     ("dense", {}, {"client": SUMS, "upload": "", "sample": ""}),
     ("dfrd", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),
-    ("heterofl+dfrd", {}, dict.fromkeys(("client", "upload", "sample"), "the server of .* reads the clients' samples")),
+    (
+        "heterofl+dfrd",
+        {},
+        dict.fromkeys(
+            ("client", "upload", "sample"), "the server of .* reads the clients' samples"
+        ),
+    ),
 ]
 FAST = ("fedproto", "fd", "fml", "fedavg", "local", "feddropout")
 REFUSALS = [
@@ -265,7 +324,8 @@ def test_every_method_is_listed():
 def test_a_model_that_normalises_by_batch_is_refused():
     method = private(METHODS["heterofl"](TRAINING, label_split=False), Privacy("sample"))
     with pytest.raises(
-        ValueError, match=r"but rate1.0 normalises by batch; take model.norm='group', 'layer' or 'none'"
+        ValueError,
+        match=r"but rate1.0 normalises by batch; take model.norm='group', 'layer' or 'none'",
     ):
         method.check(normed_federation())
 
@@ -288,7 +348,9 @@ def test_counts_of_ones_own_are_refused():
     ]:
         with pytest.raises(ValueError, match=line):
             private(counting(what), Privacy("client")).check(uniform_federation())
-    private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload")).check(uniform_federation())
+    private(counting(lambda data, ctx: 1 + ctx.info.id), Privacy("upload")).check(
+        uniform_federation()
+    )
 
 
 def test_training_twice_is_refused():
@@ -299,7 +361,9 @@ def test_training_twice_is_refused():
         return method.client_update(bucket, client, downlink, data, ctx)
 
     with pytest.raises(ValueError, match="do not train once a round; nobody counts their steps"):
-        private(method._replace(client_update=client_update), Privacy("sample")).check(uniform_federation())
+        private(method._replace(client_update=client_update), Privacy("sample")).check(
+            uniform_federation()
+        )
 
 
 @pytest.mark.parametrize(
@@ -319,7 +383,13 @@ def test_fields_have_bounds(fields, line):
 
 @pytest.mark.parametrize(
     "name, told",
-    [("local", "nothing"), ("fedavg", "alike"), ("lg_fedavg", "apart"), ("fml", "apart"), ("fedral", "apart")],
+    [
+        ("local", "nothing"),
+        ("fedavg", "alike"),
+        ("lg_fedavg", "apart"),
+        ("fml", "apart"),
+        ("fedral", "apart"),
+    ],
 )
 def test_who_takes_part_is_told_by_shapes_masks_and_what_clients_keep(name, told):
     method = METHODS[name](TRAINING)
@@ -331,7 +401,9 @@ def test_who_takes_part_is_told_by_shapes_masks_and_what_clients_keep(name, told
 
 
 def test_uploads_that_differ_in_shape_or_have_masks_tell_who_takes_part():
-    found = [exposure(method, FEDERATION) for method in (stub(), stub(masked=True), stub(sliced=True))]
+    found = [
+        exposure(method, FEDERATION) for method in (stub(), stub(masked=True), stub(sliced=True))
+    ]
     assert found == ["alike", "apart", "apart"]
 
 

@@ -54,7 +54,9 @@ def test_agreements_are_those_of_the_reference(n):
         if name == "geometric_median" and n == 2:
             continue  # any point between the two is one
         got = said(DEFENCES[name](), one_vector(x))
-        np.testing.assert_allclose(got, np.broadcast_to(value, (n, D)), rtol=2e-3 if "geo" in name and n > 1 else 1e-6)
+        np.testing.assert_allclose(
+            got, np.broadcast_to(value, (n, D)), rtol=2e-3 if "geo" in name and n > 1 else 1e-6
+        )
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed_mean", "geometric_median"])
@@ -62,7 +64,9 @@ def test_who_is_absent_has_no_say(name):
     absent = np.concatenate([HONEST, np.full((3, D), np.nan, np.float32)])
     present = np.arange(N + 3) < N
     vectors = one_vector(np.where(present[:, None], absent, 0), present)
-    np.testing.assert_allclose(said(DEFENCES[name](), vectors)[0], said(DEFENCES[name](), one_vector(HONEST))[0], 1e-6)
+    np.testing.assert_allclose(
+        said(DEFENCES[name](), vectors)[0], said(DEFENCES[name](), one_vector(HONEST))[0], 1e-6
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.45])
@@ -77,9 +81,14 @@ def test_multi_krum_keeps_whom_the_reference_keeps(share):
 @pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
 def test_norm_bound_is_that_of_the_reference(bound):
     x = np.concatenate([HONEST, HONEST[:1] * -4, HONEST[1:2] * 30]).astype(np.float32)
-    centre = lambda x: np.concatenate([c[0] for c in middle(one_vector(x.astype(np.float32)))])  # noqa: E731
+
+    def centre(x):
+        return np.concatenate([c[0] for c in middle(one_vector(x.astype(np.float32)))])
+
     expected = reference.norm_bound(x, bound, centre)
-    np.testing.assert_allclose(said(DEFENCES["norm_bound"](bound), one_vector(x)), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        said(DEFENCES["norm_bound"](bound), one_vector(x)), expected, rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", DEFENCES)
@@ -103,11 +112,15 @@ def received(uplink, arrived, first: int = 0) -> Received:
 
 
 def buckets(widths=(3, 3), rows=4):
-    """Two buckets of three and two clients that send a model, rows by class, single entries, and a count."""
+    """Two buckets of three and two clients that send a model, rows by class, single entries, and a
+    count."""
 
     def one(n, width, seed):
         rng = np.random.default_rng(seed)
-        normal = lambda *shape: jnp.asarray(rng.normal(1, 0.3, shape), jnp.float32)  # noqa: E731
+
+        def normal(*shape):
+            return jnp.asarray(rng.normal(1, 0.3, shape), jnp.float32)
+
         return {
             "model": {"w": normal(n, width, 2), "b": normal(n, width)},
             "rows": Masked(normal(n, rows, width), jnp.asarray(rng.random((n, rows)) < 0.7)),
@@ -121,7 +134,9 @@ def buckets(widths=(3, 3), rows=4):
     }
 
 
-@pytest.mark.parametrize("widths, nested", [((3, 3), False), ((3, 3), True), ((3, 2), True), ((3, 2), False)])
+@pytest.mark.parametrize(
+    "widths, nested", [((3, 3), False), ((3, 3), True), ((3, 2), True), ((3, 2), False)]
+)
 def test_uploads_go_back_to_where_they_were(widths, nested):
     given = buckets(widths)
     parts = comparable(given, nested)
@@ -147,11 +162,19 @@ def test_smaller_slices_are_compared_where_they_lie_in_larger_ones():
     vectors = vectors_of(given)[0][2]
     w = vectors.values[1].reshape(5, 3, 2)
     np.testing.assert_array_equal(w[3:, :2], given["b"].uplink["model"]["w"])
-    np.testing.assert_array_equal(vectors.held[1].reshape(5, 3, 2)[:, :, 0], [[1, 1, 1]] * 3 + [[1, 1, 0]] * 2)
+    np.testing.assert_array_equal(
+        vectors.held[1].reshape(5, 3, 2)[:, :, 0], [[1, 1, 1]] * 3 + [[1, 1, 0]] * 2
+    )
     groups, put_back = vectors_of(given)
     agreed = put_back([DEFENCES["median"]().apply(v, True) for v in groups])
-    every = [np.asarray(given["a"].uplink["model"]["b"])[[0, 2]], np.asarray(given["b"].uplink["model"]["b"])]
-    expected = [*np.median(np.concatenate([every[0][:, :2], every[1]]), axis=0), np.median(every[0][:, 2])]
+    every = [
+        np.asarray(given["a"].uplink["model"]["b"])[[0, 2]],
+        np.asarray(given["b"].uplink["model"]["b"]),
+    ]
+    expected = [
+        *np.median(np.concatenate([every[0][:, :2], every[1]]), axis=0),
+        np.median(every[0][:, 2]),
+    ]
     np.testing.assert_allclose(agreed["a"].uplink["model"]["b"][0], expected, rtol=1e-6)
     np.testing.assert_allclose(agreed["b"].uplink["model"]["b"][1], expected[:2], rtol=1e-6)
 
@@ -172,10 +195,19 @@ def test_who_is_far_off_is_named_wherever_the_giant_is():
     model = given["b"].uplink["model"]
     places = {
         "w": lambda u: u | {"model": model | {"w": model["w"].at[1, 2, 1].set(-1e30)}},
-        "row": lambda u: u | {"rows": Masked(u["rows"].values * jnp.array([1.0, 1e30])[:, None, None], u["rows"].mask)},
+        "row": lambda u: (
+            u
+            | {
+                "rows": Masked(
+                    u["rows"].values * jnp.array([1.0, 1e30])[:, None, None], u["rows"].mask
+                )
+            }
+        ),
     }
     for change in places.values():
-        far = how_far("alike", 6, given | {"b": given["b"]._replace(uplink=change(given["b"].uplink))})
+        far = how_far(
+            "alike", 6, given | {"b": given["b"]._replace(uplink=change(given["b"].uplink))}
+        )
         assert far[4] > 1e20 and (jnp.delete(far, 4) < 10).all()
 
 
@@ -223,7 +255,11 @@ def test_far_off_sees_the_largest_entry_of_a_long_upload():
 
 
 def test_equal_uploads_are_not_far_off():
-    same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50)).at[0].multiply(1 + 2e-7)
+    same = (
+        jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50))
+        .at[0]
+        .multiply(1 + 2e-7)
+    )
     assert (how_far("alike", 6, {"a": received(same, [True] * 6)}) < 2).all()
 
 
@@ -262,7 +298,9 @@ def test_an_outlier_is_refused_wherever_its_giant_is(widths, giant):
     assert refused(given | {"b": given["b"]._replace(uplink=uplink | {"rows": unsent})}) == []
 
 
-@pytest.mark.parametrize(("variance", "outliers"), [(1e5, []), (1e7, [2]), (-1e30, [2]), (3e38, [2])])
+@pytest.mark.parametrize(
+    ("variance", "outliers"), [(1e5, []), (1e7, [2]), (-1e30, [2]), (3e38, [2])]
+)
 def test_running_variances_count_by_their_square_roots(variance, outliers):
     """Of inputs 300 times as large as the others' they are 10^5 times as large."""
     names = [{"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": variance}]

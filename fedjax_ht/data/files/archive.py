@@ -1,4 +1,5 @@
-"""What the readers of files share: finding them, walking folders and archives alike, and one-line errors."""
+"""What the readers of files share: finding them, walking folders and archives alike, and one-line
+errors."""
 
 import contextlib
 import os
@@ -14,8 +15,8 @@ _LINE = 300  # characters: a file may hold a name of any length
 
 
 class Origin(NamedTuple):
-    """What a reader expects to find on disk and how a user gets it, both of which end up in its errors; and whether
-    `download.get` knows where it is."""
+    """What a reader expects to find on disk and how a user gets it, both of which end up in its
+    errors; and whether `download.get` knows where it is."""
 
     expected: str
     how: str
@@ -23,7 +24,8 @@ class Origin(NamedTuple):
 
 
 def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
-    """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir` itself).
+    """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir`
+    itself).
 
     Raises:
       ValueError: no `data_dir`.
@@ -60,24 +62,28 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
         yield
     except ImportError:
         raise
-    except Exception as error:  # zipfile, tarfile, zlib, numpy and Python's parser each have their own for damage
+    # zipfile, tarfile, zlib, numpy and Python's parser each have their own for damage
+    except Exception as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else error
         line = str(text).partition("\n")[0].rstrip(":")[:_LINE] or type(error).__name__
         kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
-        if isinstance(error, FileNotFoundError) and error.errno:  # the system's, not a reader's own
+        # the system's, not a reader's own
+        if isinstance(error, FileNotFoundError) and error.errno:
             line += "; a path that is not absolute is one below data_dir"
         raise kind(f"{path}: {line}; expected {origin.expected}, {origin.how}") from error
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files below `folder` in sorted order, links followed, hidden files and folders left out."""
+    """The files below `folder` in sorted order, links followed, hidden files and folders left
+    out."""
     for parent, folders, files in os.walk(folder, followlinks=True):
         folders[:] = sorted(f for f in folders if not f.startswith("."))
         yield from (Path(parent, file) for file in sorted(files) if not file.startswith("."))
 
 
 def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
-    """The files of a folder, .zip or .tar(.gz) whose "/"-separated name `pattern` finds, as (match, content).
+    """The files of a folder, .zip or .tar(.gz) whose "/"-separated name `pattern` finds, as (match,
+    content).
 
     Nothing is extracted to disk. A folder is walked in sorted order, an archive in its own.
     """
@@ -90,7 +96,8 @@ def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes
 
 
 def take(found: dict, keys: Sequence, what: str) -> list:
-    """Moves all `keys` out of `found` into a list; ValueError says how many are missing, and the first of them."""
+    """Moves all `keys` out of `found` into a list; ValueError says how many are missing, and the
+    first of them."""
     if missing := [key for key in keys if key not in found]:
         raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
     return [found.pop(key) for key in keys]

@@ -1,4 +1,5 @@
-"""Reads .npy and .npz files of numbers and text: no pickles, nothing larger than the file says, every sum checked."""
+"""Reads .npy and .npz files of numbers and text: no pickles, nothing larger than the file says,
+every sum checked."""
 
 import contextlib
 import math
@@ -53,7 +54,8 @@ def read_npy(file: BinaryIO, size: int) -> np.ndarray:
     """The array in an .npy file of `size` bytes, read to its end.
 
     Raises:
-      ValueError: no .npy file, or of anything but plain numbers and text, or of another size than its header says.
+      ValueError: no .npy file, or of anything but plain numbers and text, or of another size than
+        its header says.
     """
     shape, fortran, dtype = read_npy_header(file)
     if dtype.kind not in "biufcSU" or dtype.itemsize == 0:

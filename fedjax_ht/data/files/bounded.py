@@ -1,7 +1,9 @@
-"""Opens files that nobody vouches for: regular files only, a limited size, and every checksum checked.
+"""Opens files that nobody vouches for: regular files only, a limited size, and every checksum
+checked.
 
-gzip, zip and tar files are read to their ends, since their sums stand there. What does not hold together is an error of
-whatever kind the standard library has for it; readers turn them into one line (`archive.reading`).
+gzip, zip and tar files are read to their ends, since their sums stand there. What does not hold
+together is an error of whatever kind the standard library has for it; readers turn them into one
+line (`archive.reading`).
 """
 
 import contextlib
@@ -44,8 +46,8 @@ def size_of(file: BinaryIO) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path | str) -> Iterator[BinaryIO]:
-    """What is in a file, decompressed if it is gzip. At the end of the block the rest of it is read, so that a wrong
-    sum of a gzip file is an error whatever part of it was asked for.
+    """What is in a file, decompressed if it is gzip. At the end of the block the rest of it is
+    read, so that a wrong sum of a gzip file is an error whatever part of it was asked for.
 
     Raises:
       ValueError: not a regular file; or gzip of more than `limits.decompressed` bytes.
@@ -75,7 +77,8 @@ class _Bounded:
 
 
 def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
-    """The content of a file, decompressed if it is gzip; `limit` is `limits.FILE_BYTES` if it is not given.
+    """The content of a file, decompressed if it is gzip; `limit` is `limits.FILE_BYTES` if it is
+    not given.
 
     Raises:
       ValueError: not a regular file, or one of more bytes.
@@ -107,7 +110,8 @@ class Zip:
     """The files in a zip file; together they may hold `limits.decompressed` bytes.
 
     Raises:
-      zipfile.BadZipFile: of any kind of damage, such as a name that differs between the archive's list and the file.
+      zipfile.BadZipFile: of any kind of damage, such as a name that differs between the archive's
+        list and the file.
       ValueError: a way to compress that is neither stored nor deflated, or too many bytes.
     """
 
@@ -118,9 +122,11 @@ class Zip:
         if _listed(file) not in (len(every) % _MANY, _MANY - 1):  # the latter of zip64
             raise zipfile.BadZipFile("it does not list as many files as it says")
         for entry in every:
-            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others cannot be bounded
+            # others cannot be bounded
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(f"{entry.filename} is compressed in a way that is not read; stored and deflated are")
-            self._archive.open(entry).close()  # compares the names, so that none is lost to a wrong bit
+            # compares the names, so that none is lost to a wrong bit
+            self._archive.open(entry).close()
         self.entries = {entry.filename: entry for entry in every if not entry.is_dir()}
 
     @contextlib.contextmanager
@@ -170,7 +176,8 @@ class _Header(tarfile.TarInfo):
 
 
 def tar_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
-    """The files of a tar or tar.gz whose name `pattern` finds, as (match, content), in its own order."""
+    """The files of a tar or tar.gz whose name `pattern` finds, as (match, content), in its own
+    order."""
     with opened(path) as file, tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # it would keep all headers

@@ -1,7 +1,7 @@
 """How much a file may ask for. Every reader keeps to these numbers, and no reader has others.
 
-The largest files of known sets stay far below them: CIFAR-100's train batch has 154 MB and 300,000 pickle steps, the
-inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
+The largest files of known sets stay far below them: CIFAR-100's train batch has 154 MB and 300,000
+pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
 """
 
 FILE_BYTES = 256 << 20  # of a file, or a file in an archive, that is read as a whole
@@ -9,7 +9,8 @@ TEXT_BYTES = 16 << 20  # of JSON, which takes up to twenty times its size in mem
 TEXTS_BYTES = 128 << 20  # of a file of texts; AG News' training set has 30 MB
 TEXTS = 1 << 20  # samples of a set of texts
 WORDS = 1 << 21  # different ones of a set of texts
-MARKS = 1 << 23  # brackets and commas of JSON that may be longer than TEXT_BYTES: each may be a value
+# brackets and commas of JSON that may be longer than TEXT_BYTES: each may be a value
+MARKS = 1 << 23
 GROWTH = 32  # decompressed bytes per byte of a file, where that is more than FILE_BYTES
 PIXELS = 1 << 26  # of one image
 CLASSES = 100_000

@@ -12,7 +12,8 @@ import numpy as np
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.bounded import open_regular, size_of
 
-# The format is described in MathWorks' "MAT-File Format": a header of 128 bytes, then elements of type, size, content.
+# The format is described in MathWorks' "MAT-File Format": a header of 128 bytes, then elements of
+# type, size, content.
 _HEADER = 128
 _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = range(6, 16)  # classes of arrays, double to uint64; others hold arrays in arrays
@@ -38,7 +39,8 @@ def load_mat(name: str, path: Path) -> dict[str, np.ndarray]:
 
 
 def _inflated(file: BinaryIO) -> io.BytesIO:
-    """The file without compression. scipy would inflate only as far as it reads, and so miss the sums at the ends."""
+    """The file without compression. scipy would inflate only as far as it reads, and so miss the
+    sums at the ends."""
     size = size_of(file)
     header, inflated = file.read(_HEADER), io.BytesIO()
     order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(header[124:])
@@ -64,7 +66,8 @@ def _inflated(file: BinaryIO) -> io.BytesIO:
 
 
 def _inflate(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """One compressed element of `count` bytes, in parts; its sum is right if it comes to its end."""
+    """One compressed element of `count` bytes, in parts; its sum is right if it comes to its
+    end."""
     stream = zlib.decompressobj()
     while count or stream.unconsumed_tail:
         content = stream.unconsumed_tail or file.read(min(count, _CHUNK))
@@ -77,8 +80,8 @@ def _inflate(file: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def _check_element(start: bytes, size: int, order: str) -> None:
-    """Refuses what is not one array of numbers; its first 24 bytes are two tags, of the matrix and its flags, and the
-    flags."""
+    """Refuses what is not one array of numbers; its first 24 bytes are two tags, of the matrix and
+    its flags, and the flags."""
     if len(start) < 24:
         raise ValueError("an array is too short")
     kind, count, _, _, flags, _ = struct.unpack(f"{order}6I", start)

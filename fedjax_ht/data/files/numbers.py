@@ -10,12 +10,14 @@ _WIDEST = 64  # characters of a number with what separates it from the next
 def read_table(
     name: str, content: bytes, columns: int, used: Sequence[int] | None = None, dtype: type = np.float32
 ) -> np.ndarray:
-    """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of some of them.
+    """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of
+    some of them.
 
     Args:
       name: of the file, for the message.
       content: of the file.
-      columns: that its first line has. All lines must have as many; where only some are `used`, they must have those.
+      columns: that its first line has. All lines must have as many; where only some are `used`,
+        they must have those.
       used: positions of the columns to take; None takes all.
       dtype: of the result.
 

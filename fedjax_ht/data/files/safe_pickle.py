@@ -1,12 +1,13 @@
 """Reads pickled numpy data without running anything that the pickle asks for.
 
-A pickle is a program: unpickling calls whatever it names. Here the few numpy names that array pickles use are
-recorded instead of called, and every other name is refused; the arrays are then built from the checked records.
-(An allow-list of the real numpy functions would not do: a forged dtype state makes numpy take bytes for pointers.)
-torch's pickles are recorded by the same unpickler, in `data.files.torch_files` and `generators.snapshot`.
+A pickle is a program: unpickling calls whatever it names. Here the few numpy names that array
+pickles use are recorded instead of called, and every other name is refused; the arrays are then
+built from the checked records. (An allow-list of the real numpy functions would not do: a forged
+dtype state makes numpy take bytes for pointers.) torch's pickles are recorded by the same
+unpickler, in `data.files.torch_files` and `generators.snapshot`.
 
-A pickle may also ask for more than there is: memory, or a comparison or a text of lists in lists without end. What it
-may ask for is in `data.limits`.
+A pickle may also ask for more than there is: memory, or a comparison or a text of lists in lists
+without end. What it may ask for is in `data.limits`.
 """
 
 import contextlib
@@ -55,7 +56,8 @@ def check_keys(keys: Iterable[Any]) -> None:
     """Refuses keys of a dict that are no plain values.
 
     Raises:
-      ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as it likes.
+      ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as
+        it likes.
     """
     for key in keys:
         parts = key if isinstance(key, tuple) and len(key) <= _KEY_PARTS else (key,)
@@ -104,12 +106,15 @@ class _Handlers(dict):
         return super().__getitem__(opcode)
 
 
-class Recorder(pickle._Unpickler):  # in Python: the one in C allocates and hashes whatever it is told to
-    """Gives plain values as they are; the names in `allowed` are of the type given there, every other is refused.
+# in Python: the one in C allocates and hashes whatever it is told to
+class Recorder(pickle._Unpickler):
+    """Gives plain values as they are; the names in `allowed` are of the type given there, every
+    other is refused.
 
     Args:
       file: the pickle.
-      allowed: (module, name) -> a type that records what the pickle does with that name, mostly `Call`.
+      allowed: (module, name) -> a type that records what the pickle does with that name, mostly
+        `Call`.
       content: what the pickle may hold, for the error.
       others: a type that records what is done with any other name, instead of refusing it.
     """
@@ -142,12 +147,13 @@ def _check_stack(handler, keys: slice):
     return checked
 
 
-_SMALL = tuple(range(1 << 16))  # one object each, so that a token takes no more room than its place in a list
+# one object each, so that a token takes no more room than its place in a list
+_SMALL = tuple(range(1 << 16))
 
 
 def _load_integers(size: int):
-    """The handler of an integer of one byte or two, which takes all of them that follow at once, as one step: a text is
-    a list of hundreds of them."""
+    """The handler of an integer of one byte or two, which takes all of them that follow at once, as
+    one step: a text is a list of hundreds of them."""
 
     def load(self):
         values = [_SMALL[int.from_bytes(self.read(size), "little")]]
@@ -229,7 +235,8 @@ def load_pickle(file: BinaryIO) -> Any:
 
 
 def load_npy(file: BinaryIO) -> Any:
-    """The array in an .npy file; a 0-d object array, which is how numpy saves a dict, gives the object itself.
+    """The array in an .npy file; a 0-d object array, which is how numpy saves a dict, gives the
+    object itself.
 
     Raises:
       ValueError: not an .npy file, damaged, or a pickle that `load_pickle` refuses.
@@ -243,14 +250,15 @@ def load_npy(file: BinaryIO) -> Any:
 
 
 def build(value: Any) -> Any:
-    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a ValueError, and so is more of
-    it than `limits` allow."""
+    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a
+    ValueError, and so is more of it than `limits` allow."""
     _extent(value, 0, {})
     return _build(value, {})
 
 
 def _extent(value: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many values there are in a value, and how deep they are nested; what is shared counts wherever it is."""
+    """How many values there are in a value, and how deep they are nested; what is shared counts
+    wherever it is."""
     match value:
         case dict():
             children = (*value.keys(), *value.values())
@@ -277,12 +285,14 @@ _FLAT = {int, float, bool, str, bytes, type(None)}
 
 
 def _is_flat(values: Iterable[Any]) -> bool:
-    """Whether they are plain values with nothing in them, told without a step of Python for each."""
+    """Whether they are plain values with nothing in them, told without a step of Python for
+    each."""
     return set(map(type, values)) <= _FLAT
 
 
 def _build(value: Any, done: dict[int, Any]) -> Any:
-    """`value` with its recorded calls replaced by what they stand for; `done` keeps what is shared from growing."""
+    """`value` with its recorded calls replaced by what they stand for; `done` keeps what is shared
+    from growing."""
     if not isinstance(value, dict | list | tuple | Call):
         if isinstance(value, type):
             raise ValueError(f"the pickle holds the bare name {value.__name__}, not an array")

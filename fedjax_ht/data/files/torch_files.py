@@ -1,5 +1,5 @@
-"""Reads weights that torch, safetensors or numpy saved, without torch and without running anything that a file asks
-for; writes safetensors."""
+"""Reads weights that torch, safetensors or numpy saved, without torch and without running anything
+that a file asks for; writes safetensors."""
 
 import functools
 import io
@@ -43,7 +43,8 @@ TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they recor
 }
 
 
-_BESIDE = NUMPY_CALLS | {("argparse", "Namespace"): Call, ("collections", "Counter"): Dict}  # what scripts save, too
+# what scripts save, too
+_BESIDE = NUMPY_CALLS | {("argparse", "Namespace"): Call, ("collections", "Counter"): Dict}
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _ALLOWED = "tensors by name, as torch.save(model.state_dict(), path) writes them,"
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
@@ -57,7 +58,8 @@ class _TorchRecorder(Recorder):
         self.kinds: dict[str, str] = {}
 
     def persistent_load(self, pid):
-        # A storage: ("storage", its type, its name, device, number of elements, and more in older files).
+        # A storage: ("storage", its type, its name, device, number of elements, and more in older
+        # files).
         match pid:
             case ("storage", type() as kind, str() as key, *_):
                 self.kinds[key] = kind.__name__
@@ -68,8 +70,9 @@ def load_state_dict(path: Path | str) -> dict[str, np.ndarray]:
     """The tensors of a model in a file, by name.
 
     Args:
-      path: what torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a training script's checkpoint
-        it is what "state_dict" or "model" holds; "module." before all names goes.
+      path: what torch.save wrote (.pth, .pt, .tar), a .safetensors or an .npz file. Of a training
+        script's checkpoint it is what "state_dict" or "model" holds; "module." before all names
+        goes.
 
     Returns:
       Arrays of the tensors' shapes and dtypes (bfloat16 is `jnp.bfloat16`); they may be read-only.
@@ -165,7 +168,8 @@ def _tensors(content: Any, storage: Callable[[Any], np.ndarray], limit: int) -> 
 
 
 def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
-    """What was saved, and the numbers of each storage that it names, as torch writes them since 1.6."""
+    """What was saved, and the numbers of each storage that it names, as torch writes them since
+    1.6."""
     archive = Zip(file)
     tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
     if len(tops) != 1:
@@ -189,8 +193,8 @@ def _entry(archive: Zip, name: str) -> bytearray:
 
 
 def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
-    """Likewise of the stream of pickles that torch wrote before 1.6, and still does in pickles: a header, what was
-    saved, the storages' names, and their lengths and numbers in that order."""
+    """Likewise of the stream of pickles that torch wrote before 1.6, and still does in pickles: a
+    header, what was saved, the storages' names, and their lengths and numbers in that order."""
     file.seek(0)
     recorders = [_TorchRecorder(file) for _ in range(5)]
     magic, version, system, content, keys = [recorder.load() for recorder in recorders]

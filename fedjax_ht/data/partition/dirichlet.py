@@ -1,7 +1,9 @@
 """Label skew by Dirichlet shares of each class: PFLlib's "practical", the plain one, and DFRD's.
 
-Sources: Hsu et al., "Measuring the effects of non-identical data distribution" (2019) for the plain draw; PFLlib
-(Zhang et al., JMLR 2025), whose generator FedTGP and FedKTL use and FedAPEN and DFRD share but for the minimum.
+Sources: Hsu et al., "Measuring the effects of non-identical data distribution" (2019) for the plain
+  draw; PFLlib
+(Zhang et al., JMLR 2025), whose generator FedTGP and FedKTL use and FedAPEN and DFRD share but for
+the minimum.
 """
 
 import numpy as np
@@ -12,7 +14,8 @@ from fedjax_ht.data.partition.splits import Plan, by_class, official_sets, split
 
 
 def pfllib_least(num_samples: int, num_clients: int) -> int:
-    """PFLlib's minimum for a client: one test batch of 10 at a test share of a quarter, at most half an equal share."""
+    """PFLlib's minimum for a client: one test batch of 10 at a test share of a quarter, at most
+    half an equal share."""
     return int(min(10 / (1 - 0.75), num_samples / num_clients / 2))
 
 
@@ -26,10 +29,11 @@ def practical(
     min_samples: Count | None = None,
     max_tries: Count = 100,
 ) -> Plan:
-    """Dirichlet shares with a gate: a client that already holds an equal share of all samples takes no more classes.
+    """Dirichlet shares with a gate: a client that already holds an equal share of all samples takes
+    no more classes.
 
-    Reproduces PFLlib's "dir" digit for digit from the same class sizes and seed. FedRAL and FedAPEN: alpha=0.4,
-    min_samples=10.
+    Reproduces PFLlib's "dir" digit for digit from the same class sizes and seed. FedRAL and
+    FedAPEN: alpha=0.4, min_samples=10.
 
     Args:
       labels: int [N].
@@ -56,7 +60,8 @@ def dirichlet(
     min_samples: Count = 10,
     max_tries: Count = 100,
 ) -> Plan:
-    """Each class is cut by its own Dirichlet(alpha) shares over the clients; arguments and errors as in `practical`."""
+    """Each class is cut by its own Dirichlet(alpha) shares over the clients; arguments and errors
+    as in `practical`."""
     return _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, np.inf)
 
 
@@ -70,12 +75,13 @@ def dfrd(
     max_tries: Count = 100,
     val_share: Rest = 0.0,
 ) -> Partition:
-    """DFRD's split: the official training set by gated Dirichlet shares, the official test set dealt evenly.
+    """DFRD's split: the official training set by gated Dirichlet shares, the official test set
+    dealt evenly.
 
-    A client tests on floor(n_c / num_clients) random test samples of every class c, whatever it trains on; the
-    remainder of a class is unused. `alpha` is the paper's omega. The paper has no validation; with `val_share` each
-    client holds this fraction of its training samples out, at random. Who holds what, and the test sets, are the same
-    whatever it is.
+    A client tests on floor(n_c / num_clients) random test samples of every class c, whatever it
+    trains on; the remainder of a class is unused. `alpha` is the paper's omega. The paper has no
+    validation; with `val_share` each client holds this fraction of its training samples out, at
+    random. Who holds what, and the test sets, are the same whatever it is.
 
     Raises:
       ValueError: no official sets, or no draw gave every client the minimum.

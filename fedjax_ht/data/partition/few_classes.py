@@ -1,4 +1,5 @@
-"""A few classes per client: PFLlib's "pathological" blocks, and pFedHN's random class shares, which FedSSA uses."""
+"""A few classes per client: PFLlib's "pathological" blocks, and pFedHN's random class shares, which
+FedSSA uses."""
 
 import numpy as np
 
@@ -17,12 +18,14 @@ def pathological(
     classes_per_client: Count = 2,
     balanced: bool = False,
 ) -> Plan:
-    """Fixed blocks of clients share the same few classes, as PFLlib's "pat" cuts them from the same stream.
+    """Fixed blocks of clients share the same few classes, as PFLlib's "pat" cuts them from the same
+    stream.
 
-    Class after class goes, in the dataset's order, to the first ceil(num_clients / num_classes * classes_per_client)
-    clients that still want classes. All but the last of them take a random amount between a tenth of an equal share
-    and an equal share, or an equal share if `balanced`; the last takes the rest. Where classes and clients do not come
-    out even, the last clients hold fewer classes, or the last classes stay unused (Flowers102 with 20 clients of 10).
+    Class after class goes, in the dataset's order, to the first ceil(num_clients / num_classes *
+    classes_per_client) clients that still want classes. All but the last of them take a random
+    amount between a tenth of an equal share and an equal share, or an equal share if `balanced`;
+    the last takes the rest. Where classes and clients do not come out even, the last clients hold
+    fewer classes, or the last classes stay unused (Flowers102 with 20 clients of 10).
 
     Raises:
       ValueError: a class is too small for its clients.
@@ -63,13 +66,14 @@ def class_shares(
 ) -> Partition:
     """One plan of classes and shares (Shamsian et al., pFedHN, ICML 2021; FedSSA, FedRAL).
 
-    sets="official", as released, deals three sets by one plan: the official training set less `val_size` random
-    samples, those, and the official test set. sets="merged", as the papers say, deals all samples, and splits each
-    client's own at random into `train_share` for training, `val_share` for validation and the rest for testing.
+    sets="official", as released, deals three sets by one plan: the official training set less
+    `val_size` random samples, those, and the official test set. sets="merged", as the papers say,
+    deals all samples, and splits each client's own at random into `train_share` for training,
+    `val_share` for validation and the rest for testing.
 
-    Every class has classes_per_client * num_clients / num_classes shares, in the ratio of draws from U(0.4, 0.6).
-    Client after client takes classes_per_client times the next share of a random class among those with most shares
-    left, so at times two of the same. Every sample is used.
+    Every class has classes_per_client * num_clients / num_classes shares, in the ratio of draws
+    from U(0.4, 0.6). Client after client takes classes_per_client times the next share of a random
+    class among those with most shares left, so at times two of the same. Every sample is used.
 
     Raises:
       ValueError: no official sets, or val_size leaves no training set.
@@ -90,7 +94,8 @@ def class_shares(
 
 
 def _share_plan(num_clients, num_classes, classes_per_client, rng):
-    """float64 [num_clients, num_classes]: how much of each class a client takes; each column sums to 1."""
+    """float64 [num_clients, num_classes]: how much of each class a client takes; each column sums
+    to 1."""
     slots = classes_per_client * num_clients // num_classes
     shares = rng.uniform(0.4, 0.6, (num_classes, slots))
     shares /= shares.sum(1, keepdims=True)

@@ -1,4 +1,5 @@
-"""The partition that the data has by itself: every client is a person, a hospital, a role or a domain."""
+"""The partition that the data has by itself: every client is a person, a hospital, a role or a
+domain."""
 
 from typing import Literal
 
@@ -22,18 +23,20 @@ def natural(
 ) -> Partition:
     """Client after client holds the samples of one of `Dataset.groups`, ascending.
 
-    Of fewer clients than groups, each has a group drawn at random. Of several times as many, each group is dealt at
-    random to as many clients, one after another.
+    Of fewer clients than groups, each has a group drawn at random. Of several times as many, each
+    group is dealt at random to as many clients, one after another.
 
     Args:
-      tested: "random": a random part of a client's own samples tests. "last": the last part in stored order, which for
-        recordings is time; validation comes before. "new_groups": clients train on all they have, and the samples of
-        groups that are nobody's test, dealt out at random: how well do models serve people they never met.
-      train_share, val_share: fractions of a client's samples that train and validate. With "new_groups" there is
-        nothing of its own to test, and what does not validate trains.
+      tested: "random": a random part of a client's own samples tests. "last": the last part in
+        stored order, which for recordings is time; validation comes before. "new_groups": clients
+        train on all they have, and the samples of groups that are nobody's test, dealt out at
+        random: how well do models serve people they never met.
+      train_share, val_share: fractions of a client's samples that train and validate. With
+        "new_groups" there is nothing of its own to test, and what does not validate trains.
 
     Raises:
-      ValueError: the set has no groups, their number does not fit, or one has fewer samples than its clients.
+      ValueError: the set has no groups, their number does not fit, or one has fewer samples than
+        its clients.
     """
     if dataset.groups is None:
         raise ValueError(f"{dataset.name} does not say whose a sample is; partition natural needs Dataset.groups")

@@ -29,7 +29,8 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
     return dataset.clients
 
 
-# Who holds what: (labels, num_clients, num_classes, rng, *, options); `split_plan` then makes train, val and test.
+# Who holds what: (labels, num_clients, num_classes, rng, *, options); `split_plan` then makes
+# train, val and test.
 PLANS: dict[str, Callable[..., Plan]] = {
     "pathological": pathological,
     "practical": practical,
@@ -53,13 +54,15 @@ def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1,
       kind: a name in `PLANS` or `PARTITIONS`; the function there documents the partition.
       num_clients: at least 1.
       seed: of numpy's legacy RandomState, in [0, 2**32); PFLlib's is 1.
-      **options: the keyword arguments of that function, and for a kind in `PLANS` also those of `split_plan`.
+      **options: the keyword arguments of that function, and for a kind in `PLANS` also those of
+        `split_plan`.
 
     Returns:
       One ClientIndices per client; no sample of the dataset occurs twice.
 
     Raises:
-      ValueError: a bad setting (`check_partition`), data that does not fit it, or a client without training samples.
+      ValueError: a bad setting (`check_partition`), data that does not fit it, or a client without
+        training samples.
     """
     check_partition(kind, num_clients, dataset.num_classes, **options)
     rng = np.random.RandomState(seed)

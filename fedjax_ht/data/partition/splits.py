@@ -1,4 +1,5 @@
-"""What the partitions share: indices by class, dealing them out by weight, and the split into train, val and test."""
+"""What the partitions share: indices by class, dealing them out by weight, and the split into
+train, val and test."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,7 +10,8 @@ from fedjax_ht.core.bounds import Part, Rest
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 
 Sets = Literal["merged", "official"]
-Plan = list[np.ndarray]  # per client, int64 indices of the samples it holds, before they are split into sets
+# per client, int64 indices of the samples it holds, before they are split into sets
+Plan = list[np.ndarray]
 
 
 def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
@@ -20,9 +22,11 @@ def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
 def class_counts(
     labels: np.ndarray, partition: Partition, set: str = "train", num_classes: int | None = None
 ) -> np.ndarray:
-    """Samples of every class that each client holds in "train", "val" or "test": int64 [num_clients, num_classes].
+    """Samples of every class that each client holds in "train", "val" or "test": int64
+    [num_clients, num_classes].
 
-    `labels` are those of the whole dataset; without `num_classes` the largest label is the last class.
+    `labels` are those of the whole dataset; without `num_classes` the largest label is the last
+    class.
     """
     return _counts(labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1)
 
@@ -49,14 +53,15 @@ def deal_classes(indices: np.ndarray, labels: np.ndarray, weights: np.ndarray, r
     Args:
       indices: int64 [M], the samples to deal, each once.
       labels: int [N], of the whole dataset.
-      weights: [num_clients, num_classes], at least 0. A client of weight 0 gets nothing of a class, and a class that
-        nobody has a weight for stays unused.
+      weights: [num_clients, num_classes], at least 0. A client of weight 0 gets nothing of a class,
+        and a class that nobody has a weight for stays unused.
     """
     hands = [[] for _ in weights]
     for members, weight in zip(by_class(labels[indices], weights.shape[1]), weights.T):
         cumulative = np.cumsum(weight)
         shuffled = indices[rng.permutation(members)]
-        if cumulative[-1] > 0:  # a ratio that ends at exactly 1, so that rounding leaves nothing to the last client
+        # a ratio that ends at exactly 1, so that rounding leaves nothing to the last client
+        if cumulative[-1] > 0:
             edges = np.floor(cumulative / cumulative[-1] * len(shuffled)).astype(int)
             for hand, share in zip(hands, np.split(shuffled, edges[:-1])):
                 hand.append(share)
@@ -71,11 +76,13 @@ def split_client(
     val_share: float,
     stratified: bool,
 ) -> ClientIndices:
-    """Splits one client's samples at random into train, validation and test (the rest); every sample is used once.
+    """Splits one client's samples at random into train, validation and test (the rest); every
+    sample is used once.
 
-    One permutation of the samples, of which the first go to test, the next to train and the last to validation, sizes
-    rounded down in favour of test: without validation this is scikit-learn's `train_test_split(train_size=train_share)`
-    on the same stream. `stratified` does so class by class, with the nearest integers for sizes.
+    One permutation of the samples, of which the first go to test, the next to train and the last to
+    validation, sizes rounded down in favour of test: without validation this is scikit-learn's
+    `train_test_split(train_size=train_share)` on the same stream. `stratified` does so class by
+    class, with the nearest integers for sizes.
     """
     shuffled = indices[rng.permutation(len(indices))]
     groups = labels[shuffled] if stratified else np.zeros(len(shuffled), int)
@@ -102,14 +109,17 @@ def split_plan(
     val_share: Rest = 0.0,
     stratified: bool = False,
 ) -> Partition:
-    """Plans who holds what, then splits each client's samples, client after client, from the same stream.
+    """Plans who holds what, then splits each client's samples, client after client, from the same
+    stream.
 
     Args:
       plan_of: (labels, num_clients, num_classes, rng) -> Plan of positions in `labels`.
-      sets: "merged" plans and splits all samples of the dataset; "official" plans the publisher's training set, and
-        deals each class of its test set in proportion to what the clients were planned of that class.
-      train_share, val_share: fractions of a client's planned samples that train and validate. What is left of merged
-        samples is for testing, and train_share is 0.75 by default; what is left of official ones is for training.
+      sets: "merged" plans and splits all samples of the dataset; "official" plans the publisher's
+        training set, and deals each class of its test set in proportion to what the clients were
+        planned of that class.
+      train_share, val_share: fractions of a client's planned samples that train and validate. What
+        is left of merged samples is for testing, and train_share is 0.75 by default; what is left
+        of official ones is for training.
       stratified: keeps these fractions in every class of a client.
 
     Raises:

@@ -20,11 +20,12 @@ def few_shot(
     shots: Count = 5,
     test_shots: Count | None = None,
 ) -> Partition:
-    """Every client trains on `shots` random samples of every class, and tests on `test_shots` others of every class;
-    None deals out all the rest for testing.
+    """Every client trains on `shots` random samples of every class, and tests on `test_shots`
+    others of every class; None deals out all the rest for testing.
 
-    The client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's classes and splits them 3:1, which is
-    shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a test set is 100 images, and a point one of them.
+    The client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's classes and splits
+    them 3:1, which is shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a test set is 100
+    images, and a point one of them.
 
     Raises:
       ValueError: a class has fewer than (shots + test_shots) * num_clients samples.

@@ -7,7 +7,8 @@ from fedjax_ht.data.sources.checksums import published
 
 
 class File(NamedTuple):
-    """url: where it is, its last part its name. md5: as published, and of what is in a .gz if that is. size: bytes."""
+    """url: where it is, its last part its name. md5: as published, and of what is in a .gz if that
+    is. size: bytes."""
 
     url: str
     md5: str
@@ -20,7 +21,8 @@ class File(NamedTuple):
 
 
 class Source(NamedTuple):
-    """about: what the set is, one line. files: which `load_dataset` reads, in a folder of the set's name."""
+    """about: what the set is, one line. files: which `load_dataset` reads, in a folder of the set's
+    name."""
 
     about: str
     files: tuple[File, ...]
@@ -44,7 +46,8 @@ SOURCES: Mapping[str, Source] = dict(
         _source(
             "mnist",
             "70,000 digits, 28x28 grey, 10 classes",
-            "https://ossci-datasets.s3.amazonaws.com/mnist/",  # a mirror, which torchvision reads, too
+            # a mirror, which torchvision reads, too
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
             {
                 "train-images-idx3-ubyte.gz": 9_912_422,
                 "train-labels-idx1-ubyte.gz": 28_881,
@@ -101,7 +104,8 @@ SOURCES: Mapping[str, Source] = dict(
         ),
     )
 )
-"""Set -> where its files are: its own home. Sums as in `checksums`, sizes as the homes and other loaders list them."""
+"""Set -> where its files are: its own home. Sums as in `checksums`, sizes as the homes and other
+loaders list them."""
 
 ELSEWHERE = {
     "har_10persons": "it is part of the package, and nothing is to be downloaded",

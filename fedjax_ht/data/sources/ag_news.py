@@ -1,4 +1,5 @@
-"""AG News (Zhang, Zhao and LeCun, NeurIPS 2015) as its authors' CSV files, and any other CSV file of texts."""
+"""AG News (Zhang, Zhao and LeCun, NeurIPS 2015) as its authors' CSV files, and any other CSV file
+of texts."""
 
 import csv
 import io
@@ -31,21 +32,24 @@ def find_ag_news(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_ag_news(data_dir: Path | None, length: int | None) -> Dataset:
-    """Token ids of title and description; official sets train and test. The vocabulary is that of train.csv."""
+    """Token ids of title and description; official sets train and test. The vocabulary is that of
+    train.csv."""
     train, test = find_ag_news(data_dir)
     return _dataset("ag_news", [train, test], length, _ORIGIN, _ag_news_class)
 
 
 def read_ag_news_test(data_dir: Path | None, length: int | None) -> Dataset:
-    """The test set alone, as a set without official parts; so the vocabulary is that of all its texts."""
+    """The test set alone, as a set without official parts; so the vocabulary is that of all its
+    texts."""
     files = ("ag_news_test.csv", "test.csv")
     path = search("ag_news_test", data_dir, (*_FOLDERS, ""), files, _ORIGIN)
     return _dataset("ag_news_test", [path], length, _ORIGIN, _ag_news_class)
 
 
 def read_text(path: str, data_dir: Path | None, length: int | None) -> Dataset:
-    """A CSV of one's own, where PATH is relative to `data_dir` if that is given: a class, and the text in what columns
-    follow. Classes are in the order of their numbers, or of their names. The vocabulary is that of all texts."""
+    """A CSV of one's own, where PATH is relative to `data_dir` if that is given: a class, and the
+    text in what columns follow. Classes are in the order of their numbers, or of their names. The
+    vocabulary is that of all texts."""
     return _dataset(f"text:{path}", [user_path(path, data_dir)], length, _OWN, None)
 
 

@@ -8,11 +8,13 @@ _INT32 = np.iinfo(np.int32)
 
 
 def as_stored(name: str, x: np.ndarray) -> np.ndarray:
-    """Samples [N, ...] that a model sees as they are: floats of 32 bits at most, integers that fit in int32.
+    """Samples [N, ...] that a model sees as they are: floats of 32 bits at most, integers that fit
+    in int32.
 
     Args:
       name: of the array, for the error.
-      x: floats of 64 bits become float32, integers of more than 16 bits int32; all else keeps its type.
+      x: floats of 64 bits become float32, integers of more than 16 bits int32; all else keeps its
+        type.
 
     Raises:
       ValueError: of fewer than two axes, of another type, too large, NaN or infinite.

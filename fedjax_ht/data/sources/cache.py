@@ -1,5 +1,5 @@
-"""Keeps decoded sets on disk, so that JPEG files and long texts are read once, and images are never in memory as a
-whole."""
+"""Keeps decoded sets on disk, so that JPEG files and long texts are read once, and images are never
+in memory as a whole."""
 
 import contextlib
 import errno
@@ -25,12 +25,14 @@ _DAY = 86_400  # seconds
 def cached(
     name: str, image_size: int | None, data_dir: Path, sources: Sequence[Path], build: Callable[[Path | None], Dataset]
 ) -> Dataset:
-    """`build(target)`, or what it gave the last time if the files of `sources` have the same names, sizes and times.
+    """`build(target)`, or what it gave the last time if the files of `sources` have the same names,
+    sizes and times.
 
-    Two files per set and size, in `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not
-    writable: the images as an .npy, which the set maps, and an .npz of the rest, which has their SHA-256 and is renamed
-    into place last. `target` is where `build` stacks the images (`pile.Pile`); without a writable folder, or room in
-    it, it is None, nothing is kept, and the images are in memory.
+    Two files per set and size, in `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder
+    if that is not writable: the images as an .npy, which the set maps, and an .npz of the rest,
+    which has their SHA-256 and is renamed into place last. `target` is where `build` stacks the
+    images (`pile.Pile`); without a writable folder, or room in it, it is None, nothing is kept, and
+    the images are in memory.
     """
     key = hashlib.sha256(str(sources[0].resolve()).encode()).hexdigest()[:16]
     stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
@@ -81,7 +83,8 @@ def _temporary(folder: Path) -> Iterator[Path]:
 
 
 def _load(name: str, path: Path, stamp: str) -> Dataset | None:
-    """The set in `path` and the .npy beside it, or None if it is absent, damaged, or made from other files."""
+    """The set in `path` and the .npy beside it, or None if it is absent, damaged, or made from
+    other files."""
     try:
         with opened_npz(path) as arrays:
             if str(arrays["stamp"]) != stamp:
@@ -113,13 +116,14 @@ def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
 
 
 def _images(path: Path, stamp: str) -> Path:
-    """Where the images of the set at `path` are. Each state of the sources has its own file, so that neither a process
-    that is killed here nor one that has the former mapped sees a mixture."""
+    """Where the images of the set at `path` are. Each state of the sources has its own file, so
+    that neither a process that is killed here nor one that has the former mapped sees a mixture."""
     return path.with_name(f"{path.stem}-{stamp[:16]}.npy")
 
 
 def _sweep(path: Path, stamp: str) -> None:
-    """Removes the images of former states of the sources, and what a process that was killed has left here."""
+    """Removes the images of former states of the sources, and what a process that was killed has
+    left here."""
     former = [file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)]
     for file in (*former, *path.parent.glob("*.tmp")):
         with contextlib.suppress(OSError):

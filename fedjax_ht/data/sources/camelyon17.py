@@ -1,4 +1,5 @@
-"""Camelyon17 as WILDS publishes it (Bandi et al. 2018, Koh et al. 2021): patches of lymph nodes of five hospitals."""
+"""Camelyon17 as WILDS publishes it (Bandi et al. 2018, Koh et al. 2021): patches of lymph nodes of
+five hospitals."""
 
 import functools
 import re
@@ -35,8 +36,9 @@ def find_camelyon17(data_dir: Path | None) -> tuple[Path, ...]:
 def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
     """455,954 patches of 96x96x3 by the publisher's table, normal or tumor in the central 32x32.
 
-    `Dataset.groups` are the hospitals, 0 to 4. Official sets are those of WILDS: "val" and "test" are all patches of
-    hospitals 1 and 2, "train" and "id_val" those of the other three, by the column split (0 and 1).
+    `Dataset.groups` are the hospitals, 0 to 4. Official sets are those of WILDS: "val" and "test"
+    are all patches of hospitals 1 and 2, "train" and "id_val" those of the other three, by the
+    column split (0 and 1).
     """
     table, patches = find_camelyon17(data_dir)
     with reading(table.parent, _ORIGIN):

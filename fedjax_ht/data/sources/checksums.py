@@ -1,7 +1,8 @@
 """The sums that the publishers' files are known by.
 
-They are on the sets' own pages (CIFAR, Fashion-MNIST) and in the lists of torchvision and of other loaders. A file of a
-publisher's name that is not the publisher's file may be meant so, such as a part of the set: it is read, with one line.
+They are on the sets' own pages (CIFAR, Fashion-MNIST) and in the lists of torchvision and of other
+loaders. A file of a publisher's name that is not the publisher's file may be meant so, such as a
+part of the set: it is read, with one line.
 """
 
 import hashlib
@@ -76,7 +77,8 @@ def published(name: str, file: str) -> str | None:
 
 
 def check_sum(name: str, path: Path, content: bytes | bytearray | None = None) -> None:
-    """One line as a warning if the publisher of set `name` has a file of this name, and it has another MD5 sum.
+    """One line as a warning if the publisher of set `name` has a file of this name, and it has
+    another MD5 sum.
 
     Args:
       name: of the set.

@@ -1,4 +1,5 @@
-"""CIFAR-10 and CIFAR-100 in their publisher's python or binary version, as an archive or extracted."""
+"""CIFAR-10 and CIFAR-100 in their publisher's python or binary version, as an archive or
+extracted."""
 
 import io
 import re
@@ -63,7 +64,8 @@ def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """`name` is "cifar10" or "cifar100" (its 100 fine classes); official sets train and test, 32x32x3."""
+    """`name` is "cifar10" or "cifar100" (its 100 fine classes); official sets train and test,
+    32x32x3."""
     layout, origin = _LAYOUTS[name], _origin(name)
     (source,) = find_cifar(name, data_dir)
     if source.name in layout.meta:  # the folder given is the extracted one, under whatever name

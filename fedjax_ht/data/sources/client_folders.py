@@ -1,4 +1,5 @@
-"""Client folders of PFLlib and HtFLlib: the split that other federated libraries have already made."""
+"""Client folders of PFLlib and HtFLlib: the split that other federated libraries have already
+made."""
 
 import io
 import json
@@ -32,24 +33,27 @@ class _Part(NamedTuple):
 
 
 def read_client_folders(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """PATH/train/ID.npz and PATH/test/ID.npz, where PATH is relative to `data_dir` if that is given.
+    """PATH/train/ID.npz and PATH/test/ID.npz, where PATH is relative to `data_dir` if that is
+    given.
 
-    Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which, without validation
-    sets. Nothing in the pickled files is run. What they are goes by x:
+    Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
+    without validation sets. Nothing in the pickled files is run. What they are goes by x:
 
-        float [n, C, H, W], C 1 or 3, H and W above 1   images in [-1, 1], kept as bytes [n, H, W, C]
-        float [n, C, H, W], any other                   windows of any range: float32 [n, W, H, C], or [n, W, C] of H 1
-        float of other axes                             as it is: rows of a table
-        integer [n, L]                                  tokens
-        n pairs of a list of L tokens and its length    tokens; what is behind the length must be 0, the padding
+        float [n, C, H, W], C 1 or 3, H and W above 1   images in [-1, 1], kept as bytes [n, H, W,
+        C] float [n, C, H, W], any other                   windows of any range: float32 [n, W, H,
+        C], or [n, W, C] of H 1 float of other axes                             as it is: rows of a
+        table integer [n, L]                                  tokens
+        n pairs of a list of L tokens and its length    tokens; what is behind the length must be 0,
+        the padding
 
-    Windows are time last for PFLlib and time first here. Its generate_HAR.py has windows [n, 128, 9] and makes
-    [n, 9, 1, 128] of them by reshape, not by transpose, so that each channel of its files is a mixture of times and
-    signals: read as they are, they are what its own models see. `inputs.transpose(0, 2, 1).reshape(-1, 128, 9)` gives
-    the windows back, [n, time, signal]; nothing in a file says which of the two was done.
+    Windows are time last for PFLlib and time first here. Its generate_HAR.py has windows [n, 128,
+    9] and makes [n, 9, 1, 128] of them by reshape, not by transpose, so that each channel of its
+    files is a mixture of times and signals: read as they are, they are what its own models see.
+    `inputs.transpose(0, 2, 1).reshape(-1, 128, 9)` gives the windows back, [n, time, signal];
+    nothing in a file says which of the two was done.
 
-    Without a config.json, which generate_Shakespeare.py does not write, the clients are the files of train/, and the
-    classes are as many as the largest label needs.
+    Without a config.json, which generate_Shakespeare.py does not write, the clients are the files
+    of train/, and the classes are as many as the largest label needs.
     """
     root = user_path(path, data_dir)
     num_clients, num_classes = _sizes(root)
@@ -134,7 +138,8 @@ def _texts(pairs: list) -> np.ndarray:
     """int32 [n, L] of n pairs of a list of L tokens and how many of them are no padding."""
     for pair in pairs:
         match pair:
-            # Types before numpy sees them: among texts of any length it would give each number the longest one's room.
+            # Types before numpy sees them: among texts of any length it would give each number the
+            # longest one's room.
             case (list() | tuple() as tokens, int()) if set(map(type, tokens)) <= {int}:
                 pass
             case _:

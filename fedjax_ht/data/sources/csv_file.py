@@ -27,22 +27,26 @@ _ORIGIN = Origin(
 
 
 class Rows(NamedTuple):
-    """A table as it is read: column names, and (line, cells) of each row, as many cells as columns."""
+    """A table as it is read: column names, and (line, cells) of each row, as many cells as
+    columns."""
 
     columns: tuple[str, ...]
     rows: Iterator[tuple[int, list[str]]]
 
 
 def read_csv(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """PATH, PATH:LABEL or PATH:LABEL:GROUP, where PATH is relative to `data_dir` if that is given; .csv or .csv.gz.
+    """PATH, PATH:LABEL or PATH:LABEL:GROUP, where PATH is relative to `data_dir` if that is given;
+    .csv or .csv.gz.
 
-    LABEL is the column of the labels, GROUP that of whose a sample is (`Dataset.groups`); by default those called as
-    `LABELS` and `GROUPS` say, of a group there need be none. All other columns are the samples, float32 [N, columns]
-    as stored. Classes are named by the labels, in sorted order, by value if all are whole numbers; so are groups, which
-    keep their numbers if they have some.
+    LABEL is the column of the labels, GROUP that of whose a sample is (`Dataset.groups`); by
+    default those called as `LABELS` and `GROUPS` say, of a group there need be none. All other
+    columns are the samples, float32 [N, columns] as stored. Classes are named by the labels, in
+    sorted order, by value if all are whole numbers; so are groups, which keep their numbers if they
+    have some.
 
     Raises:
-      ValueError: there is no such column, a value is missing, or a column holds text. The line says which.
+      ValueError: there is no such column, a value is missing, or a column holds text. The line says
+        which.
     """
     file, *named = path.split(":")
     file = user_path(file, data_dir)
@@ -67,7 +71,8 @@ def rows_of(path: Path) -> Rows:
     """A table's columns and rows; empty lines are passed over.
 
     Raises:
-      ValueError: too large, no header, or a row has more or fewer cells; the latter two as the rows are read.
+      ValueError: too large, no header, or a row has more or fewer cells; the latter two as the rows
+        are read.
     """
     content = read_whole(path)
     header = bytes(content[:_HEADER]).partition(b"\n")[0]
@@ -108,7 +113,8 @@ def _column(what: str, named: str, columns: Sequence[str], default: Sequence[str
 
 
 class _Texts(NamedTuple):
-    """A column of texts, many of them the same: text -> its number in the order of coming, and each row's number."""
+    """A column of texts, many of them the same: text -> its number in the order of coming, and each
+    row's number."""
 
     codes: dict[str, int]
     places: array.array
@@ -170,7 +176,8 @@ def _append(column: _Texts, text: str) -> None:
 
 
 def _numbered(name: str, column: _Texts) -> tuple[np.ndarray, list[int] | list[str]]:
-    """Each row's place among the values of a column, int [N], and the values in order: whole numbers, or texts."""
+    """Each row's place among the values of a column, int [N], and the values in order: whole
+    numbers, or texts."""
     texts = list(column.codes)
     values = _whole(name, texts) or texts
     ordered = sorted(set(values))

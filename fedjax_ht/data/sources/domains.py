@@ -1,4 +1,5 @@
-"""Images of several domains, one folder a domain: Office-Caltech, DomainNet, PACS, Digit-5 and the like."""
+"""Images of several domains, one folder a domain: Office-Caltech, DomainNet, PACS, Digit-5 and the
+like."""
 
 import functools
 import logging
@@ -27,13 +28,15 @@ _SIZE = 64  # of DomainNet in PFLlib and HtFLlib
 
 
 def read_domains(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """PATH/DOMAIN/CLASS/..., or PATH/DOMAIN/images/CLASS/..., where PATH is relative to `data_dir` if that is given.
+    """PATH/DOMAIN/CLASS/..., or PATH/DOMAIN/images/CLASS/..., where PATH is relative to `data_dir`
+    if that is given.
 
-    `Dataset.groups` are the domains, numbered by their names in sorted order. Classes are those of all domains, sorted
-    by name; a domain need not have each, and a warning says which has not. With DomainNet's own lists, lines
-    "DOMAIN/CLASS/FILE NUMBER" in PATH/splits/DOMAIN_train.txt and _test.txt, the set is the images that they name,
-    numbers are those of the lists, and the lists are the official sets. Images are 64 by 64 unless `image_size` is
-    given, and grey only if all are.
+    `Dataset.groups` are the domains, numbered by their names in sorted order. Classes are those of
+    all domains, sorted by name; a domain need not have each, and a warning says which has not. With
+    DomainNet's own lists, lines "DOMAIN/CLASS/FILE NUMBER" in PATH/splits/DOMAIN_train.txt and
+    _test.txt, the set is the images that they name, numbers are those of the lists, and the lists
+    are the official sets. Images are 64 by 64 unless `image_size` is given, and grey only if all
+    are.
     """
     root = user_path(path, data_dir)
     with reading(root, _ORIGIN):

@@ -1,7 +1,8 @@
 """Downloads sets from their homes, into the folders where `load_dataset` looks for them.
 
-Archives stay as they are: the readers read them, and nothing is unpacked. pooch compares the published sum before a
-file gets its name, so that a file that is there is the publisher's; what a download lacks is asked for the next time.
+Archives stay as they are: the readers read them, and nothing is unpacked. pooch compares the
+published sum before a file gets its name, so that a file that is there is the publisher's; what a
+download lacks is asked for the next time.
 """
 
 import hashlib
@@ -45,7 +46,8 @@ def get(
 
     Raises:
       ValueError: no such name, or a file is not the publisher's. One line, with both sums.
-      OSError: no connection, or no room. One line. What has come is kept, and the same call goes on from there.
+      OSError: no connection, or no room. One line. What has come is kept, and the same call goes on
+        from there.
       ImportError: an optional package is missing.
     """
     sources, root = SOURCES if sources is None else sources, Path(data_dir).expanduser()
@@ -72,7 +74,8 @@ def get(
 
 
 class Listed(NamedTuple):
-    """A line of `listing`: size in bytes, None if there is nothing to download; `there` what of it is in the folder."""
+    """A line of `listing`: size in bytes, None if there is nothing to download; `there` what of it
+    is in the folder."""
 
     name: str
     about: str
@@ -119,12 +122,15 @@ def _content_md5(path: Path) -> str:
 
 
 def _fetch(file: File, path: Path) -> None:
-    """One file; what has come of it is in `path`.part. When that is complete, pooch names it, or removes it."""
+    """One file; what has come of it is in `path`.part. When that is complete, pooch names it, or
+    removes it."""
     pooch.get_logger().setLevel("WARNING")
     part = path.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _complete(part, file)
-    rename = lambda _, output, __: os.replace(part, output)  # noqa: E731
+    def rename(_, output, __):
+        return (os.replace(part, output))
+
     try:
         pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=rename)
     except ValueError as error:
@@ -159,8 +165,8 @@ def _complete(part: Path, file: File) -> None:
 
 
 def _go_on(url: str, part: Path, size: int, bar: tqdm) -> str:
-    """Asks for what is missing of `part`, or for all of it, as the server will have it; returns why it ended. It takes
-    no more than one byte too many."""
+    """Asks for what is missing of `part`, or for all of it, as the server will have it; returns why
+    it ended. It takes no more than one byte too many."""
     have = part.stat().st_size if part.exists() else 0
     bar.n = have
     if have == size:

@@ -1,7 +1,9 @@
-"""UCI HAR (Anguita et al., ESANN 2013): windows of a waist-mounted phone's motion sensors while 30 persons move.
+"""UCI HAR (Anguita et al., ESANN 2013): windows of a waist-mounted phone's motion sensors while 30
+persons move.
 
-PFLlib's and HtFLlib's script reshapes [N, 128, 9] to [N, 9, 1, 128] without moving axes, so that what their networks
-take for a signal in time is a mixture of all nine. Here windows are [128, 9], time first.
+PFLlib's and HtFLlib's script reshapes [N, 128, 9] to [N, 9, 1, 128] without moving axes, so that
+what their networks take for a signal in time is a mixture of all nine. Here windows are [128, 9],
+time first.
 """
 
 import re
@@ -16,7 +18,8 @@ from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 
 SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
-"""Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration in g; at 50 Hz."""
+"""Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration
+in g; at 50 Hz."""
 
 CLASSES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STANDING", "LAYING")
 STEPS, PERSONS = 128, 30
@@ -38,7 +41,8 @@ def find_har(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """float32 [128, 9], see `SIGNALS`; official sets train and test, of other persons; groups are persons 1 to 30."""
+    """float32 [128, 9], see `SIGNALS`; official sets train and test, of other persons; groups are
+    persons 1 to 30."""
     refuse_image_size(image_size, "har")
     (source,) = find_har(data_dir)
     if source.name == "y_train.txt":

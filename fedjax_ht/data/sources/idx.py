@@ -1,7 +1,7 @@
 """MNIST and Fashion-MNIST in their publishers' idx files, gzipped or not.
 
-The format is described on the MNIST page (LeCun, Cortes and Burges): two zero bytes, a type code (8 is uint8), the
-number of dimensions, the dimensions as big-endian uint32, the values.
+The format is described on the MNIST page (LeCun, Cortes and Burges): two zero bytes, a type code (8
+is uint8), the number of dimensions, the dimensions as big-endian uint32, the values.
 """
 
 import math
@@ -52,7 +52,8 @@ def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
 def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
     """`name` is "mnist" or "fashion_mnist"; official sets train and test, 28x28x1.
 
-    The two sets have the same file names, so a folder of the set's own is looked at before `data_dir` itself.
+    The two sets have the same file names, so a folder of the set's own is looked at before
+    `data_dir` itself.
     """
     parts = []
     for path, (file, ndim) in zip(find_idx(name, data_dir), _FILES.items()):

@@ -19,10 +19,11 @@ _FILE = r"[^/]+/.+\.(?i:png|jpe?g|bmp|p[gp]m|webp|tiff?))$"
 
 
 def read_folder(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """PATH/CLASS/... or PATH/SPLIT/CLASS/..., where PATH is relative to `data_dir` if that is given.
+    """PATH/CLASS/... or PATH/SPLIT/CLASS/..., where PATH is relative to `data_dir` if that is
+    given.
 
-    Splits are train and test, or either with val; they become official sets. Classes are sorted by name. Images keep
-    their size, which must be one size then, and are grey only if all are.
+    Splits are train and test, or either with val; they become official sets. Classes are sorted by
+    name. Images keep their size, which must be one size then, and are grey only if all are.
     """
     root = user_path(path, data_dir)
     with reading(root, _ORIGIN):

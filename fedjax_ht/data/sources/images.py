@@ -14,10 +14,12 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import members
 from fedjax_ht.data.sources.pile import Pile, common_shape
 
-if TYPE_CHECKING:  # sets of arrays are read without Pillow: functions import it that decode or resize
+# sets of arrays are read without Pillow: functions import it that decode or resize
+if TYPE_CHECKING:
     from PIL import Image
 
-_FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")  # none that Pillow gives to another program
+# none that Pillow gives to another program
+_FORMATS = ("PNG", "JPEG", "BMP", "PPM", "WEBP", "TIFF", "GIF")
 _GREY_MODES = ("1", "L", "LA")
 _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 
@@ -25,8 +27,9 @@ _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 def decode_members(
     source: Path, pattern: re.Pattern, size: int | None, target: Path | None
 ) -> tuple[Pile, dict[str, str]]:
-    """The decoded images and the text files of a folder or archive, in one pass, keyed by what the pattern's groups
-    `image` and `text` match (the latter need not exist); `target` is where the pile will be stacked."""
+    """The decoded images and the text files of a folder or archive, in one pass, keyed by what the
+    pattern's groups `image` and `text` match (the latter need not exist); `target` is where the
+    pile will be stacked."""
     texts = {}
 
     def encoded():
@@ -45,18 +48,21 @@ def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> I
     """(key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
     encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
-        while batch := list(itertools.islice(encoded, 256)):  # bounds how many images are in memory
+        # bounds how many images are in memory
+        while batch := list(itertools.islice(encoded, 256)):
             keys, contents = zip(*batch)
             yield from zip(keys, pool.map(lambda item: decode(*item, size), zip(keys, contents)))
 
 
 def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
-    """One image file as uint8 [H, W, 1 or 3]; with a size, its central square as [size, size, 1 or 3].
+    """One image file as uint8 [H, W, 1 or 3]; with a size, its central square as [size, size, 1 or
+    3].
 
     Transparency is dropped. `name` is for the error only.
 
     Raises:
-      ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than `limits.PIXELS`.
+      ValueError: not an image, a damaged one, one with more than 8 bits a channel, or of more than
+        `limits.PIXELS`.
     """
     from PIL import Image
 
@@ -76,7 +82,8 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
 
 
 def stack(images: list[np.ndarray]) -> np.ndarray:
-    """uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any image has 3 channels. Empties the list as it copies.
+    """uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any image has 3 channels. Empties the
+    list as it copies.
 
     Raises:
       ValueError: there are none, or the sizes differ.
@@ -88,7 +95,8 @@ def stack(images: list[np.ndarray]) -> np.ndarray:
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """uint8 [N, H, W, 1 or 3] to [N, size, size, C], contiguous, by the central square of each; None keeps H and W."""
+    """uint8 [N, H, W, 1 or 3] to [N, size, size, C], contiguous, by the central square of each;
+    None keeps H and W."""
     if size is None or images.shape[1:3] == (size, size):
         return np.ascontiguousarray(images)
     from PIL import Image
@@ -101,7 +109,8 @@ def resize(images: np.ndarray, size: int | None) -> np.ndarray:
 
 
 def _central_square(image: "Image.Image", size: int) -> "Image.Image":
-    """The shorter side resized to `size` (bilinear, anti-aliased) and the longer one cropped, in one step."""
+    """The shorter side resized to `size` (bilinear, anti-aliased) and the longer one cropped, in
+    one step."""
     from PIL import Image
 
     width, height = image.size

@@ -52,13 +52,14 @@ def read_npz(path: str, data_dir: Path | None, image_size: int | None) -> Datase
                              other integers, 2 axes              as they are: tokens
                              other integers, any other           an error
 
-    Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1, 1], and are kept as
-    bytes. What is as it is has two axes or more, and `AsStored` for a model. Labels are integers [N] from 0. With train
-    and test arrays, these become the official sets; so do the samples that "official_test", bool [N], does not and does
-    name, and beside it those of "official_val". "vocabulary" is the number of token ids. "group" or "person", integers
-    or text [N], is whose a sample is: `Dataset.groups`, text by its place in sorted order. Beside x_train these are
-    group_train and group_test. Classes are named by "class_names" or "classes", else by number. Images may also be JPEG
-    files, see `read_jpegs`, whose classes have names.
+    Images are [N, H, W], [N, H, W, C] or [N, C, H, W], C 1 or 3, uint8 or floats in [0, 1] or [-1,
+    1], and are kept as bytes. What is as it is has two axes or more, and `AsStored` for a model.
+    Labels are integers [N] from 0. With train and test arrays, these become the official sets; so
+    do the samples that "official_test", bool [N], does not and does name, and beside it those of
+    "official_val". "vocabulary" is the number of token ids. "group" or "person", integers or text
+    [N], is whose a sample is: `Dataset.groups`, text by its place in sorted order. Beside x_train
+    these are group_train and group_test. Classes are named by "class_names" or "classes", else by
+    number. Images may also be JPEG files, see `read_jpegs`, whose classes have names.
     """
     file = user_path(path, data_dir)
     with reading(file, _ORIGIN):
@@ -94,8 +95,9 @@ def _packed(arrays: Mapping[str, np.ndarray]) -> _Found:
 
 
 def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Colour images of one size from "jpeg" uint8, the files one after another, and "offset" [N + 1], where each starts
-    and the last ends; beside them are "label" [N] and "wnid", the classes' names. uint8 [N, H, W, 3].
+    """Colour images of one size from "jpeg" uint8, the files one after another, and "offset" [N +
+    1], where each starts and the last ends; beside them are "label" [N] and "wnid", the classes'
+    names. uint8 [N, H, W, 3].
 
     Raises:
       ValueError: an entry is missing, or the sizes differ.
@@ -117,7 +119,8 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def to_nhwc(images: np.ndarray) -> np.ndarray:
-    """[N, H, W], [N, H, W, C] or [N, C, H, W] to [N, H, W, C]; C is 1 or 3, the last axis if both would do."""
+    """[N, H, W], [N, H, W, C] or [N, C, H, W] to [N, H, W, C]; C is 1 or 3, the last axis if both
+    would do."""
     if images.ndim == 3:
         return images[..., None]
     if images.ndim == 4 and channels_first(images.shape):
@@ -128,7 +131,8 @@ def to_nhwc(images: np.ndarray) -> np.ndarray:
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
-    """uint8 as it is; floats in [0, 1], or in [-1, 1] if any is negative, scaled to [0, 255] and rounded."""
+    """uint8 as it is; floats in [0, 1], or in [-1, 1] if any is negative, scaled to [0, 255] and
+    rounded."""
     if images.dtype == np.uint8 or not images.size:
         return images.astype(np.uint8)
     refuse_not_finite("it", images)

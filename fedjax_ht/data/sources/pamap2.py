@@ -1,11 +1,15 @@
-"""PAMAP2 (Reiss and Stricker, ISWC 2012): nine persons with inertial units on hand, chest and ankle, at 100 Hz.
+"""PAMAP2 (Reiss and Stricker, ISWC 2012): nine persons with inertial units on hand, chest and
+ankle, at 100 Hz.
 
-As PFLlib prepares it: windows of 256 steps, one every 128; what is missing is 0; every signal of a person is divided by
-its largest absolute value over all of that person's recordings; windows of twelve activities are kept. Settled here:
+As PFLlib prepares it: windows of 256 steps, one every 128; what is missing is 0; every signal of a
+person is divided by its largest absolute value over all of that person's recordings; windows of
+twelve activities are kept. Settled here:
 
-* A window is of the activity that most of its steps are of (of equally many that with the smaller number). PFLlib takes
-  the smallest number in it, so that a single step of "other" (0) drops it, and walking (4) into cycling (6) is walking.
-* A window is of one recording. PFLlib lets one run from the end of a person's first file into the second.
+* A window is of the activity that most of its steps are of (of equally many that with the smaller
+  number). PFLlib takes the smallest number in it, so that a single step of "other" (0) drops it,
+  and walking (4) into cycling (6) is walking.
+* A window is of one recording. PFLlib lets one run from the end of a person's first file into the
+  second.
 * A signal that a person has nothing of stays 0, where PFLlib divides 0 by 0.
 """
 
@@ -63,8 +67,9 @@ def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """float32 [256, 3, 9]: of hand, chest and ankle acceleration, angular velocity and magnetic field, x y z each, in
-    [-1, 1]. Groups are the persons, 1 to 9; there are no official sets. The files are read once, see `cache.cached`.
+    """float32 [256, 3, 9]: of hand, chest and ankle acceleration, angular velocity and magnetic
+    field, x y z each, in [-1, 1]. Groups are the persons, 1 to 9; there are no official sets. The
+    files are read once, see `cache.cached`.
     """
     refuse_image_size(image_size, "pamap2")
     (source,) = find_pamap2(data_dir)
@@ -102,8 +107,8 @@ def _build(source: Path, target: Path | None) -> Dataset:
 
 
 def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of one file, windows float32 [n, 256, 27] as they were recorded, their labels [n], and every signal's largest
-    absolute value [27]."""
+    """Of one file, windows float32 [n, 256, 27] as they were recorded, their labels [n], and every
+    signal's largest absolute value [27]."""
     table = read_table(name, content, _COLUMNS, [_ACTIVITY, *_SIGNALS])
     if not np.isin(table[:, 0], range(_LAST + 1)).all():
         raise ValueError(f"{name}: an activity is none of 0 to {_LAST}")

@@ -19,12 +19,13 @@ class _Place(NamedTuple):
 class Pile:
     """Images one after another as they come, to be put in order when all are there.
 
-    They are written and read, and mapped only when they are whole: a full disk is an OSError then, where it would kill
-    a process that writes to a map, and none of it counts as memory of the process.
+    They are written and read, and mapped only when they are whole: a full disk is an OSError then,
+    where it would kill a process that writes to a map, and none of it counts as memory of the
+    process.
 
     Attributes:
-      target: the .npy file that `stack` writes, beside which the images lie meanwhile, in a file without a name; None
-        keeps both in memory.
+      target: the .npy file that `stack` writes, beside which the images lie meanwhile, in a file
+        without a name; None keeps both in memory.
       places: image key -> where it is, in the order in which they came.
     """
 
@@ -37,8 +38,8 @@ class Pile:
             end += self._file.write(image.tobytes())
 
     def stack(self, keys: Sequence[Hashable]) -> np.ndarray:
-        """The images of some keys in this order, uint8 [N, H, W, C], C is 3 if any has 3 channels; with a target, a
-        read-only map of it. The pile is empty then.
+        """The images of some keys in this order, uint8 [N, H, W, C], C is 3 if any has 3 channels;
+        with a target, a read-only map of it. The pile is empty then.
 
         Raises:
           ValueError: an image is missing, there are none, or their sizes differ.
@@ -67,7 +68,8 @@ class Pile:
 def mapped(path: Path) -> np.ndarray:
     """The array of an .npy file, read-only, its pages read when they are looked at.
 
-    numpy starts the values at a multiple of 64 bytes, which lets jax use them in place on CPU (`core.mesh.spread`).
+    numpy starts the values at a multiple of 64 bytes, which lets jax use them in place on CPU
+    (`core.mesh.spread`).
     """
     return np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
 

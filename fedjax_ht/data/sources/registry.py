@@ -25,7 +25,8 @@ from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
 from fedjax_ht.data.sources.tfds import read_tfds
 from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
 
-# A reader takes (data_dir, image_size) or (data_dir, text_length), one of a prefix also what follows the prefix.
+# A reader takes (data_dir, image_size) or (data_dir, text_length), one of a prefix also what
+# follows the prefix.
 _READERS = {
     "fashion_mnist_10k": read_embedded,
     "har_10persons": read_har_10persons,
@@ -68,17 +69,20 @@ _PREFIX_READERS = {
     "client_folders": read_client_folders,
     "text": read_text,
 }
-TEXTS = ("ag_news", "ag_news_test", "shakespeare", "text")  # take a text_length where others take an image_size
+# take a text_length where others take an image_size
+TEXTS = ("ag_news", "ag_news_test", "shakespeare", "text")
 _LONGEST = 1 << 14
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` takes; those of a prefix end in what is to be filled in, as "npz:PATH"."""
+    """The names that `load_dataset` takes; those of a prefix end in what is to be filled in, as
+    "npz:PATH"."""
     return (*_READERS, *(f"{prefix}:{'NAME' if prefix == 'tfds' else 'PATH'}" for prefix in _PREFIX_READERS))
 
 
 def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
-    """The files and folders in `data_dir` that `load_dataset` would read, of a set that has a publisher.
+    """The files and folders in `data_dir` that `load_dataset` would read, of a set that has a
+    publisher.
 
     Raises:
       ValueError: no such set.
@@ -99,15 +103,17 @@ def load_dataset(
 
     Args:
       name: one of `dataset_names()`.
-      data_dir: the folder with the publisher's files, or with a folder of the set's name that has them. Paths after a
-        prefix are relative to it if given. `fashion_mnist_10k` and `har_10persons` come with the package and need none.
-      image_size: height and width in pixels to resize to (central square, bilinear); None keeps the native size, or
-        64 for sets of mixed sizes (flowers102, food101, domains:PATH). For images only.
+      data_dir: the folder with the publisher's files, or with a folder of the set's name that has
+        them. Paths after a prefix are relative to it if given. `fashion_mnist_10k` and
+        `har_10persons` come with the package and need none.
+      image_size: height and width in pixels to resize to (central square, bilinear); None keeps the
+        native size, or 64 for sets of mixed sizes (flowers102, food101, domains:PATH). For images
+        only.
       text_length: tokens to which texts are cut or padded; None for 200, or what the set has.
 
     Returns:
-      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; all else as it is stored. The latest
-      four are kept in memory.
+      The set. Of images a model sees pixels in [-1, 1], mean and std being 0.5; all else as it is
+      stored. The latest four are kept in memory.
 
     Raises:
       ValueError: an unknown name, or a damaged file, or one of another format.

@@ -1,4 +1,5 @@
-"""Shakespeare's roles as LEAF (Caldas et al., 2018) makes them: 80 characters of a role's lines, and the next one."""
+"""Shakespeare's roles as LEAF (Caldas et al., 2018) makes them: 80 characters of a role's lines,
+and the next one."""
 
 import json
 import logging
@@ -11,7 +12,8 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.files.bounded import read_whole
 
-LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's 80
+# LEAF's 80
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 LENGTH = 80
 _ORIGIN = Origin(
     "shakespeare/train/*.json and shakespeare/test/*.json of LEAF, with users and user_data",
@@ -28,11 +30,12 @@ def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
-    """Token ids uint16 [N, 80]: LEAF's letters from 1 on, 0 for any other character. The label is the next letter.
+    """Token ids uint16 [N, 80]: LEAF's letters from 1 on, 0 for any other character. The label is
+    the next letter.
 
-    `groups` are the roles. Where every role trains and tests (LEAF's -t sample), `clients` is that split, role after
-    role; the official sets train and test are there in any case. A sample whose next character is no letter is left
-    out, with one line as a warning.
+    `groups` are the roles. Where every role trains and tests (LEAF's -t sample), `clients` is that
+    split, role after role; the official sets train and test are there in any case. A sample whose
+    next character is no letter is left out, with one line as a warning.
     """
     if length not in (None, LENGTH):
         raise ValueError(f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it at 0")

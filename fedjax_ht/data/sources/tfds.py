@@ -18,10 +18,11 @@ _PREPARE = "pip install 'fedjax_ht[tfds]'"
 
 
 def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """DATASET is NAME, NAME/CONFIG, or either with :VERSION; its splits train, validation and test are official sets.
+    """DATASET is NAME, NAME/CONFIG, or either with :VERSION; its splits train, validation and test
+    are official sets.
 
-    Without `data_dir` the folder is tensorflow-datasets' own: $TFDS_DATA_DIR or ~/tensorflow_datasets. Only what is
-    already prepared is read: nothing is downloaded.
+    Without `data_dir` the folder is tensorflow-datasets' own: $TFDS_DATA_DIR or
+    ~/tensorflow_datasets. Only what is already prepared is read: nothing is downloaded.
     """
     root = data_dir or Path(os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets").expanduser()
     name = dataset.partition(":")[0]

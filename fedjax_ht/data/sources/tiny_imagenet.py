@@ -30,7 +30,8 @@ def find_tiny_imagenet(data_dir: Path | None) -> tuple[Path, ...]:
 def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset:
     """64x64x3, classes by WordNet id in sorted order.
 
-    The official set "test" is the publisher's labelled validation set, since the labels of its test set are secret.
+    The official set "test" is the publisher's labelled validation set, since the labels of its test
+    set are secret.
     """
     (source,) = find_tiny_imagenet(data_dir)
     if source.name == "val_annotations.txt":

@@ -1,4 +1,5 @@
-"""Texts to token ids: words and punctuation, and the vocabulary that is learned from training texts."""
+"""Texts to token ids: words and punctuation, and the vocabulary that is learned from training
+texts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,13 +16,15 @@ _RULE = str.maketrans({'"': "", ";": " ", ":": " "} | {mark: f" {mark} " for mar
 
 
 def words(text: str) -> list[str]:
-    """Lower case, double quotes left out, the marks ' . , ( ) ! ? by themselves, and split at white space, semicolons,
-    colons and "<br />": torchtext's "basic_english", which PFLlib and HtFLlib use."""
+    """Lower case, double quotes left out, the marks ' . , ( ) ! ? by themselves, and split at white
+    space, semicolons, colons and "<br />": torchtext's "basic_english", which PFLlib and HtFLlib
+    use."""
     return text.lower().translate(_RULE).replace("<br />", " ").split()
 
 
 def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
-    """word -> id of the `size` most frequent words, from 2 on; of equally frequent ones those that come first.
+    """word -> id of the `size` most frequent words, from 2 on; of equally frequent ones those that
+    come first.
 
     Raises:
       ValueError: there are more than `limits.WORDS` different words.
@@ -34,7 +37,8 @@ def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
 
 
 def encode(texts: Sequence[str], ids: dict[str, int], length: int) -> np.ndarray:
-    """uint16 [N, length], cut or padded behind with `PADDING`; words that are not in `ids` are `UNKNOWN`."""
+    """uint16 [N, length], cut or padded behind with `PADDING`; words that are not in `ids` are
+    `UNKNOWN`."""
     tokens = np.full((len(texts), length), PADDING, np.uint16)
     for row, text in zip(tokens, texts):
         found = [ids.get(word, UNKNOWN) for word in words(text)[:length]]

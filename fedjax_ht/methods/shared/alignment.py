@@ -1,5 +1,5 @@
-"""FedKTL's server: a feature transformer F that turns prototypes into valid latents of a generator (FedKTL,
-Eqs. 2 and 3).
+"""FedKTL's server: a feature transformer F that turns prototypes into valid latents of a generator
+(FedKTL, Eqs. 2 and 3).
 
 L = w_MMD * L_MMD(F(P), valid latents) + w_MSE * L_MSE(F(P), their class means)
 """
@@ -25,20 +25,24 @@ from fedjax_ht.models.norm import Norm
 from fedjax_ht.ops import squared_distance
 
 CLIP_NORM = 100.0  # of the released code
-MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)  # bandwidths of "median", in halves of the median squared distance
+# bandwidths of "median", in halves of the median squared distance
+MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)
 
 Widths = Annotated[tuple[Positive, ...], Within(1)]
 SampleW = Callable[[jax.Array, int], jax.Array]  # (key, n) -> valid latents [n, H]
-Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]  # F: (params, prototypes [M, K], mask [M]) -> [M, H]
+# F: (params, prototypes [M, K], mask [M]) -> [M, H]
+Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]
 
 
 class FeatureTransformer(nn.Module):
-    """Linear-BatchNorm-ReLU-Linear, as wide as its input: prototypes float [M, K] -> latents [M, H].
+    """Linear-BatchNorm-ReLU-Linear, as wide as its input: prototypes float [M, K] -> latents [M,
+    H].
 
-    The norm takes the statistics of the rows it is given, by `mask` bool [M], and keeps none: running ones lag behind
-    a first layer that moves at every step, and prototypes spread so little that the lag is many deviations. The first
-    layer has no bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that. The released
-    code has both, and nothing that it sends or trains on depends on them.
+    The norm takes the statistics of the rows it is given, by `mask` bool [M], and keeps none:
+    running ones lag behind a first layer that moves at every step, and prototypes spread so little
+    that the lag is many deviations. The first layer has no bias: batch norm subtracts it, its
+    gradient is rounding, and Adam takes steps of that. The released code has both, and nothing that
+    it sends or trains on depends on them.
     """
 
     latent_dim: int
@@ -57,8 +61,8 @@ class Alignment:
 
     Attributes:
       mmd_weight, mse_weight: of L_MMD and of L_MSE; the latter is the paper's lambda.
-      bandwidths: of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the median squared distance of valid
-        latents.
+      bandwidths: of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the median squared
+        distance of valid latents.
       variant: see `methods.fedktl`.
     """
 
@@ -74,7 +78,9 @@ class Alignment:
         check_fields(self)
 
 
-def mean_latents(transform: Transform, params: PyTree, uploads: Uploads, old: jax.Array) -> jax.Array:
+def mean_latents(
+    transform: Transform, params: PyTree, uploads: Uploads, old: jax.Array
+) -> jax.Array:
     """Mean of F(P) of every class; classes without upload keep `old`. float [C, H]."""
     latents = transform(params, uploads.prototypes, uploads.valid)
     sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), len(old))
@@ -82,10 +88,13 @@ def mean_latents(transform: Transform, params: PyTree, uploads: Uploads, old: ja
 
 
 def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.Array:
-    """L_MSE (FedKTL Eq. 2): mean square between a class's latents and their mean, averaged by class."""
+    """L_MSE (FedKTL Eq. 2): mean square between a class's latents and their mean, averaged by
+    class."""
     sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), num_classes)
     squares = jnp.mean((latents - class_means(sums)[uploads.labels]) ** 2, -1)
-    by_class = class_sums(squares[:, None], Batch(latents, uploads.labels, uploads.valid), num_classes)
+    by_class = class_sums(
+        squares[:, None], Batch(latents, uploads.labels, uploads.valid), num_classes
+    )
     return masked_mean(class_means(by_class)[:, 0], by_class.counts > 0)
 
 
@@ -93,7 +102,9 @@ def choose_bandwidths(options: Alignment, sample_w: SampleW, key: jax.Array) -> 
     """float32 [A]."""
     if options.bandwidths != "median":
         return jnp.array(options.bandwidths)
-    return jnp.array(MEDIAN_SHARES) * median_distance2(sample_w(key, max(options.batch_size, 2))) / 2
+    return (
+        jnp.array(MEDIAN_SHARES) * median_distance2(sample_w(key, max(options.batch_size, 2))) / 2
+    )
 
 
 def median_distance2(rows: jax.Array) -> jax.Array:
@@ -113,9 +124,10 @@ def align(
 ) -> tuple[PyTree, jax.Array, dict[str, jax.Array]]:
     """One round's training of F, as one compiled loop.
 
-    The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both sides, at every step;
-    L_MMD a batch of them; Qbar are the means afterwards. Released: both take the batch, and a
-    trainable table, which goes on from round to round, stands for the means and is Qbar.
+    The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both
+    sides, at every step; L_MMD a batch of them; Qbar are the means afterwards. Released: both take
+    the batch, and a trainable table, which goes on from round to round, stands for the means and is
+    Qbar.
 
     Args:
       transform, params: F, and what of it is trained.
@@ -142,33 +154,57 @@ def align(
 
     def combine(latents, apart, mask, key):
         valid_latents = sample_w(key, options.batch_size)
-        return options.mmd_weight * mmd_loss(latents, valid_latents, mask, bandwidths) + options.mse_weight * apart
+        return (
+            options.mmd_weight * mmd_loss(latents, valid_latents, mask, bandwidths)
+            + options.mse_weight * apart
+        )
 
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
     released = options.variant == "released"
     if released:
         each = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
         trained, loss = trained | {"centroids": centroids}, of_batch
-        optimizer = optax.multi_transform({name: each for name in trained}, {name: name for name in trained})
+        optimizer = optax.multi_transform(
+            {name: each for name in trained}, {name: name for name in trained}
+        )
     rows, size = jnp.arange(len(uploads.valid)), options.batch_size
-    before = diagnose(transform, params, sample_w, bandwidths, uploads, size, before_key, len(centroids))
+    before = diagnose(
+        transform, params, sample_w, bandwidths, uploads, size, before_key, len(centroids)
+    )
     trained, _ = train_on_rows(
-        optimizer, loss, trained, rows, uploads.valid, train_key, options.epochs, size, drop_single=released
+        optimizer,
+        loss,
+        trained,
+        rows,
+        uploads.valid,
+        train_key,
+        options.epochs,
+        size,
+        drop_single=released,
     )
     params = trained["transformer"]
-    after = diagnose(transform, params, sample_w, bandwidths, uploads, size, after_key, len(centroids))
-    centroids = trained["centroids"] if released else mean_latents(transform, params, uploads, centroids)
+    after = diagnose(
+        transform, params, sample_w, bandwidths, uploads, size, after_key, len(centroids)
+    )
+    centroids = (
+        trained["centroids"] if released else mean_latents(transform, params, uploads, centroids)
+    )
     return params, centroids, {"mmd_before": before["mmd"]} | after
 
 
-def diagnose(transform, params, sample_w, bandwidths, uploads, batch_size, key, num_classes) -> dict:
+def diagnose(
+    transform, params, sample_w, bandwidths, uploads, batch_size, key, num_classes
+) -> dict:
     """Where F stands, on the first `batch_size` uploads: both losses unweighted, the mean of each
-    kernel between F(P) and valid latents ("kernel_1", ...; all near 0: the alignment has no gradient), and medians of
-    the squared distances between those and among valid latents."""
+    kernel between F(P) and valid latents ("kernel_1", ...; all near 0: the alignment has no
+    gradient), and medians of the squared distances between those and among valid latents."""
     latents = transform(params, uploads.prototypes, uploads.valid)
     split = compact(uploads.valid)
     position = jnp.arange(batch_size)  # past the end some upload is read, and masked
-    some, mask = latents[split.indices[jnp.minimum(position, len(latents) - 1)]], position < split.count
+    some, mask = (
+        latents[split.indices[jnp.minimum(position, len(latents) - 1)]],
+        position < split.count,
+    )
     w = sample_w(key, batch_size)
     kernels = kernel_means(some, w, mask / jnp.maximum(mask.sum(), 1), bandwidths)
     across = jnp.where(mask[:, None], squared_distance(some, w), jnp.nan)
@@ -181,8 +217,11 @@ def diagnose(transform, params, sample_w, bandwidths, uploads, batch_size, key, 
     }
 
 
-def off_manifold(latents: jax.Array, valid: jax.Array, sent: jax.Array, available: jax.Array, ball: Ball) -> dict:
-    """How far latents are from those that the generator knows, in radii of the ball that holds the valid ones.
+def off_manifold(
+    latents: jax.Array, valid: jax.Array, sent: jax.Array, available: jax.Array, ball: Ball
+) -> dict:
+    """How far latents are from those that the generator knows, in radii of the ball that holds the
+    valid ones.
 
     Args:
       latents: float [M, H], F(P) before anything moves them into the ball; valid: bool [M].
@@ -190,9 +229,12 @@ def off_manifold(latents: jax.Array, valid: jax.Array, sent: jax.Array, availabl
       ball: of the generator.
 
     Returns:
-      "off_manifold", the share of F(P) outside the ball; "reach", the largest distance from its centre of what is
-      sent. 0 where there is nothing.
+      "off_manifold", the share of F(P) outside the ball; "reach", the largest distance from its
+      centre of what is sent. 0 where there is nothing.
     """
-    distance = lambda rows: jnp.linalg.norm(rows - ball.centre, axis=-1) / ball.radius  # noqa: E731
+
+    def distance(rows):
+        return jnp.linalg.norm(rows - ball.centre, axis=-1) / ball.radius
+
     outside = jnp.sum((distance(latents) > 1) & valid) / jnp.maximum(valid.sum(), 1)
     return {"off_manifold": outside, "reach": jnp.max(jnp.where(available, distance(sent), 0))}

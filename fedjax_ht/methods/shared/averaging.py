@@ -21,11 +21,14 @@ def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> ja
     """Computes the weights of a mean over clients, float32 [P], not normalised.
 
     Args:
-      received: the uplinks; clients that did not arrive, or have no training samples, weigh nothing.
-      num_samples: what the clients sent by `sent_samples`, stacked: weights of a mean by samples. With
-        () the other clients weigh 1 each.
+      received: the uplinks; clients that did not arrive, or have no training samples, weigh
+        nothing.
+      num_samples: what the clients sent by `sent_samples`, stacked: weights of a mean by samples.
+        With () the other clients weigh 1 each.
     """
-    weights = num_samples.value if isinstance(num_samples, Metadata) else received.info.num_samples > 0
+    weights = (
+        num_samples.value if isinstance(num_samples, Metadata) else received.info.num_samples > 0
+    )
     return jnp.where(received.arrived, weights, 0).astype(jnp.float32)
 
 

@@ -1,8 +1,11 @@
-"""What a distilling method goes on top of: a method whose server averages whole models or slices, or none.
+"""What a distilling method goes on top of: a method whose server averages whole models or slices,
+or none.
 
-"none" (data-free): every client trains a model of its own and uploads it, nothing comes down; the server's model is
+"none" (data-free): every client trains a model of its own and uploads it, nothing comes down; the
+server's model is
                     only ever distilled
-another:            its round; the uploaded models teach the averaged one, which goes on as the base's own
+another:            its round; the uploaded models teach the averaged one, which goes on as the
+  base's own
 """
 
 import functools
@@ -35,7 +38,8 @@ class Base(NamedTuple):
 
 
 def alone(training: LocalTraining) -> Method:
-    """Clients train by themselves and upload all of their models; the server's own model is left as it is."""
+    """Clients train by themselves and upload all of their models; the server's own model is left as
+    it is."""
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
@@ -46,7 +50,9 @@ def alone(training: LocalTraining) -> Method:
 
     base = local(training)
     wire = base.wire._replace(positions="own")
-    return base._replace(name="none", init_server=init_server, client_update=client_update, wire=wire)
+    return base._replace(
+        name="none", init_server=init_server, client_update=client_update, wire=wire
+    )
 
 
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
@@ -67,6 +73,8 @@ def make_base(name: str, training: LocalTraining, **options) -> Base:
       ValueError: there is no such base.
     """
     if name not in BASES:
-        raise ValueError(f"base is {name!r}" + meant(name, BASES, f"it must be one of {', '.join(BASES)}"))
+        raise ValueError(
+            f"base is {name!r}" + meant(name, BASES, f"it must be one of {', '.join(BASES)}")
+        )
     factory, uploaded = BASES[name]
     return Base(factory(training, **options), uploaded)

@@ -23,7 +23,8 @@ ROUNDS = 2  # much of a method begins in the second, when something has come dow
 CLIENTS = 3  # of a bucket that are played
 SEEN = 4  # samples that are scored, beside as many masked ones
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-HIDDEN = {"f": np.nan, "i": 1000, "b": True}  # by kind of dtype, what is put where nothing may be read
+# by kind of dtype, what is put where nothing may be read
+HIDDEN = {"f": np.nan, "i": 1000, "b": True}
 NOTHING = {"f": 0.0, "i": 0, "b": False}
 BRIGHT = 100.0  # of a masked sample: not NaN, since zero times NaN is NaN in any gradient
 
@@ -37,7 +38,8 @@ class Player(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The samples of all players, of which the last is no client's; `spoiled` differs in that one."""
+    """The samples of all players, of which the last is no client's; `spoiled` differs in that
+    one."""
 
     plain: Data
     spoiled: Data
@@ -77,7 +79,10 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     serve = server_step(method, federation)
     if not method.pretrained.host:
         serve = jax.jit(serve)
-    first = lambda key: method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))  # noqa: E731
+
+    def first(key):
+        return method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
+
     server = jax.jit(first)(root)
     clients = [starts[player.bucket.name](root, player.info.id) for player in players]
     for number in range(ROUNDS):
@@ -130,10 +135,15 @@ def replaced(tree: PyTree, where: jax.Array, values: Mapping[str, Any]) -> PyTre
 
 
 def _cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
-    """Chooses the first clients of every bucket and draws their samples, which no two clients share."""
+    """Chooses the first clients of every bucket and draws their samples, which no two clients
+    share."""
     batch = method.training.batch_size
     counts = (max(1, batch // 2), batch + (batch + 1) // 2, 0)
-    places = [(b, i, counts[n]) for b in federation.buckets for n, i in enumerate(federation.members(b)[:CLIENTS])]
+    places = [
+        (b, i, counts[n])
+        for b in federation.buckets
+        for n, i in enumerate(federation.members(b)[:CLIENTS])
+    ]
     shape, total = federation.buckets[0].input_shape, sum(count for _, _, count in places)
     width, start, players = max(counts) + batch, 0, []
     for bucket, i, count in places:
@@ -153,7 +163,11 @@ def _cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
 
 def _samples(shape: InputShape, count: int, rng: np.random.Generator) -> PyTree:
     def one(x):
-        values = rng.random(x.shape) if jnp.issubdtype(x.dtype, jnp.floating) else rng.integers(0, 2, x.shape)
+        values = (
+            rng.random(x.shape)
+            if jnp.issubdtype(x.dtype, jnp.floating)
+            else rng.integers(0, 2, x.shape)
+        )
         return values.astype(x.dtype)
 
     return jax.tree.map(one, abstract(shape, count))
@@ -226,7 +240,9 @@ def _received(
     return buckets
 
 
-def _served(method: Method, players: list[Player], uplinks: list[PyTree], pool: Pool, step: tuple) -> PyTree:
+def _served(
+    method: Method, players: list[Player], uplinks: list[PyTree], pool: Pool, step: tuple
+) -> PyTree:
     """The server's next state, every second client having arrived; `step` is what `server_step`
     makes, and its state, the root key and the round."""
     serve, server, root, round = step
@@ -238,7 +254,9 @@ def _served(method: Method, players: list[Player], uplinks: list[PyTree], pool: 
         rows[player.bucket.name].append((uplink, player.info))
 
     def served(arrived: dict[str, np.ndarray], hidden: bool) -> PyTree:
-        return serve(server, _received(rows, arrived, hidden), root, round, method.pretrained.variables, data)
+        return serve(
+            server, _received(rows, arrived, hidden), root, round, method.pretrained.variables, data
+        )
 
     some = {name: np.arange(len(pairs)) % 2 == 0 for name, pairs in rows.items()}
     idle = {name: np.array([info.num_samples == 0 for _, info in rows[name]]) for name in rows}

@@ -1,11 +1,16 @@
-"""Distillation on the server, without data: a generator and the global model learn from the clients' models in turn.
+"""Distillation on the server, without data: a generator and the global model learn from the
+clients' models in turn.
 
-    A times:  I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y);   w     descends on the method's generator loss
-              I_d times  the same, G fixed;                    theta descends on the method's student loss of s
-                         and, from the second round on, on alpha times that of images of G's moving average
+    A times:  I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y);   w     descends on the method's
+    generator loss
+              I_d times  the same, G fixed;                    theta descends on the method's
+              student loss of s
+                         and, from the second round on, on alpha times that of images of G's moving
+                         average
 
-p, the teachers and their weights are those of `methods.ensemble`. G normalises by batch while it is trained, and by its
-running statistics while it teaches. DFRD, DENSE and FedFTG differ in the two losses and in their numbers.
+p, the teachers and their weights are those of `methods.ensemble`. G normalises by batch while it is
+trained, and by its running statistics while it teaches. DFRD, DENSE and FedFTG differ in the two
+losses and in their numbers.
 
 The loop is in `methods.distillation_loop`; here are the words that it and the methods share.
 """
@@ -17,7 +22,16 @@ from typing import Annotated, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Share, Whole, Within, check_fields
+from fedjax_ht.core.bounds import (
+    Count,
+    NonNegative,
+    Positive,
+    SearchRange,
+    Share,
+    Whole,
+    Within,
+    check_fields,
+)
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.losses.distillation import KLOrder
@@ -40,20 +54,22 @@ Reduction = Literal["mean_classes", "sum_classes"]
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """How the server trains. None, of five of these, is the variant's value, which the methods' factories fill in (see
-    `methods.variants`).
+    """How the server trains. None, of five of these, is the variant's value, which the methods'
+    factories fill in (see `methods.variants`).
 
     Attributes:
       iterations: A, of generator and student in turn, in every round.
-      generator_steps, student_steps: I_g and I_d; a generator that is never trained is images="untrained".
+      generator_steps, student_steps: I_g and I_d; a generator that is never trained is
+        images="untrained".
       batch_size: images a step.
       noise_dim: d.
       merge: of noise and label, see `models.conditional`.
       temperature: T_kd, of every KL that a method takes at a temperature.
-      temperature_squared: multiply these KL by T_kd^2, which keeps the size of their gradients whatever T_kd is; as
-        released they are not. At 10 the student's gradient is then some fifty times smaller than at 1.
-      tran_order, student_path: of the generator's KL, which side comes first, and whether it is differentiated through
-        the student, too (see `losses.transferability`).
+      temperature_squared: multiply these KL by T_kd^2, which keeps the size of their gradients
+        whatever T_kd is; as released they are not. At 10 the student's gradient is then some fifty
+        times smaller than at 1.
+      tran_order, student_path: of the generator's KL, which side comes first, and whether it is
+        differentiated through the student, too (see `losses.transferability`).
       distil_order: of the student's KL, which side comes first.
       generator_lr: of Adam(0.5, 0.999).
       student_lr, weight_decay: of SGD.
@@ -61,10 +77,12 @@ class Distillation:
       alpha: weight of the student's loss on images of the moving average; with 0 there is none.
       decay: lambda, the share that the moving average keeps in a round.
       counts: see `Counts`.
-      student_batch: the student sees images drawn anew in every "step", or for an "iteration" those of one draw in all
-        its student steps, as in FedFTG's own code; the teachers are then asked once.
+      student_batch: the student sees images drawn anew in every "step", or for an "iteration" those
+        of one draw in all its student steps, as in FedFTG's own code; the teachers are then asked
+        once.
       images: what the student is taught on, see `methods.image_source`.
-      feedback: clients go on from the distilled model; else, as released for one width, from the one averaged.
+      feedback: clients go on from the distilled model; else, as released for one width, from the
+        one averaged.
       low_memory: see `ensemble.ask`.
     """
 
@@ -131,7 +149,8 @@ class Objective(NamedTuple):
     Attributes:
       generator: (Synthetic) -> scalar.
       student: (Synthetic) -> scalar; only `student` is differentiated.
-      with_moments: the generator's loss compares moments of norms' inputs; clients then upload theirs.
+      with_moments: the generator's loss compares moments of norms' inputs; clients then upload
+        theirs.
     """
 
     generator: Callable[[Synthetic], jax.Array]
@@ -140,8 +159,8 @@ class Objective(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What the server trains: the global model's parameters, and the generator's {"params", "batch_stats"}; () without
-    a generator."""
+    """What the server trains: the global model's parameters, and the generator's {"params",
+    "batch_stats"}; () without a generator."""
 
     model: PyTree
     generator: PyTree
@@ -150,7 +169,9 @@ class Learner(NamedTuple):
 def make_generator(federation: Federation, recipe: Distillation) -> ConditionalGenerator:
     """The generator for a federation's images and classes."""
     bucket = federation.global_model
-    return ConditionalGenerator(federation.num_classes, recipe.noise_dim, bucket.input_shape, recipe.merge)
+    return ConditionalGenerator(
+        federation.num_classes, recipe.noise_dim, bucket.input_shape, recipe.merge
+    )
 
 
 def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
@@ -160,12 +181,17 @@ def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
 
 
 def moving_average(average: PyTree, generator: PyTree, decay: jax.Array | float) -> PyTree:
-    """decay * average + (1 - decay) * generator, of weights and running statistics alike (DFRD Eq. 6)."""
+    """decay * average + (1 - decay) * generator, of weights and running statistics alike (DFRD Eq.
+    6)."""
     return jax.tree.map(lambda a, g: decay * a + (1 - decay) * g, average, generator)
 
 
-def draw(key: jax.Array, recipe: Distillation, label_shares: jax.Array) -> tuple[jax.Array, jax.Array]:
+def draw(
+    key: jax.Array, recipe: Distillation, label_shares: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Noise float [B, d], standard normal, and labels int [B] from p(y)."""
     noise_key, label_key = jax.random.split(key)
     noise = jax.random.normal(noise_key, (recipe.batch_size, recipe.noise_dim))
-    return noise, jax.random.categorical(label_key, jnp.log(label_shares), shape=(recipe.batch_size,))
+    return noise, jax.random.categorical(
+        label_key, jnp.log(label_shares), shape=(recipe.batch_size,)
+    )

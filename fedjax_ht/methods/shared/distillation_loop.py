@@ -1,11 +1,13 @@
-"""A round of `methods.distillation`: generator and global model take their steps in turn, as one compiled loop.
+"""A round of `methods.distillation`: generator and global model take their steps in turn, as one
+compiled loop.
 
-Nothing that the model is taught on changes while it takes its steps: G and the teachers stand still. So the images of
-all student steps of an iteration are made first, and the teachers asked about all of them, one batch after another on
-CPU and side by side elsewhere.
+Nothing that the model is taught on changes while it takes its steps: G and the teachers stand
+still. So the images of all student steps of an iteration are made first, and the teachers asked
+about all of them, one batch after another on CPU and side by side elsewhere.
 
-Controls teach on other images, see `methods.image_source`. They have no generator step; with alpha, the second term is
-on further images of the same kind, so that the model takes as many steps on as many images.
+Controls teach on other images, see `methods.image_source`. They have no generator step; with alpha,
+the second term is on further images of the same kind, so that the model takes as many steps on as
+many images.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +21,14 @@ from jax import lax
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Bucket, Federation, features, logits
 from fedjax_ht.core.method import Data, PyTree
-from fedjax_ht.methods.shared.distillation import Distillation, Learner, Objective, Synthetic, draw, make_generator
+from fedjax_ht.methods.shared.distillation import (
+    Distillation,
+    Learner,
+    Objective,
+    Synthetic,
+    draw,
+    make_generator,
+)
 from fedjax_ht.methods.shared.ensemble import Opinions, Teachers, ask
 from fedjax_ht.methods.shared.image_source import draw_real, make_pool
 from fedjax_ht.models.conditional import Generated
@@ -60,7 +69,8 @@ def distil(
       data: all clients' training samples, split "train"; only of `recipe.images` "real".
 
     Returns:
-      The learner, and the mean losses of the steps, "student_loss" and, where it is trained, "generator_loss".
+      The learner, and the mean losses of the steps, "student_loss" and, where it is trained,
+      "generator_loss".
     """
     trained = recipe.images == "generator"
     prepare = lessons_of(recipe, federation, buckets, teachers, data)
@@ -74,7 +84,9 @@ def distil(
 
     def student_step(carry, number, lessons: Lesson, further: Lesson | None):
         model, state, total = carry
-        at = lambda stacked: jax.tree.map(lambda x: x[jnp.minimum(number, x.shape[0] - 1)], stacked)  # noqa: E731
+
+        def at(stacked):
+            return jax.tree.map(lambda x: x[jnp.minimum(number, x.shape[0] - 1)], stacked)
 
         def loss(model):
             value = student_loss(model, at(lessons))
@@ -99,7 +111,9 @@ def distil(
                 (generator, adam_state, generator_total),
             )
         batches = max(recipe.student_steps, 1) if recipe.student_batch == "step" else 1
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(student_key, i)))(jnp.arange(batches))
+        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(student_key, i)))(
+            jnp.arange(batches)
+        )
         lessons = prepare(generator, keys[:, 0])
         further = prepare(average if trained else generator, keys[:, 1]) if recipe.alpha else None
         model, sgd_state, student_total = lax.fori_loop(
@@ -112,10 +126,14 @@ def distil(
 
     adam_state = adam.init(learner.generator["params"]) if trained else ()
     start = (learner, adam_state, sgd.init(learner.model), jnp.float32(0), jnp.float32(0))
-    learner, _, _, generator_total, student_total = lax.fori_loop(0, recipe.iterations, iteration, start)
+    learner, _, _, generator_total, student_total = lax.fori_loop(
+        0, recipe.iterations, iteration, start
+    )
     losses = {"student_loss": student_total / max(recipe.iterations * recipe.student_steps, 1)}
     if trained:
-        losses["generator_loss"] = generator_total / max(recipe.iterations * recipe.generator_steps, 1)
+        losses["generator_loss"] = generator_total / max(
+            recipe.iterations * recipe.generator_steps, 1
+        )
     return learner, losses
 
 
@@ -137,26 +155,39 @@ def generator_steps(
         def loss(params):
             variables = generator | {"params": params}
             made, changed = module.apply(variables, noise, labels, True, mutable=["batch_stats"])
-            opinions = ask(buckets, teachers, made.images, labels, objective.with_moments, recipe.low_memory)
+            opinions = ask(
+                buckets, teachers, made.images, labels, objective.with_moments, recipe.low_memory
+            )
             own = student_logits(bucket, model, made.images, train=False)
-            return objective.generator(Synthetic(noise, labels, made, opinions, own, teachers)), changed
+            return objective.generator(
+                Synthetic(noise, labels, made, opinions, own, teachers)
+            ), changed
 
         (value, changed), gradients = jax.value_and_grad(loss, has_aux=True)(generator["params"])
         updates, state = adam.update(gradients, state)
         params = optax.apply_updates(generator["params"], updates)
-        return {"params": params, "batch_stats": changed.get("batch_stats", {})}, state, total + value
+        return (
+            {"params": params, "batch_stats": changed.get("batch_stats", {})},
+            state,
+            total + value,
+        )
 
     return step
 
 
 def lessons_of(
-    recipe: Distillation, federation: Federation, buckets: Sequence[Bucket], teachers: Teachers, data: Data | None
+    recipe: Distillation,
+    federation: Federation,
+    buckets: Sequence[Bucket],
+    teachers: Teachers,
+    data: Data | None,
 ) -> Callable:
     """(generator, keys [S]) -> Lesson with leading axes [S], of a generator or of a control."""
     module, shares = make_generator(federation, recipe), teachers.label_shares
     if recipe.images == "real":
         pool = make_pool(data, federation.num_classes)
-        shares = jnp.where(pool.count > 0, shares, 0)  # counts="none" draws classes that nobody has
+        # counts="none" draws classes that nobody has
+        shares = jnp.where(pool.count > 0, shares, 0)
 
     def show(generator, noise, labels, key) -> Generated:
         if recipe.images == "real":

@@ -1,11 +1,15 @@
-"""The clients' uploaded models as one teacher: what each says of a batch, and how much it counts for a class.
+"""The clients' uploaded models as one teacher: what each says of a batch, and how much it counts
+for a class.
 
-    tau_{i,y} = c_i^y / sum_j c_j^y,   p(y) = sum_j c_j^y / sum_{j,y'} c_j^{y'},   u = sum_i tau_{i,y} f_i(s)
+    tau_{i,y} = c_i^y / sum_j c_j^y,   p(y) = sum_j c_j^y / sum_{j,y'} c_j^{y'},   u = sum_i
+    tau_{i,y} f_i(s)
 
-c_i^y counts client i's labels y (DFRD's dynamic weighting and label sampling), s is an image made for label y, u the
-ensemble's logits. A class that nobody has is never drawn, and all teachers count alike for it.
+c_i^y counts client i's labels y (DFRD's dynamic weighting and label sampling), s is an image made
+for label y, u the ensemble's logits. A class that nobody has is never drawn, and all teachers count
+alike for it.
 
-Teachers normalise by the statistics of the batch they see, as the clients did in training ("static" batch norm).
+Teachers normalise by the statistics of the batch they see, as the clients did in training ("static"
+batch norm).
 """
 
 from collections.abc import Sequence
@@ -21,11 +25,13 @@ from fedjax_ht.core.statistics import norm_moments
 
 
 class Teachers(NamedTuple):
-    """The uploaded models of N clients, bucket after bucket; what did not arrive has weight 0 and zeros for parameters.
+    """The uploaded models of N clients, bucket after bucket; what did not arrive has weight 0 and
+    zeros for parameters.
 
     Attributes:
       params: bucket name -> {"base", "head"} with a leading axis [P].
-      moments: bucket name -> what `norm_moments` returned for each client, with that axis; {} without.
+      moments: bucket name -> what `norm_moments` returned for each client, with that axis; {}
+        without.
       weights: float32 [N, C], tau; every column sums to 1.
       label_shares: float32 [C], p(y).
       present: bool [N].
@@ -58,7 +64,8 @@ class Opinions(NamedTuple):
 
 
 def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """tau float32 [N, C] and p(y) float32 [C] from c_i^y [N, C] of the clients present, bool [N]."""
+    """tau float32 [N, C] and p(y) float32 [C] from c_i^y [N, C] of the clients present, bool
+    [N]."""
     counts = jnp.where(present[:, None], counts, 0).astype(jnp.float32)
     of_class = counts.sum(0)
     alike = present / jnp.maximum(present.sum(), 1)
@@ -67,7 +74,8 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
 
 
 def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
-    """Leaves with a leading axis [P], zero where `present` bool [P] is False: what is absent may be anything."""
+    """Leaves with a leading axis [P], zero where `present` bool [P] is False: what is absent may be
+    anything."""
     return jax.tree.map(lambda x: jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, 0), tree)
 
 
@@ -87,8 +95,8 @@ def ask(
       x: float [B, H, W, channels], normalised images.
       labels: int [B], what they were made for.
       with_moments: tell the moments of norms' inputs, too.
-      low_memory: one teacher after another on any device, and in a gradient each is run a second time, so that no more
-        than one teacher's activations are in memory.
+      low_memory: one teacher after another on any device, and in a gradient each is run a second
+        time, so that no more than one teacher's activations are in memory.
     """
     everyone = jnp.ones(len(x), bool)
     logits, moments = [], {}

@@ -1,4 +1,5 @@
-"""The round of a method that distils its clients' models on the server: that of its base, then `distillation.distil`.
+"""The round of a method that distils its clients' models on the server: that of its base, then
+`distillation.distil`.
 
 A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases` and `composition`.
 """
@@ -38,14 +39,16 @@ PICTURES = 40  # of each generator at most, but one a class
 
 
 class Client(NamedTuple):
-    """model: the base's client. seen: int32 [C], labels trained on so far, or () where they do not count."""
+    """model: the base's client. seen: int32 [C], labels trained on so far, or () where they do not
+    count."""
 
     model: PyTree
     seen: jax.Array | tuple
 
 
 class Uplink(NamedTuple):
-    """model: the base's uplink. label_counts: Metadata(int32 [C]) or (). moments: of norms' inputs, or ()."""
+    """model: the base's uplink. label_counts: Metadata(int32 [C]) or (). moments: of norms' inputs,
+    or ()."""
 
     model: PyTree
     label_counts: Metadata | tuple
@@ -69,9 +72,15 @@ class Server(NamedTuple):
 
 
 def count(
-    kind: Counts, training: LocalTraining, seen: jax.Array | tuple, data: Data, key: jax.Array, num_classes: int
+    kind: Counts,
+    training: LocalTraining,
+    seen: jax.Array | tuple,
+    data: Data,
+    key: jax.Array,
+    num_classes: int,
 ) -> tuple[jax.Array | tuple, Metadata | tuple]:
-    """A client's new `seen`, and c_i^y as it uploads it; training, data and key as of its local training."""
+    """A client's new `seen`, and c_i^y as it uploads it; training, data and key as of its local
+    training."""
     if kind == "none":
         return (), ()
     if kind == "full":
@@ -91,7 +100,10 @@ def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
 
 
 def gather_teachers(
-    buckets: Sequence[Bucket], received: dict[str, Received], uploaded: Callable[[PyTree], PyTree], num_classes: int
+    buckets: Sequence[Bucket],
+    received: dict[str, Received],
+    uploaded: Callable[[PyTree], PyTree],
+    num_classes: int,
 ) -> Teachers:
     """The models that arrived from clients with samples, by bucket and client id."""
     params, moments, counts, present = {}, {}, [], []
@@ -100,7 +112,9 @@ def gather_teachers(
         here = arrived & (info.num_samples > 0)
         params[bucket.name] = keep_present(uploaded(uplink.model), here)
         moments[bucket.name] = keep_present(uplink.moments, here)
-        counts.append(uplink.label_counts.value if uplink.label_counts else jnp.ones((len(here), num_classes)))
+        counts.append(
+            uplink.label_counts.value if uplink.label_counts else jnp.ones((len(here), num_classes))
+        )
         present.append(here)
     present = jnp.concatenate(present)
     weights, label_shares = label_weights(jnp.concatenate(counts), present)
@@ -109,13 +123,18 @@ def gather_teachers(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def pictures(recipe: Distillation, federation: Federation, server: Server) -> dict[str, jax.Array]:
-    """Images of the generator and of its moving average, if there is one, class by class, and again: float
-    [n, H, W, channels] in [0, 1], of which -1 is black."""
+    """Images of the generator and of its moving average, if there is one, class by class, and
+    again: float [n, H, W, channels] in [0, 1], of which -1 is black."""
     rows = max(1, PICTURES // federation.num_classes)
     labels = jnp.tile(jnp.arange(federation.num_classes), rows)
     noise = jax.random.normal(jax.random.key(0), (len(labels), recipe.noise_dim))
-    render = lambda variables: make_generator(federation, recipe).apply(variables, noise, labels, False)  # noqa: E731
-    shown = {"generator": server.generator} | ({"moving average": server.average} if server.average else {})
+
+    def render(variables):
+        return make_generator(federation, recipe).apply(variables, noise, labels, False)
+
+    shown = {"generator": server.generator} | (
+        {"moving average": server.average} if server.average else {}
+    )
     return {title: (render(variables).images + 1) / 2 for title, variables in shown.items()}
 
 
@@ -133,7 +152,8 @@ def fine_tuning(
     """
     below, uploaded = make_base(base, training) if isinstance(base, str) else base
     feedback = recipe.feedback or below.name == "none"  # there nothing is averaged
-    averaging = recipe.images == "generator" and recipe.alpha != 0  # of what is never trained there is no average
+    # of what is never trained there is no average
+    averaging = recipe.images == "generator" and recipe.alpha != 0
     name = name if below.name == "none" else f"{below.name}+{name}"
 
     def check(federation: Federation) -> None:
@@ -144,7 +164,10 @@ def fine_tuning(
             )
         below.check(federation)
         if below.name == "fedavg" and federation.buckets[0].width != 1:
-            raise ValueError(f"{name} averages whole models; all rates must be 1, not {federation.buckets[0].width}")
+            raise ValueError(
+                f"{name} averages whole models; all rates must be 1, not "
+                f"{federation.buckets[0].width}"
+            )
         num_doublings(image_shape(federation.global_model.input_shape, name))
 
     def init_server(federation, key):
@@ -171,7 +194,9 @@ def fine_tuning(
 
     def client_update(bucket, client, downlink, data, ctx):
         model, uplink, metrics = below.client_update(bucket, client.model, downlink, data, ctx)
-        seen, counts = count(recipe.counts, training, client.seen, data, ctx.key, bucket.num_classes)
+        seen, counts = count(
+            recipe.counts, training, client.seen, data, ctx.key, bucket.num_classes
+        )
         moments = own_moments(bucket, model["params"], data) if objective.with_moments else ()
         return Client(model, seen), Uplink(uplink, counts, moments), metrics
 
@@ -192,7 +217,8 @@ def fine_tuning(
             jax.random.fold_in(ctx.key, 1),
             ctx.data,
         )
-        decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)  # it begins with the first trained generator
+        # it begins with the first trained generator
+        decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)
         average = moving_average(server.average, learner.generator, decay) if averaging else ()
         new = Server(learner.model, () if feedback else model, learner.generator, average)
         return select(teachers.present.any(), new, server), metrics | losses
@@ -206,12 +232,18 @@ def fine_tuning(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: below.predict(bucket, client.model, downlink, x, mask),
+        predict=lambda bucket, client, downlink, x, mask: below.predict(
+            bucket, client.model, downlink, x, mask
+        ),
         global_params=lambda server: server.model,
         sees_data=recipe.images == "real",
         wire=below.wire._replace(server_reads="uploads"),  # every teacher is asked by itself
         view=below.view._replace(
-            features=lambda bucket, client, x, mask: below.view.features(bucket, client.model, x, mask),
-            pictures=functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None,
+            features=lambda bucket, client, x, mask: below.view.features(
+                bucket, client.model, x, mask
+            ),
+            pictures=functools.partial(pictures, recipe)
+            if recipe.images in WITH_GENERATOR
+            else None,
         ),
     )

@@ -1,6 +1,8 @@
-"""What the methods that exchange heads share: the first global head, a client's upload of its own, and their mean.
+"""What the methods that exchange heads share: the first global head, a client's upload of its own,
+and their mean.
 
-A head is the part of a model's parameters behind the features, alike in all clients ("header", "classifier").
+A head is the part of a model's parameters behind the features, alike in all clients ("header",
+"classifier").
 """
 
 from typing import NamedTuple
@@ -12,7 +14,12 @@ from fedjax_ht.core.federation import Bucket, Federation, start_from
 from fedjax_ht.core.method import Context, Data, PyTree, Received
 from fedjax_ht.core.round import select
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples, weighted_mean
+from fedjax_ht.methods.shared.averaging import (
+    Weighting,
+    client_weights,
+    sent_samples,
+    weighted_mean,
+)
 
 
 class Uplink(NamedTuple):
@@ -30,7 +37,9 @@ def head_bucket(federation: Federation) -> Bucket:
 def init_head(federation: Federation, key: jax.Array) -> PyTree:
     """A first global head, as client 0's model initialises its own."""
     bucket = head_bucket(federation)
-    head = bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")["params"]["head"]
+    head = bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")["params"][
+        "head"
+    ]
     return start_from(bucket.weights, {"params": {"head": head}})["params"]["head"]
 
 
@@ -39,7 +48,9 @@ def take_head(client: PyTree, head: PyTree) -> PyTree:
     return client | {"params": client["params"] | {"head": head}}
 
 
-def receive_head(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
+def receive_head(
+    bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
+) -> PyTree:
     """A `Method.receive` for a downlink that is the global head."""
     return take_head(client, downlink)
 

@@ -1,14 +1,16 @@
-"""Where the images come from that a distilling server's model is taught on: its generator, or a control's.
+"""Where the images come from that a distilling server's model is taught on: its generator, or a
+control's.
 
     generator    G(z, y), trained against the model
-    untrained    G(z, y) as first drawn; its norms go by the statistics of its own outputs, so that it is a generator
+    untrained    G(z, y) as first drawn; its norms go by the statistics of its own outputs, so that
+    it is a generator
                  like the trained one in all but the training
     real         a training image of class y, drawn from those of all clients
     noise        independent pixels from N(0, 1), as normalised ones, whatever y is
 
-What a generator's training is worth shows between "untrained" and "real". No server could run "real": it reads the
-clients' data (`Method.sees_data`). It is the ceiling of a table: where it is not far above the method without images,
-no generator can be, and ablations of one mean nothing.
+What a generator's training is worth shows between "untrained" and "real". No server could run
+"real": it reads the clients' data (`Method.sees_data`). It is the ceiling of a table: where it is
+not far above the method without images, no generator can be, and ablations of one mean nothing.
 """
 
 from typing import Literal, NamedTuple
@@ -50,15 +52,17 @@ def make_pool(data: Data, num_classes: int) -> Pool:
 
 
 def draw_real(key: jax.Array, data: Data, pool: Pool, labels: jax.Array) -> jax.Array:
-    """Normalised images float [B, H, W, channels] of these classes int [B], each with replacement; a class must have
-    one."""
+    """Normalised images float [B, H, W, channels] of these classes int [B], each with replacement;
+    a class must have one."""
     number = jax.random.randint(key, labels.shape, 0, jnp.maximum(pool.count[labels], 1))
     return inputs_at(data, pool.order[pool.first[labels] + number])
 
 
-def settle(module: ConditionalGenerator, generator: PyTree, batch_size: int, key: jax.Array) -> PyTree:
-    """A generator {"params", "batch_stats"}, its running statistics become those of its own outputs, all classes
-    alike."""
+def settle(
+    module: ConditionalGenerator, generator: PyTree, batch_size: int, key: jax.Array
+) -> PyTree:
+    """A generator {"params", "batch_stats"}, its running statistics become those of its own
+    outputs, all classes alike."""
 
     def one(number, generator):
         noise_key, label_key = jax.random.split(jax.random.fold_in(key, number))
@@ -69,6 +73,7 @@ def settle(module: ConditionalGenerator, generator: PyTree, batch_size: int, key
 
     first, left = generator["batch_stats"], (1 - MOMENTUM) ** PASSES
     last = lax.fori_loop(0, PASSES, one, generator)
-    # The first statistics are no outputs', and their variance, 1, is far above these: what is left of them goes.
+    # The first statistics are no outputs', and their variance, 1, is far above these: what is left
+    # of them goes.
     stats = jax.tree.map(lambda a, b: (b - left * a) / (1 - left), first, last["batch_stats"])
     return last | {"batch_stats": stats}

@@ -1,12 +1,14 @@
 """Messages compressed by singular value decomposition: FedKD's, for any pytree of arrays.
 
-An array is taken as S matrices [M, N] and sent as their first k singular components (u_j, s_j, v_j), S k (M + N + 1)
-numbers; or whole, where that is no more. Vectors are sent whole. Two ways to cut and to choose:
+An array is taken as S matrices [M, N] and sent as their first k singular components (u_j, s_j,
+v_j), S k (M + N + 1) numbers; or whole, where that is no more. Vectors are sent whole. Two ways to
+cut and to choose:
 
-"paper": an array [..., O] is one matrix [M, O], a convolution's kernel [h, w, I, O] being [h w I, O]. What is sent
-whole is sent as it is.
-"released" (HtFLlib): a convolution's kernel is I O matrices [h, w] with one k for all, by the sum of their energies;
-other arrays as above. What is sent whole has lost its last components all the same.
+"paper": an array [..., O] is one matrix [M, O], a convolution's kernel [h, w, I, O] being [h w I,
+O]. What is sent whole is sent as it is.
+"released" (HtFLlib): a convolution's kernel is I O matrices [h, w] with one k for all, by the sum
+of their energies; other arrays as above. What is sent whole has lost its last components all the
+same.
 """
 
 from typing import Literal, NamedTuple
@@ -24,7 +26,8 @@ class LowRank(NamedTuple):
     """One array as it is sent; the masks say in which form.
 
     Attributes:
-      components: Masked [min(M, N), S, M + 1 + N], rows (u_j, s_j, v_j) of which the first k are sent; () for a vector.
+      components: Masked [min(M, N), S, M + 1 + N], rows (u_j, s_j, v_j) of which the first k are
+        sent; () for a vector.
       whole: the array itself under one mask.
     """
 
@@ -33,9 +36,11 @@ class LowRank(NamedTuple):
 
 
 def compress(tree: PyTree, energy: jax.Array, form: Form = "paper") -> PyTree:
-    """Every array as `LowRank` of the smallest rank that keeps a share `energy` of its squared singular values.
+    """Every array as `LowRank` of the smallest rank that keeps a share `energy` of its squared
+    singular values.
 
-    An energy of 1 keeps all components, so that every array is sent whole; but an array of zeros has none.
+    An energy of 1 keeps all components, so that every array is sent whole; but an array of zeros
+    has none.
     """
     return jax.tree.map(lambda x: _compress(x, energy, form), tree)
 
@@ -52,10 +57,13 @@ def send_nothing(tree: PyTree, form: Form = "paper") -> PyTree:
 
 
 def send_whole(tree: PyTree, whole: PyTree) -> PyTree:
-    """A message of the structure of `tree`, as `compress` makes it, that sends the arrays `whole` uncompressed."""
+    """A message of the structure of `tree`, as `compress` makes it, that sends the arrays `whole`
+    uncompressed."""
 
     def one(message: LowRank, value: jax.Array) -> LowRank:
-        components = message.components and Masked(message.components.values, jnp.zeros_like(message.components.mask))
+        components = message.components and Masked(
+            message.components.values, jnp.zeros_like(message.components.mask)
+        )
         return LowRank(components, Masked(value, jnp.array(True)))
 
     return jax.tree.map(one, tree, whole, is_leaf=_is_low_rank)
@@ -82,16 +90,20 @@ def from_matrices(matrices: jax.Array, shape: tuple[int, ...], form: Form) -> ja
 def _compress(x: jax.Array, energy: jax.Array, form: Form) -> LowRank:
     if x.ndim < 2:
         return LowRank((), Masked(x, jnp.array(True)))
-    left, values, right = jax.vmap(singular_components)(as_matrices(x, form))  # [S, M, R], [S, R], [S, N, R]
+    # [S, M, R], [S, R], [S, N, R]
+    left, values, right = jax.vmap(singular_components)(as_matrices(x, form))
     squares = jnp.square(values).sum(0)
-    # How much is lost by ending before component j: a sum of its own, so that it is exact where little is lost.
+    # How much is lost by ending before component j: a sum of its own, so that it is exact where
+    # little is lost.
     tail = jnp.where(jnp.tri(len(squares), dtype=bool).T, squares, 0).sum(1)
     kept = (tail > (1 - energy) * tail[0]) | ((energy >= 1) & (tail[0] > 0))
     components = jnp.moveaxis(jnp.concatenate([left, values[:, None], right], axis=1), 2, 0)
     whole = kept.sum() * components[0].size >= x.size
     value = _rebuild(Masked(components, kept), x.shape, form) if form == "released" else x
     kept &= ~whole
-    return LowRank(Masked(jnp.where(kept[:, None, None], components, 0), kept), Masked(value, whole))
+    return LowRank(
+        Masked(jnp.where(kept[:, None, None], components, 0), kept), Masked(value, whole)
+    )
 
 
 def _decompress(message: LowRank, form: Form) -> jax.Array:
@@ -106,21 +118,24 @@ def _rebuild(components: Masked, shape: tuple[int, ...], form: Form) -> jax.Arra
     size = jax.eval_shape(lambda: as_matrices(jnp.zeros(shape), form)).shape[1]
     rows = jnp.where(components.mask[:, None, None], components.values, 0)  # [R, S, M + 1 + N]
     left, singular, right = rows[..., :size], rows[..., size : size + 1], rows[..., size + 1 :]
-    return from_matrices(jnp.einsum("rsm,rsn->smn", singular * left, right, precision="highest"), shape, form)
+    return from_matrices(
+        jnp.einsum("rsm,rsn->smn", singular * left, right, precision="highest"), shape, form
+    )
 
 
 def singular_components(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Singular value decomposition, by falling singular value, through the smaller Gram matrix.
 
-    Five times faster here than a direct one for a matrix [1600, 512] on CPU; values below some 3e-4 of the largest are
-    lost in rounding. The sign of a pair of vectors is fixed: of the one on the smaller side, the largest entry by size
-    is positive.
+    Five times faster here than a direct one for a matrix [1600, 512] on CPU; values below some 3e-4
+    of the largest are lost in rounding. The sign of a pair of vectors is fixed: of the one on the
+    smaller side, the largest entry by size is positive.
 
     Args:
       matrix: float [M, N], R = min(M, N).
 
     Returns:
-      left float [M, R], values float [R], right float [N, R], with matrix = left * values @ right.T.
+      left float [M, R], values float [R], right float [N, R], with matrix = left * values @
+      right.T.
     """
     if matrix.shape[0] < matrix.shape[1]:
         left, values, right = singular_components(matrix.T)

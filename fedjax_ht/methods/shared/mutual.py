@@ -1,5 +1,6 @@
-"""What the methods with an auxiliary model share: a client's own model and its copy of the shared one, trained side by
-side on the same batches ("mutual learning"), and the server's mean of the copies.
+"""What the methods with an auxiliary model share: a client's own model and its copy of the shared
+one, trained side by side on the same batches ("mutual learning"), and the server's mean of the
+copies.
 
 A client is {"params", "stats", "shared": {"params", "stats"}}, plus what the method adds.
 """
@@ -25,13 +26,16 @@ class Outputs(NamedTuple):
     logits: jax.Array
 
 
-# (own model's outputs, shared model's, batch, what is trained beside the two) -> (own model's loss, shared model's)
+# (own model's outputs, shared model's, batch, what is trained beside the two) -> (own model's loss,
+# shared model's)
 PairLoss = Callable[[Outputs, Outputs, Batch, PyTree], tuple[jax.Array, jax.Array]]
 
 
 def init_pair(bucket: Bucket, ctx: Context) -> PyTree:
     """A client with its own model as every method initialises it, and a copy of the shared one."""
-    return init_variables(bucket, ctx.key) | {"shared": init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))}
+    return init_variables(bucket, ctx.key) | {
+        "shared": init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))
+    }
 
 
 def take_shared(client: PyTree, **new: PyTree) -> PyTree:
@@ -40,14 +44,19 @@ def take_shared(client: PyTree, **new: PyTree) -> PyTree:
 
 
 def separately(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer for each entry of a dict of models by itself, so that a norm it clips is one network's."""
+    """The optimizer for each entry of a dict of models by itself, so that a norm it clips is one
+    network's."""
 
     def init(params):
         return {name: optimizer.init(model) for name, model in params.items()}
 
     def update(gradients, state, params):
-        both = {name: optimizer.update(gradients[name], state[name], params[name]) for name in gradients}
-        return {name: updates for name, (updates, _) in both.items()}, {name: new for name, (_, new) in both.items()}
+        both = {
+            name: optimizer.update(gradients[name], state[name], params[name]) for name in gradients
+        }
+        return {name: updates for name, (updates, _) in both.items()}, {
+            name: new for name, (_, new) in both.items()
+        }
 
     return optax.GradientTransformation(init, update)
 
@@ -62,7 +71,8 @@ def train_pair(
     beside: PyTree = (),
     joint: bool = False,
 ) -> tuple[PyTree, PyTree, TrainingResult]:
-    """Trains both models of a client; batches and dropout of its own are those of `supervised.train_model`.
+    """Trains both models of a client; batches and dropout of its own are those of
+    `supervised.train_model`.
 
     Args:
       training: local training; its optimizer runs for each model by itself.
@@ -71,8 +81,8 @@ def train_pair(
       data, ctx: of the client's round.
       losses: of one batch.
       beside: what else is trained, by the sum of both losses.
-      joint: False lets each model descend on its own loss alone, the other model's outputs being constants there;
-        True lets each descend on the sum.
+      joint: False lets each model descend on its own loss alone, the other model's outputs being
+        constants there; True lets each descend on the sum.
 
     Returns:
       The client, `beside` as trained, and the result, its loss the mean of the sum of both losses.

@@ -1,4 +1,5 @@
-"""Partial training: a client trains a slice of the global model, as wide as its width rate (`Bucket.width`).
+"""Partial training: a client trains a slice of the global model, as wide as its width rate
+(`Bucket.width`).
 
     server:  sends each client the slice of w that `slicing.make_plan` picks for it in this round
     client:  w_i <- the slice, then local training by cross-entropy
@@ -6,15 +7,17 @@
 
 HeteroFL, Federated Dropout and FedRolex differ in the plan alone. What is settled for all of them:
 
-* Clients weigh alike, as released; weighting="samples" is DFRD's Eq. 1. One without samples has no weight.
-* A client has a say in the head's rows of its own classes only, and sends no others (label_split). A class that nobody
-  has keeps its row.
-* masked_loss sets the logits of classes that the client lacks to 0 before the loss, as HeteroFL and FedRolex do by
-  default; to 0, not to minus infinity, so that they still count in the softmax's sum. DFRD's authors leave it off.
-* A client holds the slice that it trained last. "Trained" evaluation scores that, "received" the slice of the coming
-  round; of `global_params` evaluation scores the whole model.
-* Norms go by the statistics of the batch, in evaluation too. HeteroFL scores the whole model by statistics of all
-  training data; `SimulationOptions.global_statistics` does.
+* Clients weigh alike, as released; weighting="samples" is DFRD's Eq. 1. One without samples has no
+  weight.
+* A client has a say in the head's rows of its own classes only, and sends no others (label_split).
+  A class that nobody has keeps its row.
+* masked_loss sets the logits of classes that the client lacks to 0 before the loss, as HeteroFL and
+  FedRolex do by default; to 0, not to minus infinity, so that they still count in the softmax's
+  sum. DFRD's authors leave it off.
+* A client holds the slice that it trained last. "Trained" evaluation scores that, "received" the
+  slice of the coming round; of `global_params` evaluation scores the whole model.
+* Norms go by the statistics of the batch, in evaluation too. HeteroFL scores the whole model by
+  statistics of all training data; `SimulationOptions.global_statistics` does.
 """
 
 from typing import NamedTuple
@@ -38,7 +41,8 @@ class Uplink(NamedTuple):
     Attributes:
       base: the extractor's parameters.
       head: Masked(float32 [C, 1 + K], bool [C]), the head's rows as `rows_of` makes them.
-      classes: Metadata(bool [C]), the rows that count: of the classes that the client has training samples of, or all.
+      classes: Metadata(bool [C]), the rows that count: of the classes that the client has training
+        samples of, or all.
       num_samples: Metadata(int32), or () where it weighs nothing.
     """
 
@@ -49,7 +53,12 @@ class Uplink(NamedTuple):
 
 
 def slice_plan(
-    federation: Federation, rate: float, mode: Mode, ctx: Context, client_id: jax.Array | None, per_layer: bool = False
+    federation: Federation,
+    rate: float,
+    mode: Mode,
+    ctx: Context,
+    client_id: jax.Array | None,
+    per_layer: bool = False,
 ) -> Plan:
     """The plan of a client in a round, the same for server and client.
 
@@ -67,8 +76,8 @@ def slice_plan(
 
 
 def rows_of(head: PyTree) -> jax.Array:
-    """A linear layer's parameters by class, float32 [C, 1 + K]: its bias, then its weights, so that a narrower slice's
-    row lies in a wider one's."""
+    """A linear layer's parameters by class, float32 [C, 1 + K]: its bias, then its weights, so that
+    a narrower slice's row lies in a wider one's."""
     return jnp.concatenate([head["bias"][:, None], head["kernel"].T], axis=1)
 
 
@@ -78,10 +87,13 @@ def head_of(rows: jax.Array) -> PyTree:
 
 
 def uploaded_params(uplink: Uplink) -> PyTree:
-    """The parameters that a client, or with a leading axis each client, uploaded, {"base", "head"}; rows of the head
-    that were not sent mean nothing."""
+    """The parameters that a client, or with a leading axis each client, uploaded, {"base", "head"};
+    rows of the head that were not sent mean nothing."""
     rows = uplink.head.values
-    return {"base": uplink.base, "head": jax.vmap(head_of)(rows) if rows.ndim == 3 else head_of(rows)}
+    return {
+        "base": uplink.base,
+        "head": jax.vmap(head_of)(rows) if rows.ndim == 3 else head_of(rows),
+    }
 
 
 def partial_training(
@@ -96,8 +108,8 @@ def partial_training(
 ) -> Method:
     """The method of this name and mode.
 
-    Server state: the global model's parameters {"base", "head"}. Downlink: a slice of them. Client state: {"params",
-    "stats"} of its own slice.
+    Server state: the global model's parameters {"base", "head"}. Downlink: a slice of them. Client
+    state: {"params", "stats"} of its own slice.
 
     Args:
       name: of the method.
@@ -105,15 +117,16 @@ def partial_training(
       training: local training.
       weighting: of the mean, equal or by the clients' numbers of training samples.
       masked_loss, label_split: see the module's text.
-      whole_head: clients send the rows of all classes, as a server needs that goes on to use their models; the mean
-        still takes those of `label_split`.
+      whole_head: clients send the rows of all classes, as a server needs that goes on to use their
+        models; the mean still takes those of `label_split`.
       per_layer: of mode random, see `slice_plan`.
     """
 
     def check(federation):
         if federation.global_model is None:
             raise ValueError(
-                f"{name} trains slices of one network; make the federation by make_sliced_federation "
+                f"{name} trains slices of one network; make the federation by "
+                "make_sliced_federation "
                 "(in a config: set model.rates)"
             )
 
@@ -126,7 +139,9 @@ def partial_training(
 
     def client_update(bucket, client, downlink, data, ctx):
         classes = own_classes(data, bucket.num_classes)
-        client, result = train_model(training, bucket, client, data, ctx, classes=classes if masked_loss else None)
+        client, result = train_model(
+            training, bucket, client, data, ctx, classes=classes if masked_loss else None
+        )
         counted = classes if label_split else jnp.ones_like(classes)
         sent = jnp.ones_like(classes) if whole_head else counted
         uplink = Uplink(
@@ -139,7 +154,10 @@ def partial_training(
 
     def arrived_slices(federation, rate: float, received: Received, ctx) -> Slices:
         uplink, info = received.uplink, received.info
-        plan_of = lambda client_id: slice_plan(federation, rate, mode, ctx, client_id, per_layer)  # noqa: E731
+
+        def plan_of(client_id):
+            return slice_plan(federation, rate, mode, ctx, client_id, per_layer)
+
         plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
         weights = client_weights(received, uplink.num_samples)
         return Slices(uploaded_params(uplink), weights, uplink.classes.value, plan)
@@ -162,7 +180,9 @@ def partial_training(
         global_params=lambda server: server,
         wire=Wire(
             positions="own" if mode == "random" else "nested",
-            server_reads="uploads" if mode == "random" else "sums",  # each client's channels are its own
-            redrawn=mode != "static",  # its round, or its key, says which channels a client has trained
+            # each client's channels are its own
+            server_reads="uploads" if mode == "random" else "sums",
+            # its round, or its key, says which channels a client has trained
+            redrawn=mode != "static",
         ),
     )

@@ -1,6 +1,8 @@
-"""What the prototype methods share: class means, the pull towards global ones, and nearest-prototype scores.
+"""What the prototype methods share: class means, the pull towards global ones, and
+nearest-prototype scores.
 
-A prototype is the mean feature of a class, float [K]; the wire carries those of the classes a client has.
+A prototype is the mean feature of a class, float [K]; the wire carries those of the classes a
+client has.
 """
 
 from typing import Literal, NamedTuple
@@ -23,14 +25,16 @@ Variant = Literal["paper", "released"]
 
 
 class Uplink(NamedTuple):
-    """prototypes: Masked float32 [C, K], the client's own classes. counts: samples per class, or () if not sent."""
+    """prototypes: Masked float32 [C, K], the client's own classes. counts: samples per class, or ()
+    if not sent."""
 
     prototypes: Masked
     counts: Metadata | tuple
 
 
 class Uploads(NamedTuple):
-    """What clients uploaded, as rows: prototypes float [M, K], their classes int [M], and which are real bool [M]."""
+    """What clients uploaded, as rows: prototypes float [M, K], their classes int [M], and which are
+    real bool [M]."""
 
     prototypes: jax.Array
     labels: jax.Array
@@ -39,7 +43,10 @@ class Uploads(NamedTuple):
 
 def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
     """Per-class sums of the client's features over its training samples, in evaluation mode."""
-    extract = lambda x, mask: own_features(bucket, client, x, mask)  # noqa: E731
+
+    def extract(x, mask):
+        return own_features(bucket, client, x, mask)
+
     return sum_by_class(extract, data, bucket.num_classes)
 
 
@@ -51,8 +58,8 @@ def prototype_uplink(sums: ClassSums, with_counts: bool = False) -> Uplink:
 
 
 def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulariser:
-    """weight times the distance of a batch's features to the global prototypes: between class means or, as released,
-    the mean square over samples."""
+    """weight times the distance of a batch's features to the global prototypes: between class means
+    or, as released, the mean square over samples."""
     distance = class_prototype_distance if variant == "paper" else sample_prototype_mse
 
     def penalty(features: jax.Array, batch: Batch) -> jax.Array:
@@ -74,7 +81,9 @@ def as_rows(prototypes: jax.Array, present: jax.Array) -> Uploads:
     return Uploads(values.reshape(-1, values.shape[-1]), labels.reshape(-1), present.reshape(-1))
 
 
-def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array | None = None) -> jax.Array:
+def mean_by_class(
+    prototypes: jax.Array, present: jax.Array, weights: jax.Array | None = None
+) -> jax.Array:
     """Mean over uploaders of each class.
 
     Args:
@@ -86,11 +95,15 @@ def mean_by_class(prototypes: jax.Array, present: jax.Array, weights: jax.Array 
       float [C, K], zero where nobody uploaded.
     """
     weights = present * (1.0 if weights is None else jnp.where(present, weights, 0))
-    return weighted_sum(prototypes, weights) / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
+    return (
+        weighted_sum(prototypes, weights)
+        / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
+    )
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
-    """A model, and "classes" bool [C], those that "own_prototype" chooses among: all, until the first receipt."""
+    """A model, and "classes" bool [C], those that "own_prototype" chooses among: all, until the
+    first receipt."""
     return init_model(bucket, ctx) | {"classes": jnp.ones(bucket.num_classes, bool)}
 
 
@@ -100,11 +113,17 @@ def receive(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: C
     return client | {"classes": own | ~own.any()}
 
 
-def scores(bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
-    """By rule: minus the distance to each global prototype, -inf for classes without one; the same among the client's
-    own classes; and the own head's logits."""
+def scores(
+    bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array
+) -> dict[str, jax.Array]:
+    """By rule: minus the distance to each global prototype, -inf for classes without one; the same
+    among the client's own classes; and the own head's logits."""
     representations = own_features(bucket, client, x, mask)
     distance = pairwise_distance(representations, prototypes.values)
     nearest = jnp.where(prototypes.mask, -distance, -jnp.inf)
     among_own = jnp.where(client["classes"], nearest, -jnp.inf)
-    return {"prototype": nearest, "own_prototype": among_own, "head": logits(bucket, client["params"], representations)}
+    return {
+        "prototype": nearest,
+        "own_prototype": among_own,
+        "head": logits(bucket, client["params"], representations),
+    }

@@ -1,13 +1,16 @@
-"""Slices of a global model: which channels a client gets, how they are cut out, and how they are put back.
+"""Slices of a global model: which channels a client gets, how they are cut out, and how they are
+put back.
 
     plan:         group -> the global index of each of the slice's channels, ceil(R K) of K
-        static    0, 1, ...                     HeteroFL (Diao et al., ICLR 2021): smaller slices lie in larger ones
-        random    drawn for a client and a round    Federated Dropout (Caldas et al., 2018)
-        rolling   t, t + 1, ... modulo K in round t     FedRolex (Alam et al., NeurIPS 2022)
+        static    0, 1, ...                     HeteroFL (Diao et al., ICLR 2021): smaller slices
+        lie in larger ones random    drawn for a client and a round    Federated Dropout (Caldas et
+        al., 2018) rolling   t, t + 1, ... modulo K in round t     FedRolex (Alam et al., NeurIPS
+        2022)
     extract:      the parameters at these indices
     scatter_mean: entry by entry the weighted mean over the clients that hold it; the rest stays
 
-All three go by `models.sliced`: groups of channels with their widths, and the group along each axis of each parameter.
+All three go by `models.sliced`: groups of channels with their widths, and the group along each axis
+of each parameter.
 """
 
 from collections.abc import Sequence
@@ -23,8 +26,8 @@ from fedjax_ht.models.sliced import CLASSES, sliced_width
 
 Mode = Literal["static", "random", "rolling"]
 Plan = dict[str, jax.Array]
-"""Group -> int32 [m], distinct global indices of a slice's channels in the slice's order; m is static, the values are
-traced."""
+"""Group -> int32 [m], distinct global indices of a slice's channels in the slice's order; m is
+static, the values are traced."""
 
 
 class Slices(NamedTuple):
@@ -43,7 +46,9 @@ class Slices(NamedTuple):
     plan: Plan
 
 
-def make_plan(widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: jax.Array | None = None) -> Plan:
+def make_plan(
+    widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: jax.Array | None = None
+) -> Plan:
     """Which channels a slice holds.
 
     Args:
@@ -57,7 +62,9 @@ def make_plan(widths: dict[str, int], rate: float, mode: Mode, round: jax.Array,
     def indices(number: int, width: int) -> jax.Array:
         kept = sliced_width(width, rate)
         if mode == "random":
-            return jax.random.permutation(jax.random.fold_in(key, number), width)[:kept].astype(jnp.int32)
+            return jax.random.permutation(jax.random.fold_in(key, number), width)[:kept].astype(
+                jnp.int32
+            )
         first = jnp.arange(kept, dtype=jnp.int32)
         return first if mode == "static" else (first + round) % width
 
@@ -76,12 +83,15 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
     return jax.tree.map(cut, params, axes)
 
 
-def scatter_mean(params: PyTree, axes: PyTree, widths: dict[str, int], slices: Sequence[Slices]) -> PyTree:
-    """Each entry becomes the weighted mean over the clients that hold it, or stays where nobody does.
+def scatter_mean(
+    params: PyTree, axes: PyTree, widths: dict[str, int], slices: Sequence[Slices]
+) -> PyTree:
+    """Each entry becomes the weighted mean over the clients that hold it, or stays where nobody
+    does.
 
-    In the head, a client holds only the rows of its `classes`. Clients with one plan are summed before they are put in
-    place; others are put in place one by one, so that memory holds two global models whatever the number of clients.
-    The sums run in the order given.
+    In the head, a client holds only the rows of its `classes`. Clients with one plan are summed
+    before they are put in place; others are put in place one by one, so that memory holds two
+    global models whatever the number of clients. The sums run in the order given.
 
     Args:
       params: the global model.
@@ -100,8 +110,16 @@ def scatter_mean(params: PyTree, axes: PyTree, widths: dict[str, int], slices: S
                 weights=part.weights[:, None],
                 classes=part.classes[:, None],
             )
-            total, _ = lax.scan(lambda total, one: (_add(total, axes, widths, Slices(*one)), None), total, tuple(each))
-    return jax.tree.map(lambda old, num, den: jnp.where(den > 0, num / jnp.where(den > 0, den, 1), old), params, *total)
+            total, _ = lax.scan(
+                lambda total, one: (_add(total, axes, widths, Slices(*one)), None),
+                total,
+                tuple(each),
+            )
+    return jax.tree.map(
+        lambda old, num, den: jnp.where(den > 0, num / jnp.where(den > 0, den, 1), old),
+        params,
+        *total,
+    )
 
 
 def _held_shape(leaf: jax.Array, names: tuple[str | None, ...]) -> tuple[int, ...]:
@@ -109,7 +127,9 @@ def _held_shape(leaf: jax.Array, names: tuple[str | None, ...]) -> tuple[int, ..
     return tuple(size if name else 1 for size, name in zip(leaf.shape, names))
 
 
-def _add(total: tuple[PyTree, PyTree], axes: PyTree, widths: dict[str, int], part: Slices) -> tuple[PyTree, PyTree]:
+def _add(
+    total: tuple[PyTree, PyTree], axes: PyTree, widths: dict[str, int], part: Slices
+) -> tuple[PyTree, PyTree]:
     """Adds slices of one plan to the sums of weighted entries and of weights."""
     place = {group: _places(indices, widths[group]) for group, indices in part.plan.items()}
 
@@ -134,6 +154,9 @@ def _add(total: tuple[PyTree, PyTree], axes: PyTree, widths: dict[str, int], par
 
 
 def _places(indices: jax.Array, width: int) -> jax.Array:
-    """int32 [width]: where each global channel is in the slice, past its end for those that it lacks."""
+    """int32 [width]: where each global channel is in the slice, past its end for those that it
+    lacks."""
     missing = jnp.full(width, indices.shape[0], jnp.int32)
-    return missing.at[indices].set(jnp.arange(indices.shape[0], dtype=jnp.int32), unique_indices=True)
+    return missing.at[indices].set(
+        jnp.arange(indices.shape[0], dtype=jnp.int32), unique_indices=True
+    )

@@ -10,7 +10,8 @@ from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, TrainingRe
 from fedjax_ht.core.method import Context, Data, PyTree
 from fedjax_ht.losses import cross_entropy
 
-Regulariser = Callable[[jax.Array, Batch], jax.Array]  # (features [B, K], batch) -> scalar added to the cross-entropy
+# (features [B, K], batch) -> scalar added to the cross-entropy
+Regulariser = Callable[[jax.Array, Batch], jax.Array]
 
 
 def count_labels(data: Data, num_classes: int) -> jax.Array:
@@ -35,20 +36,25 @@ def train_model(
     gather_features: bool = False,
     classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
-    """Trains the client's whole model by cross-entropy, plus a regulariser of its features where there is one.
+    """Trains the client's whole model by cross-entropy, plus a regulariser of its features where
+    there is one.
 
     Args:
       training, bucket, client, data, ctx: of the client.
       regulariser: or None.
       gather_features: sum the features seen by class.
-      classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes them as they are.
+      classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes
+        them as they are.
 
     Returns:
-      The client's new state, and the result, with per-class sums of the features seen if `gather_features`.
+      The client's new state, and the result, with per-class sums of the features seen if
+      `gather_features`.
     """
 
     def loss(params, stats, batch: Batch, key) -> Loss:
-        representations, stats = features(bucket, params, stats, batch.x, batch.mask, train=True, key=key)
+        representations, stats = features(
+            bucket, params, stats, batch.x, batch.mask, train=True, key=key
+        )
         scores = logits(bucket, params, representations)
         scores = scores if classes is None else jnp.where(classes, scores, 0)
         value = cross_entropy(scores, batch.y, batch.mask)
@@ -56,5 +62,7 @@ def train_model(
             value = value + regulariser(representations, batch)
         return Loss(value, stats, representations if gather_features else None)
 
-    result = train(training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes)
+    result = train(
+        training, loss, client["params"], client["stats"], data, ctx.key, bucket.num_classes
+    )
     return client | {"params": result.params, "stats": result.stats}, result

@@ -1,1 +1,2 @@
-"""What can be learned about clients from what they send: `inversion` of uploads, and `membership` in training sets."""
+"""What can be learned about clients from what they send: `inversion` of uploads, and `membership`
+in training sets."""

@@ -1,11 +1,13 @@
-"""A client's round as an attacker plays it: its own `client_update` on any images, so that any method can be asked.
+"""A client's round as an attacker plays it: its own `client_update` on any images, so that any
+method can be asked.
 
-What is compared is the change: an upload less the one that the client would have made without training on a sample. Of
-a model that is, after one step of SGD, the gradient times the learning rate; of prototypes they themselves.
+What is compared is the change: an upload less the one that the client would have made without
+training on a sample. Of a model that is, after one step of SGD, the gradient times the learning
+rate; of prototypes they themselves.
 
-Labels are known. With one image per step they can be read off a classifier's gradient (Zhao et al. 2020); here the
-attacker is given them. So are the client's random draws, but for the noise that hides it (`trust.privacy`): an attacker
-imitates its clipping alone.
+Labels are known. With one image per step they can be read off a classifier's gradient (Zhao et al.
+2020); here the attacker is given them. So are the client's random draws, but for the noise that
+hides it (`trust.privacy`): an attacker imitates its clipping alone.
 """
 
 from collections.abc import Callable
@@ -29,11 +31,12 @@ class Victim(NamedTuple):
     """One client's round, as the server knows it but for `state` and images.
 
     Attributes:
-      method: with a recipe of one step on all its images, in stored order, such as LocalTraining(steps=1,
-        shuffle=False, batch_size=B).
+      method: with a recipe of one step on all its images, in stored order, such as
+        LocalTraining(steps=1, shuffle=False, batch_size=B).
       bucket: of the client.
       downlink: what it was sent.
-      root, round, info: where the round stands; with the client's random draws, which are taken as known.
+      root, round, info: where the round stands; with the client's random draws, which are taken as
+        known.
       data: of which the rule from pixels to what a model sees is taken.
       privacy: what the client hides by clipping and noise, or None. `secret` decides the noise.
     """
@@ -71,14 +74,21 @@ class Seen(NamedTuple):
     change: jax.Array
 
 
-Simulate = Callable[[Held, jax.Array], jax.Array]  # (held, images [B, H, W, C]) -> the change, float32 [n]
+# (held, images [B, H, W, C]) -> the change, float32 [n]
+Simulate = Callable[[Held, jax.Array], jax.Array]
 
 
 def payload(message: PyTree, like: PyTree | None = None) -> jax.Array:
-    """All floats that a message sends, float32 [n], counts left out; with `like`, those that it sent."""
-    is_leaf = lambda x: isinstance(x, Masked | Metadata)  # noqa: E731
+    """All floats that a message sends, float32 [n], counts left out; with `like`, those that it
+    sent."""
+
+    def is_leaf(x):
+        return isinstance(x, Masked | Metadata)
+
     parts = []
-    leaves = (jax.tree.leaves(m, is_leaf=is_leaf) for m in (message, message if like is None else like))
+    leaves = (
+        jax.tree.leaves(m, is_leaf=is_leaf) for m in (message, message if like is None else like)
+    )
     for leaf, sent in zip(*leaves):
         if isinstance(leaf, Masked):
             mask = sent.mask.reshape(sent.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
@@ -90,10 +100,16 @@ def payload(message: PyTree, like: PyTree | None = None) -> jax.Array:
 
 def noiseless(victim: Victim) -> Victim:
     """The victim as an attacker can imitate it."""
-    return victim if victim.privacy is None else victim._replace(privacy=victim.privacy._replace(noise=0.0))
+    return (
+        victim
+        if victim.privacy is None
+        else victim._replace(privacy=victim.privacy._replace(noise=0.0))
+    )
 
 
-def upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array, uplink=None) -> PyTree:
+def upload(
+    victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array, uplink=None
+) -> PyTree:
     """What a client sends whose only training samples are these.
 
     Args:
@@ -102,16 +118,31 @@ def upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array, 
       images, labels: float [B, H, W, C] in [0, 1], int32 [B].
       uplink: (key, message) -> message, such as noise, or None.
     """
-    same = lambda key, message: message  # noqa: E731
-    step = client_step(private(victim.method, victim.privacy), victim.bucket, Channel(uplink or same, same))
-    return step(state, victim.downlink, _own(victim, images, labels), *_place(victim, labels)).uplink
+
+    def same(key, message):
+        return message
+
+    step = client_step(
+        private(victim.method, victim.privacy), victim.bucket, Channel(uplink or same, same)
+    )
+    return step(
+        state, victim.downlink, _own(victim, images, labels), *_place(victim, labels)
+    ).uplink
 
 
 def untrained(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:
-    """What the client would send if it took the downlink as with these samples, and then trained on none."""
-    method, own, place = private(victim.method, victim.privacy), _own(victim, images, labels), _place(victim, labels)
+    """What the client would send if it took the downlink as with these samples, and then trained on
+    none."""
+    method, own, place = (
+        private(victim.method, victim.privacy),
+        _own(victim, images, labels),
+        _place(victim, labels),
+    )
     client = receive(method, victim.bucket, state, victim.downlink, own, *place)
-    nothing, ctx = without_samples(own)._replace(round=victim.round), client_context(Purpose.TRAIN, *place)
+    nothing, ctx = (
+        without_samples(own)._replace(round=victim.round),
+        client_context(Purpose.TRAIN, *place),
+    )
     return method.client_update(victim.bucket, client, victim.downlink, nothing, ctx)[1]
 
 
@@ -124,7 +155,9 @@ def _place(victim: Victim, labels: jax.Array) -> tuple[jax.Array, jax.Array, Cli
     return victim.root, victim.round, victim.info._replace(num_samples=jnp.int32(len(labels)))
 
 
-def seen_of(victim: Victim, sent: PyTree, state: PyTree, shape: tuple[int, ...], labels: jax.Array) -> Seen:
+def seen_of(
+    victim: Victim, sent: PyTree, state: PyTree, shape: tuple[int, ...], labels: jax.Array
+) -> Seen:
     """What an attacker makes of an upload.
 
     Args:
@@ -139,7 +172,9 @@ def seen_of(victim: Victim, sent: PyTree, state: PyTree, shape: tuple[int, ...],
     """
     nothing = payload(untrained(noiseless(victim), state, jnp.zeros(shape), labels), like=sent)
     if not nothing.size:
-        raise ValueError(f"clients of {victim.method.name} send no numbers, so that there is nothing to invert")
+        raise ValueError(
+            f"clients of {victim.method.name} send no numbers, so that there is nothing to invert"
+        )
     return Seen(Held(state, labels, sent, nothing), payload(sent) - nothing)
 
 
@@ -154,7 +189,9 @@ def imitation(victim: Victim, held: Held, shape: tuple[int, ...]) -> Simulate:
     clear = noiseless(victim)
 
     def simulate(held: Held, images: jax.Array) -> jax.Array:
-        return payload(upload(clear, held.state, images, held.labels), like=held.sent) - held.nothing
+        return (
+            payload(upload(clear, held.state, images, held.labels), like=held.sent) - held.nothing
+        )
 
     return unrolled(simulate, held, jnp.zeros(shape))
 
@@ -166,10 +203,11 @@ def tells_apart(simulate: Simulate, a: Held, b: Held, images: jax.Array) -> bool
 
 
 def unrolled(function: Callable, *args) -> Callable:
-    """The same function of arguments of these shapes with all loops written out, so that it has a gradient.
+    """The same function of arguments of these shapes with all loops written out, so that it has a
+    gradient.
 
-    A client's training loops as often as its number of samples says, which has no gradient in reverse. Here that number
-    is known; without jit, loops whose lengths are known are Python's.
+    A client's training loops as often as its number of samples says, which has no gradient in
+    reverse. Here that number is known; without jit, loops whose lengths are known are Python's.
     """
     with jax.disable_jit(), jax.ensure_compile_time_eval():
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)

@@ -1,13 +1,16 @@
 """Gradient inversion: images whose upload is like the one that a client sent.
 
-    squared  |u(x) - u|^2 / |u|^2, Adam: DLG's distance (Zhu et al., NeurIPS 2019), relative to what was sent
-    cosine   1 - cos(u(x), u) + tv * total variation of x, Adam on the signs of the gradients (Geiping et al., NeurIPS
+    squared  |u(x) - u|^2 / |u|^2, Adam: DLG's distance (Zhu et al., NeurIPS 2019), relative to what
+    was sent cosine   1 - cos(u(x), u) + tv * total variation of x, Adam on the signs of the
+    gradients (Geiping et al., NeurIPS
              2020)
 
-u is the change that a client has sent, and u(x) the one that it would have sent of images x: `imitation`.
+u is the change that a client has sent, and u(x) the one that it would have sent of images x:
+`imitation`.
 
 Settled here:
-* Images stay within [0, 1] after every step (Geiping et al.; DLG has no such bound). DLG's L-BFGS is Adam here.
+* Images stay within [0, 1] after every step (Geiping et al.; DLG has no such bound). DLG's L-BFGS
+  is Adam here.
 * The step falls to zero along a cosine.
 * Pixels whose gradient is not finite stay: a model that noise has ruined may have such.
 """
@@ -73,7 +76,8 @@ DISTANCES = {"squared": relative_square, "cosine": one_less_cosine}
 
 
 def invert(simulate: Simulate, seen: Seen, shape: tuple, key: jax.Array, search: Search) -> Found:
-    """Looks for images whose upload is like the one seen. What is compiled serves all uploads of these shapes.
+    """Looks for images whose upload is like the one seen. What is compiled serves all uploads of
+    these shapes.
 
     Args:
       simulate: with a gradient.
@@ -86,11 +90,15 @@ def invert(simulate: Simulate, seen: Seen, shape: tuple, key: jax.Array, search:
       ValueError: a field of the search is out of range.
     """
     check_fields(search, "search.")
-    return _invert(simulate, seen, tuple(shape), key, jnp.float32(search.tv), search._replace(tv=0.0))
+    return _invert(
+        simulate, seen, tuple(shape), key, jnp.float32(search.tv), search._replace(tv=0.0)
+    )
 
 
 @functools.partial(jax.jit, static_argnames=("simulate", "shape", "search"))
-def _invert(simulate: Simulate, seen: Seen, shape: tuple, key, tv: jax.Array, search: Search) -> Found:
+def _invert(
+    simulate: Simulate, seen: Seen, shape: tuple, key, tv: jax.Array, search: Search
+) -> Found:
     distance, signs = DISTANCES[search.distance], search.distance == "cosine"
     optimizer = optax.adam(optax.cosine_decay_schedule(search.rate, search.steps))
 
@@ -114,6 +122,7 @@ def _invert(simulate: Simulate, seen: Seen, shape: tuple, key, tv: jax.Array, se
 
 
 def in_order(found: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Found images [B, H, W, C] in the order of the real ones that they are nearest to, as an upload has no order."""
+    """Found images [B, H, W, C] in the order of the real ones that they are nearest to, as an
+    upload has no order."""
     cost = ((found[None] - real[:, None]) ** 2).mean((2, 3, 4))
     return found[linear_sum_assignment(cost)[1]]

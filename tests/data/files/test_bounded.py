@@ -1,4 +1,5 @@
-"""Archives whose structure is damaged, images that another program would open, and other things that are not read."""
+"""Archives whose structure is damaged, images that another program would open, and other things
+that are not read."""
 
 import re
 import tarfile
@@ -131,7 +132,8 @@ def test_many_views_of_one_storage(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "FILE_BYTES", 5000)
     monkeypatch.setattr(limits, "GROWTH", 1)
     storage = {"0": np.zeros(100, np.float32)}
-    views = {f"x{i}": tensor(shape=(10, 10), strides=(1, 10)) for i in range(30)}  # 400 bytes each
+    # 400 bytes each
+    views = {f"x{i}": tensor(shape=(10, 10), strides=(1, 10)) for i in range(30)}
     path = write_weights(tmp_path / "x.pth", state_dict(**dict(list(views.items())[:10])), storage)
     assert len(load_state_dict(path)) == 10
     with pytest.raises(ValueError, match="the state dict has"):

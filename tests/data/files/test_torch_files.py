@@ -17,7 +17,8 @@ import pytest
 from fedjax_ht.data.files.torch_files import load_state_dict, read_storage, save_safetensors
 from tests.pickles import ORDERED_DICT, call, dictionary, plain, storage
 
-# Written by torch 2.13: {"weight": arange(6.).reshape(2, 3).T, "count": int64 7, "half": bfloat16 [1.5, -2]}.
+# Written by torch 2.13: {"weight": arange(6.).reshape(2, 3).T, "count": int64 7, "half": bfloat16
+# [1.5, -2]}.
 TORCH_FILE = zlib.decompress(
     base64.b64decode(
         "eNqlVbtv00AYPzuJkxqaPoAmLdA5lUrqOC+HVyoLuYORSFMhRV0iN3FjCzfuOZdWICFFQq3UDRASG2JBYmCHsTsTCxNbh4qJPwHu7Ma1XSWh7adc"
@@ -254,7 +255,8 @@ def test_safetensors_of_numbers_that_numpy_lacks(tmp_path, kind):
 
 
 def stream(pickled, storages):
-    """A file of torch before 1.6: a header, what was saved, the storages' names, and their numbers."""
+    """A file of torch before 1.6: a header, what was saved, the storages' names, and their
+    numbers."""
     start = [0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True, "type_sizes": {}}]
     numbers = [array.size.to_bytes(8, "little") + array.tobytes() for array in storages.values()]
     return b"".join([*(pickle.dumps(x, 2) for x in start), pickled, pickle.dumps(list(storages), 2), *numbers])

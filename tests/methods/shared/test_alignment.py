@@ -26,7 +26,8 @@ C, K, M = 4, 3, 9
 F = FeatureTransformer(LATENT_DIM)
 GENERATOR = tiny_generator()
 LABELS = np.array([0, 1, 1, 2, 3, 0, 1, 3, 2])
-VALID = np.array([1, 1, 1, 1, 0, 1, 1, 0, 1], bool)  # seven; nobody uploads class 3, and a last batch holds one row
+# seven; nobody uploads class 3, and a last batch holds one row
+VALID = np.array([1, 1, 1, 1, 0, 1, 1, 0, 1], bool)
 PROTOTYPES = np.random.default_rng(0).normal(size=(M, K)).astype(np.float32)
 UPLOADS = Uploads(PROTOTYPES, LABELS, VALID)
 OLD = np.random.default_rng(1).normal(size=(C, LATENT_DIM)).astype(np.float32)
@@ -40,7 +41,9 @@ BALL = Ball(jnp.linspace(0.5, 1.0, LATENT_DIM), jnp.float32(2.2))  # some of F i
 @functools.cache
 def first():
     """F's parameters."""
-    return jax.jit(lambda key: F.init(key, jnp.zeros((2, K)), jnp.ones(2, bool)))(jax.random.key(3))["params"]
+    return jax.jit(lambda key: F.init(key, jnp.zeros((2, K)), jnp.ones(2, bool)))(
+        jax.random.key(3)
+    )["params"]
 
 
 def transform(params, rows, mask):
@@ -72,31 +75,47 @@ def expect(options, valid=VALID):
     weights = {name: options[name] for name in ("mmd_weight", "mse_weight") if name in options}
     rate, released = options.get("learning_rate", 0.01), options.get("variant") == "released"
     widths = options.get("bandwidths", BANDWIDTHS)
-    batches = draws(KEY, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables), released)
+    batches = draws(
+        KEY, valid, 3, 3, functools.partial(GENERATOR.sample_w, GENERATOR.variables), released
+    )
     if released:
-        return reference.align_released(f, x, y, batches, np.float64(OLD), rate, widths, **weights, ball=ball)
+        return reference.align_released(
+            f, x, y, batches, np.float64(OLD), rate, widths, **weights, ball=ball
+        )
     f = reference.align(f, x, y, batches, rate, widths, **weights, ball=ball)
     return f, reference.mean_latents(f, x, y, np.float64(OLD), ball)
 
 
-NO_MSE, NO_MMD = {"mse_weight": 0.0, "bandwidths": (2.0, 30.0)}, {"mmd_weight": 0.0, "mse_weight": 5.0}
+NO_MSE, NO_MMD = (
+    {"mse_weight": 0.0, "bandwidths": (2.0, 30.0)},
+    {"mmd_weight": 0.0, "mse_weight": 5.0},
+)
 BALLS = [{"in_ball": True}, {"in_ball": True, "variant": "released"}]
 CLIPPED = {"variant": "released", "mse_weight": 1e4, "learning_rate": 0.1}
 
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"variant": "released"}, NO_MSE, NO_MMD, *BALLS, pytest.param(CLIPPED, marks=pytest.mark.slow)],
+    [
+        {},
+        {"variant": "released"},
+        NO_MSE,
+        NO_MMD,
+        *BALLS,
+        pytest.param(CLIPPED, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_training_equals_the_reference(options):
-    """Nine steps of the compiled loop, three of them with a single row, against as many in plain Python.
+    """Nine steps of the compiled loop, three of them with a single row, against as many in plain
+    Python.
 
     The released form leaves those three out.
     """
     (got, centroids, metrics), start = compiled(**options)(UPLOADS), as_reference(first())
     want, table = expect(options)
-    idle = "b2" if options is NO_MMD else ""  # a shift of all latents costs nothing then, and Adam follows the rounding
+    # a shift of all latents costs nothing then, and Adam follows the rounding
+    idle = "b2" if options is NO_MMD else ""
     tolerance = 1e-4 if options is CLIPPED else 1e-5  # such a weight makes much of the rounding
     assert_close(as_reference(got), want, idle, rtol=tolerance, atol=tolerance)
     if not idle:
@@ -118,7 +137,10 @@ def same(a, b) -> bool:
 def test_a_weight_of_zero_leaves_a_loss_out():
     other_weights = tiny_generator(seed=6).variables
     shuffled_labels = UPLOADS._replace(labels=LABELS[::-1])
-    for options, unread, read in [(NO_MSE, shuffled_labels, UPLOADS), (NO_MMD, UPLOADS, shuffled_labels)]:
+    for options, unread, read in [
+        (NO_MSE, shuffled_labels, UPLOADS),
+        (NO_MMD, UPLOADS, shuffled_labels),
+    ]:
         start = compiled(**options)(UPLOADS)[0]
         weights = other_weights if options is NO_MMD else GENERATOR.variables
         assert same(compiled(**options)(unread, weights=weights)[0], start), options
@@ -138,7 +160,9 @@ def test_rows_that_are_not_valid_change_nothing(variant):
 def test_nor_does_their_number(batch_size):
     """Nor, for what is measured, whether a batch is larger than all uploads."""
     few = jax.tree.map(lambda x: x[VALID], UPLOADS)
-    (got, _, metrics), (want, _, expected) = (compiled(batch_size=batch_size)(rows) for rows in (few, UPLOADS))
+    (got, _, metrics), (want, _, expected) = (
+        compiled(batch_size=batch_size)(rows) for rows in (few, UPLOADS)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
     for name, value in metrics.items():
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
@@ -146,13 +170,15 @@ def test_nor_does_their_number(batch_size):
 
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_a_single_prototype(variant):
-    """Batch norm then has one row, of which the released form makes no step; where there is none, nothing is
-    trained."""
+    """Batch norm then has one row, of which the released form makes no step; where there is none,
+    nothing is trained."""
     one = np.arange(M) == 5
     got = compiled(variant=variant)(UPLOADS._replace(valid=one))
     assert_close(as_reference(got[0]), expect({"variant": variant}, one)[0], rtol=1e-5, atol=1e-5)
     assert same(got[0], first()) == (variant == "released")
-    nobody, centroids, metrics = compiled(variant=variant)(UPLOADS._replace(valid=np.zeros(M, bool)))
+    nobody, centroids, metrics = compiled(variant=variant)(
+        UPLOADS._replace(valid=np.zeros(M, bool))
+    )
     assert same(nobody, first()) and same(centroids, OLD)
     for tree in (got, metrics):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(tree))
@@ -164,21 +190,29 @@ def test_draws_follow_the_key():
 
 
 def test_mean_latents():
-    got = jax.jit(functools.partial(mean_latents, transform))(first(), jax.tree.map(jnp.asarray, UPLOADS), OLD)
-    want = reference.mean_latents(as_reference(first()), np.float64(PROTOTYPES[VALID]), LABELS[VALID], OLD)
+    got = jax.jit(functools.partial(mean_latents, transform))(
+        first(), jax.tree.map(jnp.asarray, UPLOADS), OLD
+    )
+    want = reference.mean_latents(
+        as_reference(first()), np.float64(PROTOTYPES[VALID]), LABELS[VALID], OLD
+    )
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(got[3], OLD[3])  # nobody has class 3
 
 
 def test_bandwidths():
     sample_w = functools.partial(GENERATOR.sample_w, GENERATOR.variables)
-    np.testing.assert_array_equal(choose_bandwidths(Alignment(bandwidths=BANDWIDTHS), None, KEY), [10, 15, 20, 50])
+    np.testing.assert_array_equal(
+        choose_bandwidths(Alignment(bandwidths=BANDWIDTHS), None, KEY), [10, 15, 20, 50]
+    )
     for size in (1, 7):  # of one latent there is no distance: two are drawn
         w = np.float64(sample_w(KEY, max(size, 2)))
         squares = [((a - b) ** 2).sum() for i, a in enumerate(w) for b in w[:i]]
         options = Alignment(batch_size=size)
         got = jax.jit(functools.partial(choose_bandwidths, options, sample_w))(KEY)
-        np.testing.assert_allclose(got, np.array([0.25, 0.5, 1, 2]) * np.median(squares) / 2, rtol=1e-5)
+        np.testing.assert_allclose(
+            got, np.array([0.25, 0.5, 1, 2]) * np.median(squares) / 2, rtol=1e-5
+        )
 
 
 def test_what_is_measured():
@@ -187,22 +221,31 @@ def test_what_is_measured():
     x, keys = np.float64(PROTOTYPES[VALID]), jax.random.split(KEY, 4)[2:]
     before, after = (np.float64(GENERATOR.sample_w(GENERATOR.variables, key, 3)) for key in keys)
     start = reference.transform(as_reference(first()), x)[:3]
-    np.testing.assert_allclose(metrics["mmd_before"], reference.mmd(start, before, BANDWIDTHS), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        metrics["mmd_before"], reference.mmd(start, before, BANDWIDTHS), rtol=1e-4, atol=1e-5
+    )
     got = reference.transform(as_reference(params), x)[:3]
-    np.testing.assert_allclose(metrics["mmd"], reference.mmd(got, after, BANDWIDTHS), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        metrics["mmd"], reference.mmd(got, after, BANDWIDTHS), rtol=1e-4, atol=1e-5
+    )
     across = ((got[:, None] - after) ** 2).sum(-1)
     for i, width in enumerate(BANDWIDTHS, 1):
-        np.testing.assert_allclose(metrics[f"kernel_{i}"], np.exp(-across / 2 / width).mean(), rtol=1e-4)
+        np.testing.assert_allclose(
+            metrics[f"kernel_{i}"], np.exp(-across / 2 / width).mean(), rtol=1e-4
+        )
     np.testing.assert_allclose(metrics["distance2_to_valid"], np.median(across), rtol=1e-4)
     within = ((after[:, None] - after) ** 2).sum(-1)[np.triu_indices(3, 1)]
     np.testing.assert_allclose(metrics["distance2_of_valid"], np.median(within), rtol=1e-4)
 
 
 def test_prototypes_that_hardly_differ_are_told_apart_at_once():
-    """The norm takes their own statistics, those of the last step's F; running ones would lag by many deviations."""
+    """The norm takes their own statistics, those of the last step's F; running ones would lag by
+    many deviations."""
     near = UPLOADS._replace(prototypes=1 + 1e-2 * PROTOTYPES)
     latents = np.asarray(transform(compiled()(near)[0], near.prototypes, jnp.asarray(VALID)))
-    want = reference.transform(as_reference(compiled()(near)[0]), np.float64(near.prototypes[VALID]))
+    want = reference.transform(
+        as_reference(compiled()(near)[0]), np.float64(near.prototypes[VALID])
+    )
     np.testing.assert_allclose(latents[VALID], want, rtol=1e-3, atol=1e-3)
     assert want.std(0).max() > 0.1
 
@@ -247,7 +290,11 @@ AUTHORS = {
         [1.801635, 1.315104, 0.35738, -1.208319],
     ],
     "scale": [0.796712, 1.036849, 0.741089],
-    "w1": [[0.452072, -0.22363, -0.777567], [-0.292201, 0.584712, 0.208042], [0.032203, -0.005045, 0.006273]],
+    "w1": [
+        [0.452072, -0.22363, -0.777567],
+        [-0.292201, 0.584712, 0.208042],
+        [0.032203, -0.005045, 0.006273],
+    ],
     "w2": [
         [0.031395, 0.129374, 0.28945, 0.756371],
         [0.254806, 0.015998, 0.179312, 0.370009],

@@ -60,13 +60,22 @@ def divides_by_nothing(bucket, client, downlink, data, ctx):
             {"client_update": forgets_the_count},
             "weigh by batch.mask, as fl.masked_mean does: it differs in leaves '2",
         ),
-        ({"predict": centred_scores}, "predict of 'mine', client 0 in bucket mlp, round 0, reads samples"),
+        (
+            {"predict": centred_scores},
+            "predict of 'mine', client 0 in bucket mlp, round 0, reads samples",
+        ),
         (
             {"server_update": forgets_who_arrived},
             "server_update of 'mine', round 0, reads rows of clients that",
         ),
-        ({"client_update": divides_by_nothing}, "of 'mine', client 2 in bucket mlp, round 0, is not finite at 2/share"),
-        ({"client_update": lambda *arguments: arguments[1:3]}, "client_update of 'mine' returns 2 values"),
+        (
+            {"client_update": divides_by_nothing},
+            "of 'mine', client 2 in bucket mlp, round 0, is not finite at 2/share",
+        ),
+        (
+            {"client_update": lambda *arguments: arguments[1:3]},
+            "client_update of 'mine' returns 2 values",
+        ),
     ],
 )
 def test_what_breaks_the_contract_is_found(changes, message):

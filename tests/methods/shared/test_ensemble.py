@@ -4,7 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.federation import init_variables, make_federation
-from fedjax_ht.methods.shared.ensemble import Teachers, ask, keep_present, label_weights, norm_moments
+from fedjax_ht.methods.shared.ensemble import (
+    Teachers,
+    ask,
+    keep_present,
+    label_weights,
+    norm_moments,
+)
 from fedjax_ht.models import SplitModel
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
@@ -20,9 +26,12 @@ LABELS = np.array([0, 1, 2, 3, 4, 1])
 
 def uploads() -> dict:
     """Models of both buckets' clients."""
-    init = lambda bucket, n: jax.jit(jax.vmap(lambda key: init_variables(bucket, key)["params"]))(  # noqa: E731
-        jax.random.split(jax.random.key(n), n)
-    )
+
+    def init(bucket, n):
+        return jax.jit(jax.vmap(lambda key: init_variables(bucket, key)["params"]))(
+            jax.random.split(jax.random.key(n), n)
+        )
+
     return {bucket.name: init(bucket, n) for bucket, n in zip(BUCKETS, CLIENTS)}
 
 
@@ -65,14 +74,18 @@ def test_each_teacher_is_asked_and_weighed_by_the_label():
             for i in range(len(jax.tree.leaves(params[bucket.name])[0])):
                 one = jax.tree.map(lambda x, i=i: x[i], params[bucket.name])
                 said.append(bucket.module.apply({"params": one}, images))
-        return sum(team.weights[i, LABELS][:, None] * logits for i, logits in enumerate(said)), jnp.stack(said)
+        return sum(
+            team.weights[i, LABELS][:, None] * logits for i, logits in enumerate(said)
+        ), jnp.stack(said)
 
     def fast(images, low_memory):
         opinions = ask(BUCKETS, team, images, LABELS, low_memory=low_memory)
         return opinions.ensemble, opinions.logits
 
     def with_gradient(f):
-        loss = lambda images: (jnp.sum(jnp.sin(f(images)[0])), f(images))  # noqa: E731
+        def loss(images):
+            return (jnp.sum(jnp.sin(f(images)[0])), f(images))
+
         return jax.jit(jax.value_and_grad(loss, has_aux=True))(IMAGES)
 
     want = with_gradient(slow)
@@ -89,7 +102,10 @@ def test_what_is_absent_is_never_read():
     params[first] = keep_present(spoilt, jnp.array([True, False]))
     present = jnp.array([True, False, True, True, True])
     team = Teachers(params, {}, *label_weights(jnp.ones((5, NUM_CLASSES)), present), present)
-    said = lambda images: ask(BUCKETS, team, images, LABELS).ensemble  # noqa: E731
+
+    def said(images):
+        return ask(BUCKETS, team, images, LABELS).ensemble
+
     assert np.isfinite(said(IMAGES)).all()
     assert np.isfinite(jax.grad(lambda images: said(images).sum())(IMAGES)).all()
 
@@ -116,6 +132,7 @@ def test_moments_of_the_norms_inputs():
     leaves = jax.tree.leaves(moments)
     real = np.float64(x[mask]).reshape(-1, 2)
     np.testing.assert_allclose(leaves[0], [real.mean(0), real.var(0)], rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(leaves[1], [[1, 1], [4, 4]], rtol=1e-3)  # of what is normalised already
+    # of what is normalised already
+    np.testing.assert_allclose(leaves[1], [[1, 1], [4, 4]], rtol=1e-3)
     one = jax.tree.map(lambda x: x[0], uploads()[BUCKETS[0].name])
     assert norm_moments(BUCKETS[0], one, IMAGES, np.ones(6, bool))[1] == {}

@@ -1,4 +1,5 @@
-"""Distillation on top of a method that averages: what stays as it was, what feeds back, what is counted and shown."""
+"""Distillation on top of a method that averages: what stays as it was, what feeds back, what is
+counted and shown."""
 
 import inspect
 
@@ -39,7 +40,10 @@ TINY = {"iterations": 1, "generator_steps": 1, "student_steps": 1, "batch_size":
 
 def whole_federation():
     """Every client has the whole network."""
-    network = lambda rate: sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)  # noqa: E731
+
+    def network(rate):
+        return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
+
     return make_sliced_federation(network, [1.0] * 8, SHAPE, NUM_CLASSES)
 
 
@@ -58,19 +62,24 @@ OTHERS = ("fedavg+dfrd", "heterofl+dfrd", "feddropout+dfrd", "fedrolex+dense", "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedrolex+dfrd", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)])
+@pytest.mark.parametrize(
+    "name", ["fedrolex+dfrd", *(pytest.param(n, marks=pytest.mark.slow) for n in OTHERS)]
+)
 def test_without_iterations_it_is_the_base(name):
     """Bit by bit: the same clients train on the same batches, and the same model comes of them."""
     base = name.partition("+")[0]
     federation = whole_federation() if base == "fedavg" else sliced_federation()
     plain = states(METHODS[base](TRAINING), federation)
-    tuned = states(method_factory(name)(TRAINING, **TINY | {"iterations": 0}, variant="released"), federation)
+    tuned = states(
+        method_factory(name)(TRAINING, **TINY | {"iterations": 0}, variant="released"), federation
+    )
     for a, b in zip(plain, tuned):
         assert identical(a.server, b.server.model)
         for name, clients in a.clients.items():
             assert identical(clients, b.clients[name].model)
         first = jax.tree.map(np.asarray, b.server.generator)
-        assert b.server.average == () or identical(b.server.average, first)  # which nobody has trained
+        # which nobody has trained
+        assert b.server.average == () or identical(b.server.average, first)
 
 
 @pytest.mark.slow
@@ -82,7 +91,9 @@ def test_the_distilled_model_feeds_back():
     sent = {}
     for feedback in (True, False):
         weighting = {"weighting": "uniform"}  # as the base by itself
-        method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, **weighting, student_lr=0.5, feedback=feedback)
+        method = method_factory("fedrolex+dfrd")(
+            TRAINING, **TINY, **weighting, student_lr=0.5, feedback=feedback
+        )
         (state,) = states(method, federation, 1)
         assert not identical(state.server.model, plain[0].server)
         whole = federation.buckets[0]
@@ -100,7 +111,10 @@ def test_the_distilled_model_feeds_back():
 def test_labels_are_counted(kind):
     """Over two rounds of two steps of three samples each, and six rounds later."""
     labels = np.array([0, 2, 2, 3, 0, 1, 0])
-    data, training = tiny.client_data(labels, padding=2), LocalTraining(optax.sgd(0.1), batch_size=3, steps=2)
+    data, training = (
+        tiny.client_data(labels, padding=2),
+        LocalTraining(optax.sgd(0.1), batch_size=3, steps=2),
+    )
     histogram, keys = np.bincount(labels, minlength=4), [jax.random.key(i) for i in range(8)]
     used = [np.asarray(label_counts(training, data, key, 4)) for key in keys]
     assert all(u.sum() == 6 for u in used) and not (used[0] == used[1]).all()
@@ -130,17 +144,28 @@ def test_pictures_are_of_both_generators_class_by_class():
     noise = jax.random.normal(jax.random.key(0), (40, 4))
     for variables, images in zip((server.generator, brighter), shown.values()):
         assert images.shape == (40, *SHAPE) and 0 <= images.min() < images.max() <= 1
-        made = make_generator(federation, recipe).apply(variables, noise, np.arange(40) % NUM_CLASSES, False)
+        made = make_generator(federation, recipe).apply(
+            variables, noise, np.arange(40) % NUM_CLASSES, False
+        )
         np.testing.assert_allclose(images, (made.images + 1) / 2, atol=1e-5)
     assert list(pictures(recipe, federation, Server((), (), server.generator, ()))) == ["generator"]
 
 
 def test_federations_that_it_cannot_run_on():
-    with pytest.raises(ValueError, match="dfrd needs a global model; make the federation by make_sliced_federation"):
+    with pytest.raises(
+        ValueError, match="dfrd needs a global model; make the federation by make_sliced_federation"
+    ):
         dfrd(TRAINING).check(mixed_federation())
-    with pytest.raises(ValueError, match=r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"):
-        network = lambda rate: sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)  # noqa: E731
-        dfrd(TRAINING, "fedavg").check(make_sliced_federation(network, [0.5] * 2, SHAPE, NUM_CLASSES))
+    with pytest.raises(
+        ValueError, match=r"fedavg\+dfrd averages whole models; all rates must be 1, not 0.5"
+    ):
+
+        def network(rate):
+            return sliced_model(SlicedDense((6, 8), rate), NUM_CLASSES)
+
+        dfrd(TRAINING, "fedavg").check(
+            make_sliced_federation(network, [0.5] * 2, SHAPE, NUM_CLASSES)
+        )
     dfrd(TRAINING, "fedavg").check(whole_federation())
     with pytest.raises(ValueError, match="images have 65 pixels a side"):
         dfrd(TRAINING).check(make_sliced_federation(network, [1.0], (65, 65, 1), NUM_CLASSES))
@@ -151,7 +176,11 @@ def test_two_factories_are_composed_by_name(base):
     factory = method_factory(f"{base}+fedftg")
     known = list(inspect.signature(factory).parameters)
     own = [n for n in inspect.signature(METHODS["fedftg"]).parameters if n != "base"]
-    inherited = [n for n in inspect.signature(METHODS[base]).parameters if n not in ("training", "whole_head")]
+    inherited = [
+        n
+        for n in inspect.signature(METHODS[base]).parameters
+        if n not in ("training", "whole_head")
+    ]
     assert known == own + inherited and "weighting" in known
     method = factory(TRAINING, weighting="samples", iterations=3)
     assert method.name == f"{base}+fedftg" == METHODS["fedftg"](TRAINING, base).name
@@ -163,7 +192,9 @@ def test_two_factories_are_composed_by_name(base):
 
 def test_names_that_are_no_composition():
     for name in ("fedfoo", "fedtgp+dfrd", "fedrolex+fedtgp", "dfrd+fedrolex", "fedrolex+"):
-        with pytest.raises(ValueError, match=r"unknown method '.*'; .*BASE\+METHOD with one of fedavg"):
+        with pytest.raises(
+            ValueError, match=r"unknown method '.*'; .*BASE\+METHOD with one of fedavg"
+        ):
             method_factory(name)
 
 
@@ -173,7 +204,9 @@ def test_clients_upload_the_moments_that_dense_compares():
     losses = []
     for b_bn in (0.0, 5.0):
         method = method_factory("heterofl+dense")(TRAINING, **TINY, b_bn=b_bn)
-        sim = make_simulation(method, federation, federation_data(federation), SimulationOptions(lanes=1))
+        sim = make_simulation(
+            method, federation, federation_data(federation), SimulationOptions(lanes=1)
+        )
         _, report = sim.run_round(sim.init())
         losses.append((report.server_metrics["generator_loss"], report.uplink.payload_elements))
     assert losses[1][0] > losses[0][0] + 0.1

@@ -29,18 +29,24 @@ each_method = pytest.mark.parametrize(("method", "by_samples"), METHODS.values()
 
 def head(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    return {"kernel": rng.normal(size=(K, C)).astype(np.float32), "bias": rng.normal(size=C).astype(np.float32)}
+    return {
+        "kernel": rng.normal(size=(K, C)).astype(np.float32),
+        "bias": rng.normal(size=C).astype(np.float32),
+    }
 
 
 OLD = head(99)
 
 
 def receive(by_samples, order=tiny.ORDER, arrived=frozenset(SAMPLES), samples=SAMPLES):
-    """Heads of the clients in this order; those of clients that did not arrive are NaN, and claim many samples."""
+    """Heads of the clients in this order; those of clients that did not arrive are NaN, and claim
+    many samples."""
     received = {}
     for bucket, ids in enumerate(order):
         lost = jax.tree.map(lambda x: np.full_like(x, np.nan), OLD)
-        heads = jax.tree.map(lambda *xs: jnp.stack(xs), *[head(i) if i in arrived else lost for i in ids])
+        heads = jax.tree.map(
+            lambda *xs: jnp.stack(xs), *[head(i) if i in arrived else lost for i in ids]
+        )
         counts = jnp.array([samples.get(i, 1000) for i in ids], jnp.int32)
         uplink = Uplink(heads, Metadata(counts) if by_samples else ())
         here = jnp.array([i in arrived for i in ids])
@@ -64,7 +70,9 @@ def test_equal_numbers_of_samples_give_the_plain_mean():
     got, _ = METHODS["lg_fedavg"][0].server_update(FEDERATION, OLD, received, None)
     plain, _ = METHODS["lg_fedavg uniform"][0].server_update(FEDERATION, OLD, receive(False), None)
     for name in OLD:
-        np.testing.assert_allclose(got[name], np.mean([head(i)[name] for i in SAMPLES], axis=0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            got[name], np.mean([head(i)[name] for i in SAMPLES], axis=0), rtol=1e-5, atol=1e-6
+        )
         np.testing.assert_allclose(got[name], plain[name], rtol=1e-6)
 
 
@@ -73,7 +81,10 @@ def test_clients_without_samples_say_nothing(method, by_samples):
     serve = jax.jit(lambda received: method.server_update(FEDERATION, OLD, received, None)[0])
     one = serve(receive(by_samples, samples={0: 0, 1: 40, 2: 0}))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), one, head(1))
-    for received in (receive(by_samples, samples={0: 0, 1: 0, 2: 0}), receive(by_samples, arrived=())):
+    for received in (
+        receive(by_samples, samples={0: 0, 1: 0, 2: 0}),
+        receive(by_samples, arrived=()),
+    ):
         jax.tree.map(np.testing.assert_array_equal, serve(received), OLD)
 
 

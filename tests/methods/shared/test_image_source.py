@@ -22,19 +22,29 @@ from tests.federations import (
     to_host,
 )
 
-TINY = {"iterations": 2, "generator_steps": 1, "student_steps": 2, "batch_size": 6, "noise_dim": 4, "student_lr": 0.5}
+TINY = {
+    "iterations": 2,
+    "generator_steps": 1,
+    "student_steps": 2,
+    "batch_size": 6,
+    "noise_dim": 4,
+    "student_lr": 0.5,
+}
 OPTIONS = SimulationOptions(lanes=1, devices=1, seed=3)
 
 
 def test_real_images_are_training_images_of_their_class():
-    """All of them come, none of another client's test set or of the padding; classes without any have no place."""
+    """All of them come, none of another client's test set or of the padding; classes without any
+    have no place."""
     labels = np.array([3, 0, 2, 0, 3, 2, 0, 1, 1, 0])
     own = [9, 2, 0, 5, 6, 4, 1]  # of classes 0, 2 and 3
     data = tiny.client_data(labels, own, padding=5)
     pool = make_pool(data, 5)
     np.testing.assert_array_equal(pool.count, [3, 0, 2, 2, 0])
     drawn = np.random.default_rng(0).choice([0, 2, 3], 200)
-    images = np.asarray(jax.jit(draw_real)(jax.random.key(0), data, pool, jnp.asarray(drawn))).reshape(200, -1)
+    images = np.asarray(
+        jax.jit(draw_real)(jax.random.key(0), data, pool, jnp.asarray(drawn))
+    ).reshape(200, -1)
     found = [np.abs(tiny.pixels(data) - image).max(1).argmin() for image in images]
     assert np.abs(tiny.pixels(data)[found] - images).max() < 1e-5
     np.testing.assert_array_equal(labels[found], drawn)
@@ -45,13 +55,16 @@ def test_real_images_are_training_images_of_their_class():
 
 @pytest.mark.slow
 def test_an_untrained_generator_goes_by_the_statistics_of_its_outputs():
-    """Its norms leave what they are given with mean 0 and variance 1, which the first statistics do not."""
+    """Its norms leave what they are given with mean 0 and variance 1, which the first statistics do
+    not."""
     recipe = Distillation(noise_dim=8, batch_size=32)
     module = ConditionalGenerator(3, 8, (16, 16, 1))
     first = jax.jit(lambda key: init_generator(module, key))(jax.random.key(0))
     generator = jax.jit(lambda first: settle(module, first, 32, jax.random.key(1)))(first)
     assert identical(generator["params"], first["params"])
-    noise, labels = draw(jax.random.key(2), Distillation(noise_dim=8, batch_size=512), jnp.ones(3) / 3)
+    noise, labels = draw(
+        jax.random.key(2), Distillation(noise_dim=8, batch_size=512), jnp.ones(3) / 3
+    )
 
     @jax.jit
     def normed(variables):
@@ -85,7 +98,8 @@ def first_rounds(images: str, federation, rounds=2, **options):
 
 
 @pytest.mark.parametrize(
-    "images", ["real", *(pytest.param(name, marks=pytest.mark.slow) for name in ("untrained", "noise"))]
+    "images",
+    ["real", *(pytest.param(name, marks=pytest.mark.slow) for name in ("untrained", "noise"))],
 )
 def test_controls_teach_without_training_a_generator(images):
     federation = sliced_federation()
@@ -93,7 +107,9 @@ def test_controls_teach_without_training_a_generator(images):
     assert all(report.server_metrics.keys() == {"student_loss"} for report in reports)
     assert reports[0].server_metrics["student_loss"] > 0
     assert state.server.average == () and (state.server.generator == ()) == (images != "untrained")
-    assert (method.view.pictures is None) == (images != "untrained") and method.sees_data == (images == "real")
+    assert (method.view.pictures is None) == (images != "untrained") and method.sees_data == (
+        images == "real"
+    )
     if images == "untrained":
         _, later, _ = first_rounds(images, federation, rounds=0)
         assert identical(state.server.generator, later.server.generator)
@@ -106,12 +122,15 @@ def test_real_images_are_those_of_the_trial():
     federation = sliced_federation()
     method = method_factory("fedrolex+dfrd")(TRAINING, **TINY, images="real", counts="none")
     first = federation_data(federation)
-    fewer = first.pooled["train"]._replace(count=np.int32(11))  # as if the others had no training samples
+    # as if the others had no training samples
+    fewer = first.pooled["train"]._replace(count=np.int32(11))
     splits = [first, first._replace(pooled=first.pooled | {"train": fewer})]
     together = make_trials(method, federation, splits, OPTIONS)
     state, _ = together.run_round(together.init())
     for t, data in enumerate(splits):
-        alone = make_simulation(method, federation, data, SimulationOptions(lanes=1, devices=1, seed=3 + t))
+        alone = make_simulation(
+            method, federation, data, SimulationOptions(lanes=1, devices=1, seed=3 + t)
+        )
         own, _ = alone.run_round(alone.init())
         for a, b in zip(jax.tree.leaves(state.servers.model), jax.tree.leaves(own.server.model)):
             np.testing.assert_allclose(a[t], b, rtol=1e-6, atol=1e-7)
@@ -123,5 +142,7 @@ def test_the_pool_of_a_federation_is_what_its_clients_train_on():
     bucket = next(iter(data.buckets.values()))._replace(splits={"train": data.pooled["train"]})
     pool = make_pool(bucket, NUM_CLASSES)
     held = np.concatenate([client.train for client in partition])
-    np.testing.assert_array_equal(pool.count, np.bincount(dataset.labels[held], minlength=NUM_CLASSES))
+    np.testing.assert_array_equal(
+        pool.count, np.bincount(dataset.labels[held], minlength=NUM_CLASSES)
+    )
     assert set(np.asarray(pool.order)[: len(held)]) == set(held) and pool.count[4] == 0

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.wire import Masked, wire_elements
-from fedjax_ht.methods.shared.low_rank import compress, decompress, send_nothing, send_whole, singular_components
+from fedjax_ht.methods.shared.low_rank import (
+    compress,
+    decompress,
+    send_nothing,
+    send_whole,
+    singular_components,
+)
 from fedjax_ht.models.layers import uniform_fan_in
 from tests.reference import low_rank
 
@@ -43,10 +49,16 @@ def test_what_arrives_and_what_it_costs_equal_the_reference(energy, form):
 
 @pytest.mark.parametrize("energy", [0.5, 0.7, 0.95, 0.99999])
 def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy):
-    """Of 5x5 kernels of ranks 1 to 5; two components are 22 numbers for 25. No rank zeroes a layer, nor does a 1x1."""
+    """Of 5x5 kernels of ranks 1 to 5; two components are 22 numbers for 25. No rank zeroes a layer,
+    nor does a 1x1."""
     rng = np.random.default_rng(1)
-    tree = {f"rank{k}": sum(np.multiply.outer(a, b) for a, b in rng.normal(size=(k, 2, 5))) for k in (1, 2, 3, 5)}
-    tree = {name: kernel[:, :, None, None] * rng.normal(size=(2, 3)) for name, kernel in tree.items()}
+    tree = {
+        f"rank{k}": sum(np.multiply.outer(a, b) for a, b in rng.normal(size=(k, 2, 5)))
+        for k in (1, 2, 3, 5)
+    }
+    tree = {
+        name: kernel[:, :, None, None] * rng.normal(size=(2, 3)) for name, kernel in tree.items()
+    }
     tree["small"] = rng.normal(size=(1, 1, 4, 6))
     tree = {name: kernel.astype(np.float32) for name, kernel in tree.items()}
     message = compressed(tree, energy, "released")
@@ -61,7 +73,8 @@ def test_released_kernels_are_cut_one_by_one_and_never_cost_more_than_raw(energy
 
 
 def test_weights_compressed_again_and_again_lose_their_rank_in_the_released_form_alone():
-    """What makes HtFLlib's messages shrink over a run: each compression takes its share of what the last one left."""
+    """What makes HtFLlib's messages shrink over a run: each compression takes its share of what the
+    last one left."""
     layer = {"kernel": np.random.default_rng(0).uniform(-1, 1, (80, 40)).astype(np.float32)}
     costs = {}
     for form in FORMS:
@@ -70,7 +83,8 @@ def test_weights_compressed_again_and_again_lose_their_rank_in_the_released_form
             message = compressed(weights, 0.9, form)
             weights = decompressed(message, form)
             costs[form].append(int(wire_elements(message).payload_elements))
-    assert set(costs["paper"]) == {80 * 40}  # too many components at first, so whole, and so for ever
+    # too many components at first, so whole, and so for ever
+    assert set(costs["paper"]) == {80 * 40}
     assert costs["released"][0] == 80 * 40 and costs["released"][-1] < 80 * 40 / 3
 
 
@@ -83,7 +97,8 @@ def test_components_are_the_singular_ones():
         np.testing.assert_allclose((left * values) @ right.T, matrix, rtol=0, atol=1e-6)
         np.testing.assert_allclose(left[:, :4].T @ left[:, :4], np.eye(4), atol=1e-4)
         np.testing.assert_allclose(right[:, :4].T @ right[:, :4], np.eye(4), atol=1e-4)
-        again = singular_components(jnp.asarray(-matrix))  # signs do not depend on the solver's mood
+        # signs do not depend on the solver's mood
+        again = singular_components(jnp.asarray(-matrix))
         smaller = 2 if matrix.shape[0] >= matrix.shape[1] else 0
         np.testing.assert_allclose(again[smaller], (left, values, right)[smaller], atol=1e-4)
 
@@ -99,8 +114,12 @@ def test_everything_is_whole_where_components_would_be_no_smaller():
 
 
 def test_everything_is_whole_at_energy_one_whatever_its_rank():
-    """Of a matrix of rank one, rounding decides which of the other singular values are zero: it must not matter."""
-    tree = {"one": np.zeros((16, 8), np.float32), "two": np.outer(np.arange(16), np.arange(8)).astype(np.float32)}
+    """Of a matrix of rank one, rounding decides which of the other singular values are zero: it
+    must not matter."""
+    tree = {
+        "one": np.zeros((16, 8), np.float32),
+        "two": np.outer(np.arange(16), np.arange(8)).astype(np.float32),
+    }
     tree["one"][3, 4] = 1.0
     message = compressed(tree, 1.0)
     assert wire_elements(message).payload_elements == 2 * 16 * 8
@@ -124,7 +143,9 @@ def test_what_is_not_sent_is_not_read(form):
         return Masked(jnp.where(sent, leaf.values, jnp.nan), leaf.mask)
 
     spoiled = jax.tree.map(spoil, message, is_leaf=lambda x: isinstance(x, Masked))
-    jax.tree.map(np.testing.assert_array_equal, decompressed(spoiled, form), decompressed(message, form))
+    jax.tree.map(
+        np.testing.assert_array_equal, decompressed(spoiled, form), decompressed(message, form)
+    )
 
 
 def test_send_whole_replaces_every_component():
@@ -142,9 +163,12 @@ def test_send_nothing_costs_nothing_and_has_the_structure_of_a_message(form):
     assert jax.tree.map(jnp.shape, message) == jax.tree.map(jnp.shape, like)
 
 
-@pytest.mark.parametrize(("shape", "fan_in", "rank"), [((1600, 512), 1600, 430), ((512, 100), 512, 88)])
+@pytest.mark.parametrize(
+    ("shape", "fan_in", "rank"), [((1600, 512), 1600, 430), ((512, 100), 512, 88)]
+)
 def test_ranks_of_fresh_layers_of_the_papers_cnn(shape, fan_in, rank):
-    """FedKD at T = 0.95 keeps 430 of 512 components of the hidden layer and 88 of 100 of the head, give or take one."""
+    """FedKD at T = 0.95 keeps 430 of 512 components of the hidden layer and 88 of 100 of the head,
+    give or take one."""
     layer = uniform_fan_in(jax.random.key(0), shape, fan_in)
     values = np.asarray(singular_components(layer)[1], np.float64)
     share = np.cumsum(values**2) / np.sum(values**2)

@@ -1,4 +1,5 @@
-"""The auxiliary model: which one it is, and that it trains beside the client's own without touching it."""
+"""The auxiliary model: which one it is, and that it trains beside the client's own without touching
+it."""
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,9 @@ def test_the_auxiliary_model_is_the_smallest_of_the_group_whoever_uses_it():
 
 
 def test_an_auxiliary_model_must_fit_the_task():
-    with pytest.raises(ValueError, match=r"model 'shared' returns features \(1, 5\) and logits \(1, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"model 'shared' returns features \(1, 5\) and logits \(1, 4\)"
+    ):
         make_federation({"a": mlp(3, (5,))}, SHAPE, 3, num_clients=1, shared=mlp(4, (5,)))
 
 
@@ -52,7 +55,9 @@ def test_a_pair_begins_with_the_model_that_other_methods_begin_with():
 
 
 def test_every_model_is_clipped_by_its_own_norm():
-    optimizer = separately(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0, momentum=0.5)))
+    optimizer = separately(
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0, momentum=0.5))
+    )
     params = {"own": jnp.zeros(2), "shared": jnp.zeros(1), "beside": ()}
     gradients = {"own": jnp.array([3.0, 4.0]), "shared": jnp.array([0.5]), "beside": ()}
     state = optimizer.init(params)

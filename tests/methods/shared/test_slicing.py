@@ -20,14 +20,19 @@ MODES = ("static", "random", "rolling")
 def setting(name, seed=0):
     """A whole network's parameters, random, with their axes and widths; trees."""
     module = sliced_model(NETWORKS[name], CLASSES)
-    shapes = jax.eval_shape(lambda key: module.init(key, jnp.zeros((1, *SHAPE))), jax.random.key(0))["params"]
+    shapes = jax.eval_shape(
+        lambda key: module.init(key, jnp.zeros((1, *SHAPE))), jax.random.key(0)
+    )["params"]
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
     return params, parameter_axes(module, params), module.base.channels().widths
 
 
 def flat(tree):
-    return {k: np.asarray(x) if hasattr(x, "shape") else x for k, x in flatten_dict(tree, sep="/").items()}
+    return {
+        k: np.asarray(x) if hasattr(x, "shape") else x
+        for k, x in flatten_dict(tree, sep="/").items()
+    }
 
 
 def lists(plan):
@@ -43,7 +48,11 @@ def test_plans_equal_the_reference(mode, rate):
 
 
 def test_random_plans_are_subsets_drawn_by_group_and_key():
-    draw = lambda key: lists(make_plan({"a": 64, "b": 64}, 1 / 4, "random", jnp.int32(0), jax.random.key(key)))  # noqa: E731
+    def draw(key):
+        return lists(
+            make_plan({"a": 64, "b": 64}, 1 / 4, "random", jnp.int32(0), jax.random.key(key))
+        )
+
     plan = draw(0)
     for indices in plan.values():
         assert len(set(indices)) == len(indices) == 16 and set(indices) <= set(range(64))
@@ -62,33 +71,47 @@ def test_random_channels_are_equally_likely():
 def test_extract_equals_the_reference(name, mode):
     params, axes, widths = setting(name)
     plan = make_plan(widths, 1 / 2, mode, jnp.int32(3), jax.random.key(1))
-    got, expected = flat(extract(params, axes, plan)), ref.extract(flat(params), flat(axes), lists(plan))
+    got, expected = (
+        flat(extract(params, axes, plan)),
+        ref.extract(flat(params), flat(axes), lists(plan)),
+    )
     jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
 def uploads(name, mode, rates=(1 / 2, 1 / 4), clients=3, seed=5):
-    """Random slices of some clients a rate, the last of each without weight and not a number; for both forms."""
+    """Random slices of some clients a rate, the last of each without weight and not a number; for
+    both forms."""
     params, axes, widths = setting(name)
     rng, parts, each = np.random.default_rng(seed), [], []
     for rate in rates:
         keys = jax.random.split(jax.random.key(int(64 * rate)), clients)
         plans = [make_plan(widths, rate, mode, jnp.int32(3), key) for key in keys]
         slices = [
-            jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), extract(params, axes, p)) for p in plans
+            jax.tree.map(
+                lambda x: rng.normal(size=x.shape).astype(np.float32), extract(params, axes, p)
+            )
+            for p in plans
         ]
         slices[-1] = jax.tree.map(lambda x: np.full_like(x, np.nan), slices[-1])
         weights = np.append(rng.uniform(0.5, 2, clients - 1), 0).astype(np.float32)
-        classes = np.array([[True, False, False], [True, True, False], [True, True, True]])  # the last is in nobody
+        # the last is in nobody
+        classes = np.array([[True, False, False], [True, True, False], [True, True, True]])
         plan = jax.tree.map(lambda *xs: jnp.stack(xs), *plans) if mode == "random" else plans[0]
-        parts.append(Slices(jax.tree.map(lambda *xs: np.stack(xs), *slices), weights, classes, plan))
+        parts.append(
+            Slices(jax.tree.map(lambda *xs: np.stack(xs), *slices), weights, classes, plan)
+        )
         each += [(flat(s), w, c, lists(p)) for s, w, c, p in zip(slices, weights, classes, plans)]
     return (params, axes, widths), parts, each
 
 
-@pytest.mark.parametrize(("name", "mode"), [("cnn", "static"), ("cnn", "random"), ("resnet", "rolling")])
+@pytest.mark.parametrize(
+    ("name", "mode"), [("cnn", "static"), ("cnn", "random"), ("resnet", "rolling")]
+)
 def test_the_mean_equals_the_reference(name, mode):
     (params, axes, widths), parts, each = uploads(name, mode)
-    got = flat(jax.jit(lambda params, parts: scatter_mean(params, axes, widths, parts))(params, parts))
+    got = flat(
+        jax.jit(lambda params, parts: scatter_mean(params, axes, widths, parts))(params, parts)
+    )
     expected = ref.scatter_mean(flat(params), flat(axes), each)
     for path, value in got.items():
         np.testing.assert_allclose(value, expected[path], rtol=1e-5, atol=1e-6, err_msg=path)
@@ -96,13 +119,19 @@ def test_the_mean_equals_the_reference(name, mode):
     for _, _, _, plan in each:
         held |= ref.mask({"k": held}, {"k": axes["base"]["conv1"]["kernel"]}, plan)["k"] > 0
     assert 0 < held.sum() < held.size or mode == "random"
-    np.testing.assert_array_equal(got["base/conv1/kernel"][~held], params["base"]["conv1"]["kernel"][~held])
-    np.testing.assert_array_equal(got["head/kernel"][:, 2], params["head"]["kernel"][:, 2])  # nobody's class
+    np.testing.assert_array_equal(
+        got["base/conv1/kernel"][~held], params["base"]["conv1"]["kernel"][~held]
+    )
+    # nobody's class
+    np.testing.assert_array_equal(got["head/kernel"][:, 2], params["head"]["kernel"][:, 2])
 
 
 def test_plans_shared_and_of_each_client_give_one_mean():
     (params, axes, widths), parts, _ = uploads("cnn", "rolling")
-    mapped = [p._replace(plan=jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), p.plan)) for p in parts]
+    mapped = [
+        p._replace(plan=jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), p.plan))
+        for p in parts
+    ]
     both = [scatter_mean(params, axes, widths, form) for form in (parts, mapped)]
     chex.assert_trees_all_close(*both, rtol=1e-5, atol=1e-6)
 
@@ -121,7 +150,10 @@ def test_one_program_serves_all_rounds():
     def there_and_back(round):
         plan = make_plan(widths, 1 / 4, "rolling", round)
         slices = Slices(
-            jax.tree.map(lambda x: x[None] + 1, extract(params, axes, plan)), jnp.ones(1), jnp.ones((1, 3), bool), plan
+            jax.tree.map(lambda x: x[None] + 1, extract(params, axes, plan)),
+            jnp.ones(1),
+            jnp.ones((1, 3), bool),
+            plan,
         )
         return scatter_mean(params, axes, widths, [slices])
 

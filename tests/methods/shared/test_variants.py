@@ -1,4 +1,5 @@
-"""The two forms of DFRD, DENSE and FedFTG: what a variant stands for, and that the paper's is what the paper prints."""
+"""The two forms of DFRD, DENSE and FedFTG: what a variant stands for, and that the paper's is what
+the paper prints."""
 
 import inspect
 
@@ -31,8 +32,13 @@ RNG = np.random.default_rng(3)
 LABELS = np.arange(B) % C
 TAU = RNG.dirichlet(np.ones(CLIENTS), B).T
 TEACHERS, STUDENT = 2 * RNG.normal(size=(CLIENTS, B, C)), 2 * RNG.normal(size=(B, C))
-TEACHERS[:, np.arange(B), LABELS] += 2  # so that the ensemble is mostly right, where the student is not
-IMAGES, MERGED, EMBEDDING = RNG.normal(size=(B, 4, 4, 1)), RNG.normal(size=(B, 6)), 3 * np.ones((B, 6))
+# so that the ensemble is mostly right, where the student is not
+TEACHERS[:, np.arange(B), LABELS] += 2
+IMAGES, MERGED, EMBEDDING = (
+    RNG.normal(size=(B, 4, 4, 1)),
+    RNG.normal(size=(B, 6)),
+    3 * np.ones((B, 6)),
+)
 
 
 def losses(name: str, variant: str, **options):
@@ -40,9 +46,13 @@ def losses(name: str, variant: str, **options):
 
 
 def batch(teachers=TEACHERS, student=STUDENT, images=IMAGES, merged=MERGED) -> Synthetic:
-    made = Generated(jnp.asarray(images, jnp.float32), jnp.asarray(merged, jnp.float32), jnp.float32(EMBEDDING))
+    made = Generated(
+        jnp.asarray(images, jnp.float32), jnp.asarray(merged, jnp.float32), jnp.float32(EMBEDDING)
+    )
     opinions = Opinions(jnp.asarray(teachers, jnp.float32), jnp.float32(TAU), {})
-    return Synthetic(made.merged, jnp.asarray(LABELS), made, opinions, jnp.asarray(student, jnp.float32), None)
+    return Synthetic(
+        made.merged, jnp.asarray(LABELS), made, opinions, jnp.asarray(student, jnp.float32), None
+    )
 
 
 def test_the_paper_is_the_default():
@@ -51,40 +61,68 @@ def test_the_paper_is_the_default():
 
 
 def test_dfrd_s_paper_losses_are_the_printed_equations():
-    """Eqs. 2 to 5 and 7, in value and in the slope by what the generator's images go through: teachers and student."""
+    """Eqs. 2 to 5 and 7, in value and in the slope by what the generator's images go through:
+    teachers and student."""
     paper = losses("dfrd", "paper")
     chosen = reference.selected(np.einsum("nb,nbc->bc", TAU, TEACHERS), STUDENT, LABELS, "diamond")
     assert 0 < len(chosen) < B
-    by_student = jax.value_and_grad(lambda student: paper.generator(batch(student=student)))(jnp.float32(STUDENT))
-    slow = lambda student: reference.generator_loss(TEACHERS, TAU, student, LABELS, IMAGES, MERGED)  # noqa: E731
+    by_student = jax.value_and_grad(lambda student: paper.generator(batch(student=student)))(
+        jnp.float32(STUDENT)
+    )
+
+    def slow(student):
+        return reference.generator_loss(TEACHERS, TAU, student, LABELS, IMAGES, MERGED)
+
     np.testing.assert_allclose(by_student[0], slow(STUDENT), rtol=1e-5)
-    np.testing.assert_allclose(by_student[1], numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(
+        by_student[1], numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5
+    )
     assert np.abs(by_student[1]).max() > 0.01
     by_teachers = jax.grad(lambda teachers: paper.generator(batch(teachers)))(jnp.float32(TEACHERS))
-    slow = lambda teachers: reference.generator_loss(teachers, TAU, STUDENT, LABELS, IMAGES, MERGED)  # noqa: E731
-    np.testing.assert_allclose(by_teachers, numerical_gradient(slow, TEACHERS), rtol=1e-3, atol=2e-5)
-    np.testing.assert_allclose(paper.student(batch()), reference.global_loss(TEACHERS, TAU, STUDENT), rtol=1e-5)
+
+    def slow(teachers):
+        return reference.generator_loss(teachers, TAU, STUDENT, LABELS, IMAGES, MERGED)
+
+    np.testing.assert_allclose(
+        by_teachers, numerical_gradient(slow, TEACHERS), rtol=1e-3, atol=2e-5
+    )
+    np.testing.assert_allclose(
+        paper.student(batch()), reference.global_loss(TEACHERS, TAU, STUDENT), rtol=1e-5
+    )
 
 
 def test_dfrd_s_released_losses_are_other_ones():
     """No slope by the student, temperature 10, and the embedding's term."""
     released = losses("dfrd", "released")
-    slope = jax.grad(lambda student: released.generator(batch(student=student)))(jnp.float32(STUDENT))
+    slope = jax.grad(lambda student: released.generator(batch(student=student)))(
+        jnp.float32(STUDENT)
+    )
     assert (slope == 0).all()
     u = np.einsum("nb,nbc->bc", TAU, TEACHERS)
     want = np.mean([reference.kl(t / 10, s / 10) for t, s in zip(u, STUDENT)])
     np.testing.assert_allclose(released.student(batch()), want, rtol=1e-4)
     without = losses("dfrd", "released", b_ey=0.0)
     excess = reference.embedding_excess(EMBEDDING, 1.0)
-    np.testing.assert_allclose(released.generator(batch()) - without.generator(batch()), 0.25 * excess, rtol=1e-4)
+    np.testing.assert_allclose(
+        released.generator(batch()) - without.generator(batch()), 0.25 * excess, rtol=1e-4
+    )
 
 
 def test_an_option_that_is_given_stays_in_either_form():
     """Also one that is given as the other variant has it."""
     for variant, other in (("paper", "released"), ("released", "paper")):
         for name, value in FORMS[other]._asdict().items():
-            assert settled(variant, {name: value if value is not None else "uniform"})[name] in (value, "uniform")
-        mixed = losses("dfrd", variant, temperature=4.0, temperature_squared=True, distil_order="teacher_student")
+            assert settled(variant, {name: value if value is not None else "uniform"})[name] in (
+                value,
+                "uniform",
+            )
+        mixed = losses(
+            "dfrd",
+            variant,
+            temperature=4.0,
+            temperature_squared=True,
+            distil_order="teacher_student",
+        )
         want = reference.student_loss("dfrd", TEACHERS, TAU, STUDENT, 4.0, True)
         np.testing.assert_allclose(mixed.student(batch()), want, rtol=1e-5)
 
@@ -103,21 +141,30 @@ def test_an_embedding_term_is_a_choice_of_the_released_form_alone():
 
 def test_dense_s_paper_form_is_dense_s_own_adversarial_term():
     """nabla, over the batch, KL(ensemble || student) through both: what adversarial="own" is."""
-    value, slope = jax.value_and_grad(lambda s: losses("dense", "paper").generator(batch(student=s)))(STUDENT)
+    value, slope = jax.value_and_grad(
+        lambda s: losses("dense", "paper").generator(batch(student=s))
+    )(STUDENT)
     own = losses("dense", "released", adversarial="own").generator
     other, other_slope = jax.value_and_grad(lambda s: own(batch(student=s)))(STUDENT)
     np.testing.assert_allclose(value, other, rtol=1e-6)
     np.testing.assert_allclose(slope, other_slope, rtol=1e-6, atol=1e-8)
     u = np.einsum("nb,nbc->bc", TAU, TEACHERS)
     want = np.mean([-reference.log_softmax(u[b])[LABELS[b]] for b in range(B)])
-    np.testing.assert_allclose(value, want + reference.l_tran(u, STUDENT, LABELS, "nabla"), rtol=1e-5)
+    np.testing.assert_allclose(
+        value, want + reference.l_tran(u, STUDENT, LABELS, "nabla"), rtol=1e-5
+    )
 
 
 def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
     paper = losses("fedftg", "paper")
     alone = losses("fedftg", "paper", b_md=0.0)
-    apart = lambda s: paper.generator(batch(student=s)) - alone.generator(batch(student=s))  # noqa: E731
-    slow = lambda s: -reference.weighted_kl(TEACHERS, np.broadcast_to(s, TEACHERS.shape), TAU)  # noqa: E731
+
+    def apart(s):
+        return paper.generator(batch(student=s)) - alone.generator(batch(student=s))
+
+    def slow(s):
+        return -reference.weighted_kl(TEACHERS, np.broadcast_to(s, TEACHERS.shape), TAU)
+
     value, slope = jax.value_and_grad(apart)(jnp.float32(STUDENT))
     np.testing.assert_allclose(value, slow(STUDENT), rtol=1e-4)
     np.testing.assert_allclose(slope, numerical_gradient(slow, STUDENT), rtol=1e-3, atol=2e-5)
@@ -127,7 +174,8 @@ def test_fedftg_s_paper_form_sums_over_classes_and_leads_through_both():
 @pytest.mark.parametrize("variant", ["paper", "released"])
 @pytest.mark.parametrize("base", ["fedavg", "heterofl", "feddropout", "fedrolex"])
 def test_the_base_weighs_clients_as_the_variant_says(base, variant):
-    """By data size in the paper's form (Eq. 1); as the base does by itself in the released one; or as it is told."""
+    """By data size in the paper's form (Eq. 1); as the base does by itself in the released one; or
+    as it is told."""
 
     federation = sliced_federation()
 
@@ -158,8 +206,14 @@ def test_eq_1_is_the_mean_by_data_size():
     models = [jax.tree.map(lambda x, i=i: x + i, params) for i in (1.0, 3.0)]
     stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *models)
     uplink = Averaged(stacked, Metadata(jnp.array([few, many])))
-    received = {federation.buckets[0].name: Received(uplink, tiny.infos([0, 1], [few, many]), jnp.ones(2, bool))}
-    new, _ = method.server_update(federation, params, received, Context(jax.random.key(0), jnp.int32(0), None))
+    received = {
+        federation.buckets[0].name: Received(
+            uplink, tiny.infos([0, 1], [few, many]), jnp.ones(2, bool)
+        )
+    }
+    new, _ = method.server_update(
+        federation, params, received, Context(jax.random.key(0), jnp.int32(0), None)
+    )
     for got, *leaves in zip(*map(jax.tree.leaves, (new, *models))):
         np.testing.assert_allclose(got, reference.aggregate(leaves, [few, many]), rtol=1e-6)
 
@@ -167,7 +221,15 @@ def test_eq_1_is_the_mean_by_data_size():
 def test_options_of_a_config_are_the_variant_s_until_they_are_set():
     options = method_config("fedrolex+dfrd").options
     assert options.variant == "paper"
-    for name in ("temperature", "counts", "weighting", "student_path", "diversity", "b_ey", "distil_order"):
+    for name in (
+        "temperature",
+        "counts",
+        "weighting",
+        "student_path",
+        "diversity",
+        "b_ey",
+        "distil_order",
+    ):
         assert options[name] is None
     options.counts, options.student_path, options.temperature = "full", False, 4
     assert (options.counts, options.student_path, options.temperature) == ("full", False, 4.0)
@@ -181,14 +243,16 @@ def test_a_variant_that_there_is_not_is_one_line():
 
 
 def test_the_slope_of_the_student_by_temperature():
-    """At 10, unscaled, it is some fifty times smaller than at 1 for logits of sd 5 and 1, and as large again times
-    10^2, up to a factor of 2."""
+    """At 10, unscaled, it is some fifty times smaller than at 1 for logits of sd 5 and 1, and as
+    large again times 10^2, up to a factor of 2."""
     rng = np.random.default_rng(0)
     sharp, soft = 5 * rng.normal(size=(512, 10)), rng.normal(size=(512, 10))
     everyone = jnp.ones(512, bool)
 
     def length(temperature, squared):
-        recipe, _ = losses_of(dfrd, "released", temperature=temperature, temperature_squared=squared)
+        recipe, _ = losses_of(
+            dfrd, "released", temperature=temperature, temperature_squared=squared
+        )
 
         def loss(student):
             opinions = Opinions(jnp.float32(sharp)[None], jnp.ones((1, 512)), {})

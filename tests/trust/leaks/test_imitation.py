@@ -10,7 +10,14 @@ from fedjax_ht.core.round import receive
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.fedssa import rows_of
 from fedjax_ht.trust.leaks import inversion
-from fedjax_ht.trust.leaks.imitation import imitation, payload, seen_of, tells_apart, untrained, upload
+from fedjax_ht.trust.leaks.imitation import (
+    imitation,
+    payload,
+    seen_of,
+    tells_apart,
+    untrained,
+    upload,
+)
 from fedjax_ht.trust.privacy import Privacy
 from tests import tiny
 from tests.trust.leaks.victims import ROOT, attacked, image_of, victim_of
@@ -28,12 +35,15 @@ def test_what_is_seen_is_the_clients_own_gradient():
     image = change["base_kernel"] / change["base_bias"]  # closed form, once for every feature
     real = np.ravel(victim.data.preprocess(images))
     np.testing.assert_allclose(image, np.repeat(real[:, None], 3, 1), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(np.linalg.norm(seen.change), np.sqrt(sum((x**2).sum() for x in change.values())), 1e-4)
+    np.testing.assert_allclose(
+        np.linalg.norm(seen.change), np.sqrt(sum((x**2).sum() for x in change.values())), 1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["lg_fedavg", "fedssa"])
 def test_a_head_says_the_features_exactly(name):
-    """Of a linear layer with a bias, the change of a class's weights over that of its bias is what the layer saw."""
+    """Of a linear layer with a bias, the change of a class's weights over that of its bias is what
+    the layer saw."""
     victim, state = victim_of(name, tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
     _, seen = attacked(victim, state, images, labels)
@@ -42,7 +52,9 @@ def test_a_head_says_the_features_exactly(name):
     else:
         bias, weights = seen.change[:4][2], seen.change[4:].reshape(3, 4)[:, 2]  # leaves by name
     x = victim.data.preprocess(images)
-    told = features(victim.bucket, state["params"], state["stats"], x, jnp.ones(1, bool), train=True)[0][0]
+    told = features(
+        victim.bucket, state["params"], state["stats"], x, jnp.ones(1, bool), train=True
+    )[0][0]
     np.testing.assert_allclose(weights / bias, told, rtol=1e-3, atol=1e-4)
 
 
@@ -53,7 +65,9 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     sent = untrained(victim, state, images, labels)
     info = victim.info._replace(num_samples=jnp.int32(1))
     own = tiny.client_data([2])
-    taken = receive(victim.method, victim.bucket, state, victim.downlink, own, ROOT, victim.round, info)
+    taken = receive(
+        victim.method, victim.bucket, state, victim.downlink, own, ROOT, victim.round, info
+    )
     np.testing.assert_array_equal(sent.values, rows_of(taken["params"]["head"]))
     assert not np.allclose(sent.values[2], rows_of(state["params"]["head"])[2])
 
@@ -78,15 +92,20 @@ def test_whether_the_clients_state_matters():
         assert tells_apart(imitation(victim, a, images.shape), a, b, images) == matters
 
 
-@pytest.mark.parametrize("unit, scale", [("upload", 0.05 * 3), ("client", 0.0), ("sample", 0.1 * 0.05 * 3)])
+@pytest.mark.parametrize(
+    "unit, scale", [("upload", 0.05 * 3), ("client", 0.0), ("sample", 0.1 * 0.05 * 3)]
+)
 def test_an_attacker_imitates_clipping_and_no_noise(unit, scale):
-    """Noise is on the upload, on nothing that the server sees, or on the gradient, of which a step takes a tenth."""
+    """Noise is on the upload, on nothing that the server sees, or on the gradient, of which a step
+    takes a tenth."""
     victim, state = victim_of("fedavg", tiny.linear_federation(width=WIDE, clients=1, buckets=1))
     victim = victim._replace(privacy=Privacy(unit, clip=0.05, noise=3.0))
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
     clear = simulate(seen.held, images)
-    np.testing.assert_allclose(np.linalg.norm(clear), 0.1 * 0.05 if unit == "sample" else 0.05, rtol=1e-3)
+    np.testing.assert_allclose(
+        np.linalg.norm(clear), 0.1 * 0.05 if unit == "sample" else 0.05, rtol=1e-3
+    )
     noise = np.asarray(seen.change - clear)
     np.testing.assert_allclose(noise.std(), scale, rtol=5 / np.sqrt(2 * noise.size), atol=1e-7)
     secret = victim._replace(privacy=victim.privacy._replace(secret=(1,)))
@@ -107,7 +126,9 @@ def test_a_payload_is_what_is_sent():
 
 def test_what_sends_nothing_is_refused():
     victim, state = victim_of("local", tiny.linear_federation(clients=1, buckets=1))
-    with pytest.raises(ValueError, match="clients of local send no numbers, so that there is nothing to invert"):
+    with pytest.raises(
+        ValueError, match="clients of local send no numbers, so that there is nothing to invert"
+    ):
         seen_of(victim, upload(victim, state, *image_of(1)), state, (1, 2, 2, 1), jnp.array([1]))
 
 
@@ -125,4 +146,6 @@ def test_any_uplink_has_a_gradient(name):
 
     x, line = jnp.full((1, 2, 2, 1), 0.5), jax.random.normal(jax.random.key(3), (1, 2, 2, 1))
     slope = jnp.vdot(jax.grad(loss)(x), line)
-    np.testing.assert_allclose((loss(x + 0.01 * line) - loss(x - 0.01 * line)) / 0.02, slope, rtol=0.02, atol=1e-3)
+    np.testing.assert_allclose(
+        (loss(x + 0.01 * line) - loss(x - 0.01 * line)) / 0.02, slope, rtol=0.02, atol=1e-3
+    )

@@ -60,7 +60,9 @@ def test_found_images_come_in_the_order_of_the_real_ones():
 
 @pytest.mark.parametrize("distance", ["squared", "cosine"])
 def test_where_there_is_no_gradient_images_stay_images(distance):
-    flat = lambda held, x: jnp.sqrt(jnp.sum(0 * x)) * jnp.ones(3)  # noqa: E731
+    def flat(held, x):
+        return jnp.sqrt(jnp.sum(0 * x)) * jnp.ones(3)
+
     found = invert(flat, Seen((), jnp.ones(3)), (1, 2, 2, 1), ROOT, Search(distance, steps=2))
     first = jax.random.uniform(jax.random.split(ROOT, 1)[0], (1, 2, 2, 1))
     np.testing.assert_array_equal(found.images, first)
@@ -77,7 +79,10 @@ def test_an_image_of_fedavg_with_a_perceptron_is_found_and_noise_hides_it():
     federation = make_federation({"mlp": mlp(10, (32, 32))}, dataset.input_shape, 10, num_clients=1)
     victim, state = victim_of("fedavg", federation)
     victim = victim._replace(data=victim.data._replace(preprocess=dataset.preprocess))
-    images, labels = jnp.asarray(dataset.inputs[:1] / np.float32(255)), jnp.asarray(dataset.labels[:1])
+    images, labels = (
+        jnp.asarray(dataset.inputs[:1] / np.float32(255)),
+        jnp.asarray(dataset.labels[:1]),
+    )
     simulate, clear = attacked(victim, state, images, labels)
     _, noisy = attacked(victim, state, images, labels, gaussian_noise(0.05, 0.0))
     for search in (inversion.DLG, inversion.GEIPING._replace(tv=0.001)):

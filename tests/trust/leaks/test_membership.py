@@ -36,7 +36,9 @@ def test_losses_are_the_heads_on_each_sample():
     labels = np.arange(70) % 4  # more than one batch
     data = tiny.client_data(labels, indices=np.arange(70)[::-1], padding=2)
     client = method.init_client(bucket, tiny.context(0))
-    downlink = method.broadcast(federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0))
+    downlink = method.broadcast(
+        federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0)
+    )
     found = membership.losses(method, bucket, client, downlink, data, "train")
     logits = linear_client.logits(tiny.flat_params(client["params"]), tiny.pixels(data))
     want = [cross_entropy(logits[[i]], labels[[i]], [True]) for i in range(70)][::-1]
@@ -50,7 +52,9 @@ def test_a_class_without_a_score_has_an_infinite_loss():
     method, bucket = METHODS["fedproto"](LocalTraining(optax.sgd(0.1))), federation.buckets[0]
     assert membership.rule_of(method) == "head"
     method = method._replace(rules=("prototype",))
-    downlink = method.broadcast(federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0))
+    downlink = method.broadcast(
+        federation, bucket, method.init_server(federation, jax.random.key(0)), tiny.context(0)
+    )
     client = method.init_client(bucket, tiny.context(0))
     found = membership.losses(method, bucket, client, downlink, tiny.client_data([0, 1]), "train")
     assert jnp.isinf(found).all()

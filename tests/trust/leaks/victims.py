@@ -20,7 +20,9 @@ def victim_of(name, federation):
     context = tiny.context(0)
     downlink = method.broadcast(federation, bucket, method.init_server(federation, ROOT), context)
     data = Data((), (), tiny.client_data([0]).preprocess, {})
-    return Victim(method, bucket, downlink, ROOT, jnp.int32(0), context.info, data), method.init_client(bucket, context)
+    return Victim(
+        method, bucket, downlink, ROOT, jnp.int32(0), context.info, data
+    ), method.init_client(bucket, context)
 
 
 def image_of(label: int, seed: int = 1):
@@ -33,7 +35,9 @@ def attacked(victim, state, images, labels, uplink=None):
 
     @jax.jit
     def look(state, images, labels):
-        return seen_of(victim, upload(victim, state, images, labels, uplink), state, images.shape, labels)
+        return seen_of(
+            victim, upload(victim, state, images, labels, uplink), state, images.shape, labels
+        )
 
     seen = look(state, images, labels)
     return jax.jit(imitation(victim, seen.held, images.shape)), seen
