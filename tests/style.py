@@ -1,0 +1,241 @@
+"""Measures how code reads: density, branches, line length, comments, docstrings and names.
+
+    python -m tests.style                 # the library, package by package
+    python -m tests.style FOLDER_OR_FILE  # each file below it
+    python -m tests.style --list FILE     # where its docstrings and names fall short
+
+A conditional expression, a comprehension and a lambda count one each for the density. A function's
+branches are its `if`, `for`, `while`, `except`, `case`, conditional expressions, `and` and `or`, and
+the conditions of comprehensions.
+"""
+
+import argparse
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+LIBRARY = Path(__file__).resolve().parents[1] / "fedjax_ht"
+WIDTH = 100
+MOST_BRANCHES = 10
+
+PRONOUNS = frozenset(
+    [
+        "own",
+        "found",
+        "there",
+        "mine",
+        "one",
+        "told",
+        "said",
+        "asked",
+        "busy",
+        "who",
+        "words",
+        "given",
+        "wanted",
+        "whose",
+        "them",
+        "others",
+    ]
+)
+"""Names of variables and parameters that say nothing of what they hold."""
+
+RIDDLES = re.compile(
+    r"(What|Of|Who|Whose|Whether|Where|Which|How|When|Likewise|See|The same|As|By|For|In|On|Or|And)\b"
+    r"|One of (them|these)|\w+(ed|ing)\b(?!:)"
+)
+"""First words of a docstring that name no thing; a participle is one."""
+NOUNS = frozenset(
+    [
+        "Embedding",
+        "Padding",
+        "Training",
+        "Clipping",
+        "Wrapping",
+        "Averaging",
+        "Scheduling",
+        "Settings",
+        "String",
+        "Masked",
+        "Shared",
+        "Seed",
+        "Feed",
+        "Need",
+        "Speed",
+        "Pruning",
+        "Dropping",
+        "Learning",
+        "Pooling",
+        "Weighted",
+        "Thing",
+        "Ring",
+        "Mapping",
+    ]
+)
+"""Words that look like a participle and may stand first."""
+
+
+class Measures(NamedTuple):
+    """Counts of one or more files."""
+
+    code_lines: int = 0
+    lines: int = 0
+    dense: int = 0
+    functions: int = 0
+    branchy: int = 0
+    long_lines: int = 0
+    comments: int = 0
+    riddles: int = 0
+    pronouns: int = 0
+
+    def __add__(self, other: "Measures") -> "Measures":
+        return Measures(*(a + b for a, b in zip(self, other)))
+
+    @property
+    def density(self) -> float:
+        """Dense expressions per 100 lines of code."""
+        return 100 * self.dense / max(self.code_lines, 1)
+
+    @property
+    def branchy_share(self) -> float:
+        """Functions with more than ten branches, in percent."""
+        return 100 * self.branchy / max(self.functions, 1)
+
+    @property
+    def comment_rate(self) -> float:
+        """Comments per 1,000 lines of code."""
+        return 1000 * self.comments / max(self.code_lines, 1)
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.match_case)
+
+
+def branches(function: ast.AST) -> int:
+    """Counts the branches of a function, those of functions inside it left out."""
+    count = 0
+    stack = list(ast.iter_child_nodes(function))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, FUNCTIONS):
+            continue
+        count += isinstance(node, BRANCHES)
+        if isinstance(node, ast.BoolOp):
+            count += len(node.values) - 1
+        if isinstance(node, ast.comprehension):
+            count += len(node.ifs)
+        stack.extend(ast.iter_child_nodes(node))
+    return count
+
+
+def is_text(node: ast.AST) -> bool:
+    """Returns whether a statement is a string alone: a docstring, of an attribute too."""
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
+        return False
+    return isinstance(node.value.value, str)
+
+
+def riddles(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields the line and the first words of each docstring of a function, class or module that
+    names no thing."""
+    for node in ast.walk(tree):
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Module)):
+            continue
+        text = ast.get_docstring(node)
+        if not text:
+            continue
+        first = text.split()[0] if text.split() else ""
+        if RIDDLES.match(text) and first.strip(",.:") not in NOUNS:
+            yield getattr(node, "lineno", 1), text.split("\n")[0]
+
+
+def bindings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields the line and name of each variable or parameter that is bound to a pronoun."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in PRONOUNS:
+            yield node.lineno, node.id
+        if isinstance(node, ast.arg) and node.arg in PRONOUNS:
+            yield node.lineno, node.arg
+
+
+def measure(path: Path) -> Measures:
+    """Measures one file."""
+    text = path.read_text()
+    tree = ast.parse(text)
+    prose = set()
+    for node in ast.walk(tree):
+        if is_text(node):
+            prose |= set(range(node.lineno, node.end_lineno + 1))
+    comments = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            comments += not re.match(r"#\s*(noqa|fmt:|type:|pyright:|pragma|!)", token.string)
+    lines = text.splitlines()
+    code = [i for i, line in enumerate(lines, 1) if line.strip() and i not in prose]
+    code = [i for i in code if not lines[i - 1].lstrip().startswith("#")]
+    functions = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
+    dense = (*COMPREHENSIONS, ast.IfExp, ast.Lambda)
+    return Measures(
+        code_lines=len(code),
+        lines=len(lines),
+        dense=sum(isinstance(node, dense) for node in ast.walk(tree)),
+        functions=len(functions),
+        branchy=sum(branches(f) > MOST_BRANCHES for f in functions),
+        long_lines=sum(len(line) > WIDTH for line in lines),
+        comments=comments,
+        riddles=len(list(riddles(tree))),
+        pronouns=len(list(bindings(tree))),
+    )
+
+
+def total(paths: list[Path]) -> Measures:
+    """Sums the measures of files."""
+    return sum(map(measure, paths), Measures())
+
+
+HEAD = ("", "code", "density", "branchy %", "long", "comments/1000", "riddles", "pronouns")
+
+
+def row(name: str, m: Measures) -> str:
+    """Formats one line of the table."""
+    return (
+        f"{name:40} {m.code_lines:6} {m.density:7.1f} {m.branchy_share:9.1f} {m.long_lines:5} "
+        f"{m.comment_rate:13.1f} {m.riddles:8} {m.pronouns:8}"
+    )
+
+
+def main() -> None:
+    """Prints the table, or with --list the places."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("paths", nargs="*", type=Path, default=[LIBRARY])
+    parser.add_argument("--list", action="store_true")
+    arguments = parser.parse_args()
+    files = []
+    for path in arguments.paths:
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    if arguments.list:
+        for path in files:
+            tree = ast.parse(path.read_text())
+            for line, text in sorted([*riddles(tree), *bindings(tree)]):
+                print(f"{path}:{line}: {text}")
+            for node in ast.walk(tree):
+                if isinstance(node, FUNCTIONS) and branches(node) > MOST_BRANCHES:
+                    print(f"{path}:{node.lineno}: {node.name} has {branches(node)} branches")
+        return
+    print("{:40} {:>6} {:>7} {:>9} {:>5} {:>13} {:>8} {:>8}".format(*HEAD))
+    if arguments.paths == [LIBRARY]:
+        for package in sorted(p for p in LIBRARY.iterdir() if (p / "__init__.py").exists()):
+            print(row(package.name, total(sorted(package.rglob("*.py")))))
+    else:
+        for path in files:
+            print(row(str(path)[-40:], measure(path)))
+    print(row("all", total(files)))
+
+
+if __name__ == "__main__":
+    main()
