@@ -308,4 +308,4 @@ from .simulation.simulation import (
 from .simulation.simulation import (
     make_trials as make_trials,
 )
-from .simulation.steps import copy_state as copy_state
+from .simulation.state import copy_state as copy_state

@@ -78,13 +78,13 @@ class ClientResult(NamedTuple):
     downlink_cost: wire.WireCost
 
 
-class Taught(NamedTuple):
-    """What one client makes of a downlink, where it is.
+class ClientUpdate(NamedTuple):
+    """What a client makes of a downlink, where the client is.
 
     Attributes:
-      client: its state after training; of a result that is not finite the caller keeps the old one.
+      client: its state after training; the caller keeps the old one of a result that is not finite.
       uplink: as it leaves the client.
-      finite: bool, of both.
+      finite: bool scalar, whether both are finite.
       metrics: the method's.
     """
 
@@ -118,19 +118,29 @@ def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+Call = Callable[..., PyTree]
+"""(stage, function, *arguments) -> function(*arguments): makes the calls of a round. All that a
+stage traces is among its arguments, so that a caller may compile each stage by itself."""
+
+
+def call_directly(stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
+    """Calls a stage as a part of the program around it."""
+    return fn(*arguments)
+
+
 def view(data: Data, participant: Participant) -> Data:
-    """The bucket's stacked data as one client sees it; padding has no samples."""
-    who = participant.member
+    """Returns the bucket's stacked data as one client sees it; padding has no samples."""
 
-    def one(split: Split) -> Split:
-        return Split(split.indices[who], jnp.where(participant.valid, split.count[who], 0))
+    def of_client(split: Split) -> Split:
+        count = jnp.where(participant.valid, split.count[participant.member], 0)
+        return Split(split.indices[participant.member], count)
 
-    return data._replace(splits={name: one(split) for name, split in data.splits.items()})
+    return data._replace(splits={name: of_client(split) for name, split in data.splits.items()})
 
 
 def without_samples(data: Data) -> Data:
-    """A client's view of no samples. Their number is a constant, so that loops over them leave the
-    program."""
+    """Returns a client's view of no samples. Their number is a constant, so that loops over them
+    leave the program."""
     nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
     return data._replace(splits=nothing)
 
@@ -138,7 +148,7 @@ def without_samples(data: Data) -> Data:
 def client_context(
     purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo
 ) -> Context:
-    """Where a client's call of a round stands."""
+    """Makes the context of a client's call in a round."""
     shared = round_key(root, Purpose.SHARED, round)
     return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
 
@@ -148,37 +158,72 @@ def send(
     federation: Federation,
     bucket: Bucket,
     channel: Channel,
-    server,
-    root,
-    round,
-    info,
+    server: PyTree,
+    root: jax.Array,
+    round: jax.Array,
+    info: ClientInfo,
+    call: Call = call_directly,
 ) -> PyTree:
-    """The downlink as a client receives it."""
-    ctx = client_context(Purpose.BROADCAST, root, round, info)
-    downlink = method.broadcast(federation, bucket, server, ctx)
-    return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
+    """Returns the downlink as a client receives it: `broadcast`, then the channel's transforms.
+
+    Args:
+      method, federation, bucket, channel: what is bound.
+      server: the server's state.
+      root: key of the trial.
+      round: int32 scalar.
+      info: of the client.
+      call: makes the calls of the stages "broadcast" and "downlink".
+    """
+
+    def broadcast(server, root, round, info):
+        ctx = client_context(Purpose.BROADCAST, root, round, info)
+        return method.broadcast(federation, bucket, server, ctx)
+
+    def transform(downlink, root, round, info):
+        return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
+
+    downlink = call("broadcast", broadcast, server, root, round, info)
+    return call("downlink", transform, downlink, root, round, info)
 
 
 def receive(
     method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info
 ) -> PyTree:
-    """The client's state after receipt."""
+    """Returns the client's state after receipt."""
     ctx = client_context(Purpose.RECEIVE, root, round, info)
     return method.receive(bucket, client, downlink, data, ctx)
 
 
-def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
-    """(client, downlink, its own data, root, round, info) -> Taught: all that happens where the
-    client is."""
+def client_step(
+    method: Method, bucket: Bucket, channel: Channel, call: Call = call_directly
+) -> Callable:
+    """Returns all that happens where the client is, in its order.
 
-    def run(client, downlink, own: Data, root, round, info: ClientInfo) -> Taught:
-        received = receive(method, bucket, client, downlink, own, root, round, info)
+    Args:
+      method, bucket, channel: what is bound.
+      call: makes the calls of the stages "receive", "client_update" and "uplink".
+
+    Returns:
+      (client, downlink, the client's own data, root, round, info) -> ClientUpdate.
+    """
+
+    def take(client, downlink, data: Data, root, round, info):
+        return receive(method, bucket, client, downlink, data, root, round, info)
+
+    def train(client, downlink, data: Data, root, round, info):
         ctx = client_context(Purpose.TRAIN, root, round, info)
-        trained, uplink, metrics = method.client_update(
-            bucket, received, downlink, own._replace(round=round), ctx
-        )
-        uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
-        return Taught(trained, uplink, all_finite((trained, uplink)), metrics)
+        return method.client_update(bucket, client, downlink, data._replace(round=round), ctx)
+
+    def transform(uplink, root, round, info):
+        return channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
+
+    def run(client, downlink, data: Data, root, round, info: ClientInfo) -> ClientUpdate:
+        inputs = (downlink, data, root, round, info)
+        received = call("receive", take, client, *inputs)
+        trained, uplink, metrics = call("client_update", train, received, *inputs)
+        uplink = call("uplink", transform, uplink, root, round, info)
+        finite = all_finite((trained, uplink))
+        return ClientUpdate(client=trained, uplink=uplink, finite=finite, metrics=metrics)
 
     return run
 
@@ -186,35 +231,47 @@ def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
 def client_round(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """(client, participant, servers, data, round) -> (client, ClientResult), for one client. Where
-    clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that comes in
-    is ()."""
+    """Returns one client's round: (client, participant, servers, data, round) -> (client,
+    ClientResult).
+
+    Where clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that
+    comes in is ().
+    """
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
-        own, info = view(data, participant), participant.info
+        of_client, info = view(data, participant), participant.info
         server, root, settings = servers.of(participant.trial)
-        mine = method.at(settings)
-        downlink = send(mine, federation, bucket, channel, server, root, round, info)
+        trial_method = method.at(settings)
+        downlink = send(trial_method, federation, bucket, channel, server, root, round, info)
         if not keeps:
-            client = receive(
-                mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info
-            )
-        trained, uplink, finite, metrics = client_step(mine, bucket, channel)(
-            client, downlink, own, root, round, info
-        )
+            blank = any_state(trial_method, bucket, root)
+            client = receive(trial_method, bucket, blank, downlink, of_client, root, round, info)
+        step = client_step(trial_method, bucket, channel)
+        update = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not
         # arrive.
-        client = select(participant.valid & finite, trained, client)
-        arrived = participant.valid & finite & ~participant.dropped
-
-        def cost(message):
-            return jax.tree.map(jnp.int32, wire.wire_elements(message))
-
-        return client, ClientResult(
-            uplink, arrived, finite | ~participant.valid, metrics, cost(uplink), cost(downlink)
-        )
+        client = select(participant.valid & update.finite, update.client, client)
+        result = client_result(participant.valid, participant.dropped, downlink, update)
+        return client, result
 
     return run
+
+
+def client_result(valid, dropped, downlink: PyTree, update: ClientUpdate) -> ClientResult:
+    """Makes a participant's result; `valid` is False for padding, `dropped` where its uplink gets
+    lost, bool scalars."""
+
+    def cost(message):
+        return jax.tree.map(jnp.int32, wire.wire_elements(message))
+
+    return ClientResult(
+        uplink=update.uplink,
+        arrived=valid & update.finite & ~dropped,
+        finite=update.finite | ~valid,
+        metrics=update.metrics,
+        uplink_cost=cost(update.uplink),
+        downlink_cost=cost(downlink),
+    )
 
 
 def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:

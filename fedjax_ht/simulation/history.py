@@ -10,8 +10,8 @@ import numpy as np
 
 from fedjax_ht.metrics.accuracy import summarise
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.simulation import Simulation
-from fedjax_ht.simulation.steps import SimulationState, copy_state
+from fedjax_ht.simulation.simulation import Rounds, Simulation
+from fedjax_ht.simulation.state import SimulationState, copy_state
 
 Row = dict[str, Any]
 """JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" counts
@@ -171,7 +171,7 @@ def is_over(history: Sequence[Row], patience: int | None, give_up: int | None) -
 
 
 def run(
-    simulation: Simulation,
+    simulation: Rounds | Simulation,
     rounds: int,
     state: SimulationState | None = None,
     history: Sequence[Row] = (),
@@ -266,7 +266,7 @@ class _Watch:
 
 
 def run_rounds(
-    simulation: Simulation,
+    simulation: Rounds | Simulation,
     rounds: int,
     state: SimulationState | None = None,
     history: Sequence[Row] = (),

@@ -13,7 +13,20 @@ from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, waste
 from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.core.round import Participant
 
-PADDING = -1
+PADDING = -1  # of a place where nobody stands
+
+
+class Places(NamedTuple):
+    """Which clients stand where in arrays [P].
+
+    Attributes:
+      rows: int64 [P], a client's row in its bucket over all trials; PADDING where nobody stands.
+      trials, clients: int64 [P], a row's trial and client id; of padding they mean nothing.
+    """
+
+    rows: np.ndarray
+    trials: np.ndarray
+    clients: np.ndarray
 
 
 class Roster(NamedTuple):
@@ -160,13 +173,20 @@ def schedule(
     )
 
 
-def rows_of_trial(
-    roster: Roster, flat: np.ndarray, trial: int, tree: PyTree
-) -> tuple[np.ndarray, PyTree]:
-    """The client ids of one trial in a layout, and their part of what was computed for it, NumPy
-    [len(flat), ...]."""
-    mine = np.flatnonzero((flat != PADDING) & (flat // len(roster.members) == trial))
-    return roster.client(flat[mine])[1], jax.tree.map(lambda x: x[mine], tree)
+def places(roster: Roster, flat: np.ndarray) -> Places:
+    """Returns who stands where in a layout."""
+    trials, clients = roster.client(np.where(flat == PADDING, 0, flat))
+    return Places(flat, trials, clients)
+
+
+def take_trial(places: Places, trial: int, tree: PyTree) -> tuple[np.ndarray, PyTree]:
+    """Takes one trial's part of arrays [P] by their places.
+
+    Returns:
+      Client ids [m], and the arrays [m] as NumPy.
+    """
+    chosen = np.flatnonzero((places.rows != PADDING) & (places.trials == trial))
+    return places.clients[chosen], jax.tree.map(lambda x: x[chosen], tree)
 
 
 def positions(flat: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:

@@ -14,8 +14,7 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import Method, PyTree, Received
-from fedjax_ht.simulation.serving import server_round
+from fedjax_ht.core.method import Method, PyTree
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:
@@ -54,29 +53,3 @@ def first_server(method: Method, federation: Federation) -> Callable:
         )
 
     return over_trials(one)
-
-
-def serve(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Pretrained.variables,
-    samples)) -> (server, ServerResult).
-
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a
-    bucket that is missing there is received as it is. `splits` and `samples`, a
-    `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
-    `refuse_outliers` is that of `round.server_round`.
-    """
-
-    def one(own, shared):
-        (server, seed, settings, rows, splits), (received, round, pretrained, samples) = own, shared
-        mine = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
-        data = samples._replace(splits=splits) if splits else None
-        step = server_round(method.at(settings), federation, refuse_outliers)
-        return step(server, mine, jax.random.key(seed), round, pretrained, data)
-
-    return over_trials(one, method.pretrained.host)
-
-
-def pick(received: Received, rows: jax.Array) -> Received:
-    """Some rows; a negative one has not arrived."""
-    mine = jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], received)
-    return mine._replace(arrived=mine.arrived & (rows >= 0))

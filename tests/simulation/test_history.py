@@ -19,7 +19,7 @@ from fedjax_ht.simulation.history import (
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
-from fedjax_ht.simulation.steps import copy_state
+from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host
 
 LOCAL = METHODS["local"](TRAINING)

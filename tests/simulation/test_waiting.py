@@ -146,7 +146,7 @@ def test_trials_have_uploads_of_their_own():
     middle, _ = run(sim, 2)
     state, _ = run(sim, 3, *run(sim, 2))
     alone = program()._replace(
-        options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2])
+        options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
     )
     expected, _ = run(with_profile(alone, profile), 3)
     second = jax.tree.map(lambda x: x[1], state.waiting.uploads)
