@@ -59,7 +59,7 @@ class TrialServers(NamedTuple):
     settings: PyTree = ()
 
     def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
-        """The state, the root key and the settings of one trial."""
+        """Returns the state, the root key and the settings of one trial."""
         # A known index, where there is one trial alone, keeps the server shared by clients side by
         # side.
         which = 0 if self.seeds.shape[0] == 1 else trial
@@ -68,18 +68,26 @@ class TrialServers(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What one client's round leaves behind, beside its state."""
+    """The result of one client's round, beside its state.
+
+    Attributes:
+      uplink: as the server may get it; () where it was taken out.
+      arrived: bool, whether it reaches the server.
+      finite: bool; True for padding.
+      metrics: the method's.
+      uplink_cost, downlink_cost: of the messages.
+    """
 
     uplink: PyTree
-    arrived: jax.Array  # bool
-    finite: jax.Array  # bool
-    metrics: dict[str, jax.Array]
+    arrived: jax.Array
+    finite: jax.Array
+    metrics: Metrics
     uplink_cost: wire.WireCost
     downlink_cost: wire.WireCost
 
 
 class ClientUpdate(NamedTuple):
-    """What a client makes of a downlink, where the client is.
+    """The result of a downlink at the client that it came to.
 
     Attributes:
       client: its state after training; the caller keeps the old one of a result that is not finite.
@@ -102,7 +110,7 @@ class Channel(NamedTuple):
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """True if every float that would be read is finite; masked-out entries are not read."""
+    """Returns whether every float that would be read is finite; masked-out entries are not read."""
     broken = []
     for leaf in jax.tree.leaves(wire.sent(tree)):
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
@@ -114,7 +122,7 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """`yes` where a scalar condition holds, else `no`, leaf by leaf; typed keys included."""
+    """Selects `yes` where a scalar condition holds, else `no`, leaf by leaf, typed keys too."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
@@ -281,22 +289,18 @@ def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """((seeds uint32 [P], client ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on
-    all devices) -> the clients' first states, sharded; compiled."""
+    """Returns what makes clients' first states, compiled: ((seeds uint32 [P], client ids int32 [P],
+    settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P], sharded."""
 
     def local(args, weights):
-        given = put_weights(bucket, weights)
+        weighted = put_weights(bucket, weights)
 
-        def one(args):
+        def first_state(args):
             seed, client_id, settings = args
-            ctx = Context(
-                client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id),
-                jnp.int32(0),
-                None,
-            )
-            return method.at(settings).init_client(given, ctx)
+            key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
+            return method.at(settings).init_client(weighted, Context(key, jnp.int32(0), None))
 
-        return lax.map(one, args)
+        return lax.map(first_state, args)
 
     run = jax.shard_map(
         local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False
@@ -312,18 +316,24 @@ def bucket_round(
     lanes: int,
     score: Callable | None = None,
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, (round, what to score)) -> (states,
-    (ClientResult, scores) [P]), on one device.
+    """Returns the round of a bucket on one device.
 
-    `score` is for clients that keep nothing between rounds, whose states are (): (client,
-    participant, servers, data, round, what to score) -> scores of what training left. Without it
-    scores are ().
+    Args:
+      method, federation, bucket, channel: what is bound.
+      lanes: clients side by side.
+      score: for clients that keep nothing between rounds, whose states are (): (client,
+        participant, servers, data, round, what to score) -> scores of what training left. Without
+        it scores are ().
+
+    Returns:
+      (states, schedule of Participant, servers, data, (round, what to score)) -> (states,
+      (ClientResult, scores) [P]).
     """
-    one = client_round(method, federation, bucket, channel, keeps=score is None)
+    run_client = client_round(method, federation, bucket, channel, keeps=score is None)
 
     def run(states, schedule: Schedule, servers: TrialServers, data: Data, when):
         def train(client, participant: Participant):
-            client, result = one(client, participant, servers, data, when[0])
+            client, result = run_client(client, participant, servers, data, when[0])
             if score is None:
                 return client, (result, ())
             return (), (result, score(client, participant, servers, data, *when))
@@ -334,8 +344,8 @@ def bucket_round(
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
-    """(server, {bucket: Received}, root, round, Pretrained.variables, Context.data) -> (server,
-    metrics); nothing changes if nobody arrives."""
+    """Returns (server, {bucket: Received}, root, round, Pretrained.variables, Context.data) ->
+    (server, metrics); nothing changes if no uplink arrives."""
 
     def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)
@@ -348,8 +358,8 @@ def server_step(method: Method, federation: Federation) -> Callable:
 
 
 def gather_received(received: dict[str, Received]) -> Received:
-    """All buckets' uplinks as one, ordered by client id with the absent last; for uplinks of
-    bucket-free shapes.
+    """Gathers all buckets' uplinks, of bucket-free shapes, as one, ordered by client id with the
+    absent last.
 
     Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
     such copy: its rows ascend by client id, and who is absent weighs nothing.

@@ -1,4 +1,4 @@
-"""What the participants of a round answer, whatever carried the messages."""
+"""Answers of a round's participants, whatever carried the messages."""
 
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from fedjax_ht.simulation.roster import Places
 
 
 class Times(NamedTuple):
-    """Simulated times of a bucket's participants, [P].
+    """Times, simulated, of a bucket's participants, [P].
 
     Attributes:
       seconds: float64 [P], of a participant's round.

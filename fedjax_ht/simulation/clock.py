@@ -1,5 +1,7 @@
-"""What a round takes on the clients' simulated devices: computed on the host, by exact bytes. No
-compiled program knows of it."""
+"""The simulated seconds of a round on the clients' devices, computed on the host by exact bytes.
+
+No compiled program knows of them.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -46,13 +48,13 @@ class OnItsWay(NamedTuple):
     cost: WireCost
 
     @property
-    def busy(self) -> np.ndarray:
+    def unfinished(self) -> np.ndarray:
         """Clients that are not done with an earlier round, bool [..., num_clients]."""
         return self.left > 0
 
     def arriving(self, profile: Profile) -> np.ndarray:
         """Clients whose upload arrives in the next round, bool [..., num_clients]."""
-        return self.busy & ~profile.too_late(self.left)
+        return self.unfinished & ~profile.too_late(self.left)
 
     def arriving_cost(self, profile: Profile) -> WireCost:
         """Costs of one trial's uploads that arrive in the next round, [m]."""
@@ -105,5 +107,5 @@ def simulated(
         fields["arrived_late"] = tuple(np.flatnonzero(arriving).tolist())
         seconds = np.append(seconds, earlier.left)
         arrived = np.append(arrived, arriving)
-        late = np.append(late, earlier.busy & ~arriving)
+        late = np.append(late, earlier.unfinished & ~arriving)
     return fields | {"seconds": profile.length(seconds, arrived, late)}

@@ -32,7 +32,7 @@ from fedjax_ht.trust.attacks import attackers
 
 
 class RoundInputs(NamedTuple):
-    """What a round or an evaluation starts from.
+    """Inputs of a round or an evaluation.
 
     Attributes:
       info: of every client, NumPy with leading axes [trials, num_clients].

@@ -19,7 +19,7 @@ from fedjax_ht.core.evaluation import (
     global_evaluation,
     received_state,
 )
-from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.forms import keeps_state, uplink_form
 from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
@@ -43,12 +43,12 @@ class Clients(NamedTuple):
     """One bucket's clients, of all trials.
 
     Attributes:
-      roster: who lives where.
-      data: theirs, on all devices.
+      roster: the places of their states.
+      data: of these clients, on all devices.
       first_states: see `round.first_states`.
       keeps: whether they keep anything between rounds, see `forms.keeps_state`, that anybody asks
         for.
-      store: where their states at rest live.
+      store: of their states between rounds.
       received: see `evaluation.received_state`; None of those that keep something.
     """
 
@@ -61,7 +61,7 @@ class Clients(NamedTuple):
 
 
 class Program(NamedTuple):
-    """What a simulation runs.
+    """The parts of a simulation that its rounds share.
 
     Attributes:
       method, federation, data: what is bound; the method as `trust.hardening.hardened` makes it.
@@ -163,21 +163,13 @@ def bind(
     for bucket in federation.buckets:
         name = bucket.name
         bound = (method, federation, bucket, channel)
-        # "trained" evaluation asks for what training left, whatever comes down.
-        keeps = options.evaluate == "trained" or keeps_state(*bound)
-        clients[name] = Clients(
-            roster=rosters[name],
-            data=samples._replace(splits=spread(mesh, data.buckets[name].splits)),
-            first_states=first_states(method, bucket, mesh),
-            keeps=keeps,
-            store=STORES[options.client_store](mesh) if keeps else no_store(mesh),
-            received=None if keeps else received_state(*bound),
-        )
+        shown = samples._replace(splits=spread(mesh, data.buckets[name].splits))
+        clients[name] = _bucket_clients(bound, rosters[name], shown, options, mesh)
+        keeps, lanes = clients[name].keeps, rosters[name].lanes
         score_trained = None if keeps else client_evaluation(*bound, size)
-        train[name] = bucket_round(*bound, rosters[name].lanes, score_trained)
-        score[name] = bucket_evaluation(*bound, rosters[name].lanes, size, keeps)
-    asked_for = ("test", "val", "train") if options.evaluate_train else ("test", "val")
-    splits = tuple(split for split in asked_for if data.counts[split].any())
+        train[name] = bucket_round(*bound, lanes, score_trained)
+        score[name] = bucket_evaluation(*bound, lanes, size, keeps)
+    splits = _scored_splits(data, options)
 
     def request(received, scored):
         return spread(mesh, Asked(np.bool_(received), {s: np.bool_(s in scored) for s in splits}))
@@ -215,6 +207,33 @@ def bind(
     return of_trials(program, seeds, settings)
 
 
+def _bucket_clients(
+    bound: tuple[Method, Federation, Bucket, Channel],
+    roster: Roster,
+    data: Data,
+    options: SimulationOptions,
+    mesh: Mesh,
+) -> Clients:
+    """Binds one bucket's clients."""
+    method, _, bucket, _ = bound
+    # "trained" evaluation asks for what training left, whatever comes down.
+    keeps = options.evaluate == "trained" or keeps_state(*bound)
+    return Clients(
+        roster=roster,
+        data=data,
+        first_states=first_states(method, bucket, mesh),
+        keeps=keeps,
+        store=STORES[options.client_store](mesh) if keeps else no_store(mesh),
+        received=None if keeps else received_state(*bound),
+    )
+
+
+def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:
+    """Returns the splits that an evaluation scores: those of which any client has samples."""
+    splits = ("test", "val", "train") if options.evaluate_train else ("test", "val")
+    return tuple(split for split in splits if data.counts[split].any())
+
+
 def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Program:
     """Returns the program with other seeds and settings, by the functions that are compiled
     already.
@@ -245,8 +264,8 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
 
 
 def client_flops(method: Method, federation: Federation, data: FederationData) -> np.ndarray:
-    """FLOPs of each client in a round that it takes part in, float64 [trials, num_clients] (see
-    `metrics.flops`); it traces every architecture."""
+    """Counts the FLOPs of each client in a round that it takes part in, float64 [trials,
+    num_clients], see `metrics.flops`; it traces every architecture."""
     flops = np.zeros(data.counts["train"].shape)
     for bucket in federation.buckets:
         per_row = bucket_flops(method, federation, bucket, data.buckets[bucket.name])
@@ -257,8 +276,8 @@ def client_flops(method: Method, federation: Federation, data: FederationData) -
 def evaluation_batch(
     federation: Federation, options: SimulationOptions, data: FederationData | None = None
 ) -> int:
-    """Samples of a forward pass that scores: of this data no more than a client has, but where
-    norms go by them."""
+    """Returns the samples of a forward pass that scores: of this data no more than a client has,
+    except where norms go by them."""
     if options.eval_batch_size or federation.global_model is not None:
         return options.eval_batch_size or 64
     if data is None:
@@ -274,19 +293,23 @@ def _rosters(
     options: SimulationOptions,
     mesh: Mesh,
 ) -> dict[str, Roster]:
-    """Every bucket's, with rows dealt to devices by steps times the FLOPs of their architecture;
-    `counts` are the clients' training samples, int [trials, num_clients]."""
+    """Makes every bucket's roster.
+
+    Rows are dealt to devices by their steps times the FLOPs of their architecture; `counts` are the
+    clients' training samples, int [trials, num_clients].
+    """
     buckets = federation.buckets
-    members = [np.array(federation.members(b)) for b in buckets]
-    steps = [num_steps(training, counts[:, own]) for own in members]
-    unit = [sample_flops(b) if mesh.size > 1 else 1.0 for b in buckets]
-    dealt = deal([cost * each.reshape(-1) for cost, each in zip(unit, steps)], mesh.size)
+    members = [np.array(federation.members(bucket)) for bucket in buckets]
+    steps = [num_steps(training, counts[:, ids]) for ids in members]
+    by_row = [of_bucket.reshape(-1) for of_bucket in steps]
+    # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
+    units = [sample_flops(bucket) if mesh.size > 1 else 1.0 for bucket in buckets]
+    dealt = deal([unit * of_bucket for unit, of_bucket in zip(units, by_row)], mesh.size)
     participants = options.participants(federation.num_clients)
-    flat = [each.reshape(-1) for each in steps]
     lanes = choose_lanes(
-        options.lanes, buckets, flat, len(counts) * participants, training.batch_size, mesh
+        options.lanes, buckets, by_row, len(counts) * participants, training.batch_size, mesh
     )
-    return {
-        b.name: make_roster(*places, participants, lanes[b.name], mesh)
-        for b, *places in zip(buckets, members, steps, dealt)
-    }
+    rosters = {}
+    for bucket, *of_bucket in zip(buckets, members, steps, dealt):
+        rosters[bucket.name] = make_roster(*of_bucket, participants, lanes[bucket.name], mesh)
+    return rosters

@@ -1,4 +1,4 @@
-"""What clients make of the same samples, to be looked at."""
+"""Features that clients make of the same samples, to be looked at."""
 
 from collections.abc import Sequence
 

@@ -44,7 +44,7 @@ class Cohort(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """What a transport brings back.
+    """The result of an exchange of messages.
 
     Attributes:
       cohorts: one a trial.
@@ -59,7 +59,7 @@ class Exchange(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What every round of a run is made of.
+    """The parts that every round of a run is made of.
 
     Attributes:
       options: one a trial, alike but for the seed.
@@ -87,9 +87,9 @@ def draw_cohort(
 ) -> Cohort:
     """Draws a trial's participants: a pure function of seed and round, so that a resumed run draws
     the same."""
-    busy = None if state.waiting is None else state.waiting.uploads.busy[trial]
-    ids, dropped = choose_participants(options, num_clients, state.round, busy)
-    return Cohort(ids, dropped, options.there(num_clients, state.round))
+    unfinished = None if state.waiting is None else state.waiting.uploads.unfinished[trial]
+    ids, dropped = choose_participants(options, num_clients, state.round, unfinished)
+    return Cohort(ids, dropped, options.reachable(num_clients, state.round))
 
 
 def run_round(

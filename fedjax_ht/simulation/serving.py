@@ -18,7 +18,7 @@ from fedjax_ht.trust.robust import far_off, summaries, without_outliers
 
 
 class ServerResult(NamedTuple):
-    """What a server's round says, beside its state.
+    """The results of a server's round, beside its state.
 
     Attributes:
       metrics: the method's.
@@ -91,14 +91,14 @@ def serve_trials(method: Method, federation: Federation, refuse_outliers: float 
     splits, make up `Context.data`; {} and () of methods that do not see it.
     """
 
-    def one(of_trial, shared):
+    def serve_one(of_trial, shared):
         server, seed, settings, rows, splits = of_trial
         received, round, pretrained, samples = shared
         step = server_round(method.at(settings), federation, refuse_outliers)
         inputs = server_inputs(received, rows, splits, samples)
         return step(server, inputs[0], jax.random.key(seed), round, pretrained, inputs[1])
 
-    return over_trials(one, method.pretrained.host)
+    return over_trials(serve_one, method.pretrained.host)
 
 
 def server_inputs(

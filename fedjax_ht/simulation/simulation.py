@@ -145,7 +145,7 @@ def _simulation(program: Program) -> Simulation:
 
 
 def _alone(simulation: Simulation) -> Simulation:
-    """What the only trial reports, instead of lists of one."""
+    """Returns a simulation of one trial that reports no lists."""
 
     def run_round(
         state: SimulationState, score: bool = True

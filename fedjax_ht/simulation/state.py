@@ -11,7 +11,7 @@ from fedjax_ht.simulation.waiting import Waiting
 
 
 class SimulationState(NamedTuple):
-    """Everything a run needs to go on.
+    """The state of a run: everything it needs to go on.
 
     Attributes:
       round: rounds done.

@@ -126,19 +126,20 @@ def after_round(
 
 
 def regrouped_waiting(parts: Sequence[tuple[Waiting, Sequence[int]]]) -> Waiting:
-    """Of several runs, the trials that are listed for each, as one."""
+    """Joins trials of several runs as those of one.
+
+    Args:
+      parts: (what waits in a run, the numbers of its trials that are taken).
+    """
 
     def join(*leaves):
-        trials = [len(waiting.uploads.left) for waiting, _ in parts]
-        chosen = [
-            x.reshape(n, -1, *x.shape[1:])[np.array(t)]
-            for x, n, (_, t) in zip(leaves, trials, parts)
-        ]
-        return (
-            (jnp if isinstance(leaves[0], jax.Array) else np)
-            .concatenate(chosen)
-            .reshape(-1, *leaves[0].shape[1:])
-        )
+        taken = []
+        for leaf, (waiting, trials) in zip(leaves, parts):
+            # Rows lie trial after trial, so that trials are a leading axis of equal parts.
+            by_trial = leaf.reshape(len(waiting.uploads.left), -1, *leaf.shape[1:])
+            taken.append(by_trial[np.array(trials)])
+        arrays = jnp if isinstance(leaves[0], jax.Array) else np
+        return arrays.concatenate(taken).reshape(-1, *leaves[0].shape[1:])
 
     return jax.tree.map(join, *(waiting for waiting, _ in parts))
 

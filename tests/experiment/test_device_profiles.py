@@ -338,7 +338,7 @@ def test_the_code_of_the_page_says_what_it_says():
         and 0 < profile.available(0).sum() <= 20
     )
     profile = execute(library)["options"].profile
-    assert [profile.there(3, round).tolist() for round in (1, 2)] == [
+    assert [profile.reachable(3, round).tolist() for round in (1, 2)] == [
         [True] * 3,
         [True, False, True],
     ]

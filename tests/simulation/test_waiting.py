@@ -101,7 +101,7 @@ def test_an_upload_arrives_as_it_was_sent():
         np.testing.assert_array_equal(
             getattr(state.server, name)[4], getattr(prompt.server, name)[4]
         )
-    assert state.server.heard[4] == 1 and state.waiting.uploads.busy[0].tolist() == [
+    assert state.server.heard[4] == 1 and state.waiting.uploads.unfinished[0].tolist() == [
         i == 4 for i in range(NUM_CLIENTS)
     ]
 
@@ -133,7 +133,7 @@ def test_what_goes_on_has_the_same_uploads_on_their_way(tmp_path):
         sim = simulation(profile)
         checkpointer = make_checkpointer(tmp_path / "checkpoints", sim)
         state, history = checkpointer.restore() or run(sim, 2)
-        assert state.waiting.uploads.busy.any()
+        assert state.waiting.uploads.unfinished.any()
         checkpointer.save(state, history)
     state, history = run(sim, 4, state, history)
     assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
