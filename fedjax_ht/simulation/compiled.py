@@ -108,7 +108,7 @@ def compiled_round(program: Program) -> Round:
     """Returns the round of a simulation."""
     attack, num_clients = program.options[0].attack, program.federation.num_clients
 
-    def serve_round(state, received, rows):
+    def serve_round(state, received, rows, settings=None):
         return serve(program.server, program.mesh, state.servers, state.round, received, rows)
 
     return Round(

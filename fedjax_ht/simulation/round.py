@@ -50,12 +50,17 @@ class Exchange(NamedTuple):
       cohorts: one a trial.
       answers: bucket name -> its participants' answers.
       clients, changed: see `SimulationState`, after the round.
+      settings: of the server's method in this round, stacked over trials, where they are drawn
+        anew, such as the words of a server's noise; None where they are the run's.
+      complete: adds to a report what only the transport knows.
     """
 
     cohorts: Sequence[Cohort]
     answers: dict[str, Answers]
     clients: dict[str, PyTree]
     changed: dict[str, np.ndarray]
+    settings: PyTree | None = None
+    complete: Callable[[RoundReport], RoundReport] = lambda report: report
 
 
 class Round(NamedTuple):
@@ -65,8 +70,8 @@ class Round(NamedTuple):
       options: one a trial, alike but for the seed.
       exchange: the transport: (state, whether to score participants as training left them, seconds
         of stages or None) -> Exchange.
-      serve: (state, {bucket: Received}, {bucket: rows}) -> (server states, ServerResult), both
-        stacked over trials; `rows` as of `Answers`.
+      serve: (state, {bucket: Received}, {bucket: rows}, `Exchange.settings`) -> (server states,
+        ServerResult), both stacked over trials; `rows` as of `Answers`.
       devices: the clients' simulated devices.
       attackers: bool [num_clients].
       epsilons: (rounds done) -> epsilon of each trial or None, see `spending`.
@@ -75,7 +80,8 @@ class Round(NamedTuple):
     options: Sequence[SimulationOptions]
     exchange: Callable[[SimulationState, bool, Seconds | None], Exchange]
     serve: Callable[
-        [SimulationState, dict[str, Received], dict[str, np.ndarray]], tuple[PyTree, ServerResult]
+        [SimulationState, dict[str, Received], dict[str, np.ndarray], PyTree | None],
+        tuple[PyTree, ServerResult],
     ]
     devices: Devices
     attackers: np.ndarray
@@ -110,7 +116,8 @@ def run_round(
     exchange = round.exchange(state, score, seconds)
     answers = on_time(round.devices, exchange.answers)
     received, rows = with_earlier(round.devices, state.waiting, answers)
-    servers, result = stage(seconds, "serve", lambda: round.serve(state, received, rows))
+    settings = exchange.settings
+    servers, result = stage(seconds, "serve", lambda: round.serve(state, received, rows, settings))
     reports = _reports(round, state, exchange.cohorts, answers, result)
     new = SimulationState(
         round=state.round + 1,
@@ -123,7 +130,8 @@ def run_round(
     spent = round.epsilons(new.round)
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
-    return new, [r._replace(epsilon=e, stages=seconds) for r, e in zip(reports, spent)]
+    timed = [r._replace(epsilon=e, stages=seconds) for r, e in zip(reports, spent)]
+    return new, [exchange.complete(report) for report in timed]
 
 
 def _reached(state: SimulationState, cohorts: Sequence[Cohort]) -> np.ndarray:

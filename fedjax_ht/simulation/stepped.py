@@ -202,6 +202,7 @@ def serve(
     state: SimulationState,
     received: dict[str, Received],
     rows: dict[str, np.ndarray],
+    settings: PyTree | None = None,
 ) -> tuple[PyTree, ServerResult]:
     """Serves trial after trial; arguments as of `round.Round.serve`."""
     served, server = [], program.server
