@@ -10,6 +10,7 @@ import collections
 import importlib.machinery
 import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def main(code: str, inputs: str, outputs: str) -> None:
     stand_in("sklearn", metrics=None)
     stand_in("sklearn.preprocessing", label_binarize=None)
     names = {}
-    exec(compile(open(code).read(), code, "exec"), names)
+    exec(compile(Path(code).read_text(), code, "exec"), names)
 
     width, classes = given["head/kernel"].shape
     model = Model(given["base/kernel"].shape[0], width, classes)
