@@ -20,7 +20,7 @@ from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.steps import SimulationState, clients_info, read_clients
 from fedjax_ht.simulation.trials import of_trial
 from fedjax_ht.simulation.waiting import arrivals
-from fedjax_ht.trust.robust import summaries, without_outliers
+from fedjax_ht.trust.outliers import summaries, without_outliers
 
 
 class Fault(NamedTuple):

@@ -34,10 +34,10 @@ from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import Roster, deal, make_roster
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 from fedjax_ht.trust.attacks import attacked, attackers
+from fedjax_ht.trust.defences import defended
 from fedjax_ht.trust.disclosure import Exposure, exposure
 from fedjax_ht.trust.epsilon import accounting
 from fedjax_ht.trust.privacy import private
-from fedjax_ht.trust.robust import defended
 
 
 class Clients(NamedTuple):

@@ -9,7 +9,7 @@ import jax
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method, Metrics, Received
 from fedjax_ht.core.round import all_finite, select, server_step
-from fedjax_ht.trust.robust import far_off, summaries, without_outliers
+from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
 
 
 class ServerResult(NamedTuple):
@@ -18,8 +18,8 @@ class ServerResult(NamedTuple):
     Attributes:
       metrics: the method's.
       finite: bool, False where what the method made was not finite: the server stays as it was.
-      far: float32 [num_clients], see `robust.far_off`.
-      refused: bool [num_clients], see `robust.without_outliers`.
+      far: float32 [num_clients], see `outliers.outlier_scores`.
+      refused: bool [num_clients], see `outliers.without_outliers`.
     """
 
     metrics: Metrics
@@ -30,7 +30,7 @@ class ServerResult(NamedTuple):
 
 def server_round(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
     """`server_step` with a state that stays finite: (...) -> (server, ServerResult). Outliers do
-    not arrive, see `robust.without_outliers`."""
+    not arrive, see `outliers.without_outliers`."""
     step = server_step(method, federation)
 
     def run(server, received: dict[str, Received], *others):
@@ -40,7 +40,7 @@ def server_round(method: Method, federation: Federation, refuse_outliers: float 
         )
         new, metrics = step(server, accepted, *others)
         finite = all_finite(new)
-        far = far_off(method, federation.num_clients, summarised)
+        far = outlier_scores(method, federation.num_clients, summarised)
         return select(finite, new, server), ServerResult(metrics, finite, far, refused)
 
     return run
