@@ -11,6 +11,8 @@ batch counts as the whole one that it is (what a prototype method collects in ba
 device's taste, `local_training.forward_batch`); lanes that wait for others count nothing.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +59,7 @@ def bucket_flops(method: Method, federation: Federation, bucket: Bucket, data: D
         return method.client_update(bucket, client, downlink, data, ctx)
 
     downlink = jax.eval_shape(sent, key, key, number)
-    client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
+    client = jax.eval_shape(functools.partial(any_state, method, bucket), key)
     shared = jax.tree.map(whole_form, data._replace(splits={}))
     client_data = shared._replace(splits=jax.tree.map(client_form, data.splits))
     # The counts come first, since `program_flops` knows a program's first arguments.
@@ -77,6 +79,6 @@ def sample_flops(bucket: Bucket) -> float:
         representations = features(bucket, params, stats, x, mask, train=False)[0]
         return logits(bucket, params, representations)
 
-    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
     x, mask = abstract(bucket.input_shape, 1), jax.ShapeDtypeStruct((1,), bool)
     return program_flops(jax.make_jaxpr(forward)(model["params"], model["stats"], x, mask))

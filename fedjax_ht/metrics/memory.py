@@ -1,5 +1,6 @@
 """Memory that training a model needs, counted in the traced program; nothing is compiled."""
 
+import functools
 from collections.abc import Iterable
 
 import jax
@@ -22,7 +23,7 @@ def training_memory(bucket: Bucket, training: LocalTraining) -> int:
     XLA asks for on a CPU for a step of SGD it is 0.8 to 1.2 times as much for CNN-1..5 (batches of
     10 and 64), 1.8 for ResNet-18 and 1.6 for MobileNetV2 (of 10).
     """
-    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
+    model = jax.eval_shape(functools.partial(init_variables, bucket), jax.random.key(0))
     optimizer = jax.eval_shape(training.optimizer.init, model["params"])
     gradients = model["params"]  # of the same shapes
     arrays = jax.tree.leaves((model["params"], gradients, optimizer, model["stats"]))

@@ -47,14 +47,16 @@ def _program(program: ClosedJaxpr | Jaxpr, arguments: Sequence[Known]) -> tuple[
         values |= zip(jaxpr.constvars, map(_integer, program.consts))
 
     def read(atom) -> Known:
-        return _integer(atom.val) if isinstance(atom, Literal) else values.get(atom)
+        if isinstance(atom, Literal):
+            return _integer(atom.val)
+        return values.get(atom)
 
     total = 0.0
     for equation in jaxpr.eqns:
-        flops, outputs = _equation(equation, [read(atom) for atom in equation.invars])
+        flops, outputs = _equation(equation, list(map(read, equation.invars)))
         total += flops
         values |= zip(equation.outvars, outputs)
-    return total, [read(atom) for atom in jaxpr.outvars]
+    return total, list(map(read, jaxpr.outvars))
 
 
 def _equation(equation: JaxprEqn, values: list[Known]) -> tuple[Flops, list[Known]]:

@@ -65,7 +65,6 @@ def summaries(received: dict[str, Received]) -> list[SummarisedPart]:
     parts = []
     for part in comparable(with_deviations(received), nested=False):
         clients = sum(len(r.arrived) for r in part.values())
-
         summarise = functools.partial(_summarise_client, clients)
         by_bucket = [each(summarise, r._replace(info=())) for r in part.values()]
         kinds = jax.tree.map(lambda *xs: jnp.concatenate(xs), *by_bucket)
