@@ -187,12 +187,12 @@ def invert(run: LoadedRun, config, wanted: Wanted) -> Iterator[Inverted]:
 
     @jax.jit
     def seen_of(sent, state, labels):
-        return imitation.seen_of(victim, sent, state, shape, labels)
+        return imitation.observe(victim, sent, state, shape, labels)
 
     sent = [sent_of(images[i], labels[i], jnp.uint32(i)) for i in range(wanted.uploads)]
     with_own, with_other = (seen_of(sent[0], state, labels[0]) for state in (own, other))
-    simulate = imitation.imitation(victim, with_own.held, shape)
-    lost = imitation.tells_apart(simulate, with_own.held, with_other.held, images[0])
+    simulate = imitation.imitation(victim, with_own.known, shape)
+    lost = imitation.state_matters(simulate, with_own.known, with_other.known, images[0])
     states = {OWN: own, OTHER: other} if lost else {NOT_NEEDED: other}
     rounds = wanted.rounds or run.state.round + 1
     hidden |= {

@@ -155,7 +155,7 @@ class Wire(NamedTuple):
     """What a method's messages mean, for code that compares, sums, delays or hides them.
 
     Attributes:
-      positions: what a position in an uplink means to `trust.robust`, which compares uplinks: the
+      positions: what a position in an uplink means to `trust.vectors`, which compares uplinks: the
         same in all uplinks of one shape ("alike"); in a smaller one what it means in a larger one
         ("nested"); or every client's own ("own").
       server_reads: "sums" where server_update is a function of sums over clients and of nothing

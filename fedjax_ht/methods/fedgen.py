@@ -36,7 +36,7 @@ from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
@@ -164,12 +164,7 @@ def fedgen(
         )
 
     def client_update(bucket, client, downlink, data, ctx):
-        def is_masked(x):
-            return isinstance(x, Masked)
-
-        generator = jax.tree.map(
-            lambda x: jnp.where(x.mask, x.values, 0), downlink.generator, is_leaf=is_masked
-        )
+        generator = dense(downlink.generator)
         strength = downlink.ready.value * recipe.decay ** ctx.round.astype(jnp.float32)
 
         def loss(params, stats, batch: Batch, key) -> Loss:

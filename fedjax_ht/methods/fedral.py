@@ -57,7 +57,7 @@ from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.round import gather_received, select
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.models.layers import uniform_fan_in
@@ -220,8 +220,3 @@ def aggregate(angles: Masked, weights: jax.Array, zeros_count: bool) -> Masked:
     total = weights.sum() if zeros_count else weighed.sum(0)
     share = weighed / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     return Masked(weighted_sum(angles.values, share), sent.any(0))
-
-
-def dense(angle: Masked) -> jax.Array:
-    """The matrix as the client holds it: zero where nothing was sent."""
-    return jnp.where(angle.mask, angle.values, 0)

@@ -53,10 +53,10 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, PyTree, View, Wire, init_model
+from fedjax_ht.core.method import Data, Method, View, Wire, init_model
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods.shared.heads import init_head, take_head
+from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
 from fedjax_ht.methods.shared.prototypes import mean_by_class
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
 
@@ -81,16 +81,6 @@ class Server(NamedTuple):
     rows: jax.Array
     held: jax.Array | tuple
     newest: jax.Array | tuple
-
-
-def rows_of(head: PyTree) -> jax.Array:
-    """A linear layer's parameters by class: its weights, then its bias; float32 [C, K + 1]."""
-    return jnp.concatenate([head["kernel"].T, head["bias"][:, None]], axis=1)
-
-
-def head_of(rows: jax.Array) -> PyTree:
-    """The inverse of `rows_of`."""
-    return {"kernel": rows[:, :-1].T, "bias": rows[:, -1]}
 
 
 def stabilisation(

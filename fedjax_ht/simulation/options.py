@@ -11,8 +11,8 @@ from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.defences import Defence
 from fedjax_ht.trust.privacy import Privacy
-from fedjax_ht.trust.robust import Defence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +40,9 @@ class SimulationOptions:
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
       refuse_outliers: how many times the round's median the largest entry and the length of an
-        upload may be; one beyond does not reach the server, see `robust.without_outliers`. 0
+        upload may be; one beyond does not reach the server, see `outliers.without_outliers`. 0
         refuses none; nor is any refused beside `privacy`.
-      robust: defences before the server, in order, see `trust.robust`.
+      robust: defences before the server, in order, see `trust.defences`.
       attack: what some clients do instead of what the method says, or None; they are left out of
         all accuracies of a round, and `attackers` says who they are.
       time_stages: also report the seconds of a round's stages; they then wait for each other.

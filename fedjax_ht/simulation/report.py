@@ -12,8 +12,8 @@ from fedjax_ht.simulation.serving import ServerResult
 
 FAR_OFF = 30.0
 """How many times the round's length or distance an upload must be to be reported, see
-`trust.robust.far_off`. Uploads of honest clients reach 28, those of a hundredfold update 22 to 312
-(docs/bad_clients.md)."""
+`trust.outliers.outlier_scores`. Uploads of honest clients reach 28, those of a hundredfold update
+22 to 312 (docs/bad_clients.md)."""
 
 
 class RoundReport(NamedTuple):
@@ -45,7 +45,7 @@ class RoundReport(NamedTuple):
       epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds
         among it.
       refused: ids of clients whose upload the server left out, ascending, see
-        `robust.without_outliers`; they count as arrived.
+        `outliers.without_outliers`; they count as arrived.
       stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
         `SimulationOptions.time_stages`.
     """

@@ -14,7 +14,7 @@ from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import Data, Method, Metrics, PyTree, Received, Split
 from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
 from fedjax_ht.simulation.trials import over_trials
-from fedjax_ht.trust.robust import far_off, summaries, without_outliers
+from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
 
 
 class ServerResult(NamedTuple):
@@ -23,8 +23,8 @@ class ServerResult(NamedTuple):
     Attributes:
       metrics: the method's.
       finite: bool, False where what the method made was not finite: the server stays as it was.
-      far: float32 [num_clients], see `robust.far_off`.
-      refused: bool [num_clients], see `robust.without_outliers`.
+      far: float32 [num_clients], see `outliers.outlier_scores`.
+      refused: bool [num_clients], see `outliers.without_outliers`.
     """
 
     metrics: Metrics
@@ -63,7 +63,7 @@ def server_round(
 
     Args:
       method, federation: what is bound.
-      refuse_outliers: see `robust.without_outliers`; outliers do not arrive.
+      refuse_outliers: see `outliers.without_outliers`; outliers do not arrive.
       call: makes the call of the stage "server_update".
     """
     step = server_step(method, federation)
@@ -75,7 +75,7 @@ def server_round(
         )
         new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
-        far = far_off(method, federation.num_clients, summarised)
+        far = outlier_scores(method, federation.num_clients, summarised)
         result = ServerResult(metrics=metrics, finite=finite, far=far, refused=refused)
         return select(finite, new, server), result
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from fedjax_ht.core.contract import guarded
 from fedjax_ht.core.method import Method
 from fedjax_ht.trust.attacks import Attack, attacked
+from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.privacy import Privacy, private
-from fedjax_ht.trust.robust import Defence, defended
 
 
 def concealed(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.core.influence import Sources, influences
 from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.programs import influences, union
 from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
@@ -199,9 +199,7 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
     _, sources = influences(
         serve, key, state.server, sent, key, np.int32(0), method.pretrained.variables
     )
-    assert 0 not in Sources().union(
-        *jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources))
-    )
+    assert 0 not in union(sources)
 
 
 def test_without_a_deadline_nothing_is_late():

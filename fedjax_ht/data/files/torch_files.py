@@ -18,7 +18,13 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.files.bounded import Zip, open_regular, size_of
-from fedjax_ht.data.files.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, damage_is_a_value_error
+from fedjax_ht.data.files.safe_pickle import (
+    NUMPY_CALLS,
+    Call,
+    Dict,
+    Recorder,
+    damage_is_a_value_error,
+)
 
 _STORAGES = {
     "BFloat16Storage": jnp.bfloat16,

@@ -6,7 +6,14 @@ import numpy as np
 from fedjax_ht.core.bounds import Count, Part, Rest, Whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import pfllib_least
-from fedjax_ht.data.partition.splits import Plan, Sets, by_class, deal_classes, official_sets, split_client
+from fedjax_ht.data.partition.splits import (
+    Plan,
+    Sets,
+    by_class,
+    deal_classes,
+    official_sets,
+    split_client,
+)
 
 
 def pathological(

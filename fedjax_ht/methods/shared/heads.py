@@ -5,7 +5,7 @@ A head is the part of a model's parameters behind the features, alike in all cli
 "classifier").
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,12 +21,40 @@ from fedjax_ht.methods.shared.averaging import (
     weighted_mean,
 )
 
+Bias = Literal["first", "last"]
+"""The place of a class's bias in its row of a linear head."""
+
 
 class Uplink(NamedTuple):
     """A client's head and, where the mean weighs by it, its number of samples."""
 
     head: PyTree
     num_samples: Metadata | tuple
+
+
+def rows_of(head: PyTree, bias: Bias = "last") -> jax.Array:
+    """Lays out a linear head by class.
+
+    Args:
+      head: {"kernel": [K, C], "bias": [C]}.
+      bias: "first" where narrower heads are compared with wider ones: a row of K weights then lies
+        in a row of more.
+
+    Returns:
+      [C, K + 1], of each class its weights and its bias.
+    """
+    weights, biases = head["kernel"].T, head["bias"][:, None]
+    rows = [biases, weights] if bias == "first" else [weights, biases]
+    return jnp.concatenate(rows, axis=1)
+
+
+def head_of(rows: jax.Array, bias: Bias = "last") -> PyTree:
+    """Builds the linear head of rows [..., C, K + 1]; the inverse of `rows_of`."""
+    if bias == "first":
+        biases, weights = rows[..., 0], rows[..., 1:]
+    else:
+        biases, weights = rows[..., -1], rows[..., :-1]
+    return {"kernel": jnp.swapaxes(weights, -1, -2), "bias": biases}
 
 
 def head_bucket(federation: Federation) -> Bucket:

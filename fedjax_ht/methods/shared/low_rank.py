@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import Masked, dense
 
 Form = Literal["paper", "released"]
 
@@ -116,7 +116,7 @@ def _decompress(message: LowRank, form: Form) -> jax.Array:
 def _rebuild(components: Masked, shape: tuple[int, ...], form: Form) -> jax.Array:
     """The array of this shape that these components sum up to."""
     size = jax.eval_shape(lambda: as_matrices(jnp.zeros(shape), form)).shape[1]
-    rows = jnp.where(components.mask[:, None, None], components.values, 0)  # [R, S, M + 1 + N]
+    rows = dense(components)  # [R, S, M + 1 + N]
     left, singular, right = rows[..., :size], rows[..., size : size + 1], rows[..., size + 1 :]
     return from_matrices(
         jnp.einsum("rsm,rsn->smn", singular * left, right, precision="highest"), shape, form

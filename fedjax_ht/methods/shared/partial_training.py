@@ -30,6 +30,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
+from fedjax_ht.methods.shared.heads import head_of, rows_of
 from fedjax_ht.methods.shared.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
@@ -40,7 +41,7 @@ class Uplink(NamedTuple):
 
     Attributes:
       base: the extractor's parameters.
-      head: Masked(float32 [C, 1 + K], bool [C]), the head's rows as `rows_of` makes them.
+      head: Masked(float32 [C, 1 + K], bool [C]), the head's rows, their bias first.
       classes: Metadata(bool [C]), the rows that count: of the classes that the client has training
         samples of, or all.
       num_samples: Metadata(int32), or () where it weighs nothing.
@@ -75,25 +76,10 @@ def slice_plan(
     return make_plan(widths, rate, mode, ctx.round, key)
 
 
-def rows_of(head: PyTree) -> jax.Array:
-    """A linear layer's parameters by class, float32 [C, 1 + K]: its bias, then its weights, so that
-    a narrower slice's row lies in a wider one's."""
-    return jnp.concatenate([head["bias"][:, None], head["kernel"].T], axis=1)
-
-
-def head_of(rows: jax.Array) -> PyTree:
-    """The inverse of `rows_of`."""
-    return {"bias": rows[:, 0], "kernel": rows[:, 1:].T}
-
-
 def uploaded_params(uplink: Uplink) -> PyTree:
     """The parameters that a client, or with a leading axis each client, uploaded, {"base", "head"};
     rows of the head that were not sent mean nothing."""
-    rows = uplink.head.values
-    return {
-        "base": uplink.base,
-        "head": jax.vmap(head_of)(rows) if rows.ndim == 3 else head_of(rows),
-    }
+    return {"base": uplink.base, "head": head_of(uplink.head.values, bias="first")}
 
 
 def partial_training(
@@ -146,7 +132,7 @@ def partial_training(
         sent = jnp.ones_like(classes) if whole_head else counted
         uplink = Uplink(
             client["params"]["base"],
-            Masked(rows_of(client["params"]["head"]), sent),
+            Masked(rows_of(client["params"]["head"], bias="first"), sent),
             Metadata(counted),
             sent_samples(ctx, weighting),
         )

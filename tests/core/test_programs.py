@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_ht.core.influence import LOOP, influences
+from fedjax_ht.core.programs import LOOP, equations, has_loop, influences, union
 
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -39,3 +39,27 @@ def test_what_comes_out_of_a_loop_says_so():
 
     a, looped, mapped = influences(fn, NUMBER, jax.ShapeDtypeStruct((), jnp.int32))[1]
     assert (set(a), set(looped), set(mapped)) == ({0}, {0, 1, LOOP}, {0, LOOP})
+
+
+def test_equations_of_called_programs_follow_the_one_that_calls():
+    def fn(a):
+        branches = lax.cond(a > 0, jnp.sin, jnp.cos, a)
+        return jax.jit(jnp.tan)(branches)
+
+    names = [e.primitive.name for e in equations(jax.make_jaxpr(fn)(1.0))]
+    assert {"sin", "cos"} <= set(names[names.index("cond") :])
+    assert names[-1] == "tan" and names.count("tan") == 1
+    assert not has_loop(jax.make_jaxpr(fn)(1.0))
+
+
+def test_a_loop_is_seen_wherever_it_is():
+    def fn(n):
+        return jax.jit(lambda n: lax.fori_loop(0, n, lambda i, x: x + i, 0))(n)
+
+    program = jax.make_jaxpr(fn)(3)
+    assert has_loop(program) and has_loop(program, ("while",)) and not has_loop(program, ("scan",))
+
+
+def test_union_joins_what_all_arrays_depend_on():
+    _, sources = influences(lambda a, b: {"x": a, "y": [b, a * b]}, NUMBER, NUMBER)
+    assert union(sources) == {0, 1} and union(sources["x"]) == {0} and union(()) == set()
