@@ -14,7 +14,9 @@ def flip(key: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(mirrored, x[:, :, ::-1], x)
 
 
-def padded_crop(key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4) -> jax.Array:
+def padded_crop(
+    key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4
+) -> jax.Array:
     """Pads each side with black, a number or one for each channel, and crops back to size at a
     random place.
 
@@ -23,11 +25,14 @@ def padded_crop(key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pa
     ("mean_padded_crop").
     """
     batch, height, width, channels = x.shape
-    border = jnp.broadcast_to(jnp.asarray(black, x.dtype), (batch, height + 2 * pad, width + 2 * pad, channels))
+    border = jnp.broadcast_to(
+        jnp.asarray(black, x.dtype), (batch, height + 2 * pad, width + 2 * pad, channels)
+    )
     padded = border.at[:, pad : pad + height, pad : pad + width].set(x)
     corners = jax.random.randint(key, (x.shape[0], 2), 0, 2 * pad + 1)
+
     def crop(image, at):
-        return (lax.dynamic_slice(image, (at[0], at[1], 0), x.shape[1:]))
+        return lax.dynamic_slice(image, (at[0], at[1], 0), x.shape[1:])
 
     return jax.vmap(crop)(padded, corners)
 
@@ -44,13 +49,16 @@ def random_erasing(
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
-    aspect = jnp.exp(jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1])))
+    aspect = jnp.exp(
+        jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1]))
+    )
     h = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, width)
     top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
     left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+
     def inside(at, size, n):
-        return ((jnp.arange(n) >= at[:, None]) & (jnp.arange(n) < (at + size)[:, None]))
+        return (jnp.arange(n) >= at[:, None]) & (jnp.arange(n) < (at + size)[:, None])
 
     box = inside(top, h, height)[:, :, None] & inside(left, w, width)[:, None, :]
     box &= jax.random.bernoulli(keys[4], probability, (batch, 1, 1))
@@ -72,13 +80,16 @@ def resized_crop(
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 4)
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
-    aspect = jnp.exp(jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1])))
+    aspect = jnp.exp(
+        jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1]))
+    )
     h = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, width)
     top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
     left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+
     def stretch(image, top, h, left, w):
-        return (_stretch(_stretch(image, top, h, 0), left, w, 1))
+        return _stretch(_stretch(image, top, h, 0), left, w, 1)
 
     return jax.vmap(stretch)(x, top, h, left, w)
 
@@ -90,8 +101,9 @@ def _stretch(image: jax.Array, start: jax.Array, size: jax.Array, axis: int) -> 
     at = start + jnp.clip((jnp.arange(n) + 0.5) * size / n - 0.5, 0, size - 1)
     low = jnp.floor(at)
     share = jnp.expand_dims(at - low, [i for i in range(image.ndim) if i != axis])
+
     def pixel(i):
-        return (jnp.take(image, i.astype(jnp.int32), axis, mode="clip"))
+        return jnp.take(image, i.astype(jnp.int32), axis, mode="clip")
 
     return (1 - share) * pixel(low) + share * pixel(low + 1)
 
@@ -117,8 +129,9 @@ def colour_jitter(
     """
     shape = (x.shape[0], 1, 1, 1)
     keys = jax.random.split(key, 5)
+
     def factor(key, spread):
-        return (jax.random.uniform(key, shape, minval=1 - spread, maxval=1 + spread))
+        return jax.random.uniform(key, shape, minval=1 - spread, maxval=1 + spread)
 
     out = jnp.clip(factor(keys[0], brightness) * x, 0, 1)
     out = _blend(out, luminance(out).mean((1, 2, 3), keepdims=True), factor(keys[1], contrast))
@@ -145,7 +158,9 @@ def turn_hue(x: jax.Array, turn: jax.Array) -> jax.Array:
     value = x.max(-1)
     chroma = value - x.min(-1)
     safe = jnp.where(chroma > 0, chroma, 1)  # grey has no hue, and any serves
-    sixth = jnp.where(value == r, (g - b) / safe, jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe))
+    sixth = jnp.where(
+        value == r, (g - b) / safe, jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe)
+    )
     # A channel rises, holds, falls and rests along the circle, each a third behind the one before.
     k = (jnp.array([5.0, 3.0, 1.0]) + (sixth + 6 * turn)[..., None]) % 6
     return value[..., None] - chroma[..., None] * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)

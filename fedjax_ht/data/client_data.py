@@ -31,16 +31,22 @@ class FederationData(NamedTuple):
     pooled: dict[str, Split]
 
 
-def make_federation_data(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
+def make_federation_data(
+    dataset: Dataset, partition: Partition, federation: Federation
+) -> FederationData:
     """Arranges the data by bucket.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation.
     """
     if len(partition) != federation.num_clients:
-        raise ValueError(f"the partition has {len(partition)} clients, the federation {federation.num_clients}")
+        raise ValueError(
+            f"the partition has {len(partition)} clients, the federation {federation.num_clients}"
+        )
     if dataset.num_classes != federation.num_classes:
-        raise ValueError(f"{dataset.name} has {dataset.num_classes} classes, the federation {federation.num_classes}")
+        raise ValueError(
+            f"{dataset.name} has {dataset.num_classes} classes, the federation {federation.num_classes}"
+        )
     for bucket in federation.buckets:
         if bucket.input_shape != dataset.input_shape:
             raise ValueError(
@@ -51,11 +57,23 @@ def make_federation_data(dataset: Dataset, partition: Partition, federation: Fed
     buckets = {}
     for bucket in federation.buckets:
         clients = [partition[i] for i in federation.members(bucket)]
-        evaluated = {name: stack([mixed(getattr(c, name)) for c in clients]) for name in ("val", "test")}
-        buckets[bucket.name] = Data(*shared, {"train": stack([c.train for c in clients])} | evaluated)
-    counts = {name: np.array([len(getattr(c, name)) for c in partition]) for name in ("train", "val", "test")}
-    pooled = {name: mixed(np.concatenate([getattr(c, name) for c in partition])) for name in ("train", "test")}
-    pooled = {name: jax.tree.map(lambda x: x[0], stack([indices])) for name, indices in pooled.items()}
+        evaluated = {
+            name: stack([mixed(getattr(c, name)) for c in clients]) for name in ("val", "test")
+        }
+        buckets[bucket.name] = Data(
+            *shared, {"train": stack([c.train for c in clients])} | evaluated
+        )
+    counts = {
+        name: np.array([len(getattr(c, name)) for c in partition])
+        for name in ("train", "val", "test")
+    }
+    pooled = {
+        name: mixed(np.concatenate([getattr(c, name) for c in partition]))
+        for name in ("train", "test")
+    }
+    pooled = {
+        name: jax.tree.map(lambda x: x[0], stack([indices])) for name, indices in pooled.items()
+    }
     return FederationData(buckets, counts, pooled)
 
 
@@ -65,15 +83,19 @@ def join_trials(trials: Sequence[FederationData]) -> FederationData:
 
     def join(splits: Sequence[Split], axis) -> Split:
         width = max(s.indices.shape[-1] for s in splits)
+
         def pad(x):
-            return (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]))
+            return np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
 
         return Split(axis([pad(s.indices) for s in splits]), axis([s.count for s in splits]))
 
     first = trials[0]
     buckets = {
         name: bucket._replace(
-            splits={k: join([t.buckets[name].splits[k] for t in trials], np.concatenate) for k in bucket.splits}
+            splits={
+                k: join([t.buckets[name].splits[k] for t in trials], np.concatenate)
+                for k in bucket.splits
+            }
         )
         for name, bucket in first.buckets.items()
     }

@@ -68,8 +68,12 @@ class Dataset:
 
     def __post_init__(self):
         arrays = jax.tree.leaves(self.inputs)
-        if not arrays or not all(isinstance(x, np.ndarray) and x.dtype.kind in "iuf" for x in arrays):
-            raise ValueError(f"{self.name}: inputs must be NumPy arrays of integers or floats, [N, ...]")
+        if not arrays or not all(
+            isinstance(x, np.ndarray) and x.dtype.kind in "iuf" for x in arrays
+        ):
+            raise ValueError(
+                f"{self.name}: inputs must be NumPy arrays of integers or floats, [N, ...]"
+            )
         labels = _whole_numbers(self.name, self.labels)
         for x in arrays:
             if labels.shape != x.shape[:1]:
@@ -90,7 +94,9 @@ class Dataset:
             _check_tokens(self.name, self.inputs, self.vocabulary)
         if self.groups is not None:
             if self.groups.shape != self.labels.shape or self.groups.dtype.kind not in "iu":
-                raise ValueError(f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]")
+                raise ValueError(
+                    f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]"
+                )
             object.__setattr__(self, "groups", self.groups.astype(np.int32))
         object.__setattr__(self, "preprocess", _preprocess(self.name, self.inputs, self.preprocess))
         # the arrays are the caller's
@@ -119,7 +125,9 @@ def refuse_not_finite(name: str, x: np.ndarray) -> None:
     if x.dtype.kind != "f" or not x.size or -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
         return
     sample = next(i for i, row in enumerate(x) if not np.all(np.abs(np.float64(row)) <= FLOAT))
-    raise ValueError(f"{name} has values that are NaN, infinite or beyond float32, first in sample {sample}")
+    raise ValueError(
+        f"{name} has values that are NaN, infinite or beyond float32, first in sample {sample}"
+    )
 
 
 def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
@@ -129,7 +137,9 @@ def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
       ValueError: they are no array, or not whole numbers.
     """
     if not isinstance(labels, np.ndarray):
-        raise ValueError(f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers [N]")
+        raise ValueError(
+            f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers [N]"
+        )
     if labels.dtype.kind not in "iubf":
         raise ValueError(
             f"{name}: labels are {labels.dtype}; they must be integers from 0: "
@@ -138,15 +148,21 @@ def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind == "f":
         broken = labels[~np.isfinite(labels) | (labels != np.floor(labels))]
         if broken.size:
-            raise ValueError(f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers from 0")
+            raise ValueError(
+                f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers from 0"
+            )
     return labels.astype(np.int64)
 
 
 def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
     if not isinstance(inputs, np.ndarray) or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
-        raise ValueError(f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]")
+        raise ValueError(
+            f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]"
+        )
     if inputs.size and not 0 <= inputs.min() <= inputs.max() < vocabulary:
-        raise ValueError(f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is {vocabulary}")
+        raise ValueError(
+            f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is {vocabulary}"
+        )
 
 
 def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None) -> Preprocess:
@@ -170,7 +186,12 @@ def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None
         return jax.tree_util.Partial(preprocess) if own else preprocess
     if not images:
         raise ValueError(f"{name}: preprocess is Pixels, which is for images [N, H, W, channels]")
-    return Pixels(*(_by_channel(name, field, getattr(preprocess, field), inputs.shape[-1]) for field in Pixels._fields))
+    return Pixels(
+        *(
+            _by_channel(name, field, getattr(preprocess, field), inputs.shape[-1])
+            for field in Pixels._fields
+        )
+    )
 
 
 def _by_channel(name: str, field: str, value: Any, channels: int) -> np.ndarray:
@@ -191,7 +212,9 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     if not 0 < count <= len(dataset.labels):
         raise ValueError(f"subset is {count}; {dataset.name} has {len(dataset.labels)} samples")
     if dataset.clients is not None:
-        raise ValueError(f"subset is {count}, but the clients of {dataset.name} come with their samples; set it to 0")
+        raise ValueError(
+            f"subset is {count}, but the clients of {dataset.name} come with their samples; set it to 0"
+        )
     kept = np.sort(np.random.default_rng(seed).permutation(len(dataset.labels))[:count])
     return _selected(dataset, kept, dataset.labels, dataset.class_names)
 
@@ -210,18 +233,24 @@ def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
         hint = meant(others[0], dataset.class_names, there) if others else f"; {there}"
         raise ValueError(f"classes has {repr(others[0]) if others else 'a name twice'}{hint}")
     if dataset.clients is not None:
-        raise ValueError(f"classes is given, but the clients of {dataset.name} come with their samples; leave it empty")
+        raise ValueError(
+            f"classes is given, but the clients of {dataset.name} come with their samples; leave it empty"
+        )
     label = np.full(dataset.num_classes, -1)
     label[[dataset.class_names.index(name) for name in names]] = np.arange(len(names))
     labels = label[dataset.labels]
     return _selected(dataset, np.flatnonzero(labels >= 0), labels, tuple(names))
 
 
-def _selected(dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> Dataset:
+def _selected(
+    dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]
+) -> Dataset:
     """The samples at indices `kept`, ascending; the publisher's sets shrink with them."""
     position = np.full(len(dataset.labels), -1)
     position[kept] = np.arange(len(kept))
-    official = {name: position[index][position[index] >= 0] for name, index in dataset.official.items()}
+    official = {
+        name: position[index][position[index] >= 0] for name, index in dataset.official.items()
+    }
     inputs = jax.tree.map(lambda x: x[kept], dataset.inputs)
     kept_of = {"inputs": inputs, "labels": labels[kept]}
     kept_of |= {} if dataset.groups is None else {"groups": dataset.groups[kept]}

@@ -53,8 +53,9 @@ class Corrupted(NamedTuple):
 
     def __call__(self, inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
         images, domain = inputs
+
         def change(image, i):
-            return (lax.switch(i, tuple(CORRUPTIONS.values()), image))
+            return lax.switch(i, tuple(CORRUPTIONS.values()), image)
 
         changed = jax.vmap(change)(self.rule.scaled(images), domain.astype(jnp.int32))
         return self.rule.normalise(changed)
@@ -71,15 +72,18 @@ def _turn(image: jax.Array, turn: jax.Array) -> jax.Array:
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
     cos, sin = turn
     at = [cos * y + sin * x + (height - 1) / 2, cos * x - sin * y + (width - 1) / 2]
+
     def channel(plane):
-        return (map_coordinates(plane, at, order=1, mode="constant"))
+        return map_coordinates(plane, at, order=1, mode="constant")
 
     return jax.vmap(channel, -1, -1)(image)
 
 
 def _noise(image: jax.Array) -> jax.Array:
     values = jnp.round(255 * image).astype(jnp.uint32).ravel()
-    seed = jnp.sum(values * (jnp.arange(1, values.size + 1, dtype=jnp.uint32) * jnp.uint32(2654435761)))
+    seed = jnp.sum(
+        values * (jnp.arange(1, values.size + 1, dtype=jnp.uint32) * jnp.uint32(2654435761))
+    )
     return jnp.clip(image + 0.15 * jax.random.normal(jax.random.key(seed), image.shape), 0, 1)
 
 
@@ -87,8 +91,9 @@ def _blur(image: jax.Array) -> jax.Array:
     """A binomial filter of five pixels each way, about a Gaussian of one pixel."""
     for axis in (0, 1):
         n = image.shape[axis]
+
         def near(k):
-            return (jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis))
+            return jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis)
 
         image = (near(-2) + 4 * near(-1) + 6 * image + 4 * near(1) + near(2)) / 16
     return image
@@ -146,7 +151,9 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     if not isinstance(dataset.preprocess, Pixels):
         raise ValueError(f"shift is {shift!r}; {dataset.name} has no images")
     if dataset.groups is not None:
-        raise ValueError(f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace")
+        raise ValueError(
+            f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace"
+        )
     rng = np.random.default_rng(seed)
     # class by class, mixed in each
     order = np.lexsort((rng.random(len(dataset.labels)), dataset.labels))
@@ -155,4 +162,6 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     angles = 2 * np.pi * np.arange(domains) / domains
     turns = np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
     rule = Rotated(dataset.preprocess, turns) if kind == "rotate" else Corrupted(dataset.preprocess)
-    return dataclasses.replace(dataset, inputs=(dataset.inputs, domain), preprocess=rule, groups=domain)
+    return dataclasses.replace(
+        dataset, inputs=(dataset.inputs, domain), preprocess=rule, groups=domain
+    )

@@ -46,23 +46,45 @@ def deflated_zeros(size: int, start: bytes = b"") -> bytes:
 
 def gzip_bomb(size: int, start: bytes = b"") -> bytes:
     """A gzip file, but for its sum."""
-    return b"\x1f\x8b\x08" + bytes(7) + deflated_zeros(size, start) + bytes(4) + struct.pack("<I", size % (1 << 32))
+    return (
+        b"\x1f\x8b\x08"
+        + bytes(7)
+        + deflated_zeros(size, start)
+        + bytes(4)
+        + struct.pack("<I", size % (1 << 32))
+    )
 
 
-def zip_bomb(name: str, size: int, start: bytes = b"", says: int | None = None, **others: bytes) -> bytes:
+def zip_bomb(
+    name: str, size: int, start: bytes = b"", says: int | None = None, **others: bytes
+) -> bytes:
     """A zip file, but for the sums; `says` is what it gives as the bomb's size, if that is
     another."""
     entries = {name: (deflated_zeros(size, start), size if says is None else says)}
-    entries |= {other: (deflated_zeros(len(content), content), len(content)) for other, content in others.items()}
+    entries |= {
+        other: (deflated_zeros(len(content), content), len(content))
+        for other, content in others.items()
+    }
     local, directory = b"", b""
     for name, (content, says) in entries.items():
         sizes = (zlib.crc32(others.get(name, b"")), len(content), says, len(name), 0)
         common = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 33, *sizes)
-        directory += b"PK\x01\x02" + struct.pack("<H", 20) + common + bytes(10) + struct.pack("<I", len(local))
+        directory += (
+            b"PK\x01\x02"
+            + struct.pack("<H", 20)
+            + common
+            + bytes(10)
+            + struct.pack("<I", len(local))
+        )
         directory += name.encode()
         local += b"PK\x03\x04" + common + name.encode() + content
     count = len(entries)
-    return local + directory + b"PK\x05\x06" + struct.pack("<4H2IH", 0, 0, count, count, len(directory), len(local), 0)
+    return (
+        local
+        + directory
+        + b"PK\x05\x06"
+        + struct.pack("<4H2IH", 0, 0, count, count, len(directory), len(local), 0)
+    )
 
 
 def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
@@ -72,7 +94,10 @@ def tar_header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
 
 
 def npy_header(shape: str, dtype: str = "|u1") -> bytes:
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
+    text = (
+        f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode()
+        + b"\n"
+    )
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
@@ -89,7 +114,9 @@ def _bomb(file: str, dataset: str, content: bytes, **others: bytes) -> Callable[
 def bombs(size: int) -> dict[str, Callable[[Path], tuple]]:
     """Little files that decompress to `size` bytes."""
     idx = bytes((0, 0, 8, 3)) + struct.pack(">3I", size // 784, 28, 28)
-    matrix = struct.pack("<12I8s2I", 14, size, 6, 8, 9, 0, 5, 8, size - 72, 1, 1, 1, b"X", 2, size - 72)
+    matrix = struct.pack(
+        "<12I8s2I", 14, size, 6, 8, 9, 0, 5, 8, size - 72, 1, 1, 1, b"X", 2, size - 72
+    )
     mat = b"MATLAB 5.0".ljust(124) + b"\x00\x01IM"
     squeezed = b"\x78\x9c" + deflated_zeros(size, matrix)
     shape = f"({size // 1024}, 32, 32)"
@@ -98,28 +125,46 @@ def bombs(size: int) -> dict[str, Callable[[Path], tuple]]:
     return {
         "idx.gz": _bomb("train-images-idx3-ubyte.gz", "mnist", gzip_bomb(size, idx)),
         "tar.gz": _bomb(
-            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/data_batch_1.bin", size - 512))
+            "cifar-10-binary.tar.gz",
+            "cifar10",
+            gzip_bomb(size, tar_header("c/data_batch_1.bin", size - 512)),
         ),
         "tar.gz, another file in it": _bomb(
             "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/readme", size - 512))
         ),
         "tar.gz, a name in it": _bomb(
-            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("x", size - 512, tarfile.GNUTYPE_LONGNAME))
+            "cifar-10-binary.tar.gz",
+            "cifar10",
+            gzip_bomb(size, tar_header("x", size - 512, tarfile.GNUTYPE_LONGNAME)),
         ),
-        "tar.gz of nothing": _bomb("cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/meta", 0))),
-        "zip": _bomb("tiny-imagenet-200.zip", "tiny_imagenet", zip_bomb("train/n1/images/a.JPEG", size)),
+        "tar.gz of nothing": _bomb(
+            "cifar-10-binary.tar.gz", "cifar10", gzip_bomb(size, tar_header("c/meta", 0))
+        ),
+        "zip": _bomb(
+            "tiny-imagenet-200.zip", "tiny_imagenet", zip_bomb("train/n1/images/a.JPEG", size)
+        ),
         "zip that lies": _bomb(
-            "tiny-imagenet-200.zip", "tiny_imagenet", zip_bomb("train/n1/images/a.JPEG", size, says=100)
+            "tiny-imagenet-200.zip",
+            "tiny_imagenet",
+            zip_bomb("train/n1/images/a.JPEG", size, says=100),
         ),
         "sensors' zip": _bomb(
-            "UCI HAR Dataset.zip", "har", zip_bomb("train/Inertial Signals/body_acc_x_train.txt", size)
+            "UCI HAR Dataset.zip",
+            "har",
+            zip_bomb("train/Inertial Signals/body_acc_x_train.txt", size),
         ),
-        "recordings' zip": _bomb("PAMAP2_Dataset.zip", "pamap2", zip_bomb("Protocol/subject101.dat", size)),
+        "recordings' zip": _bomb(
+            "PAMAP2_Dataset.zip", "pamap2", zip_bomb("Protocol/subject101.dat", size)
+        ),
         "npz": _bomb("x.npz", "npz:x.npz", npz),
         "npz, a long header": _bomb(
-            "x.npz", "npz:x.npz", zip_bomb("images.npy", size, b"\x93NUMPY\x02\x00\xff\xff\xff\xff", **labels)
+            "x.npz",
+            "npz:x.npz",
+            zip_bomb("images.npy", size, b"\x93NUMPY\x02\x00\xff\xff\xff\xff", **labels),
         ),
-        "mat": _bomb("train_32x32.mat", "svhn", mat + struct.pack("<2I", 15, len(squeezed)) + squeezed),
+        "mat": _bomb(
+            "train_32x32.mat", "svhn", mat + struct.pack("<2I", 15, len(squeezed)) + squeezed
+        ),
         "client's npz": _bomb(
             "train/0.npz",
             "client_folders:.",
@@ -127,8 +172,14 @@ def bombs(size: int) -> dict[str, Callable[[Path], tuple]]:
             **{"config.json": b'{"num_clients": 1, "num_classes": 2}'},
         ),
         "csv.gz": _bomb("x.csv.gz", "csv:x.csv.gz", gzip_bomb(size, b"a,y\n")),
-        "weights": lambda folder: ("weights", _write(folder / "x.pth", zip_bomb("top/data.pkl", size))),
-        "generator": lambda folder: ("generator", _write(folder / "x.npz", zip_bomb("metadata.npy", size))),
+        "weights": lambda folder: (
+            "weights",
+            _write(folder / "x.pth", zip_bomb("top/data.pkl", size)),
+        ),
+        "generator": lambda folder: (
+            "generator",
+            _write(folder / "x.npz", zip_bomb("metadata.npy", size)),
+        ),
     }
 
 
@@ -160,11 +211,15 @@ def _config(text: str) -> Callable[[Path], tuple]:
 
 def _png(folder: Path) -> tuple:
     def chunk(kind, x):
-        return (struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x)))
+        return struct.pack(">I", len(x)) + kind + x + struct.pack(">I", zlib.crc32(kind + x))
 
     head = struct.pack(">2I5B", 20_000, 20_000, 8, 2, 0, 0, 0)
     (folder / "a").mkdir()
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(10_000_000)))
+    content = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(bytes(10_000_000)))
+    )
     (folder / "a/1.png").write_bytes(content + chunk(b"IEND", b""))
     return "dataset", "folder:."
 
@@ -217,9 +272,13 @@ def _texts(content: Callable[[], bytes]) -> Callable[[Path], tuple]:
 
 CLAIMS = {
     "a text of one line": _table("Protocol/subject101.dat", "pamap2", b"1 ", 200 << 20),
-    "a text of long lines": _table("Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 200 << 20),
+    "a text of long lines": _table(
+        "Protocol/subject101.dat", "pamap2", b"1 " * 54 + b"\n" + b"1 " * 10**7, 200 << 20
+    ),
     "labels of 100 MB": _table("train/y_train.txt", "har", b"1\n", 100 << 20),
-    "label of 10^9": lambda folder: _npz(folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]),
+    "label of 10^9": lambda folder: _npz(
+        folder, images=np.zeros((2, 2, 2), np.uint8), labels=[0, 10**9]
+    ),
     "array of 10^12": _entry(npy_header("(1000000000000,)") + bytes(10)),
     "array of 10^40": _entry(npy_header(f"({'9' * 20}, {'9' * 20})") + bytes(10)),
     "header in brackets": _entry(npy_header("(" * 5000)),
@@ -232,7 +291,9 @@ CLAIMS = {
     "table of 20,000,000 cells": lambda folder: _csv(
         folder, f"{'1,' * 99}2\n" * 200_000, ",".join(map(str, range(99)))
     ),
-    "table of a million labels": lambda folder: _csv(folder, "".join(f"{i},{i}\n" for i in range(1_000_000))),
+    "table of a million labels": lambda folder: _csv(
+        folder, "".join(f"{i},{i}\n" for i in range(1_000_000))
+    ),
     "table of one long cell": _bomb("x.csv", "csv:x.csv", b"a,y\n" + b"1" * 100_000_000 + b",2\n"),
     "table of a million columns": lambda folder: _csv(folder, ",".join(map(str, range(1_000_000)))),
     "LEAF in brackets": _leaf(lambda: b"[" * 10_000_000),
@@ -240,7 +301,10 @@ CLAIMS = {
     "LEAF of one text": _leaf(lambda: b'{"users": ["' + rb"\ud83d\ude00" * 8_000_000 + b'"]}'),
     "texts of one word each": _texts(lambda: b"1,a\n" * 30_000_000),
     "words that differ": _texts(
-        lambda: b"".join(b"1,%s\n" % b" ".join(b"%x" % j for j in range(i, i + 30)) for i in range(0, 3_000_000, 30))
+        lambda: b"".join(
+            b"1,%s\n" % b" ".join(b"%x" % j for j in range(i, i + 30))
+            for i in range(0, 3_000_000, 30)
+        )
     ),
     "as many classes as texts": _texts(lambda: b"".join(b"%d,a\n" % i for i in range(500_000))),
     "a CSV in quotes": _texts(lambda: b'1,"' + b"a," * 30_000_000),
@@ -267,7 +331,9 @@ PICKLES = {  # without the protocol in front and the stop behind
     "deep tuple as a key": b"}K\x01" + b"\x85" * 1_000_000 + b"K\x01s",
     "shared tuples as a key": b"}K\x01" + b"2\x86" * 100 + b"K\x01s",
     "shared tuples in a set": b"\x8f(K\x01" + b"2\x86" * 100 + b"\x90",
-    "shared tuples as an ordered key": b"ccollections\nOrderedDict\n](K\x01" + b"2\x86" * 100 + b"K\x01\x86e\x85R",
+    "shared tuples as an ordered key": b"ccollections\nOrderedDict\n](K\x01"
+    + b"2\x86" * 100
+    + b"K\x01\x86e\x85R",
     "nested lists": _named(b"]" * 1_000_000 + b"a" * 999_999),
     "shared lists": _named(b"]" + b"2\x86" * 100),
     "memo index 2^28": b"}" + _int(b"r", 1 << 28, 4),
@@ -284,13 +350,23 @@ PICKLES = {  # without the protocol in front and the stop behind
     "names": b"cnumpy\ndtype\n0" * 1_000_000 + b"}",
     "a long number": _int(b"\x8b", 10_000_000, 4) + b"\x7f" * 10_000_000 + b"}",
     "numbers that collide": b"}("
-    + b"".join(_int(b"\x8a", 10, 1) + (i * ((1 << 61) - 1)).to_bytes(10, "little") + b"N" for i in range(1, 50_000))
+    + b"".join(
+        _int(b"\x8a", 10, 1) + (i * ((1 << 61) - 1)).to_bytes(10, "little") + b"N"
+        for i in range(1, 50_000)
+    )
     + b"u",
 }
 
 
 def _as_cifar(content: bytes, folder: Path) -> tuple:
-    for name in ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"):
+    for name in (
+        "data_batch_1",
+        "data_batch_2",
+        "data_batch_3",
+        "data_batch_4",
+        "data_batch_5",
+        "test_batch",
+    ):
         (folder / name).write_bytes(content)
     (folder / "batches.meta").write_bytes(content)
     return "dataset", "cifar10"
@@ -363,7 +439,11 @@ def pipes() -> dict[str, Callable[[Path], tuple]]:
 def all_attacks() -> dict[str, Callable[[Path], tuple]]:
     """By "class: name": writes the files into a folder, and says how they are read."""
     groups = {"bomb": bombs(HUGE), "claim": CLAIMS, "pickle": dict(pickles()), "pipe": pipes()}
-    return {f"{group}: {name}": make for group, members in groups.items() for name, make in members.items()}
+    return {
+        f"{group}: {name}": make
+        for group, members in groups.items()
+        for name, make in members.items()
+    }
 
 
 def read(folder: Path, kind: str, argument: str) -> None:

@@ -41,7 +41,11 @@ def _check(results: dict[str, dict], names: list[str]) -> None:
 
 
 def test_refused(tmp_path):
-    names = [n for n in attacks.all_attacks() if not n.startswith(SLOW) and not n.endswith(("client", "weights"))]
+    names = [
+        n
+        for n in attacks.all_attacks()
+        if not n.startswith(SLOW) and not n.endswith(("client", "weights"))
+    ]
     assert len(names) > 40
     _check(_ends(tmp_path, names), names)
 
@@ -54,7 +58,9 @@ def test_refused_in_full(tmp_path):
         own = [result for name, result in results.items() if name.startswith(f"{group}:")]
         refused = sum(result["end"] == "refused" for result in own)
         most = [max(result[what] for result in own) for what in ("seconds", "busy", "mib")]
-        print(f"{group}: {refused}/{len(own)} refused, at most {most[0]} s ({most[1]} s busy) and {most[2]} MiB")
+        print(
+            f"{group}: {refused}/{len(own)} refused, at most {most[0]} s ({most[1]} s busy) and {most[2]} MiB"
+        )
     _check(results, names)
 
 
@@ -66,14 +72,18 @@ def test_bombs_by_limit(tmp_path, monkeypatch, name):
     monkeypatch.setattr(limits, "FILE_BYTES", 1 << 20)
     how = attacks.bombs(8 << 20)[name](tmp_path)
     reasons = {"zip that lies": "Bad CRC", "weights": "is compressed"}
-    with pytest.raises(ValueError, match=reasons.get(name, "more than the 1,048,576 that")) as error:
+    with pytest.raises(
+        ValueError, match=reasons.get(name, "more than the 1,048,576 that")
+    ) as error:
         attacks.read(tmp_path, *how)
     assert "\n" not in str(error.value)
 
 
 def test_what_a_bomb_holds_is_read_below_the_limit(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "FILE_BYTES", 1 << 20)
-    np.savez_compressed(tmp_path / "x.npz", images=np.zeros((200, 64, 64), np.uint8), labels=[0] * 200)
+    np.savez_compressed(
+        tmp_path / "x.npz", images=np.zeros((200, 64, 64), np.uint8), labels=[0] * 200
+    )
     attacks.read(tmp_path, "dataset", "npz:x.npz")
     monkeypatch.setattr(limits, "FILE_BYTES", 800 << 10)
     with pytest.raises(ValueError, match="more than the 819,200 that are read"):

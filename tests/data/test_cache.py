@@ -41,10 +41,13 @@ def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_pile_puts_images_in_order(tmp_path, on_disk):
     grey, first, colour = pixels(2, 2, 1), pixels(2, 2, 3), pixels(2, 2, 3)
-    def made(*images):
-        return (Pile(images, tmp_path / "x.npy" if on_disk else None))
 
-    stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(["b", "a"])
+    def made(*images):
+        return Pile(images, tmp_path / "x.npy" if on_disk else None)
+
+    stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(
+        ["b", "a"]
+    )
     np.testing.assert_array_equal(stacked, [colour, np.repeat(grey, 3, -1)])
     assert made(("a", grey)).stack(["a"]).shape == (1, 2, 2, 1)
     with pytest.raises(ValueError, match="2 sizes"):

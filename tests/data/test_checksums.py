@@ -38,7 +38,9 @@ def test_the_right_sum_and_other_names_say_nothing(tmp_path, caplog, monkeypatch
 
 def test_sums_are_of_the_form():
     sums = [digest for files in checksums._MD5.values() for digest in files.values()]
-    assert all(len(digest) == 32 and int(digest, 16) for digest in sums) and len(set(sums)) == len(sums)
+    assert all(len(digest) == 32 and int(digest, 16) for digest in sums) and len(set(sums)) == len(
+        sums
+    )
 
 
 @pytest.mark.parametrize("compresslevel", [1, 9])
@@ -54,7 +56,9 @@ def test_readers_check_what_they_read(tmp_path, caplog, monkeypatch, compresslev
     assert not caplog.messages
     monkeypatch.setitem(checksums._MD5["mnist"], "t10k-labels-idx1-ubyte", "0" * 32)
     _load.__wrapped__("mnist", tmp_path, None)
-    assert [message.partition(":")[0] for message in caplog.messages] == [str(tmp_path / "t10k-labels-idx1-ubyte")]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        str(tmp_path / "t10k-labels-idx1-ubyte")
+    ]
 
 
 def test_every_named_file_is_checked(tmp_path, caplog):

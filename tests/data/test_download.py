@@ -47,7 +47,9 @@ class Server:
                 if body is None:
                     self.send_error(404)
                     return
-                start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and server.ranges else 0
+                start = (
+                    int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and server.ranges else 0
+                )
                 if start >= len(body):
                     self.send_error(416)
                     return
@@ -71,7 +73,10 @@ class Server:
         self.content |= content
         return Source(
             "made",
-            tuple(File(self.home + n, hashlib.md5(body).hexdigest(), len(body)) for n, body in content.items()),
+            tuple(
+                File(self.home + n, hashlib.md5(body).hexdigest(), len(body))
+                for n, body in content.items()
+            ),
         )
 
 
@@ -114,7 +119,11 @@ def error_of(kind, *arguments) -> str:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_download_lies_where_the_reader_looks(tmp_path, server, svhn):
@@ -134,10 +143,14 @@ def test_what_was_downloaded_is_read(tmp_path, server, name):
     if name == "cifar10":
         folder, images, _ = _write_cifar(name, "python", tmp_path / "made")
         _tar(folder, tmp_path / "made/cifar-10-python.tar.gz")
-        archives = {"cifar-10-python.tar.gz": (tmp_path / "made/cifar-10-python.tar.gz").read_bytes()}
+        archives = {
+            "cifar-10-python.tar.gz": (tmp_path / "made/cifar-10-python.tar.gz").read_bytes()
+        }
     else:
         images = _write_mnist(tmp_path / "made")[0]
-        archives = {f"{p.name}.gz": gzip.compress(p.read_bytes()) for p in (tmp_path / "made").iterdir()}
+        archives = {
+            f"{p.name}.gz": gzip.compress(p.read_bytes()) for p in (tmp_path / "made").iterdir()
+        }
     source = server.source(**archives)
     get(name, tmp_path / "data", sources={name: source})
     np.testing.assert_array_equal(load_dataset(name, tmp_path / "data").inputs, images)
@@ -146,7 +159,9 @@ def test_what_was_downloaded_is_read(tmp_path, server, name):
 def test_a_cut_download_goes_on_at_once(tmp_path, server, svhn):
     server.cuts = [150_000, 100_000]
     get("svhn", tmp_path, sources=svhn)
-    assert server.asked[:3] == [("train_32x32.mat", r) for r in (None, "bytes=150000-", "bytes=250000-")]
+    assert server.asked[:3] == [
+        ("train_32x32.mat", r) for r in (None, "bytes=150000-", "bytes=250000-")
+    ]
     assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
 
 
@@ -154,7 +169,9 @@ def test_a_cut_download_goes_on_by_the_same_command(tmp_path, server, svhn, monk
     monkeypatch.setattr(module, "_TRIES", 1)
     server.cuts = [150_000]
     message = error_of(OSError, "svhn", tmp_path, print, svhn)
-    assert "ended after 150,000 of 400,000 bytes" in message and "the same command goes on" in message
+    assert (
+        "ended after 150,000 of 400,000 bytes" in message and "the same command goes on" in message
+    )
     assert files(tmp_path / "svhn") == {"train_32x32.mat.part": TRAIN[:150_000]}
     with pytest.raises(FileNotFoundError):
         find_dataset("svhn", tmp_path)
@@ -196,7 +213,10 @@ get("svhn", {str(tmp_path)!r}, sources={{"svhn": Source("made", ({source.files[0
     process.kill()
     process.wait()
     server.held.set()
-    assert 0 < len(files(tmp_path).pop("svhn/train_32x32.mat.part")) <= 300_000 and len(files(tmp_path)) == 1
+    assert (
+        0 < len(files(tmp_path).pop("svhn/train_32x32.mat.part")) <= 300_000
+        and len(files(tmp_path)) == 1
+    )
     svhn = {"svhn": Source("made", (*source.files, *server.source(test_32x32__mat=TEST).files))}
     get("svhn", tmp_path, sources=svhn)
     assert files(tmp_path / "svhn") == {"train_32x32.mat": TRAIN, "test_32x32.mat": TEST}
@@ -237,17 +257,24 @@ def test_gzip_of_another_hand_is_the_same_file(tmp_path, server):
     get("mnist", tmp_path, sources={"mnist": Source("made", own)})
     assert not server.asked
     (tmp_path / "mnist" / names[2]).write_bytes(content[:-1])
-    assert names[2] in error_of(ValueError, "mnist", tmp_path, print, {"mnist": Source("made", own)})
+    assert names[2] in error_of(
+        ValueError, "mnist", tmp_path, print, {"mnist": Source("made", own)}
+    )
 
 
 def test_no_such_file_and_no_connection(tmp_path, server, svhn):
     del server.content["test_32x32.mat"]
-    assert "test_32x32.mat: the server answers 404" in error_of(OSError, "svhn", tmp_path, print, svhn)
+    assert "test_32x32.mat: the server answers 404" in error_of(
+        OSError, "svhn", tmp_path, print, svhn
+    )
     assert files(tmp_path) == {"svhn/train_32x32.mat": TRAIN}  # stays
     nowhere = File("http://127.0.0.1:9/test_32x32.mat", svhn["svhn"].files[1].md5, 1)
     svhn = {"svhn": Source("made", (svhn["svhn"].files[0], nowhere))}
     message = error_of(OSError, "svhn", tmp_path, print, svhn)
-    assert message.startswith("http://127.0.0.1:9/test_32x32.mat: no connection (") and len(server.asked) == 2
+    assert (
+        message.startswith("http://127.0.0.1:9/test_32x32.mat: no connection (")
+        and len(server.asked) == 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -271,7 +298,9 @@ def test_a_server_of_another_kind(tmp_path, server, answer, words):
         thread = threading.Thread(target=serve)
         thread.start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/train_32x32.mat"
-        message = error_of(OSError, "svhn", tmp_path, print, {"svhn": Source("made", (File(url, "0" * 32, 10),))})
+        message = error_of(
+            OSError, "svhn", tmp_path, print, {"svhn": Source("made", (File(url, "0" * 32, 10),))}
+        )
         thread.join()
     assert message.startswith(f"{url}: ") and words in message and not files(tmp_path)
 
@@ -297,7 +326,11 @@ def test_every_name_is_listed(tmp_path):
     assert [name for name, listed in lines.items() if listed.there] == ["cifar10"]
     for source in SOURCES.values():
         for file in source.files:
-            assert re.fullmatch(r"https?://[a-z0-9.-]+/\S+", file.url) and len(file.md5) == 32 and file.size > 0
+            assert (
+                re.fullmatch(r"https?://[a-z0-9.-]+/\S+", file.url)
+                and len(file.md5) == 32
+                and file.size > 0
+            )
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -314,16 +347,23 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 
     def builder(name, **options):
         asked.append((name, options))
-        return types.SimpleNamespace(data_dir=tmp_path / name, download_and_prepare=lambda: asked.append("prepared"))
+        return types.SimpleNamespace(
+            data_dir=tmp_path / name, download_and_prepare=lambda: asked.append("prepared")
+        )
 
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", types.SimpleNamespace(builder=builder))
     told = []
     assert get("tfds:emnist/letters", tmp_path, told.append) == (tmp_path / "emnist/letters",)
-    assert asked == [("emnist/letters", {"data_dir": str(tmp_path), "file_format": "array_record"}), "prepared"]
+    assert asked == [
+        ("emnist/letters", {"data_dir": str(tmp_path), "file_format": "array_record"}),
+        "prepared",
+    ]
     assert "tensorflow-datasets" in told[0]
     broken = types.SimpleNamespace(builder=lambda *_, **__: 1 / 0)
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", broken)
-    assert "tensorflow-datasets says division by zero" in error_of(ValueError, "tfds:emnist", tmp_path)
+    assert "tensorflow-datasets says division by zero" in error_of(
+        ValueError, "tfds:emnist", tmp_path
+    )
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
     assert "pip install 'fedjax_ht[tfds]'" in error_of(ImportError, "tfds:emnist", tmp_path)
     assert "get tfds:emnist --data_dir=" in load_error(FileNotFoundError, "tfds:emnist", tmp_path)
@@ -334,7 +374,9 @@ def test_what_is_not_needed_is_not_imported():
     from its home."""
     code = "import sys, fedjax_ht, fedjax_ht.runner.main; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
     also = "import fedjax_ht.runner.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.stdout == "set()\nset()\n", done.stdout + done.stderr
 
 
@@ -361,10 +403,17 @@ def commanded(capsys, monkeypatch, svhn):
 
 def test_the_command_line(tmp_path, server, commanded):
     code, out, err = commanded("get", "svhn", f"--data_dir={tmp_path}")
-    assert code == 0 and err == "" and out.splitlines()[-1].startswith("read it by --config.dataset.name=svhn")
+    assert (
+        code == 0
+        and err == ""
+        and out.splitlines()[-1].startswith("read it by --config.dataset.name=svhn")
+    )
     code, out, _ = commanded("list", f"--data_dir={tmp_path}")
     assert code == 0 and len(out.splitlines()) == len(dataset_names())
-    assert f"svhn                made; 1 MB from {server.home}; is there: {tmp_path}/svhn/train_32x32.mat" in out
+    assert (
+        f"svhn                made; 1 MB from {server.home}; is there: {tmp_path}/svhn/train_32x32.mat"
+        in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -378,14 +427,24 @@ def test_the_command_line(tmp_path, server, commanded):
 )
 def test_mistakes_are_one_line(commanded, arguments, message):
     code, out, err = commanded(*arguments)
-    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1 and message in err
+    assert (
+        (code, out) == (2, "")
+        and err.startswith("error: ")
+        and err.count("\n") == 1
+        and message in err
+    )
 
 
 def test_a_wrong_sum_ends_with_2(tmp_path, server, commanded):
     server.content["train_32x32.mat"] = TRAIN[::-1]
     code, _, err = commanded("get", "svhn", f"--data_dir={tmp_path}")
     sums = [hashlib.md5(content).hexdigest() for content in (TRAIN, TRAIN[::-1])]
-    assert code == 2 and err.count("\n") == 1 and all(digest in err for digest in sums) and not files(tmp_path)
+    assert (
+        code == 2
+        and err.count("\n") == 1
+        and all(digest in err for digest in sums)
+        and not files(tmp_path)
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

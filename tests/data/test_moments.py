@@ -41,7 +41,8 @@ def test_a_config_asks_for_it():
 
 def test_a_set_without_known_moments():
     with pytest.raises(
-        ValueError, match="normalisation is 'dataset', but no moments of toy are known; those of mnist, "
+        ValueError,
+        match="normalisation is 'dataset', but no moments of toy are known; those of mnist, ",
     ):
         normalised(make_dataset([3, 2]), "dataset")
 
@@ -53,11 +54,15 @@ def test_imagenets_moments_are_for_any_set_of_three_channels():
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 3), np.uint8)
     dataset = normalised(dataclasses.replace(toy, name="cifar10", inputs=images), "imagenet")
     expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    np.testing.assert_allclose(dataset.preprocess(jnp.asarray(images)), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        dataset.preprocess(jnp.asarray(images)), expected, rtol=1e-5, atol=1e-5
+    )
     assert MOMENTS["cifar10"][0] != (0.485, 0.456, 0.406)
 
 
 def test_imagenets_moments_do_not_fit_grey_images():
     grey = dataclasses.replace(make_dataset([3, 2]), inputs=np.zeros((5, 2, 2, 1), np.uint8))
-    with pytest.raises(ValueError, match="'imagenet', which needs images of three channels; a sample of toy is"):
+    with pytest.raises(
+        ValueError, match="'imagenet', which needs images of three channels; a sample of toy is"
+    ):
         normalised(grey, "imagenet")

@@ -42,7 +42,9 @@ def _write_tiny_imagenet(root: Path) -> tuple[Path, list[np.ndarray]]:
         write(folder / name, encoded(image))
     write(folder / "train/n01/n01_boxes.txt", "n01_0.JPEG\t0\t0\t9\t9\n")
     write(folder / "test/images/test_0.JPEG", encoded(pixels(64, 64, 3)))
-    boxes = "".join(f"val_{i}.JPEG\t{wnid}\t0\t0\t9\t9\n" for i, wnid in ((2, "n02"), (0, "n01"), (1, "n02")))
+    boxes = "".join(
+        f"val_{i}.JPEG\t{wnid}\t0\t0\t9\t9\n" for i, wnid in ((2, "n02"), (0, "n01"), (1, "n02"))
+    )
     write(folder / "val/val_annotations.txt", boxes)
     order = [*range(4), 6, 4, 5]  # validation images in the order of the annotations
     return folder, [np.broadcast_to(images[i].reshape(64, 64, -1), (64, 64, 3)) for i in order]
@@ -56,8 +58,14 @@ def test_tiny_imagenet(tmp_path, form):
     data_dir = {"folder": folder.parent, "zip": tmp_path, "inside": folder}[form]
     dataset = load_dataset("tiny_imagenet", data_dir)
     np.testing.assert_array_equal(dataset.inputs, images)
-    assert dataset.labels.tolist() == [0, 0, 1, 1, 1, 0, 1] and dataset.class_names == ("n01", "n02")
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2, 3], "test": [4, 5, 6]}
+    assert dataset.labels.tolist() == [0, 0, 1, 1, 1, 0, 1] and dataset.class_names == (
+        "n01",
+        "n02",
+    )
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2, 3],
+        "test": [4, 5, 6],
+    }
     assert load_dataset("tiny_imagenet", data_dir, 32).inputs.shape == (7, 32, 32, 3)
 
 
@@ -65,7 +73,10 @@ def test_tiny_imagenet_with_missing_files(tmp_path):
     folder, _ = _write_tiny_imagenet(tmp_path)
     (folder / "val/images/val_2.JPEG").unlink()
     message = load_error(ValueError, "tiny_imagenet", tmp_path)
-    assert "1 of 7 images are missing, such as val/images/val_2.JPEG" in message and "Stanford" in message
+    assert (
+        "1 of 7 images are missing, such as val/images/val_2.JPEG" in message
+        and "Stanford" in message
+    )
     (folder / "val/val_annotations.txt").unlink()
     assert "val/val_annotations.txt" in load_error(ValueError, "tiny_imagenet", tmp_path)
 
@@ -87,7 +98,8 @@ def test_truncated_zip(tmp_path):
 
 def _write_flowers(root: Path) -> list[np.ndarray]:
     images = [
-        np.full((h, w, 3), 30 * i, np.uint8) for i, (h, w) in enumerate([(80, 100), (90, 70), (64, 64), (70, 200)])
+        np.full((h, w, 3), 30 * i, np.uint8)
+        for i, (h, w) in enumerate([(80, 100), (90, 70), (64, 64), (70, 200)])
     ]
     for i, image in enumerate(images, 1):
         write(root / f"jpg/image_{i:05d}.jpg", encoded(image, "JPEG"))
@@ -108,7 +120,11 @@ def test_flowers102(tmp_path, archived):
     assert dataset.inputs.shape == (4, 64, 64, 3) and dataset.num_classes == 102
     np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 30, 60, 90], atol=1)
     assert dataset.labels.tolist() == [0, 101, 4, 4]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [2, 0], "val": [1], "test": [3]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [2, 0],
+        "val": [1],
+        "test": [3],
+    }
     assert load_dataset("flowers102", tmp_path, 16).inputs.shape == (4, 16, 16, 3)
 
 
@@ -128,7 +144,10 @@ def _write_food(root: Path) -> Path:
     for split, keys in lists.items():
         write(folder / f"meta/{split}.txt", "\n".join(keys))
         for key in keys:
-            write(folder / f"images/{key}.jpg", encoded(np.full((80, 120, 3), 20 * int(key[-1]), np.uint8), "JPEG"))
+            write(
+                folder / f"images/{key}.jpg",
+                encoded(np.full((80, 120, 3), 20 * int(key[-1]), np.uint8), "JPEG"),
+            )
     return folder
 
 
@@ -137,11 +156,16 @@ def test_food101(tmp_path, form):
     folder = _write_food(tmp_path / "made")
     if form == "archive":
         _tar(folder, tmp_path / "food-101.tar.gz")
-    dataset = load_dataset("food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form])
+    dataset = load_dataset(
+        "food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form]
+    )
     assert dataset.inputs.shape == (5, 64, 64, 3) and dataset.class_names == ("pie", "soup")
     np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 180, 20, 40, 60], atol=1)
     assert dataset.labels.tolist() == [0, 0, 1, 1, 0]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
 
 
 def test_folder_per_class(tmp_path):
@@ -154,7 +178,11 @@ def test_folder_per_class(tmp_path):
     write(tmp_path / "dog/._a.png", b"no image")
     dataset = load_dataset(f"folder:{tmp_path}")
     np.testing.assert_array_equal(dataset.inputs, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
-    assert dataset.labels.tolist() == [0, 1, 1] and dataset.class_names == ("cat", "dog") and dataset.official == {}
+    assert (
+        dataset.labels.tolist() == [0, 1, 1]
+        and dataset.class_names == ("cat", "dog")
+        and dataset.official == {}
+    )
 
 
 def test_folder_of_splits_and_grey_images(tmp_path):
@@ -164,7 +192,13 @@ def test_folder_of_splits_and_grey_images(tmp_path):
     assert dataset.inputs.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
     got = {split: dataset.inputs[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
     assert got == {"train": [0, 1], "val": [2], "test": [3, 4]}
-    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == [0, 1, 1, 0, 0]
+    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == [
+        0,
+        1,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -178,7 +212,9 @@ def test_folder_errors(tmp_path):
     assert "no images" in load_error(ValueError, f"folder:{tmp_path}")
     write(tmp_path / "a/1.png", encoded(pixels(4, 4)))
     write(tmp_path / "a/2.png", encoded(pixels(4, 5)))
-    assert "2 sizes, from (4, 4) to (4, 5); set image_size" in load_error(ValueError, f"folder:{tmp_path}")
+    assert "2 sizes, from (4, 4) to (4, 5); set image_size" in load_error(
+        ValueError, f"folder:{tmp_path}"
+    )
     assert load_dataset(f"folder:{tmp_path}", image_size=3).inputs.shape == (2, 3, 3, 1)
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "a/3.png")
     mode = Image.open(tmp_path / "a/3.png").mode  # I;16, or I in older Pillows
@@ -198,7 +234,9 @@ def fresh(monkeypatch, tmp_path):
     decoded = []
     module = sys.modules["fedjax_ht.data.sources.image_folder"]
     original = module.decode_members
-    monkeypatch.setattr(module, "decode_members", lambda *args: decoded.append(1) or original(*args))
+    monkeypatch.setattr(
+        module, "decode_members", lambda *args: decoded.append(1) or original(*args)
+    )
     load = sys.modules["fedjax_ht.data.sources.registry"]._load.__wrapped__
 
     def run(name, data_dir, image_size=None):
@@ -228,7 +266,12 @@ def test_decoded_images_are_kept(tmp_path, fresh):
     assert fresh(f"folder:{root}", None, 2)[1]  # each size has a file of its own
     content = images.read_bytes()
     damaged = bytes([*content[:-1], content[-1] ^ 1])
-    for file, wrong in ((rest, rest.read_bytes()[:-30]), (images, content[:-1]), (images, damaged), (images, None)):
+    for file, wrong in (
+        (rest, rest.read_bytes()[:-30]),
+        (images, content[:-1]),
+        (images, damaged),
+        (images, None),
+    ):
         file.unlink()  # the sets above still map it
         if wrong is not None:
             file.write_bytes(wrong)

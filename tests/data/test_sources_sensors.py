@@ -19,7 +19,11 @@ KINDS = ("folder", "zip", "its files")
 
 def write_files(root: Path, name: str, files: dict[str, str], kind: str) -> Path:
     """The folder to read from."""
-    files = files if kind == "its files" else {f"{name}/{file}": content for file, content in files.items()}
+    files = (
+        files
+        if kind == "its files"
+        else {f"{name}/{file}": content for file, content in files.items()}
+    )
     if kind == "zip":
         root.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(root / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -43,7 +47,10 @@ PERSONS = {"train": (1, 1, 3, 3, 30, 30), "test": (2, 2, 4, 4)}
 def har_files(seed: int = 0) -> tuple[dict[str, str], np.ndarray, np.ndarray]:
     """Files, and the windows [10, 128, 9] and labels [10] in them."""
     rng = np.random.default_rng(seed)
-    windows, labels = rng.normal(size=(10, 128, 9)).round(6), np.array([0, 5, 1, 2, 3, 4, 4, 0, 1, 1])
+    windows, labels = (
+        rng.normal(size=(10, 128, 9)).round(6),
+        np.array([0, 5, 1, 2, 3, 4, 4, 0, 1, 1]),
+    )
     files, start = {"activity_labels.txt": "1 WALKING\n", "train/X_train.txt": "of no use\n"}, 0
     for split, persons in PERSONS.items():
         own = slice(start, start := start + len(persons))
@@ -88,7 +95,10 @@ HAR_DAMAGE = {
         "1 2 3\n" * 3,
         "test/Inertial Signals/total_acc_z_test.txt: its first line has 3 numbers, not 128",
     ),
-    "train/Inertial Signals/body_acc_y_train.txt": (text(np.full((6, 128), np.nan)), "train: a signal is not finite"),
+    "train/Inertial Signals/body_acc_y_train.txt": (
+        text(np.full((6, 128), np.nan)),
+        "train: a signal is not finite",
+    ),
     "train/Inertial Signals/body_gyro_x_train.txt": ("", "its first line has 0 numbers, not 128"),
     "train/Inertial Signals/body_gyro_y_train.txt": (
         "1 " * 128 + "\n" + "1 " * 127 + "\n",
@@ -110,9 +120,15 @@ def test_damaged_har(tmp_path, file):
     files = har_files()[0]
     content, message = HAR_DAMAGE[file]
     del files[file]
-    write_files(tmp_path, "UCI HAR Dataset", files if content is None else files | {file: content}, "folder")
+    write_files(
+        tmp_path, "UCI HAR Dataset", files if content is None else files | {file: content}, "folder"
+    )
     told = load_error(ValueError, "har", tmp_path)
-    assert message in told and told.startswith(f"{tmp_path}/UCI HAR Dataset: ") and "UCI HAR Dataset.zip or" in told
+    assert (
+        message in told
+        and told.startswith(f"{tmp_path}/UCI HAR Dataset: ")
+        and "UCI HAR Dataset.zip or" in told
+    )
 
 
 def test_texts_have_a_limit(tmp_path, monkeypatch):
@@ -124,7 +140,9 @@ def test_texts_have_a_limit(tmp_path, monkeypatch):
 def test_some_columns_of_a_table():
     content = b"1 2 3\n4 NaN 6\n\n"
     np.testing.assert_array_equal(read_table("x", content, 3, [2, 0]), np.float32([[3, 1], [6, 4]]))
-    np.testing.assert_array_equal(read_table("x", content, 3), np.float32([[1, 2, 3], [4, np.nan, 6]]))
+    np.testing.assert_array_equal(
+        read_table("x", content, 3), np.float32([[1, 2, 3], [4, np.nan, 6]])
+    )
     with pytest.raises(ValueError, match=r"^x: invalid column index 2 at row 2 with 2 columns$"):
         read_table("x", b"1 2 3\n4 5\n", 3, [2])
 
@@ -133,13 +151,27 @@ def test_embedded_har():
     dataset = load_dataset("har_10persons")
     assert dataset.inputs.shape == (1039, 128, 9) and dataset.inputs.dtype == np.float16
     assert dataset.input_shape == (128, 9) and dataset.official == {}
-    assert np.bincount(dataset.groups).tolist() == [0, 124, 112, 109, 119, 91, 107, 109, 106, 77, 85]
+    assert np.bincount(dataset.groups).tolist() == [
+        0,
+        124,
+        112,
+        109,
+        119,
+        91,
+        107,
+        109,
+        106,
+        77,
+        85,
+    ]
     assert np.bincount(dataset.labels).tolist() == [202, 162, 156, 162, 175, 182]
     assert zlib.crc32(dataset.inputs.tobytes()) == 1235048265
     # Total acceleration has gravity in it, one g, and lies along x unless the person does.
     upright = dataset.labels < 5
     mean = np.abs(dataset.inputs.astype(np.float32)[..., 6:].mean(1))
-    assert (mean[upright].argmax(1) == 0).mean() > 0.99 and (mean[~upright].argmax(1) == 0).mean() < 0.1
+    assert (mean[upright].argmax(1) == 0).mean() > 0.99 and (
+        mean[~upright].argmax(1) == 0
+    ).mean() < 0.1
     folder = Path(read_table.__code__.co_filename).parents[1] / "embedded"
     licence = " ".join((folder / "LICENSE-har_10persons.txt").read_text().split())
     assert "CC BY 4.0" in licence and "D. Anguita, A. Ghio" in licence and "wrong one" in licence
@@ -176,7 +208,10 @@ def recording(rows: int, activity, seed: int, scale: float = 1.0) -> np.ndarray:
 
 
 def pamap2_tables() -> dict[str, np.ndarray]:
-    tables = {file: recording(256 if "Protocol" in file else 20, 4, i) for i, file in enumerate(RECORDINGS)}
+    tables = {
+        file: recording(256 if "Protocol" in file else 20, 4, i)
+        for i, file in enumerate(RECORDINGS)
+    }
     activity = np.repeat([1, 0, 5, 12, 24, 24, 0, 0], 128)[:-1]
     activity[128:140], activity[300] = 1, 0
     tables["Protocol/subject101.dat"] = recording(1023, activity, 50)
@@ -190,7 +225,12 @@ def pamap2_tables() -> dict[str, np.ndarray]:
 
 
 def pamap2_text(table: np.ndarray) -> str:
-    return "\n".join(" ".join(f"{value:.6g}" if value == value else "NaN" for value in row) for row in table) + "\n"
+    return (
+        "\n".join(
+            " ".join(f"{value:.6g}" if value == value else "NaN" for value in row) for row in table
+        )
+        + "\n"
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,19 +239,39 @@ def test_pamap2(tmp_path, kind, monkeypatch):
     write_files(tmp_path, "PAMAP2_Dataset", {f: pamap2_text(t) for f, t in tables.items()}, kind)
     dataset = load_dataset("pamap2", tmp_path)
     assert dataset.class_names[:8] == (
-        *("lying", "sitting", "standing", "walking", "running", "cycling", "Nordic walking", "ascending stairs"),
+        *(
+            "lying",
+            "sitting",
+            "standing",
+            "walking",
+            "running",
+            "cycling",
+            "Nordic walking",
+            "ascending stairs",
+        ),
     )
-    assert dataset.class_names[8:] == ("descending stairs", "vacuum cleaning", "ironing", "rope jumping")
+    assert dataset.class_names[8:] == (
+        "descending stairs",
+        "vacuum cleaning",
+        "ironing",
+        "rope jumping",
+    )
     # Of person 1 from step 0 lying by 140 of 256, from 128 running by 127 with 117 of no activity;
     # from 384 and from 640 half and half; from 768 there is a step too few.
     assert dataset.labels.tolist() == [0, 4, 7, 7, 11, 5, 3, 3, 3, 3, 10, 3, 3, 3]
     assert dataset.groups.tolist() == [*[1] * 5, 2, 3, 4, 5, 6, 6, 7, 8, 9]
-    assert dataset.inputs.dtype == np.float32 and dataset.input_shape == (256, 3, 9) and dataset.official == {}
+    assert (
+        dataset.inputs.dtype == np.float32
+        and dataset.input_shape == (256, 3, 9)
+        and dataset.official == {}
+    )
 
     first, second = (tables[f"{part}/subject101.dat"] for part in ("Protocol", "Optional"))
     largest = np.abs(np.concatenate([first, second])[:, COLUMNS]).max(0)
     for window, start in zip(dataset.inputs[:5], (0, 128, 256, 384, 512)):
-        np.testing.assert_allclose(window, first[start : start + 256][:, COLUMNS] / largest, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            window, first[start : start + 256][:, COLUMNS] / largest, rtol=1e-5, atol=1e-6
+        )
     third = dataset.inputs[6]
     assert third[7, 0, 0] == -1 and np.count_nonzero(third) == 1  # what is missing is 0
 
@@ -228,7 +288,11 @@ PAMAP2_DAMAGE = {
         None,
         "1 of 14 recordings are missing, such as ('108', 'Optional')",
     ),
-    "columns": ("Protocol/subject102.dat", "1 2 3\n", "Protocol/subject102.dat: its first line has 3 numbers, not 54"),
+    "columns": (
+        "Protocol/subject102.dat",
+        "1 2 3\n",
+        "Protocol/subject102.dat: its first line has 3 numbers, not 54",
+    ),
     "a short row": (
         "Protocol/subject102.dat",
         "1 " * 54 + "\n" + "1 " * 49 + "\n",
@@ -240,8 +304,16 @@ PAMAP2_DAMAGE = {
         "could not convert string 'o' to float32 at row 0, column 5",
     ),
     "activity": ("Protocol/subject102.dat", "1 25 " + "1 " * 52, "an activity is none of 0 to 24"),
-    "no activity": ("Protocol/subject102.dat", "1 NaN " + "1 " * 52, "an activity is none of 0 to 24"),
-    "infinite": ("Protocol/subject102.dat", "1 24 " + "inf " * 52, "Protocol/subject102.dat: a signal is infinite"),
+    "no activity": (
+        "Protocol/subject102.dat",
+        "1 NaN " + "1 " * 52,
+        "an activity is none of 0 to 24",
+    ),
+    "infinite": (
+        "Protocol/subject102.dat",
+        "1 24 " + "inf " * 52,
+        "Protocol/subject102.dat: a signal is infinite",
+    ),
 }
 
 
@@ -252,9 +324,17 @@ def test_damaged_pamap2(tmp_path, damage):
     files = dict.fromkeys(RECORDINGS, row) | {file: content}
     write_files(tmp_path, "PAMAP2_Dataset", {f: c for f, c in files.items() if c}, "folder")
     told = load_error(ValueError, "pamap2", tmp_path)
-    assert message in told and told.startswith(f"{tmp_path}/PAMAP2_Dataset: ") and "PAMAP2_Dataset.zip or" in told
+    assert (
+        message in told
+        and told.startswith(f"{tmp_path}/PAMAP2_Dataset: ")
+        and "PAMAP2_Dataset.zip or" in told
+    )
 
 
 def test_pamap2_of_short_recordings(tmp_path):
-    write_files(tmp_path, "PAMAP2_Dataset", dict.fromkeys(RECORDINGS, "1 4 " + "1 " * 52 + "\n"), "zip")
-    assert "there is no window of 256 steps of the 12 activities" in load_error(ValueError, "pamap2", tmp_path)
+    write_files(
+        tmp_path, "PAMAP2_Dataset", dict.fromkeys(RECORDINGS, "1 4 " + "1 " * 52 + "\n"), "zip"
+    )
+    assert "there is no window of 256 steps of the 12 activities" in load_error(
+        ValueError, "pamap2", tmp_path
+    )

@@ -45,7 +45,9 @@ def test_words():
 def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance():
     ids = vocabulary(["b a c", "c d b", "e"], 4)
     assert ids == {"b": 2, "c": 3, "a": 4, "d": 5}
-    np.testing.assert_array_equal(encode(["c e b", "", "a a a a a"], ids, 4), [[3, 1, 2, 0], [0] * 4, [4] * 4])
+    np.testing.assert_array_equal(
+        encode(["c e b", "", "a a a a a"], ids, 4), [[3, 1, 2, 0], [0] * 4, [4] * 4]
+    )
     assert encode(["a"], ids, 4).dtype == np.uint16
 
 
@@ -54,7 +56,10 @@ def test_ag_news(ag_news, caplog):
     assert dataset.inputs.shape == (5, 200) and dataset.inputs.dtype == np.uint16
     assert dataset.class_names == ("World", "Sports", "Business", "Sci/Tech")
     assert dataset.labels.tolist() == [2, 3, 1, 0, 3]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
     learned = vocabulary(" ".join(row[1:]) for row in TRAIN)
     assert dataset.vocabulary == len(learned) + 2 and learned["a"] == 2
     back = {i: word for word, i in learned.items()} | {1: "?"}
@@ -73,8 +78,12 @@ def test_how_long_texts_are(ag_news):
     assert "text_length is 0; it must be a positive integer up to" in load_error(
         ValueError, "ag_news", ag_news, None, 0
     )
-    assert "image_size is 8, but ag_news has no images" in load_error(ValueError, "ag_news", ag_news, 8)
-    assert "text_length is 8, but npz:x has no texts" in load_error(ValueError, "npz:x", ag_news, None, 8)
+    assert "image_size is 8, but ag_news has no images" in load_error(
+        ValueError, "ag_news", ag_news, 8
+    )
+    assert "text_length is 8, but npz:x has no texts" in load_error(
+        ValueError, "npz:x", ag_news, None, 8
+    )
 
 
 @pytest.mark.parametrize("file", ["ag_news_test.csv", "ag_news/test.csv", "ag_news_csv/test.csv"])
@@ -90,7 +99,10 @@ def test_a_file_of_ones_own(tmp_path):
     write_csv(tmp_path / "mine.csv", [("10", "b a"), ("9", "a"), ("10", "c")])
     dataset = load_dataset("text:mine.csv", tmp_path)
     assert dataset.class_names == ("9", "10") and dataset.labels.tolist() == [1, 0, 1]
-    assert dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]] and dataset.vocabulary == 5
+    assert (
+        dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]]
+        and dataset.vocabulary == 5
+    )
     write_csv(tmp_path / "named.csv", [("10", "b"), ("no", "a"), ("9", "c")])
     assert load_dataset("text:named.csv", tmp_path).class_names == ("10", "9", "no")
 
@@ -117,7 +129,11 @@ def test_texts_meet_models(ag_news):
 def test_damaged_csv(ag_news, content, message):
     (ag_news / "ag_news/test.csv").write_bytes(content)
     line = load_error(ValueError, "ag_news", ag_news)
-    assert message in line and "test.csv: " in line and "rows of class (1 to 4), title and description" in line
+    assert (
+        message in line
+        and "test.csv: " in line
+        and "rows of class (1 to 4), title and description" in line
+    )
 
 
 def assert_limited(monkeypatch, limit, value, message, name, data_dir):
@@ -128,9 +144,25 @@ def assert_limited(monkeypatch, limit, value, message, name, data_dir):
 
 
 def test_limits_of_texts(ag_news, monkeypatch):
-    assert_limited(monkeypatch, "TEXTS", 4, "the set has 5 texts, more than the 4 that are read", "ag_news", ag_news)
-    assert_limited(monkeypatch, "WORDS", 5, "different words, more than the 5 that are read", "ag_news", ag_news)
-    assert_limited(monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news)
+    assert_limited(
+        monkeypatch,
+        "TEXTS",
+        4,
+        "the set has 5 texts, more than the 4 that are read",
+        "ag_news",
+        ag_news,
+    )
+    assert_limited(
+        monkeypatch,
+        "WORDS",
+        5,
+        "different words, more than the 5 that are read",
+        "ag_news",
+        ag_news,
+    )
+    assert_limited(
+        monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news
+    )
     monkeypatch.setattr(limits, "CLASSES", 1)
     write_csv(ag_news / "x.csv", TEST)
     assert "the set has 2 classes, more than the 1" in load_error(ValueError, "text:x.csv", ag_news)
@@ -151,8 +183,15 @@ def test_missing_texts_say_how_to_get_them(tmp_path):
 
 def roles(**own):
     """LEAF's file of roles, each with texts (80 characters, the next)."""
-    data = {role: {"x": [x.ljust(80) for x, _ in rows], "y": [y for _, y in rows]} for role, rows in own.items()}
-    return {"users": list(own), "num_samples": [len(rows) for rows in own.values()], "user_data": data}
+    data = {
+        role: {"x": [x.ljust(80) for x, _ in rows], "y": [y for _, y in rows]}
+        for role, rows in own.items()
+    }
+    return {
+        "users": list(own),
+        "num_samples": [len(rows) for rows in own.values()],
+        "user_data": data,
+    }
 
 
 ROLES = {
@@ -164,7 +203,10 @@ ROLES = {
 @pytest.fixture
 def shakespeare(tmp_path):
     for part, content in ROLES.items():
-        write(tmp_path / f"shakespeare/{part}/all_data_niid_1_keep_0_{part}_9.json", json.dumps(content))
+        write(
+            tmp_path / f"shakespeare/{part}/all_data_niid_1_keep_0_{part}_9.json",
+            json.dumps(content),
+        )
     return tmp_path
 
 
@@ -172,15 +214,23 @@ def test_shakespeare(shakespeare, caplog):
     dataset = load_dataset("shakespeare", shakespeare)
     assert dataset.inputs.shape == (5, 80) and dataset.inputs.dtype == np.uint16
     assert len(LETTERS) == 80 and dataset.num_classes == 80 and dataset.vocabulary == 81
-    texts = ["".join(" " if i == 0 else LETTERS[i - 1] for i in row).rstrip() for row in dataset.inputs]
+    texts = [
+        "".join(" " if i == 0 else LETTERS[i - 1] for i in row).rstrip() for row in dataset.inputs
+    ]
     assert texts == ["To be,", "  or", "Mark me}", "words,", "adieu"] and dataset.inputs[1, 0] == 0
     names = [dataset.class_names[label] for label in dataset.labels]
     assert names == ["o", "newline", "space", "w", "A"]
     assert "1 samples are left out, whose next character is none of LEAF's 80" in caplog.text
     assert dataset.groups.tolist() == [0, 0, 1, 0, 1]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
     given = make_partition("given", dataset, 2)
-    assert [[part.tolist() for part in client] for client in given] == [[[0, 1], [], [3]], [[2], [], [4]]]
+    assert [[part.tolist() for part in client] for client in given] == [
+        [[0, 1], [], [3]],
+        [[2], [], [4]],
+    ]
     assert len(make_partition("natural", dataset, 2, train_share=0.5)) == 2
 
 
@@ -195,7 +245,9 @@ def test_roles_in_several_files(shakespeare):
     write(shakespeare / "shakespeare/train/b.json", json.dumps(roles(OPHELIA=[("a", "b")])))
     assert load_dataset("shakespeare", shakespeare).groups.tolist() == [0, 0, 1, 2, 0, 1]
     write(shakespeare / "shakespeare/train/c.json", json.dumps(roles(GHOST=[("a", "b")])))
-    assert "role 'GHOST' is there twice" in load_error(ValueError, "shakespeare", shakespeare, None, 80)
+    assert "role 'GHOST' is there twice" in load_error(
+        ValueError, "shakespeare", shakespeare, None, 80
+    )
 
 
 @pytest.mark.parametrize(
@@ -207,8 +259,14 @@ def test_roles_in_several_files(shakespeare):
         (b'{"users": ["a", "a"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
         (b'{"users": ["a"], "user_data": {"a": [1]}}', "role 'a' is no object of as many x as y"),
         (b'{"users": ["a"], "user_data": {"a": {"x": [], "y": ["b"]}}}', "as many x as y"),
-        (b'{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": ["b"]}}}', "a text that is not of 80 characters"),
-        (b'{"users": ["a"], "user_data": {"a": {"x": ["%s"], "y": [1]}}}' % (b"x" * 80), "not of 1 characters"),
+        (
+            b'{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": ["b"]}}}',
+            "a text that is not of 80 characters",
+        ),
+        (
+            b'{"users": ["a"], "user_data": {"a": {"x": ["%s"], "y": [1]}}}' % (b"x" * 80),
+            "not of 1 characters",
+        ),
         (b'{"users": ["\xc3\xa9"]}', "can't decode byte"),
     ],
 )
@@ -221,10 +279,16 @@ def test_damaged_leaf_files(shakespeare, content, message):
 
 def test_limits_of_leaf(shakespeare, monkeypatch):
     leaf = "shakespeare", shakespeare
-    assert_limited(monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the 2 that are read", *leaf)
-    assert_limited(monkeypatch, "MARKS", 9, "brackets and commas, more than the 9 that are read", *leaf)
+    assert_limited(
+        monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the 2 that are read", *leaf
+    )
+    assert_limited(
+        monkeypatch, "MARKS", 9, "brackets and commas, more than the 9 that are read", *leaf
+    )
     assert_limited(monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", *leaf)
-    assert "text_length is 40; the texts have 80" in load_error(ValueError, "shakespeare", shakespeare, None, 40)
+    assert "text_length is 40; the texts have 80" in load_error(
+        ValueError, "shakespeare", shakespeare, None, 40
+    )
     for file in (shakespeare / "shakespeare/test").glob("*.json"):
         file.unlink()
     assert "no .json file in it" in load_error(ValueError, "shakespeare", shakespeare)

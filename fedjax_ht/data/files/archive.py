@@ -23,7 +23,9 @@ class Origin(NamedTuple):
     fetched: bool = True
 
 
-def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
+def search(
+    name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin
+) -> Path:
     """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir`
     itself).
 
@@ -31,9 +33,15 @@ def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequ
       ValueError: no `data_dir`.
       FileNotFoundError: none of them exists.
     """
-    how = f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}" if origin.fetched else origin.how
+    how = (
+        f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}"
+        if origin.fetched
+        else origin.how
+    )
     if data_dir is None:
-        raise ValueError(f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}")
+        raise ValueError(
+            f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}"
+        )
     for path in (data_dir / folder / file for folder in folders for file in files):
         if path.exists():
             return path

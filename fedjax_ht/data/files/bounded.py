@@ -124,7 +124,9 @@ class Zip:
         for entry in every:
             # others cannot be bounded
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{entry.filename} is compressed in a way that is not read; stored and deflated are")
+                raise ValueError(
+                    f"{entry.filename} is compressed in a way that is not read; stored and deflated are"
+                )
             # compares the names, so that none is lost to a wrong bit
             self._archive.open(entry).close()
         self.entries = {entry.filename: entry for entry in every if not entry.is_dir()}
@@ -142,7 +144,11 @@ class Zip:
 
     def read(self, name: str, limit: int | None = None) -> bytearray:
         """The content of one file; `limit` is `limits.FILE_BYTES` if it is not given."""
-        limits.keep(name, self._archive.getinfo(name).file_size, limits.FILE_BYTES if limit is None else limit)
+        limits.keep(
+            name,
+            self._archive.getinfo(name).file_size,
+            limits.FILE_BYTES if limit is None else limit,
+        )
         with self.opened(name) as file:
             return _all_of(file)
 
@@ -183,6 +189,8 @@ def tar_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, byt
             archive.members.clear()  # it would keep all headers
             if member.isreg() and (match := pattern.search(member.name)):
                 if member.issparse():
-                    raise ValueError(f"{limits.short(member.name)} is sparse; only plain files are read")
+                    raise ValueError(
+                        f"{limits.short(member.name)} is sparse; only plain files are read"
+                    )
                 limits.keep(limits.short(member.name), member.size, limits.FILE_BYTES)
                 yield match, archive.extractfile(member).read()

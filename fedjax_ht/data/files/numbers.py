@@ -8,7 +8,11 @@ _WIDEST = 64  # characters of a number with what separates it from the next
 
 
 def read_table(
-    name: str, content: bytes, columns: int, used: Sequence[int] | None = None, dtype: type = np.float32
+    name: str,
+    content: bytes,
+    columns: int,
+    used: Sequence[int] | None = None,
+    dtype: type = np.float32,
 ) -> np.ndarray:
     """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of
     some of them.
@@ -28,7 +32,9 @@ def read_table(
     if len(first) != columns:
         raise ValueError(f"{name}: its first line has {len(first)} numbers, not {columns}")
     try:
-        return np.loadtxt(_lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2)
+        return np.loadtxt(
+            _lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).partition(';')[0].rstrip('.')}") from error
 

@@ -40,7 +40,10 @@ class Dict(dict):
     """A dictionary of a class of its own, of which only the entries count."""
 
     def __init__(self, entries=(), **_):
-        entries = [(key, value) for key, value in (entries.items() if isinstance(entries, dict) else entries)]
+        entries = [
+            (key, value)
+            for key, value in (entries.items() if isinstance(entries, dict) else entries)
+        ]
         check_keys(key for key, _ in entries)
         super().__init__(entries)
 
@@ -64,7 +67,9 @@ def check_keys(keys: Iterable[Any]) -> None:
         for part in parts:
             if not isinstance(part, _KEYS) or (isinstance(part, int) and abs(part) >= 1 << 63):
                 kind = type(part).__name__
-                raise ValueError(f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits")
+                raise ValueError(
+                    f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits"
+                )
 
 
 _AHEAD = 1024
@@ -120,7 +125,11 @@ class Recorder(pickle._Unpickler):
     """
 
     def __init__(
-        self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str, others: type | None = None
+        self,
+        file: BinaryIO,
+        allowed: Mapping[tuple[str, str], type],
+        content: str,
+        others: type | None = None,
     ):
         self.whole = _Whole(file)
         super().__init__(self.whole, encoding="latin1")
@@ -132,7 +141,9 @@ class Recorder(pickle._Unpickler):
         limits.keep("the pickle", self.names, limits.PICKLE_NAMES, "names")
         recorder = self.allowed.get((module, name), self.others)
         if recorder is None:
-            raise ValueError(f"the pickle names {f'{module}.{name}'[:100]}; only {self.content} are allowed")
+            raise ValueError(
+                f"the pickle names {f'{module}.{name}'[:100]}; only {self.content} are allowed"
+            )
         # A new class each time, so that a pickle cannot alter a shared one.
         return type(name, (recorder,), {})
 
@@ -215,7 +226,11 @@ def damage_is_a_value_error() -> Iterator[None]:
 _NAMES = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.{module}", name)
     for core in ("core", "_core")  # numpy 1 and numpy 2
-    for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+    for module, name in (
+        ("multiarray", "_reconstruct"),
+        ("multiarray", "scalar"),
+        ("numeric", "_frombuffer"),
+    )
 }
 NUMPY_CALLS = dict.fromkeys(_NAMES, Call)  # for `Recorder`; `build` understands them
 _PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
@@ -318,14 +333,16 @@ def _build_call(call: Call, done: dict[int, Any]) -> Any:
             return _array((), _dtype(dtype), "C", _build(data, done))[()]
         case "encode", (str() as text, "latin1"), None:  # how protocol 2 writes bytes
             return text.encode("latin1")
-    raise ValueError(f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in")
+    raise ValueError(
+        f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in"
+    )
 
 
 def _dtype(call: Call) -> np.dtype:
     match call:
-        case Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if _PLAIN_DTYPE.fullmatch(
-            code
-        ) and order in ("<", ">", "=", "|"):
+        case Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if (
+            _PLAIN_DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
+        ):
             return np.dtype(code).newbyteorder(order)
     raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
 

@@ -18,7 +18,13 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.files.bounded import Zip, open_regular, size_of
-from fedjax_ht.data.files.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, damage_is_a_value_error
+from fedjax_ht.data.files.safe_pickle import (
+    NUMPY_CALLS,
+    Call,
+    Dict,
+    Recorder,
+    damage_is_a_value_error,
+)
 
 _STORAGES = {
     "BFloat16Storage": jnp.bfloat16,
@@ -131,7 +137,9 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         import safetensors
     except ImportError as error:
-        raise ImportError(f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'") from error
+        raise ImportError(
+            f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'"
+        ) from error
     try:
         with safetensors.safe_open(path, framework="np") as file:
             return {name: _tensor(file, name) for name in file.keys()}  # noqa: SIM118, it is no dict
@@ -154,8 +162,12 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
         return _tensors(content, storage, limits.decompressed(size_of(file)))
 
 
-def _tensors(content: Any, storage: Callable[[Any], np.ndarray], limit: int) -> dict[str, np.ndarray]:
-    while isinstance(content, dict) and (inner := [content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)]):
+def _tensors(
+    content: Any, storage: Callable[[Any], np.ndarray], limit: int
+) -> dict[str, np.ndarray]:
+    while isinstance(content, dict) and (
+        inner := [content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)]
+    ):
         content = inner[0]
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
@@ -174,7 +186,10 @@ def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
     tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
     if len(tops) != 1:
         raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
-    if f"{tops[0]}byteorder" in archive.entries and _entry(archive, f"{tops[0]}byteorder") != b"little":
+    if (
+        f"{tops[0]}byteorder" in archive.entries
+        and _entry(archive, f"{tops[0]}byteorder") != b"little"
+    ):
         raise ValueError("written on a big-endian machine; only little-endian files are read")
 
     @functools.cache
@@ -198,7 +213,11 @@ def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
     file.seek(0)
     recorders = [_TorchRecorder(file) for _ in range(5)]
     magic, version, system, content, keys = [recorder.load() for recorder in recorders]
-    if (magic, version) != (_MAGIC, _VERSION) or not isinstance(system, dict) or not system.get("little_endian"):
+    if (
+        (magic, version) != (_MAGIC, _VERSION)
+        or not isinstance(system, dict)
+        or not system.get("little_endian")
+    ):
         raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
     rest, kinds, found, at = file.read(), recorders[3].kinds, {}, 0
     if not isinstance(keys, list) or set(keys) != set(kinds):
@@ -207,11 +226,15 @@ def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
         count, dtype = int.from_bytes(rest[at : at + 8], "little"), np.dtype(_STORAGES[kinds[key]])
         left = (len(rest) - at - 8) // dtype.itemsize
         if count > left:
-            raise ValueError(f"a storage holds {left} numbers and says {count}; the file is damaged")
+            raise ValueError(
+                f"a storage holds {left} numbers and says {count}; the file is damaged"
+            )
         found[key] = np.frombuffer(rest, dtype, count, at + 8)
         at += 8 + found[key].nbytes
     if at != len(rest):
-        raise ValueError(f"{len(rest) - at} bytes are left behind the last storage; the file is damaged")
+        raise ValueError(
+            f"{len(rest) - at} bytes are left behind the last storage; the file is damaged"
+        )
     return content, lambda record: found[_kind_and_key(record)[1]]
 
 
@@ -237,25 +260,40 @@ def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) ->
     if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
         value = value.args[0]
     match value:
-        case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if isinstance(name, str):
+        case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if (
+            isinstance(name, str)
+        ):
             return _strided(name, storage(where), offset, shape, strides)
     raise ValueError(f"the entry {limits.short(name)} is no tensor; expected tensors by name")
 
 
 def _kind_and_key(persistent_id: Any) -> tuple[str, str]:
     match persistent_id:
-        case ("storage", type() as kind, str() as key, _, _) | ("storage", type() as kind, str() as key, _, _, None):
+        case ("storage", type() as kind, str() as key, _, _) | (
+            "storage",
+            type() as kind,
+            str() as key,
+            _,
+            _,
+            None,
+        ):
             return kind.__name__, key
     raise ValueError("a tensor's storage is in none of torch's formats")
 
 
-def _strided(name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple) -> np.ndarray:
+def _strided(
+    name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple
+) -> np.ndarray:
     sound = len(shape) == len(strides) and all(
         isinstance(n, int) and 0 <= n < 1 << 63 for n in (offset, *shape, *strides)
     )
     if sound and 0 in shape:
         return np.empty(shape, storage.dtype)
-    if not sound or max(offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1, math.prod(shape)) > len(storage):
-        raise ValueError(f"the tensor {limits.short(name)} does not lie in its storage; the file is damaged")
+    if not sound or max(
+        offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1, math.prod(shape)
+    ) > len(storage):
+        raise ValueError(
+            f"the tensor {limits.short(name)} does not lie in its storage; the file is damaged"
+        )
     steps = [s * storage.itemsize for s in strides]
     return np.asarray(np.lib.stride_tricks.as_strided(storage[offset:], shape, steps), order="C")

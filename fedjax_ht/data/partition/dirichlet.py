@@ -47,7 +47,16 @@ def practical(
     """
     if min_samples is None:
         min_samples = pfllib_least(len(labels), num_clients)
-    return _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, len(labels) / num_clients)
+    return _draw(
+        labels,
+        num_clients,
+        num_classes,
+        rng,
+        alpha,
+        min_samples,
+        max_tries,
+        len(labels) / num_clients,
+    )
 
 
 def dirichlet(
@@ -97,11 +106,17 @@ def dfrd(
         max_tries=max_tries,
     )
     plan = [train[rng.permutation(x)] for x in plan]
-    even = [_even_rows(rng.permutation(x), num_clients) for x in by_class(dataset.labels[test], dataset.num_classes)]
+    even = [
+        _even_rows(rng.permutation(x), num_clients)
+        for x in by_class(dataset.labels[test], dataset.num_classes)
+    ]
     tests = test[np.concatenate(even, axis=1)]
     if not val_share:  # the order of training samples is the one of the draw above
         return tuple(ClientIndices(x, x[:0], y) for x, y in zip(plan, tests))
-    held = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified=False) for x in plan]
+    held = [
+        split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified=False)
+        for x in plan
+    ]
     return tuple(client._replace(test=x) for client, x in zip(held, tests))
 
 

@@ -6,7 +6,14 @@ import numpy as np
 from fedjax_ht.core.bounds import Count, Part, Rest, Whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import pfllib_least
-from fedjax_ht.data.partition.splits import Plan, Sets, by_class, deal_classes, official_sets, split_client
+from fedjax_ht.data.partition.splits import (
+    Plan,
+    Sets,
+    by_class,
+    deal_classes,
+    official_sets,
+    split_client,
+)
 
 
 def pathological(
@@ -81,7 +88,10 @@ def class_shares(
     if sets == "merged":
         weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
         plan = deal_classes(np.arange(len(dataset.labels)), dataset.labels, weights, rng)
-        return tuple(split_client(x, dataset.labels, rng, train_share, val_share, stratified=False) for x in plan)
+        return tuple(
+            split_client(x, dataset.labels, rng, train_share, val_share, stratified=False)
+            for x in plan
+        )
     train, test = official_sets(dataset)
     if val_size >= len(train):
         raise ValueError(

@@ -39,7 +39,9 @@ def natural(
         its clients.
     """
     if dataset.groups is None:
-        raise ValueError(f"{dataset.name} does not say whose a sample is; partition natural needs Dataset.groups")
+        raise ValueError(
+            f"{dataset.name} does not say whose a sample is; partition natural needs Dataset.groups"
+        )
     owners = np.unique(dataset.groups)
     each = max(num_clients // len(owners), 1)
     if num_clients > len(owners) and num_clients % len(owners):
@@ -53,20 +55,33 @@ def natural(
             "that are nobody's"
         )
     chosen = np.sort(rng.permutation(owners)[:num_clients])
-    held = [part for group in chosen for part in _deal(np.flatnonzero(dataset.groups == group), each, rng)]
+    held = [
+        part
+        for group in chosen
+        for part in _deal(np.flatnonzero(dataset.groups == group), each, rng)
+    ]
     if tested == "new_groups":
-        others = np.array_split(rng.permutation(np.flatnonzero(~np.isin(dataset.groups, chosen))), num_clients)
+        others = np.array_split(
+            rng.permutation(np.flatnonzero(~np.isin(dataset.groups, chosen))), num_clients
+        )
         own = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, False) for x in held]
         return tuple(client._replace(test=test) for client, test in zip(own, others))
     if tested == "random":
-        return tuple(split_client(x, dataset.labels, rng, train_share, val_share, False) for x in held)
-    ends = [[int(share * len(x) + 1e-9) for share in (train_share, train_share + val_share)] for x in held]
+        return tuple(
+            split_client(x, dataset.labels, rng, train_share, val_share, False) for x in held
+        )
+    ends = [
+        [int(share * len(x) + 1e-9) for share in (train_share, train_share + val_share)]
+        for x in held
+    ]
     return tuple(ClientIndices(*np.split(x, end)) for x, end in zip(held, ends))
 
 
 def _deal(indices: np.ndarray, clients: int, rng: np.random.RandomState) -> list[np.ndarray]:
     """Parts of equal size, in stored order."""
     if len(indices) < clients:
-        raise ValueError(f"a group has {len(indices)} samples for {clients} clients; take fewer clients")
+        raise ValueError(
+            f"a group has {len(indices)} samples for {clients} clients; take fewer clients"
+        )
     parts = np.array_split(rng.permutation(indices), clients) if clients > 1 else [indices]
     return [np.sort(part) for part in parts]

@@ -23,9 +23,13 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
       ValueError: there is none, or it is for another number of clients.
     """
     if dataset.clients is None:
-        raise ValueError(f"{dataset.name} came without a split into clients; choose one of {', '.join(PLANS)}")
+        raise ValueError(
+            f"{dataset.name} came without a split into clients; choose one of {', '.join(PLANS)}"
+        )
     if len(dataset.clients) != num_clients:
-        raise ValueError(f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} clients")
+        raise ValueError(
+            f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} clients"
+        )
     return dataset.clients
 
 
@@ -47,7 +51,9 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
-def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options) -> Partition:
+def make_partition(
+    kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options
+) -> Partition:
     """Splits a dataset among clients; a pure function of its arguments, independent of the images.
 
     Args:
@@ -68,7 +74,9 @@ def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1,
     rng = np.random.RandomState(seed)
     if kind in PLANS:
         split = {name: options.pop(name) for name in _options(split_plan) if name in options}
-        partition = split_plan(functools.partial(PLANS[kind], **options), dataset, num_clients, rng, **split)
+        partition = split_plan(
+            functools.partial(PLANS[kind], **options), dataset, num_clients, rng, **split
+        )
     else:
         partition = PARTITIONS[kind](dataset, num_clients, rng, **options)
     for i, client in enumerate(partition):
@@ -117,7 +125,9 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
 
 def _check_classes(kind: str, num_clients: int, num_classes: int, wanted: int) -> None:
     if wanted > num_classes:
-        raise ValueError(f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the data")
+        raise ValueError(
+            f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the data"
+        )
     if kind == "class_shares" and wanted * num_clients % num_classes:
         raise ValueError(
             f"classes_per_client * num_clients is {wanted * num_clients}; "
@@ -139,4 +149,8 @@ def _check_shares(sets: str, train_share: float | None, val_share: float) -> Non
 
 def _options(function: Callable) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters."""
-    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }

@@ -28,7 +28,9 @@ def class_counts(
     `labels` are those of the whole dataset; without `num_classes` the largest label is the last
     class.
     """
-    return _counts(labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1)
+    return _counts(
+        labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1
+    )
 
 
 def _counts(labels: np.ndarray, plan: Plan, num_classes: int) -> np.ndarray:
@@ -43,11 +45,15 @@ def official_sets(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """
     for name in ("train", "test"):
         if name not in dataset.official:
-            raise ValueError(f"{dataset.name} has no official {name} set; choose a partition of merged data")
+            raise ValueError(
+                f"{dataset.name} has no official {name} set; choose a partition of merged data"
+            )
     return tuple(np.asarray(dataset.official[name], np.int64) for name in ("train", "test"))
 
 
-def deal_classes(indices: np.ndarray, labels: np.ndarray, weights: np.ndarray, rng: np.random.RandomState) -> Plan:
+def deal_classes(
+    indices: np.ndarray, labels: np.ndarray, weights: np.ndarray, rng: np.random.RandomState
+) -> Plan:
     """Shuffles each class and cuts it among the clients in proportion to their weights.
 
     Args:
@@ -93,7 +99,9 @@ def split_client(
         members = np.flatnonzero(groups == group)
         n = len(members)
         # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
-        n_train, n_fit = (int(rounded(share * n + 1e-9)) for share in (train_share, train_share + val_share))
+        n_train, n_fit = (
+            int(rounded(share * n + 1e-9)) for share in (train_share, train_share + val_share)
+        )
         part[members] = np.repeat((test, train, val), (n - n_fit, n_train, n_fit - n_train))
     return ClientIndices(shuffled[part == train], shuffled[part == val], shuffled[part == test])
 
@@ -132,6 +140,8 @@ def split_plan(
     train, test = official_sets(dataset)
     plan = [train[x] for x in plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng)]
     weights = _counts(dataset.labels, plan, dataset.num_classes)
-    clients = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified) for x in plan]
+    clients = [
+        split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified) for x in plan
+    ]
     tests = deal_classes(test, dataset.labels, weights, rng)
     return tuple(client._replace(test=x) for client, x in zip(clients, tests))

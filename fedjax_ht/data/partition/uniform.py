@@ -35,13 +35,21 @@ def few_shot(
         trained = shots * num_clients
         needed = trained + (test_shots or 0) * num_clients
         if len(members) < needed:
-            each = f"{shots} shots" if test_shots is None else f"{shots} shots and {test_shots} test_shots"
+            each = (
+                f"{shots} shots"
+                if test_shots is None
+                else f"{shots} shots and {test_shots} test_shots"
+            )
             raise ValueError(
                 f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are {needed}; "
                 f"lower {'shots' if test_shots is None else 'them'} or num_clients"
             )
         shuffled = rng.permutation(members)
         train.append(np.split(shuffled[:trained], num_clients))
-        test.append(np.array_split(shuffled[trained:needed] if test_shots else shuffled[trained:], num_clients))
+        test.append(
+            np.array_split(
+                shuffled[trained:needed] if test_shots else shuffled[trained:], num_clients
+            )
+        )
     joined = [[np.concatenate(parts) for parts in zip(*sets)] for sets in (train, test)]
     return tuple(ClientIndices(x, x[:0], y) for x, y in zip(*joined))

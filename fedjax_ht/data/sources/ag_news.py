@@ -22,7 +22,10 @@ _ORIGIN = Origin(
     "take them out of the authors' ag_news_csv.tar.gz",
     fetched=False,
 )
-_OWN = Origin("a CSV file in UTF-8 without a head, rows of a class and one or more columns of text", "write it so")
+_OWN = Origin(
+    "a CSV file in UTF-8 without a head, rows of a class and one or more columns of text",
+    "write it so",
+)
 
 
 def find_ag_news(data_dir: Path | None) -> tuple[Path, ...]:
@@ -60,7 +63,11 @@ def _ag_news_class(text: str) -> str:
 
 
 def _dataset(
-    name: str, paths: Sequence[Path], length: int | None, origin: Origin, class_of: Callable[[str], str] | None
+    name: str,
+    paths: Sequence[Path],
+    length: int | None,
+    origin: Origin,
+    class_of: Callable[[str], str] | None,
 ) -> Dataset:
     """The first file's texts train where there are two."""
     classes, texts, counts = [], [], []
@@ -79,7 +86,9 @@ def _dataset(
         names = CLASSES if class_of else _in_order(set(classes))
         label = {name: i for i, name in enumerate(names)}
         ends = np.cumsum([0, *counts])
-        parts = {"train": np.arange(*ends[:2]), "test": np.arange(*ends[1:])} if len(paths) == 2 else {}
+        parts = (
+            {"train": np.arange(*ends[:2]), "test": np.arange(*ends[1:])} if len(paths) == 2 else {}
+        )
         tokens = encode(texts, ids, length or LENGTH)
         labels = np.array([label[name] for name in classes], np.int32)
         return Dataset(name, tokens, labels, names, official=parts, vocabulary=len(ids) + 2)
@@ -94,7 +103,9 @@ def _rows(path: Path, origin: Origin) -> Iterator[tuple[str, str]]:
     columns = None
     for row in rows:
         if len(row) < 2 or len(row) != (columns := columns or len(row)):
-            raise ValueError(f"line {rows.line_num} has {len(row)} columns, not {columns or 'a class and texts'}")
+            raise ValueError(
+                f"line {rows.line_num} has {len(row)} columns, not {columns or 'a class and texts'}"
+            )
         yield row[0].strip(), " ".join(row[1:])
 
 

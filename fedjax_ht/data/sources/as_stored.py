@@ -20,7 +20,9 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
       ValueError: of fewer than two axes, of another type, too large, NaN or infinite.
     """
     if x.ndim < 2 or x.dtype.kind not in "iuf":
-        raise ValueError(f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes")
+        raise ValueError(
+            f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes"
+        )
     if x.dtype.kind == "f":
         refuse_not_finite(name, x)
         return x.astype(np.float16 if x.dtype.itemsize == 2 else np.float32, copy=False)
@@ -45,7 +47,9 @@ def to_groups(name: str, owners: np.ndarray) -> np.ndarray:
 def refuse_image_size(image_size: int | None, who: str = "it") -> None:
     """ValueError where a size is asked for of what has none."""
     if image_size is not None:
-        raise ValueError(f"image_size is {image_size}, but {who} holds no images; leave it at 0 (None)")
+        raise ValueError(
+            f"image_size is {image_size}, but {who} holds no images; leave it at 0 (None)"
+        )
 
 
 def _int32(name: str, x: np.ndarray) -> np.ndarray:

@@ -23,7 +23,11 @@ _DAY = 86_400  # seconds
 
 
 def cached(
-    name: str, image_size: int | None, data_dir: Path, sources: Sequence[Path], build: Callable[[Path | None], Dataset]
+    name: str,
+    image_size: int | None,
+    data_dir: Path,
+    sources: Sequence[Path],
+    build: Callable[[Path | None], Dataset],
 ) -> Dataset:
     """`build(target)`, or what it gave the last time if the files of `sources` have the same names,
     sizes and times.
@@ -92,10 +96,14 @@ def _load(name: str, path: Path, stamp: str) -> Dataset | None:
             images = _images(path, stamp)
             if str(arrays["images_sha256"]) != _sha256(images):
                 return None
-            official = {k.removeprefix("official_"): arrays[k] for k in arrays if k.startswith("official_")}
+            official = {
+                k.removeprefix("official_"): arrays[k] for k in arrays if k.startswith("official_")
+            }
             groups = arrays.get("groups")
             names = tuple(map(str, arrays["class_names"]))
-            return Dataset(name, mapped(images), arrays["labels"], names, official=official, groups=groups)
+            return Dataset(
+                name, mapped(images), arrays["labels"], names, official=official, groups=groups
+            )
     except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
         return None
 
@@ -124,7 +132,9 @@ def _images(path: Path, stamp: str) -> Path:
 def _sweep(path: Path, stamp: str) -> None:
     """Removes the images of former states of the sources, and what a process that was killed has
     left here."""
-    former = [file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)]
+    former = [
+        file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)
+    ]
     for file in (*former, *path.parent.glob("*.tmp")):
         with contextlib.suppress(OSError):
             if file in former or time.time() - file.stat().st_mtime > _DAY:

@@ -22,7 +22,9 @@ _ORIGIN = Origin(
     "download it from the dataset's page (WILDS, Camelyon17-wilds)",
     fetched=False,
 )
-_PATCH = re.compile(r"^(?P<image>patches/patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$")
+_PATCH = re.compile(
+    r"^(?P<image>patches/patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$"
+)
 _VAL, _TEST = 1, 2  # hospitals, of which nothing trains
 
 
@@ -53,17 +55,23 @@ def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset
     keys, values = [], []
     for line, row in rows:
         cells = [row[columns.index(name)] for name in _COLUMNS]
-        if not all(re.fullmatch(r"\w{1,20}", cell) for cell in cells) or not all(map(_digit, cells[4:])):
+        if not all(re.fullmatch(r"\w{1,20}", cell) for cell in cells) or not all(
+            map(_digit, cells[4:])
+        ):
             raise ValueError(f"line {line} of metadata.csv is {limits.short(row)}")
         patient, node, x, y = cells[:4]
-        keys.append(f"patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png")
+        keys.append(
+            f"patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png"
+        )
         values.append([int(cell) for cell in cells[4:]])
     if not keys:
         raise ValueError("metadata.csv has no rows")
     labels, hospitals, splits = np.array(values).T
     pile, _ = decode_members(table.parent, _PATCH, image_size, target)
     official = _official(hospitals, splits)
-    return Dataset("camelyon17", pile.stack(keys), labels, CLASSES, official=official, groups=hospitals)
+    return Dataset(
+        "camelyon17", pile.stack(keys), labels, CLASSES, official=official, groups=hospitals
+    )
 
 
 def _digit(cell: str) -> bool:

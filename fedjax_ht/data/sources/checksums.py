@@ -66,7 +66,10 @@ _MD5 = {
         "setid.mat": "a5357ecc9cb78c4bef273ce3793fc85c",
     },
     "food101": {"food-101.tar.gz": "85eeb15f3717b99a5da872d97d918f87"},
-    "ag_news": {"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"},
+    "ag_news": {
+        "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+        "test.csv": "d52ea96a97a2d943681189a97654912d",
+    },
     "tiny_imagenet": {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
 }
 
@@ -94,4 +97,6 @@ def check_sum(name: str, path: Path, content: bytes | bytearray | None = None) -
     else:
         digest = hashlib.md5(content, usedforsecurity=False)
     if digest.hexdigest() != expected:
-        logging.warning(f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}")
+        logging.warning(
+            f"{path}: its MD5 sum is {digest.hexdigest()}, the publisher's file has {expected}"
+        )

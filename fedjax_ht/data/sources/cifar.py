@@ -58,7 +58,11 @@ def _origin(name: str) -> Origin:
 def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
     """The archive, the folder, or a file of the folder; see `archive.search`."""
     layout = _LAYOUTS[name]
-    archives = [f"{layout.stem}-{kind}{ending}" for kind in ("python", "binary") for ending in (".tar.gz", ".tar")]
+    archives = [
+        f"{layout.stem}-{kind}{ending}"
+        for kind in ("python", "binary")
+        for ending in (".tar.gz", ".tar")
+    ]
     files = (*layout.folders, *archives, *layout.meta)
     return (search(name, data_dir, (name, ""), files, _origin(name)),)
 
@@ -83,7 +87,10 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
         binary = layout.meta[1] in found
         meta, *batches = take(
             found,
-            [layout.meta[binary], *(f"{file}{'.bin' * binary}" for file in (*layout.train, layout.test))],
+            [
+                layout.meta[binary],
+                *(f"{file}{'.bin' * binary}" for file in (*layout.train, layout.test)),
+            ],
             "files",
         )
         if binary:
@@ -93,7 +100,11 @@ def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Data
             (class_names,) = take(_load_dict(meta), (layout.names_key,), "entries")
             class_names = tuple(c.decode() if isinstance(c, bytes) else str(c) for c in class_names)
             batches = [_parse_python(batch) for batch in batches]
-    images = np.concatenate([images for images, _ in batches]).reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    images = (
+        np.concatenate([images for images, _ in batches])
+        .reshape(-1, 3, 32, 32)
+        .transpose(0, 2, 3, 1)
+    )
     train = sum(len(labels) for _, labels in batches[:-1])
     official = {"train": np.arange(train), "test": np.arange(train, len(images))}
     labels = np.concatenate([labels for _, labels in batches])
@@ -124,4 +135,7 @@ def _load_dict(content: bytes) -> dict:
     value = load_pickle(io.BytesIO(content))
     if not isinstance(value, dict):
         raise ValueError(f"a pickle holds a {type(value).__name__}, not a dict")
-    return {key.decode("latin1") if isinstance(key, bytes) else key: entry for key, entry in value.items()}
+    return {
+        key.decode("latin1") if isinstance(key, bytes) else key: entry
+        for key, entry in value.items()
+    }

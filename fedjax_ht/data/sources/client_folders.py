@@ -72,14 +72,18 @@ def read_client_folders(path: str, data_dir: Path | None, image_size: int | None
         parts = [part for part in parts if len(part.labels)]
         if len(kinds := sorted({part.kind for part in parts})) > 1:
             raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
-        inputs, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
+        inputs, labels = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels")
+        )
         if kinds == ["images"]:
             inputs = resize(inputs, image_size)
         else:
             refuse_image_size(image_size)
         warn_of_empty_class_0(root, labels)
         class_names = limits.numbered_classes(num_classes or int(labels.max()) + 1)
-        return Dataset(f"client_folders:{path}", inputs, labels, class_names, clients=tuple(clients))
+        return Dataset(
+            f"client_folders:{path}", inputs, labels, class_names, clients=tuple(clients)
+        )
 
 
 def _sizes(root: Path) -> tuple[int, int | None]:
@@ -107,8 +111,8 @@ def _read_part(path: Path) -> _Part:
         with opened_zip(path) as archive:
             data = load_npy(io.BytesIO(archive.read("data.npy")))
         match data:
-            case {"x": np.ndarray() | list() as x, "y": np.ndarray() as y} if y.dtype.kind in "iu" and y.shape == (
-                len(x),
+            case {"x": np.ndarray() | list() as x, "y": np.ndarray() as y} if (
+                y.dtype.kind in "iu" and y.shape == (len(x),)
             ):
                 return _Part(*_inputs(x), y)
         raise ValueError("data is not a dict of x, n samples, and integer y [n]")
@@ -143,13 +147,24 @@ def _texts(pairs: list) -> np.ndarray:
             case (list() | tuple() as tokens, int()) if set(map(type, tokens)) <= {int}:
                 pass
             case _:
-                raise ValueError("x holds something else than pairs of a list of integers and its length")
+                raise ValueError(
+                    "x holds something else than pairs of a list of integers and its length"
+                )
     if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
-        raise ValueError(f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as long")
+        raise ValueError(
+            f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as long"
+        )
     if not pairs:
         return np.zeros((0, 0), np.int32)
     tokens, lengths = (np.array(values, np.int64) for values in zip(*pairs))
     behind = np.arange(tokens.shape[1]) >= lengths[:, None]
-    if tokens.min(initial=0) < 0 or lengths.min() < 0 or lengths.max() > tokens.shape[1] or tokens[behind].any():
-        raise ValueError("x has tokens below 0, or a length that is not that of its text: behind it is only padding, 0")
+    if (
+        tokens.min(initial=0) < 0
+        or lengths.min() < 0
+        or lengths.max() > tokens.shape[1]
+        or tokens[behind].any()
+    ):
+        raise ValueError(
+            "x has tokens below 0, or a length that is not that of its text: behind it is only padding, 0"
+        )
     return as_stored("x", tokens)

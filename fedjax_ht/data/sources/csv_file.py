@@ -53,11 +53,15 @@ def read_csv(path: str, data_dir: Path | None, image_size: int | None) -> Datase
     with reading(file, _ORIGIN):
         refuse_image_size(image_size)
         if len(named) > 2:
-            raise ValueError(f"{len(named)} columns are named, {', '.join(named)}; a label and a group may be")
+            raise ValueError(
+                f"{len(named)} columns are named, {', '.join(named)}; a label and a group may be"
+            )
         columns, rows = rows_of(file)
         label, group = (*named, "", "")[:2]
         label = _column("label", label, columns, LABELS)
-        group = _column("group", group, columns, GROUPS) if group or _called(columns, GROUPS) else None
+        group = (
+            _column("group", group, columns, GROUPS) if group or _called(columns, GROUPS) else None
+        )
         if label == group:
             raise ValueError(f"column {label!r} is named twice")
         special = [name for name in (label, group) if name is not None]
@@ -78,11 +82,15 @@ def rows_of(path: Path) -> Rows:
     header = bytes(content[:_HEADER]).partition(b"\n")[0]
     separator = max(",;\t", key=lambda mark: header.count(mark.encode()))
     reader = csv.reader(
-        io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=""), delimiter=separator, strict=True
+        io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline=""),
+        delimiter=separator,
+        strict=True,
     )
     columns = tuple(name.strip() for name in next(reader, ()))
     if not columns or len(set(columns)) < len(columns):
-        raise ValueError(f"its first line names the columns {limits.short(columns)}; each needs a name of its own")
+        raise ValueError(
+            f"its first line names the columns {limits.short(columns)}; each needs a name of its own"
+        )
 
     def rows():
         count = 0
@@ -93,7 +101,9 @@ def rows_of(path: Path) -> Rows:
                 limits.keep("the table", count * len(row), limits.TABLE_CELLS, "cells")
                 yield reader.line_num, row
             elif row:
-                raise ValueError(f"line {reader.line_num} has {len(row)} cells for {len(columns)} columns")
+                raise ValueError(
+                    f"line {reader.line_num} has {len(row)} cells for {len(columns)} columns"
+                )
 
     return Rows(columns, rows())
 
@@ -108,7 +118,9 @@ def _column(what: str, named: str, columns: Sequence[str], default: Sequence[str
     if named and named not in columns:
         raise ValueError(unknown("column", named, columns, there))
     if not named and not _called(columns, default):
-        raise ValueError(f"no column is called {', '.join(default)}; name the {what} as csv:PATH:LABEL; {there}")
+        raise ValueError(
+            f"no column is called {', '.join(default)}; name the {what} as csv:PATH:LABEL; {there}"
+        )
     return named or _called(columns, default)[0]
 
 
@@ -120,13 +132,21 @@ class _Texts(NamedTuple):
     places: array.array
 
 
-def _values(columns: Sequence[str], rows: Iterator, special: Sequence[str]) -> tuple[np.ndarray, list[_Texts]]:
+def _values(
+    columns: Sequence[str], rows: Iterator, special: Sequence[str]
+) -> tuple[np.ndarray, list[_Texts]]:
     """float32 [N, other columns], and the texts of each special column."""
     places = [columns.index(name) for name in special]
     others = [name for name in columns if name not in special]
     if not others:
-        raise ValueError(f"its only column{'s are' if len(special) > 1 else ' is'} {', '.join(special)}")
-    values, lines, kept = array.array("f"), array.array("q"), [_Texts({}, array.array("i")) for _ in special]
+        raise ValueError(
+            f"its only column{'s are' if len(special) > 1 else ' is'} {', '.join(special)}"
+        )
+    values, lines, kept = (
+        array.array("f"),
+        array.array("q"),
+        [_Texts({}, array.array("i")) for _ in special],
+    )
     for line, row in rows:
         for texts, name, place in zip(kept, special, places):
             if not row[place].strip():
@@ -144,7 +164,9 @@ def _values(columns: Sequence[str], rows: Iterator, special: Sequence[str]) -> t
     inputs = np.frombuffer(values, np.float32).reshape(len(lines), -1)
     if len(bad := np.argwhere(~np.isfinite(inputs))):
         row, column = bad[0]
-        raise ValueError(f"line {lines[row]} has {inputs[row, column]} in column {others[column]!r}; {_FILL}")
+        raise ValueError(
+            f"line {lines[row]} has {inputs[row, column]} in column {others[column]!r}; {_FILL}"
+        )
     return inputs, kept
 
 
@@ -182,7 +204,9 @@ def _numbered(name: str, column: _Texts) -> tuple[np.ndarray, list[int] | list[s
     values = _whole(name, texts) or texts
     ordered = sorted(set(values))
     place = {value: i for i, value in enumerate(ordered)}
-    return np.array([place[value] for value in values])[np.frombuffer(column.places, np.int32)], ordered
+    return np.array([place[value] for value in values])[
+        np.frombuffer(column.places, np.int32)
+    ], ordered
 
 
 def _whole(name: str, texts: Sequence[str]) -> list[int] | None:
@@ -196,5 +220,7 @@ def _whole(name: str, texts: Sequence[str]) -> list[int] | None:
     except ValueError:
         return None
     if others := [number for number in numbers if not number.is_integer()]:
-        raise ValueError(f"column {name!r} has {others[0]}; classes and groups are whole numbers or texts")
+        raise ValueError(
+            f"column {name!r} has {others[0]}; classes and groups are whole numbers or texts"
+        )
     return [int(number) for number in numbers]

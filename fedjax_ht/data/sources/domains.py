@@ -53,10 +53,14 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
     lists = {split: _listed(root, domains, split) for split in _SPLITS}
     listed = lists["train"] | lists["test"]
     if len(listed) < sum(map(len, lists.values())) or bool(lists["train"]) != bool(lists["test"]):
-        raise ValueError("an image is in a train and a test list, or there are no lists of one of the two")
+        raise ValueError(
+            "an image is in a train and a test list, or there are no lists of one of the two"
+        )
     keys = list(listed or found)
     if unknown := [key for key in listed if key not in found]:
-        raise ValueError(f"{len(unknown)} of {len(listed)} images of the lists are missing, such as {unknown[0]}")
+        raise ValueError(
+            f"{len(unknown)} of {len(listed)} images of the lists are missing, such as {unknown[0]}"
+        )
     names = [found[key]["class"] for key in keys]
     classes = _numbered(names, list(listed.values())) if listed else sorted(set(names))
     number = {name: i for i, name in enumerate(classes)}
@@ -64,8 +68,17 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
     groups = np.searchsorted(domains, [found[key]["domain"] for key in keys])
     _warn_of_other_classes(root, domains, groups, classes, labels)
     ends = np.cumsum([0, *map(len, lists.values())])
-    official = {split: np.arange(*ends[i : i + 2]) for i, split in enumerate(_SPLITS)} if listed else {}
-    return Dataset(f"domains:{path}", pile.stack(keys), labels, tuple(classes), official=official, groups=groups)
+    official = (
+        {split: np.arange(*ends[i : i + 2]) for i, split in enumerate(_SPLITS)} if listed else {}
+    )
+    return Dataset(
+        f"domains:{path}",
+        pile.stack(keys),
+        labels,
+        tuple(classes),
+        official=official,
+        groups=groups,
+    )
 
 
 def _listed(root: Path, domains: list[str], split: str) -> dict[str, int]:
@@ -77,10 +90,14 @@ def _listed(root: Path, domains: list[str], split: str) -> dict[str, int]:
     found = {}
     for domain in there:
         name = f"splits/{domain}_{split}.txt"
-        for line, text in enumerate(read_whole(root / name, limits.TEXT_BYTES).decode().splitlines(), 1):
+        for line, text in enumerate(
+            read_whole(root / name, limits.TEXT_BYTES).decode().splitlines(), 1
+        ):
             key, _, number = text.strip().rpartition(" ")
             if not re.fullmatch(r"\d{1,6}", number) or not key.startswith(f"{domain}/"):
-                raise ValueError(f"line {line} of {name} is {limits.short(text)}, not {domain}/CLASS/FILE NUMBER")
+                raise ValueError(
+                    f"line {line} of {name} is {limits.short(text)}, not {domain}/CLASS/FILE NUMBER"
+                )
             found[key] = int(number)
     return found
 
@@ -88,13 +105,23 @@ def _listed(root: Path, domains: list[str], split: str) -> dict[str, int]:
 def _numbered(names: list[str], numbers: list[int]) -> list[str]:
     """Classes by their numbers in the lists."""
     pairs = sorted(set(zip(numbers, names)))
-    if [number for number, _ in pairs] != list(range(len(pairs))) or len({name for _, name in pairs}) < len(pairs):
-        raise ValueError(f"the lists have {len(set(names))} classes, and {len(pairs)} numbers of them, not each from 0")
+    if [number for number, _ in pairs] != list(range(len(pairs))) or len(
+        {name for _, name in pairs}
+    ) < len(pairs):
+        raise ValueError(
+            f"the lists have {len(set(names))} classes, and {len(pairs)} numbers of them, not each from 0"
+        )
     return [name for _, name in pairs]
 
 
-def _warn_of_other_classes(root: Path, domains: list[str], groups: np.ndarray, classes: list[str], labels: np.ndarray):
+def _warn_of_other_classes(
+    root: Path, domains: list[str], groups: np.ndarray, classes: list[str], labels: np.ndarray
+):
     for i, domain in enumerate(domains):
         if missing := np.setdiff1d(np.arange(len(classes)), labels[groups == i]).tolist():
-            which = ", ".join(classes[c] for c in missing[:5]) + (", ..." if len(missing) > 5 else "")
-            logging.warning(f"{root}: domain {domain} has no images of {len(missing)} of the classes: {which}")
+            which = ", ".join(classes[c] for c in missing[:5]) + (
+                ", ..." if len(missing) > 5 else ""
+            )
+            logging.warning(
+                f"{root}: domain {domain} has no images of {len(missing)} of the classes: {which}"
+            )

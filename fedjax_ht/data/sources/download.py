@@ -90,9 +90,13 @@ def listing(data_dir: str | os.PathLike) -> list[Listed]:
     for name in dataset_names():
         if source := SOURCES.get(name):
             home = source.files[0].url.removesuffix(source.files[0].name)
-            lines.append(Listed(name, source.about, source.size, home, _there(name, Path(data_dir))))
+            lines.append(
+                Listed(name, source.about, source.size, home, _there(name, Path(data_dir)))
+            )
         else:
-            why = ELSEWHERE.get(name.partition(":")[0], "any set that tensorflow-datasets knows, which fetches it")
+            why = ELSEWHERE.get(
+                name.partition(":")[0], "any set that tensorflow-datasets knows, which fetches it"
+            )
             lines.append(Listed(name, why, None, "", ()))
     return lines
 
@@ -128,8 +132,9 @@ def _fetch(file: File, path: Path) -> None:
     part = path.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _complete(part, file)
+
     def rename(_, output, __):
-        return (os.replace(part, output))
+        return os.replace(part, output)
 
     try:
         pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=rename)
@@ -146,19 +151,25 @@ def _complete(part: Path, file: File) -> None:
                 broken = _go_on(url, part, size, bar)
             except urllib.error.HTTPError as error:
                 if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
+                    raise OSError(
+                        f"{url}: the server answers {error.code} {error.reason}"
+                    ) from None
                 part.unlink(missing_ok=True)  # it is longer than what the server has
                 broken = "what was there of it is not its beginning"
             except urllib.error.URLError as error:
                 raise OSError(f"{url}: no connection ({error.reason})") from None
             except (OSError, http.client.HTTPException) as error:
-                raise OSError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from None
+                raise OSError(
+                    f"{url}: {' '.join(str(error).split()) or type(error).__name__}"
+                ) from None
             have = part.stat().st_size if part.exists() else 0
             if have == size:
                 return
             if have > size:
                 part.unlink()
-                raise ValueError(f"{url}: it is longer than the {size:,} bytes of the publisher's file")
+                raise ValueError(
+                    f"{url}: it is longer than the {size:,} bytes of the publisher's file"
+                )
     raise OSError(
         f"{url}: ended after {have:,} of {size:,} bytes, {_TRIES} times ({broken}); the same command goes on from there"
     )
@@ -171,8 +182,12 @@ def _go_on(url: str, part: Path, size: int, bar: tqdm) -> str:
     bar.n = have
     if have == size:
         return "it is complete"
-    headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
+    headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"} | (
+        {"Range": f"bytes={have}-"} if have else {}
+    )
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=_TIMEOUT
+    ) as response:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
         if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
             raise OSError("the server sends another part than it was asked for")
@@ -200,5 +215,7 @@ def _prepare(dataset: str, root: Path, say: Callable[[str], None]) -> tuple[Path
     except ImportError as error:
         raise ImportError(f"tfds:{dataset}: {error}; run pip install 'fedjax_ht[tfds]'") from error
     except Exception as error:  # it has dozens of its own, of many lines
-        raise ValueError(f"tfds:{dataset}: tensorflow-datasets says {str(error).partition(chr(10))[0]}") from error
+        raise ValueError(
+            f"tfds:{dataset}: tensorflow-datasets says {str(error).partition(chr(10))[0]}"
+        ) from error
     return (Path(builder.data_dir),)

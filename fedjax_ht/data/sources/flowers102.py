@@ -40,20 +40,31 @@ _FOLDERS = ("flowers102", "flowers-102", "102flowers", "")
 def find_flowers102(data_dir: Path | None) -> tuple[Path, ...]:
     """The images, their labels and the sets; see `archive.search`."""
     files = (("jpg", "102flowers.tgz"), ("imagelabels.mat",), ("setid.mat",))
-    return tuple(search("flowers102", data_dir, _FOLDERS, names, Origin(" or ".join(names), _PAGE)) for names in files)
+    return tuple(
+        search("flowers102", data_dir, _FOLDERS, names, Origin(" or ".join(names), _PAGE))
+        for names in files
+    )
 
 
 def read_flowers102(data_dir: Path | None, image_size: int | None) -> Dataset:
     """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train, val and
     test."""
     size, sources = image_size or 64, find_flowers102(data_dir)
-    return cached("flowers102", size, data_dir, sources, lambda target: _decode(*sources, size, target))
+    return cached(
+        "flowers102", size, data_dir, sources, lambda target: _decode(*sources, size, target)
+    )
 
 
-def _decode(source: Path, labels_file: Path, sets_file: Path, size: int, target: Path | None) -> Dataset:
+def _decode(
+    source: Path, labels_file: Path, sets_file: Path, size: int, target: Path | None
+) -> Dataset:
     with reading(labels_file, Origin("labels [1, n] from 1 to 102", _PAGE)):
         check_sum("flowers102", labels_file)
-        labels = take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0].ravel().astype(np.int64)
+        labels = (
+            take(load_mat("flowers102", labels_file), ("labels",), "arrays")[0]
+            .ravel()
+            .astype(np.int64)
+        )
     with reading(sets_file, Origin("trnid, valid and tstid", _PAGE)):
         check_sum("flowers102", sets_file)
         arrays = take(load_mat("flowers102", sets_file), ("trnid", "valid", "tstid"), "arrays")
@@ -62,6 +73,14 @@ def _decode(source: Path, labels_file: Path, sets_file: Path, size: int, target:
             raise ValueError(f"an image number is not in 1 to {len(labels)}")
     with reading(source, Origin("image_00001.jpg and so on, one a label", _PAGE)):
         check_sum("flowers102", source)
-        pile, _ = decode_members(source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size, target)
+        pile, _ = decode_members(
+            source, re.compile(r"(?:^|/)(?P<image>image_\d{5})\.jpg$"), size, target
+        )
         images = pile.stack([f"image_{i:05d}" for i in range(1, len(labels) + 1)])
-    return Dataset("flowers102", images, labels - 1, _NAMES, official={"train": train, "val": val, "test": test})
+    return Dataset(
+        "flowers102",
+        images,
+        labels - 1,
+        _NAMES,
+        official={"train": train, "val": val, "test": test},
+    )

@@ -15,7 +15,9 @@ _ORIGIN = Origin(
     "food-101.tar.gz or its extracted folder, with images/, meta/train.txt and meta/test.txt",
     "download it from the dataset's page (ETH Zurich, Food-101)",
 )
-_PATTERN = re.compile(r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$")
+_PATTERN = re.compile(
+    r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$"
+)
 
 
 def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
@@ -31,13 +33,17 @@ def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
         source = source.parents[1]
     size = image_size or 64
     with reading(source, _ORIGIN):
-        return cached("food101", size, data_dir, (source,), lambda target: _decode(source, size, target))
+        return cached(
+            "food101", size, data_dir, (source,), lambda target: _decode(source, size, target)
+        )
 
 
 def _decode(source: Path, size: int, target: Path | None) -> Dataset:
     check_sum("food101", source)
     pile, texts = decode_members(source, _PATTERN, size, target)
-    train, test = (text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files"))
+    train, test = (
+        text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files")
+    )
     keys = train + test  # such as apple_pie/1005649
     classes = sorted({key.split("/")[0] for key in keys})
     return Dataset(

@@ -17,7 +17,9 @@ from fedjax_ht.data.files.archive import Origin, members, reading, search, take
 from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 
-SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+SIGNALS = tuple(
+    f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
 """Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration
 in g; at 50 Hz."""
 
@@ -58,18 +60,31 @@ def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
     train = len(labels[0])
     labels = np.concatenate(labels)
     official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
-    return Dataset("har", np.concatenate(windows), labels, CLASSES, official=official, groups=np.concatenate(persons))
+    return Dataset(
+        "har",
+        np.concatenate(windows),
+        labels,
+        CLASSES,
+        official=official,
+        groups=np.concatenate(persons),
+    )
 
 
-def _split(tables: dict[tuple[str, str], np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _split(
+    tables: dict[tuple[str, str], np.ndarray], split: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows float32 [n, 128, 9], labels int64 [n] from 0, and persons int64 [n]."""
-    *signals, labels, persons = take(tables, [(split, what) for what in (*SIGNALS, "y", "subject")], "files")
+    *signals, labels, persons = take(
+        tables, [(split, what) for what in (*SIGNALS, "y", "subject")], "files"
+    )
     for what, table in zip((*SIGNALS, "subject"), (*signals, persons)):
         if len(table) != len(labels):
             raise ValueError(f"{what}_{split}.txt has {len(table)} rows for {len(labels)} labels")
     for what, values, last in (("labels", labels, len(CLASSES)), ("persons", persons, PERSONS)):
         if not 1 <= values.min() <= values.max() <= last:
-            raise ValueError(f"{split}: {what} run from {values.min()} to {values.max()}, not in 1 to {last}")
+            raise ValueError(
+                f"{split}: {what} run from {values.min()} to {values.max()}, not in 1 to {last}"
+            )
     windows = np.stack(signals, -1)
     if not np.isfinite(windows).all():
         raise ValueError(f"{split}: a signal is not finite")

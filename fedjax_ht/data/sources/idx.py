@@ -46,7 +46,10 @@ def _origin(name: str, file: str) -> Origin:
 def find_idx(name: str, data_dir: Path | None) -> Iterator[Path]:
     """The four files, each looked for when it is asked for; see `archive.search`."""
     folders = [f"{folder}/{raw}" for folder in (*_FOLDERS[name], ".") for raw in (".", "raw")]
-    return (search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file)) for file in _FILES)
+    return (
+        search(name, data_dir, folders, (file, f"{file}.gz"), _origin(name, file))
+        for file in _FILES
+    )
 
 
 def read_idx(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
@@ -76,5 +79,7 @@ def _parse(content: bytes, ndim: int) -> np.ndarray:
     shape = np.frombuffer(content, ">u4", count=ndim, offset=4).tolist()
     start = 4 + 4 * ndim
     if len(content) - start != math.prod(shape):
-        raise ValueError(f"{len(content) - start} bytes of values, but its header says {math.prod(shape)}")
+        raise ValueError(
+            f"{len(content) - start} bytes of values, but its header says {math.prod(shape)}"
+        )
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

@@ -44,7 +44,9 @@ def decode_members(
     return Pile(decode_all(encoded(), size), target), texts
 
 
-def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> Iterator[tuple[Hashable, np.ndarray]]:
+def decode_all(
+    encoded: Iterable[tuple[Hashable, bytes]], size: int | None
+) -> Iterator[tuple[Hashable, np.ndarray]]:
     """(key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
     encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
@@ -75,7 +77,9 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
             mode = "L" if image.mode in _GREY_MODES else "RGB"
             image = image if image.mode == mode else image.convert(mode)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
-        reason = "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
+        reason = (
+            "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
+        )
         raise ValueError(f"image {name} cannot be decoded ({reason})") from error
     pixels = np.asarray(image if size is None else _central_square(image, size))
     return pixels.reshape(*pixels.shape[:2], -1)
@@ -116,4 +120,6 @@ def _central_square(image: "Image.Image", size: int) -> "Image.Image":
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    return image.resize(
+        (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+    )

@@ -84,7 +84,9 @@ def _is_image(key: str, x: np.ndarray) -> bool:
     if x.dtype.kind != "f":
         return x.dtype == np.uint8 or x.ndim != 2
     if x.ndim == 3 and (not x.size or -1 <= x.min() <= x.max() <= 1):
-        logging.warning(f"{key} is {x.dtype} {x.shape} within -1 to 1: grey images. Call it inputs if it is none")
+        logging.warning(
+            f"{key} is {x.dtype} {x.shape} within -1 to 1: grey images. Call it inputs if it is none"
+        )
         return True
     return x.ndim == 4 and (x.shape[-1] in CHANNELS or channels_first(x.shape))
 
@@ -103,14 +105,28 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
       ValueError: an entry is missing, or the sizes differ.
     """
     if missing := {"jpeg", "offset", "label", "wnid"} - set(arrays):
-        raise ValueError(f"no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels")
+        raise ValueError(
+            f"no entry {', '.join(sorted(missing))}; it must hold JPEG files and their labels"
+        )
     jpeg, offset = arrays["jpeg"], arrays["offset"]
-    if jpeg.dtype != np.uint8 or jpeg.ndim != 1 or offset.dtype.kind not in "iu" or offset.ndim != 1:
-        raise ValueError(f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; see read_jpegs")
+    if (
+        jpeg.dtype != np.uint8
+        or jpeg.ndim != 1
+        or offset.dtype.kind not in "iu"
+        or offset.ndim != 1
+    ):
+        raise ValueError(
+            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; see read_jpegs"
+        )
     steps = np.concatenate([[0], offset, [len(jpeg)]]).astype(np.int64)
     if len(offset) < 2 or (np.diff(steps) < 0).any():
-        raise ValueError(f"offset must run from 0 to {len(jpeg)}, the length of jpeg, without going back")
-    files = ((i, jpeg[start:end].tobytes()) for i, (start, end) in enumerate(itertools.pairwise(offset.tolist())))
+        raise ValueError(
+            f"offset must run from 0 to {len(jpeg)}, the length of jpeg, without going back"
+        )
+    files = (
+        (i, jpeg[start:end].tobytes())
+        for i, (start, end) in enumerate(itertools.pairwise(offset.tolist()))
+    )
     images = [image for _, image in decode_all(files, None)]
     if len({image.shape[:2] for image in images}) > 1:
         raise ValueError("the JPEG files are of more than one size")
@@ -127,7 +143,9 @@ def to_nhwc(images: np.ndarray) -> np.ndarray:
         return images.transpose(0, 2, 3, 1)
     if images.ndim == 4 and images.shape[-1] in CHANNELS:
         return images
-    raise ValueError(f"images of shape {images.shape}, not [N, H, W] or [N, H, W, C] or [N, C, H, W] with C 1 or 3")
+    raise ValueError(
+        f"images of shape {images.shape}, not [N, H, W] or [N, H, W, C] or [N, C, H, W] with C 1 or 3"
+    )
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
@@ -138,18 +156,28 @@ def to_bytes(images: np.ndarray) -> np.ndarray:
     refuse_not_finite("it", images)
     low, high = images.min(), images.max()
     if images.dtype.kind != "f":
-        raise ValueError(f"{images.dtype} images from {low} to {high}: give them as uint8, from 0 to 255")
+        raise ValueError(
+            f"{images.dtype} images from {low} to {high}: give them as uint8, from 0 to 255"
+        )
     if not -1 <= low <= high <= 1:
-        raise ValueError(f"{images.dtype} images from {low} to {high}: divide by the maximum, for floats in [0, 1]")
+        raise ValueError(
+            f"{images.dtype} images from {low} to {high}: divide by the maximum, for floats in [0, 1]"
+        )
     return np.round((images * 0.5 + 0.5 if low < 0 else images) * 255).astype(np.uint8)
 
 
 def _select(arrays: Mapping[str, np.ndarray]) -> _Found:
     """By whichever keys the file has."""
-    names = next((_texts(name, arrays[name]) for name in ("class_names", "classes") if name in arrays), None)
+    names = next(
+        (_texts(name, arrays[name]) for name in ("class_names", "classes") if name in arrays), None
+    )
     for key, labels in _KEYS:
         if key in arrays and labels in arrays:
-            x, official, owners = arrays[key], {}, next((arrays[k] for k in ("group", "person") if k in arrays), None)
+            x, official, owners = (
+                arrays[key],
+                {},
+                next((arrays[k] for k in ("group", "person") if k in arrays), None),
+            )
             if "official_test" in arrays:
                 official = _official(arrays, len(x))
             break
@@ -162,10 +190,20 @@ def _select(arrays: Mapping[str, np.ndarray]) -> _Found:
         official = {"train": np.arange(counts[0]), "test": np.arange(counts[0], sum(counts))}
         if len(arrays["x_train"]) != counts[0]:
             raise ValueError(f"{len(arrays['x_train'])} training samples for {counts[0]} labels")
-        owners = next((_both(arrays, k) for k in ("group", "person") if f"{k}_train" in arrays), None)
+        owners = next(
+            (_both(arrays, k) for k in ("group", "person") if f"{k}_train" in arrays), None
+        )
     groups = None if owners is None else to_groups("group", owners)
     vocabulary = int(arrays["vocabulary"]) if "vocabulary" in arrays else None
-    return _Found(key, x, arrays[labels] if labels else _both(arrays, "y"), official, groups, names, vocabulary)
+    return _Found(
+        key,
+        x,
+        arrays[labels] if labels else _both(arrays, "y"),
+        official,
+        groups,
+        names,
+        vocabulary,
+    )
 
 
 def _both(arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
@@ -174,7 +212,11 @@ def _both(arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
 
 
 def _official(arrays: Mapping[str, np.ndarray], count: int) -> dict[str, np.ndarray]:
-    named = {split: arrays[f"official_{split}"] for split in ("test", "val") if f"official_{split}" in arrays}
+    named = {
+        split: arrays[f"official_{split}"]
+        for split in ("test", "val")
+        if f"official_{split}" in arrays
+    }
     for split, mine in named.items():
         if mine.dtype != bool or mine.shape != (count,):
             raise ValueError(f"official_{split} is {mine.dtype} {mine.shape}, not bool ({count},)")

@@ -48,7 +48,8 @@ _ACTIVITY = 1
 # Of each unit acceleration up to 16 g, angular velocity and magnetic field, x y z.
 _SIGNALS = [first + i for first in (4, 21, 38) for i in (0, 1, 2, 6, 7, 8, 9, 10, 11)]
 _RECORDINGS = sorted(
-    [(f"10{i}", "Protocol") for i in range(1, 10)] + [(f"10{i}", "Optional") for i in (1, 5, 6, 8, 9)],
+    [(f"10{i}", "Protocol") for i in range(1, 10)]
+    + [(f"10{i}", "Optional") for i in (1, 5, 6, 8, 9)],
     key=lambda recording: (recording[0], recording[1] == "Optional"),
 )
 _ORIGIN = Origin(
@@ -98,12 +99,16 @@ def _build(source: Path, target: Path | None) -> Dataset:
         inputs = np.concatenate(windows).reshape(shape)
     else:
         with open(target, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, {"descr": _DTYPE.str, "fortran_order": False, "shape": shape})
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": _DTYPE.str, "fortran_order": False, "shape": shape}
+            )
             for part in windows:
                 file.write(part.tobytes())
         inputs = mapped(target)
     groups = np.repeat(persons, [len(part) for part in windows])
-    return Dataset("pamap2", inputs, np.concatenate(labels), tuple(ACTIVITIES.values()), groups=groups)
+    return Dataset(
+        "pamap2", inputs, np.concatenate(labels), tuple(ACTIVITIES.values()), groups=groups
+    )
 
 
 def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -118,7 +123,10 @@ def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.nd
     if not np.isfinite(largest).all():
         raise ValueError(f"{name}: a signal is infinite")
     starts = np.arange(0, len(table) - STEPS + 1, STRIDE)
-    seen = [np.bincount(activity[start : start + STEPS], minlength=_LAST + 1).argmax() for start in starts]
+    seen = [
+        np.bincount(activity[start : start + STEPS], minlength=_LAST + 1).argmax()
+        for start in starts
+    ]
     label = np.full(_LAST + 1, -1)
     label[list(ACTIVITIES)] = np.arange(len(ACTIVITIES))
     labels = label[np.array(seen, np.int64)]

@@ -62,7 +62,9 @@ class Pile:
 
     def _read(self, place: _Place) -> np.ndarray:
         self._file.seek(place.start)
-        return np.frombuffer(self._file.read(int(np.prod(place.shape))), np.uint8).reshape(place.shape)
+        return np.frombuffer(self._file.read(int(np.prod(place.shape))), np.uint8).reshape(
+            place.shape
+        )
 
 
 def mapped(path: Path) -> np.ndarray:
@@ -84,5 +86,7 @@ def common_shape(shapes: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]
         raise ValueError("there are no images")
     sizes = sorted({shape[:2] for shape in shapes})
     if len(sizes) > 1:
-        raise ValueError(f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size")
+        raise ValueError(
+            f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size"
+        )
     return (*sizes[0], max(shape[-1] for shape in shapes))

@@ -77,7 +77,10 @@ _LONGEST = 1 << 14
 def dataset_names() -> tuple[str, ...]:
     """The names that `load_dataset` takes; those of a prefix end in what is to be filled in, as
     "npz:PATH"."""
-    return (*_READERS, *(f"{prefix}:{'NAME' if prefix == 'tfds' else 'PATH'}" for prefix in _PREFIX_READERS))
+    return (
+        *_READERS,
+        *(f"{prefix}:{'NAME' if prefix == 'tfds' else 'PATH'}" for prefix in _PREFIX_READERS),
+    )
 
 
 def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
@@ -89,7 +92,9 @@ def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
       FileNotFoundError: one of them is missing; the line says how to get it.
     """
     if name not in _FINDERS:
-        raise ValueError(f"{name!r} is no set with files of a publisher; those are {', '.join(_FINDERS)}")
+        raise ValueError(
+            f"{name!r} is no set with files of a publisher; those are {', '.join(_FINDERS)}"
+        )
     return tuple(_FINDERS[name](Path(data_dir).expanduser().resolve()))
 
 
@@ -122,17 +127,25 @@ def load_dataset(
     """
     if image_size is not None and (type(image_size) is not int or image_size < 1):
         raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
-    if text_length is not None and (type(text_length) is not int or not 1 <= text_length <= _LONGEST):
-        raise ValueError(f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, or None")
+    if text_length is not None and (
+        type(text_length) is not int or not 1 <= text_length <= _LONGEST
+    ):
+        raise ValueError(
+            f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, or None"
+        )
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     return _load(name, root, image_size, text_length)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(name: str, data_dir: Path | None, image_size: int | None, text_length: int | None = None) -> Dataset:
+def _load(
+    name: str, data_dir: Path | None, image_size: int | None, text_length: int | None = None
+) -> Dataset:
     prefix, colon, rest = name.partition(":")
     size, other, kind = (
-        (text_length, image_size, "image_size") if prefix in TEXTS else (image_size, text_length, "text_length")
+        (text_length, image_size, "image_size")
+        if prefix in TEXTS
+        else (image_size, text_length, "text_length")
     )
     known = name in _READERS or (colon and rest and prefix in _PREFIX_READERS)
     if known and other is not None:

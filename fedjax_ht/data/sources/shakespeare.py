@@ -26,7 +26,9 @@ _ORIGIN = Origin(
 def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
     """The folders train and test; see `archive.search`."""
     folders = ("shakespeare", "shakespeare/data")
-    return tuple(search("shakespeare", data_dir, folders, (part,), _ORIGIN) for part in ("train", "test"))
+    return tuple(
+        search("shakespeare", data_dir, folders, (part,), _ORIGIN) for part in ("train", "test")
+    )
 
 
 def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
@@ -38,7 +40,9 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
     next character is no letter is left out, with one line as a warning.
     """
     if length not in (None, LENGTH):
-        raise ValueError(f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it at 0")
+        raise ValueError(
+            f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it at 0"
+        )
     parts = [_read(folder) for folder in find_shakespeare(data_dir)]
     roles = {role: i for i, role in enumerate({**parts[0], **parts[1]})}
     found = [(roles[role], x, y) for part in parts for role, (x, y) in part.items()]
@@ -46,14 +50,17 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
     tokens, following = (np.concatenate([row[i] for row in found]) for i in (1, 2))
     train = np.arange(len(groups)) < sum(len(y) for _, y in parts[0].values())
     if missing := np.count_nonzero(following == 0):
-        logging.warning(f"shakespeare: {missing} samples are left out, whose next character is none of LEAF's 80")
+        logging.warning(
+            f"shakespeare: {missing} samples are left out, whose next character is none of LEAF's 80"
+        )
     kept = following > 0
     tokens, labels, groups, train = tokens[kept], following[kept] - 1, groups[kept], train[kept]
     clients = None
     if set(parts[0]) == set(parts[1]):
         own = [groups == role for role in range(len(roles))]
         clients = tuple(
-            ClientIndices(np.flatnonzero(mine & train), np.arange(0), np.flatnonzero(mine & ~train)) for mine in own
+            ClientIndices(np.flatnonzero(mine & train), np.arange(0), np.flatnonzero(mine & ~train))
+            for mine in own
         )
     return Dataset(
         "shakespeare",
@@ -79,14 +86,18 @@ def _read(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
                 if role in found:
                     raise ValueError(f"role {limits.short(role)} is there twice")
                 found[role] = _samples(role, own)
-                limits.keep("the set", sum(len(y) for _, y in found.values()), limits.TEXTS, "samples")
+                limits.keep(
+                    "the set", sum(len(y) for _, y in found.values()), limits.TEXTS, "samples"
+                )
     return found
 
 
 def _users(file: Path) -> dict[str, dict]:
     """user -> {"x", "y"}, in the order of "users"."""
     content = bytes(read_whole(file, limits.TEXTS_BYTES))
-    limits.keep("it", sum(map(content.count, (b"[", b"{", b","))), limits.MARKS, "brackets and commas")
+    limits.keep(
+        "it", sum(map(content.count, (b"[", b"{", b","))), limits.MARKS, "brackets and commas"
+    )
     loaded = json.loads(content.decode("ascii"))
     match loaded:
         case {"users": list() as users, "user_data": dict() as data}:
@@ -101,7 +112,9 @@ def _samples(role: str, own: object) -> tuple[np.ndarray, np.ndarray]:
         case {"x": list() as x, "y": list() as y} if len(x) == len(y):
             for texts, length in ((x, LENGTH), (y, 1)):
                 if not all(type(text) is str and len(text) == length for text in texts):
-                    raise ValueError(f"role {limits.short(role)} has a text that is not of {length} characters")
+                    raise ValueError(
+                        f"role {limits.short(role)} has a text that is not of {length} characters"
+                    )
             return _encode(x).reshape(-1, LENGTH), _encode(y)
     raise ValueError(f"role {limits.short(role)} is no object of as many x as y")
 

@@ -13,7 +13,8 @@ from fedjax_ht.data.sources.images import resize
 
 _FILES = ("train_32x32.mat", "test_32x32.mat")
 _ORIGIN = Origin(
-    " and ".join(_FILES), "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)"
+    " and ".join(_FILES),
+    "download it from the dataset's page (Netzer et al., SVHN format 2, cropped digits)",
 )
 
 
@@ -28,7 +29,13 @@ def read_svhn(data_dir: Path | None, image_size: int | None) -> Dataset:
     train = len(labels[0])
     labels = np.concatenate(labels)
     official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
-    return Dataset("svhn", resize(np.concatenate(images), image_size), labels, tuple("0123456789"), official=official)
+    return Dataset(
+        "svhn",
+        resize(np.concatenate(images), image_size),
+        labels,
+        tuple("0123456789"),
+        official=official,
+    )
 
 
 def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -36,7 +43,9 @@ def _read_split(path: Path) -> tuple[np.ndarray, np.ndarray]:
         check_sum("svhn", path)
         images, labels = take(load_mat("svhn", path), ("X", "y"), "arrays")
         if images.dtype != np.uint8 or images.shape != (32, 32, 3, labels.size):
-            raise ValueError(f"X is {images.dtype} {images.shape} for {labels.size} labels, not uint8 [32, 32, 3, n]")
+            raise ValueError(
+                f"X is {images.dtype} {images.shape} for {labels.size} labels, not uint8 [32, 32, 3, n]"
+            )
         unknown = labels[~np.isin(labels, np.arange(11))]
         if unknown.size:
             rule = "labels are whole numbers from 1 to 10, and 10 is the digit 0"

@@ -38,7 +38,9 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
             raise FileNotFoundError("no prepared dataset")
         if len(prepared) > 1:
             names = ", ".join(path.relative_to(root).as_posix() for path in prepared)
-            raise ValueError(f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION")
+            raise ValueError(
+                f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION"
+            )
         for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
             open_regular(path).close()
         build = functools.partial(_decode, dataset, prepared[0], image_size)
@@ -60,7 +62,9 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
     try:  # our own decoding, so that every source treats image sizes alike
         splits = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
     except (NotImplementedError, ImportError) as error:
-        raise ValueError(f"prepared as {builder.info.file_format.value}, which only TensorFlow reads") from error
+        raise ValueError(
+            f"prepared as {builder.info.file_format.value}, which only TensorFlow reads"
+        ) from error
     found = {ours: splits[split] for split, ours in _SPLITS.items() if split in splits}
     labels = []
 
@@ -74,4 +78,10 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
     pile = Pile(decode_all(encoded(), image_size), target)
     images, ends = pile.stack(list(pile.places)), np.cumsum([0, *map(len, found.values())])
     official = {ours: np.arange(*ends[i : i + 2]) for i, ours in enumerate(found)}
-    return Dataset(f"tfds:{dataset}", images, np.array(labels), tuple(features[label_key].names), official=official)
+    return Dataset(
+        f"tfds:{dataset}",
+        images,
+        np.array(labels),
+        tuple(features[label_key].names),
+        official=official,
+    )
