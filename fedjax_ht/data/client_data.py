@@ -45,7 +45,8 @@ def make_federation_data(
         )
     if dataset.num_classes != federation.num_classes:
         raise ValueError(
-            f"{dataset.name} has {dataset.num_classes} classes, the federation {federation.num_classes}"
+            f"{dataset.name} has {dataset.num_classes} classes, the federation "
+            f"{federation.num_classes}"
         )
     for bucket in federation.buckets:
         if bucket.input_shape != dataset.input_shape:

@@ -78,7 +78,8 @@ class Dataset:
         for x in arrays:
             if labels.shape != x.shape[:1]:
                 raise ValueError(
-                    f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of shape {labels.shape}"
+                    f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of "
+                    f"shape {labels.shape}"
                 )
             if 0 in x.shape[1:]:
                 shape = list(x.shape[1:])
@@ -95,7 +96,8 @@ class Dataset:
         if self.groups is not None:
             if self.groups.shape != self.labels.shape or self.groups.dtype.kind not in "iu":
                 raise ValueError(
-                    f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]"
+                    f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not "
+                    "integers [N]"
                 )
             object.__setattr__(self, "groups", self.groups.astype(np.int32))
         object.__setattr__(self, "preprocess", _preprocess(self.name, self.inputs, self.preprocess))
@@ -138,7 +140,8 @@ def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
     """
     if not isinstance(labels, np.ndarray):
         raise ValueError(
-            f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers [N]"
+            f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers "
+            "[N]"
         )
     if labels.dtype.kind not in "iubf":
         raise ValueError(
@@ -149,7 +152,8 @@ def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
         broken = labels[~np.isfinite(labels) | (labels != np.floor(labels))]
         if broken.size:
             raise ValueError(
-                f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers from 0"
+                f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers "
+                "from 0"
             )
     return labels.astype(np.int64)
 
@@ -161,7 +165,8 @@ def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
         )
     if inputs.size and not 0 <= inputs.min() <= inputs.max() < vocabulary:
         raise ValueError(
-            f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is {vocabulary}"
+            f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is "
+            f"{vocabulary}"
         )
 
 
@@ -177,7 +182,8 @@ def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None
         bytes_ = [x for x in jax.tree.leaves(inputs) if x.dtype == np.uint8]
         if bytes_ and not images:
             raise ValueError(
-                f"{name}: uint8 {list(bytes_[0].shape)} could be anything: images are [N, H, W, channels], tokens of "
+                f"{name}: uint8 {list(bytes_[0].shape)} could be anything: images are [N, H, W, "
+                "channels], tokens of "
                 "another integer type; or say by preprocess what a model sees of it"
             )
         preprocess = Pixels() if bytes_ else AsStored()
@@ -213,7 +219,8 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
         raise ValueError(f"subset is {count}; {dataset.name} has {len(dataset.labels)} samples")
     if dataset.clients is not None:
         raise ValueError(
-            f"subset is {count}, but the clients of {dataset.name} come with their samples; set it to 0"
+            f"subset is {count}, but the clients of {dataset.name} come with their samples; set it "
+            "to 0"
         )
     kept = np.sort(np.random.default_rng(seed).permutation(len(dataset.labels))[:count])
     return _selected(dataset, kept, dataset.labels, dataset.class_names)
@@ -234,7 +241,8 @@ def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
         raise ValueError(f"classes has {repr(others[0]) if others else 'a name twice'}{hint}")
     if dataset.clients is not None:
         raise ValueError(
-            f"classes is given, but the clients of {dataset.name} come with their samples; leave it empty"
+            f"classes is given, but the clients of {dataset.name} come with their samples; leave "
+            "it empty"
         )
     label = np.full(dataset.num_classes, -1)
     label[[dataset.class_names.index(name) for name in names]] = np.arange(len(names))

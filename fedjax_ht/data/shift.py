@@ -126,8 +126,8 @@ def parse_shift(text: str) -> tuple[str, int]:
     if found and 2 <= int(found[2]) <= _MOST[found[1]]:
         return found[1], int(found[2])
     raise ValueError(
-        f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or corrupt/DOMAINS, of 2 to "
-        f"{_MOST['corrupt']}, such as rotate/4"
+        f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or "
+        f"corrupt/DOMAINS, of 2 to {_MOST['corrupt']}, such as rotate/4"
     )
 
 

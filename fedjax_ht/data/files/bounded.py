@@ -125,7 +125,8 @@ class Zip:
             # others cannot be bounded
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise ValueError(
-                    f"{entry.filename} is compressed in a way that is not read; stored and deflated are"
+                    f"{entry.filename} is compressed in a way that is not read; stored and "
+                    "deflated are"
                 )
             # compares the names, so that none is lost to a wrong bit
             self._archive.open(entry).close()

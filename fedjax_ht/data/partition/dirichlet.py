@@ -131,8 +131,9 @@ def _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, 
         if plan is not None and min(map(len, plan)) >= min_samples:
             return plan
     raise ValueError(
-        f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients at least "
-        f"{min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower min_samples or num_clients"
+        f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients "
+        f"at least {min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower "
+        "min_samples or num_clients"
     )
 
 

@@ -49,8 +49,8 @@ def pathological(
         low, high = int(max(equal / 10, least)), int(equal)
         if high < 1 or (len(owners) > 1 and not balanced and low >= high):
             raise ValueError(
-                f"class {c} has {len(members)} samples, too few for the {len(owners)} clients that share it; "
-                "lower num_clients or classes_per_client"
+                f"class {c} has {len(members)} samples, too few for the {len(owners)} clients that "
+                "share it; lower num_clients or classes_per_client"
             )
         others = len(owners) - 1
         sizes = np.full(others, high) if balanced else rng.randint(low, high, others)
@@ -95,7 +95,8 @@ def class_shares(
     train, test = official_sets(dataset)
     if val_size >= len(train):
         raise ValueError(
-            f"val_size is {val_size}; it must be below the {len(train)} training samples of {dataset.name}"
+            f"val_size is {val_size}; it must be below the {len(train)} training samples of "
+            f"{dataset.name}"
         )
     held_out, train = np.split(rng.permutation(train), [val_size])
     weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)

@@ -46,13 +46,13 @@ def natural(
     each = max(num_clients // len(owners), 1)
     if num_clients > len(owners) and num_clients % len(owners):
         raise ValueError(
-            f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups: take at most as many clients, or "
-            "a multiple of it"
+            f"num_clients is {num_clients}; {dataset.name} has {len(owners)} groups: take at most "
+            "as many clients, or a multiple of it"
         )
     if tested == "new_groups" and num_clients >= len(owners):
         raise ValueError(
-            f"num_clients is {num_clients} of {len(owners)} groups of {dataset.name}; tested='new_groups' needs some "
-            "that are nobody's"
+            f"num_clients is {num_clients} of {len(owners)} groups of {dataset.name}; "
+            "tested='new_groups' needs some that are nobody's"
         )
     chosen = np.sort(rng.permutation(owners)[:num_clients])
     held = [

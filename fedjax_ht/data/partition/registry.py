@@ -28,7 +28,8 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
         )
     if len(dataset.clients) != num_clients:
         raise ValueError(
-            f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} clients"
+            f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} "
+            "clients"
         )
     return dataset.clients
 
@@ -83,7 +84,8 @@ def make_partition(
         if not len(client.train):
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
-                f"take fewer clients or more data than the {len(dataset.labels)} samples of {dataset.name}"
+                f"take fewer clients or more data than the {len(dataset.labels)} samples of "
+                f"{dataset.name}"
             )
     return partition
 
@@ -126,24 +128,28 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
 def _check_classes(kind: str, num_clients: int, num_classes: int, wanted: int) -> None:
     if wanted > num_classes:
         raise ValueError(
-            f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the data"
+            f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the "
+            "data"
         )
     if kind == "class_shares" and wanted * num_clients % num_classes:
         raise ValueError(
             f"classes_per_client * num_clients is {wanted * num_clients}; "
-            f"it must be a multiple of the {num_classes} classes, so that each class has equally many owners"
+            f"it must be a multiple of the {num_classes} classes, so that each class has equally "
+            "many owners"
         )
 
 
 def _check_shares(sets: str, train_share: float | None, val_share: float) -> None:
     if sets == "official" and train_share is not None:
         raise ValueError(
-            f"train_share is {train_share} with sets='official', whose test set is given; set val_share only"
+            f"train_share is {train_share} with sets='official', whose test set is given; set "
+            "val_share only"
         )
     train_share = 0.75 if train_share is None else train_share
     if sets == "merged" and train_share + val_share > 1 + 1e-9:
         raise ValueError(
-            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1, test is the rest"
+            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1, test "
+            "is the rest"
         )
 
 

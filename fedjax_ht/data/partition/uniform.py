@@ -41,8 +41,8 @@ def few_shot(
                 else f"{shots} shots and {test_shots} test_shots"
             )
             raise ValueError(
-                f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are {needed}; "
-                f"lower {'shots' if test_shots is None else 'them'} or num_clients"
+                f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are "
+                f"{needed}; lower {'shots' if test_shots is None else 'them'} or num_clients"
             )
         shuffled = rng.permutation(members)
         train.append(np.split(shuffled[:trained], num_clients))

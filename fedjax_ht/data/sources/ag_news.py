@@ -13,6 +13,7 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, search, user_path
 from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.checksums import check_sum
+from fedjax_ht.data.sources.source import Source
 from fedjax_ht.data.sources.tokens import LENGTH, encode, vocabulary
 
 CLASSES = ("World", "Sports", "Business", "Sci/Tech")
@@ -98,7 +99,7 @@ def _rows(path: Path, origin: Origin) -> Iterator[tuple[str, str]]:
     """(class, text); the columns of a text have a space between them."""
     content = read_whole(path, limits.TEXTS_BYTES)
     if origin is _ORIGIN:
-        check_sum("ag_news", path, content)
+        check_sum(MD5, path, content)
     rows = csv.reader(io.TextIOWrapper(io.BytesIO(content), "utf-8", newline=""), strict=True)
     columns = None
     for row in rows:
@@ -113,3 +114,32 @@ def _in_order(classes: set[str]) -> tuple[str, ...]:
     limits.keep("the set", len(classes), limits.CLASSES, "classes")
     numbers = all(name.isdecimal() and len(name) < 10 for name in classes)
     return tuple(sorted(classes, key=int if numbers else str))
+
+
+MD5 = {
+    "train.csv": "b1a00f826fdfbd249f79597b59e1dc12",
+    "test.csv": "d52ea96a97a2d943681189a97654912d",
+}
+AG_NEWS = Source(
+    name="ag_news",
+    about="its authors' folder has no address that a program could ask; put its train.csv and "
+    "test.csv into DIR/ag_news",
+    read=read_ag_news,
+    find=find_ag_news,
+    md5=MD5,
+    texts=True,
+)
+AG_NEWS_TEST = Source(
+    name="ag_news_test",
+    about="as for ag_news; test.csv alone serves",
+    read=read_ag_news_test,
+    md5=MD5,
+    texts=True,
+)
+TEXT = Source(
+    name="text",
+    argument="PATH",
+    about="it is a file of your own, and nothing is to be downloaded",
+    read=read_text,
+    texts=True,
+)

@@ -14,6 +14,7 @@ from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.csv_file import rows_of
 from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.source import Source
 
 CLASSES = ("normal", "tumor")
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center", "split")
@@ -84,3 +85,11 @@ def _official(hospitals: Sequence[int], splits: Sequence[int]) -> dict[str, np.n
     sets = {"train": seen & (splits == 0), "id_val": seen & (splits == 1)}
     sets |= {"val": hospitals == _VAL, "test": hospitals == _TEST}
     return {name: np.flatnonzero(chosen) for name, chosen in sets.items()}
+
+
+CAMELYON17 = Source(
+    name="camelyon17",
+    about="patches of lymph nodes of five hospitals, 96x96; download them from the page of WILDS",
+    read=read_camelyon17,
+    find=find_camelyon17,
+)

@@ -16,9 +16,11 @@ from fedjax_ht.data.files.safe_pickle import load_npy
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0
+from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
-    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: float [n, C, H, W], in [-1, 1] if they "
+    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: float [n, C, H, W], "
+    "in [-1, 1] if they "
     "are images, or integer [n, L], or n pairs of a list of tokens and its length",
     "make them with a generate_*.py script of PFLlib or HtFLlib",
 )
@@ -152,7 +154,8 @@ def _texts(pairs: list) -> np.ndarray:
                 )
     if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
         raise ValueError(
-            f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as long"
+            f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as "
+            "long"
         )
     if not pairs:
         return np.zeros((0, 0), np.int32)
@@ -165,6 +168,15 @@ def _texts(pairs: list) -> np.ndarray:
         or tokens[behind].any()
     ):
         raise ValueError(
-            "x has tokens below 0, or a length that is not that of its text: behind it is only padding, 0"
+            "x has tokens below 0, or a length that is not that of its text: behind it is only "
+            "padding, 0"
         )
     return as_stored("x", tokens)
+
+
+CLIENT_FOLDERS = Source(
+    name="client_folders",
+    argument="PATH",
+    about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no address",
+    read=read_client_folders,
+)

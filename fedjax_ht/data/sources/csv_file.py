@@ -15,14 +15,17 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, user_path
 from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.as_stored import refuse_image_size, to_groups
+from fedjax_ht.data.sources.source import Source
 
 LABELS, GROUPS = ("label", "target", "class", "y"), ("group", "person")
 """Names of columns, in small letters, that are the label or the group if none is named."""
 
 _HEADER = 1 << 16  # bytes of it in which separators are counted
 _ORIGIN = Origin(
-    "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or tabs",
-    "name the columns as csv:PATH:LABEL or csv:PATH:LABEL:GROUP if they are not called label and group",
+    "a header line, a column of labels, and columns of numbers, separated by commas, semicolons or "
+    "tabs",
+    "name the columns as csv:PATH:LABEL or csv:PATH:LABEL:GROUP if they are not called label and "
+    "group",
 )
 
 
@@ -89,7 +92,8 @@ def rows_of(path: Path) -> Rows:
     columns = tuple(name.strip() for name in next(reader, ()))
     if not columns or len(set(columns)) < len(columns):
         raise ValueError(
-            f"its first line names the columns {limits.short(columns)}; each needs a name of its own"
+            f"its first line names the columns {limits.short(columns)}; each needs a name of its "
+            "own"
         )
 
     def rows():
@@ -224,3 +228,11 @@ def _whole(name: str, texts: Sequence[str]) -> list[int] | None:
             f"column {name!r} has {others[0]}; classes and groups are whole numbers or texts"
         )
     return [int(number) for number in numbers]
+
+
+CSV = Source(
+    name="csv",
+    argument="PATH",
+    about="it is a table of your own, and nothing is to be downloaded",
+    read=read_csv,
+)

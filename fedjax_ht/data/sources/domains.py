@@ -14,10 +14,11 @@ from fedjax_ht.data.files.archive import Origin, reading, user_path
 from fedjax_ht.data.files.bounded import read_whole
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
-    "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), with splits/DOMAIN_train.txt and "
-    "splits/DOMAIN_test.txt for each domain or for none",
+    "DOMAIN/CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), with "
+    "splits/DOMAIN_train.txt and splits/DOMAIN_test.txt for each domain or for none",
     "put each domain in a folder of its own, and in it each class",
 )
 _FILE = re.compile(
@@ -109,7 +110,8 @@ def _numbered(names: list[str], numbers: list[int]) -> list[str]:
         {name for _, name in pairs}
     ) < len(pairs):
         raise ValueError(
-            f"the lists have {len(set(names))} classes, and {len(pairs)} numbers of them, not each from 0"
+            f"the lists have {len(set(names))} classes, and {len(pairs)} numbers of them, not each "
+            "from 0"
         )
     return [name for _, name in pairs]
 
@@ -125,3 +127,11 @@ def _warn_of_other_classes(
             logging.warning(
                 f"{root}: domain {domain} has no images of {len(missing)} of the classes: {which}"
             )
+
+
+DOMAINS = Source(
+    name="domains",
+    argument="PATH",
+    about="they are folders of your own, and nothing is to be downloaded",
+    read=read_domains,
+)

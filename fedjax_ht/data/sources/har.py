@@ -16,9 +16,10 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, members, reading, search, take
 from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
+from fedjax_ht.data.sources.source import Source
 
 SIGNALS = tuple(
-    f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+    f"{quantity}_{axis}" for quantity in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
 )
 """Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration
 in g; at 50 Hz."""
@@ -27,12 +28,14 @@ CLASSES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STAN
 STEPS, PERSONS = 128, 30
 _ORIGIN = Origin(
     "UCI HAR Dataset.zip or its extracted folder, with train/ and test/",
-    "download it from the dataset's page (UCI Machine Learning Repository, 240, Human Activity Recognition Using "
+    "download it from the dataset's page (UCI Machine Learning Repository, 240, Human Activity "
+    "Recognition Using "
     "Smartphones) and unpack human+activity+recognition+using+smartphones.zip, which has it inside",
     fetched=False,
 )
 _PATTERN = re.compile(
-    rf"(?:^|/)(?P<split>train|test)/(?:Inertial Signals/)?(?P<what>{'|'.join(SIGNALS)}|y|subject)_(?P=split)\.txt$"
+    rf"(?:^|/)(?P<split>train|test)/(?:Inertial "
+    rf"Signals/)?(?P<what>{'|'.join(SIGNALS)}|y|subject)_(?P=split)\.txt$"
 )
 
 
@@ -89,3 +92,12 @@ def _split(
     if not np.isfinite(windows).all():
         raise ValueError(f"{split}: a signal is not finite")
     return windows, labels[:, 0] - 1, persons[:, 0]
+
+
+HAR = Source(
+    name="har",
+    about="windows of motion sensors, 30 persons; no sums of it are published: download it by hand "
+    "(UCI, set 240)",
+    read=read_har,
+    find=find_har,
+)

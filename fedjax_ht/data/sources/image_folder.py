@@ -10,9 +10,11 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, user_path
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
-    "CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), or the same below train/ and test/",
+    "CLASS/*.png (or .jpg, .jpeg, .bmp, .ppm, .pgm, .webp, .tif), or the same below train/ and "
+    "test/",
     "put each class in a folder of its own",
 )
 _FILE = r"[^/]+/.+\.(?i:png|jpe?g|bmp|p[gp]m|webp|tiff?))$"
@@ -50,3 +52,11 @@ def _decode(path: str, root: Path, image_size: int | None, target: Path | None) 
         tuple(classes),
         official={split: np.flatnonzero(of_split == split) for split in splits},
     )
+
+
+FOLDER = Source(
+    name="folder",
+    argument="PATH",
+    about="it is a folder of your own, and nothing is to be downloaded",
+    read=read_folder,
+)

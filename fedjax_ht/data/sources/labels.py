@@ -11,6 +11,6 @@ def warn_of_empty_class_0(path: Path | str, labels: np.ndarray) -> None:
     class too many."""
     if len(labels) and labels.min() > 0:
         logging.warning(
-            f"{path}: labels run from {labels.min()} to {labels.max()}, so that class 0 has no sample; "
-            "if they count from 1, subtract 1 from them"
+            f"{path}: labels run from {labels.min()} to {labels.max()}, so that class 0 has no "
+            "sample; if they count from 1, subtract 1 from them"
         )

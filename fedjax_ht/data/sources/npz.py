@@ -16,13 +16,15 @@ from fedjax_ht.data.files.limits import numbered_classes
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size, to_groups
 from fedjax_ht.data.sources.images import decode_all, resize, stack
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0
+from fedjax_ht.data.sources.source import Source
 
 _KEYS = (("images", "labels"), ("inputs", "labels"), ("x", "y"))
 _SPLITS = ("train", "test")
 _ORIGIN = Origin(
-    "an .npz of images and labels, inputs and labels, x and y, x_train, y_train, x_test and y_test, or jpeg, offset, "
-    "label and wnid",
-    "write it with numpy.savez_compressed(path, images=..., labels=...), or inputs=... for what is no image",
+    "an .npz of images and labels, inputs and labels, x and y, x_train, y_train, x_test and "
+    "y_test, or jpeg, offset, label and wnid",
+    "write it with numpy.savez_compressed(path, images=..., labels=...), or inputs=... for what is "
+    "no image",
 )
 
 
@@ -85,7 +87,8 @@ def _is_image(key: str, x: np.ndarray) -> bool:
         return x.dtype == np.uint8 or x.ndim != 2
     if x.ndim == 3 and (not x.size or -1 <= x.min() <= x.max() <= 1):
         logging.warning(
-            f"{key} is {x.dtype} {x.shape} within -1 to 1: grey images. Call it inputs if it is none"
+            f"{key} is {x.dtype} {x.shape} within -1 to 1: grey images. Call it inputs if it is "
+            "none"
         )
         return True
     return x.ndim == 4 and (x.shape[-1] in CHANNELS or channels_first(x.shape))
@@ -116,7 +119,8 @@ def read_jpegs(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
         or offset.ndim != 1
     ):
         raise ValueError(
-            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; see read_jpegs"
+            f"jpeg is {jpeg.dtype} {jpeg.shape}, offset {offset.dtype} {offset.shape}; see "
+            "read_jpegs"
         )
     steps = np.concatenate([[0], offset, [len(jpeg)]]).astype(np.int64)
     if len(offset) < 2 or (np.diff(steps) < 0).any():
@@ -144,7 +148,8 @@ def to_nhwc(images: np.ndarray) -> np.ndarray:
     if images.ndim == 4 and images.shape[-1] in CHANNELS:
         return images
     raise ValueError(
-        f"images of shape {images.shape}, not [N, H, W] or [N, H, W, C] or [N, C, H, W] with C 1 or 3"
+        f"images of shape {images.shape}, not [N, H, W] or [N, H, W, C] or [N, C, H, W] with C 1 "
+        "or 3"
     )
 
 
@@ -161,7 +166,8 @@ def to_bytes(images: np.ndarray) -> np.ndarray:
         )
     if not -1 <= low <= high <= 1:
         raise ValueError(
-            f"{images.dtype} images from {low} to {high}: divide by the maximum, for floats in [0, 1]"
+            f"{images.dtype} images from {low} to {high}: divide by the maximum, for floats in [0, "
+            "1]"
         )
     return np.round((images * 0.5 + 0.5 if low < 0 else images) * 255).astype(np.uint8)
 
@@ -236,3 +242,11 @@ def _to_labels(labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind not in "iu" or labels.shape not in ((labels.size,), (labels.size, 1)):
         raise ValueError(f"labels are {labels.dtype} {labels.shape}, not integers [N]")
     return labels.ravel().astype(np.int64)
+
+
+NPZ = Source(
+    name="npz",
+    argument="PATH",
+    about="it is a file of your own, and nothing is to be downloaded",
+    read=read_npz,
+)

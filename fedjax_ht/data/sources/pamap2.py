@@ -24,6 +24,7 @@ from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.pile import mapped
+from fedjax_ht.data.sources.source import Source
 
 ACTIVITIES = {
     1: "lying",
@@ -54,8 +55,8 @@ _RECORDINGS = sorted(
 )
 _ORIGIN = Origin(
     "PAMAP2_Dataset.zip or its extracted folder, with Protocol/ and Optional/",
-    "download it from the dataset's page (UCI Machine Learning Repository, 231, PAMAP2 Physical Activity Monitoring) "
-    "and unpack pamap2+physical+activity+monitoring.zip, which has it inside",
+    "download it from the dataset's page (UCI Machine Learning Repository, 231, PAMAP2 Physical "
+    "Activity Monitoring) and unpack pamap2+physical+activity+monitoring.zip, which has it inside",
     fetched=False,
 )
 _PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<person>10[1-9])\.dat$")
@@ -133,3 +134,12 @@ def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.nd
     kept = [signals[start : start + STEPS] for start in starts[labels >= 0]]
     windows = np.array(kept, _DTYPE).reshape(-1, STEPS, len(_SIGNALS))
     return windows, labels[labels >= 0], largest
+
+
+PAMAP2 = Source(
+    name="pamap2",
+    about="windows of motion sensors, 9 persons; no sums of it are published: download it by hand "
+    "(UCI, set 231)",
+    read=read_pamap2,
+    find=find_pamap2,
+)

@@ -11,6 +11,7 @@ from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.files.bounded import read_whole
+from fedjax_ht.data.sources.source import Source
 
 # LEAF's 80
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -41,7 +42,8 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
     """
     if length not in (None, LENGTH):
         raise ValueError(
-            f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it at 0"
+            f"shakespeare: text_length is {length}; the texts have {LENGTH} characters, leave it "
+            "at 0"
         )
     parts = [_read(folder) for folder in find_shakespeare(data_dir)]
     roles = {role: i for i, role in enumerate({**parts[0], **parts[1]})}
@@ -51,7 +53,8 @@ def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
     train = np.arange(len(groups)) < sum(len(y) for _, y in parts[0].values())
     if missing := np.count_nonzero(following == 0):
         logging.warning(
-            f"shakespeare: {missing} samples are left out, whose next character is none of LEAF's 80"
+            f"shakespeare: {missing} samples are left out, whose next character is none of LEAF's "
+            "80"
         )
     kept = following > 0
     tokens, labels, groups, train = tokens[kept], following[kept] - 1, groups[kept], train[kept]
@@ -125,3 +128,12 @@ def _encode(texts: list[str]) -> np.ndarray:
     code[[ord(letter) for letter in LETTERS]] = np.arange(1, len(LETTERS) + 1)
     characters = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     return code[np.minimum(characters, 128)]
+
+
+SHAKESPEARE = Source(
+    name="shakespeare",
+    about="LEAF's preprocess.sh makes its files, and they have no address",
+    read=read_shakespeare,
+    find=find_shakespeare,
+    texts=True,
+)

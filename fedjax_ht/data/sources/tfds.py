@@ -12,6 +12,7 @@ from fedjax_ht.data.files.bounded import open_regular
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_all
 from fedjax_ht.data.sources.pile import Pile
+from fedjax_ht.data.sources.source import Source
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _PREPARE = "pip install 'fedjax_ht[tfds]'"
@@ -85,3 +86,11 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
         tuple(features[label_key].names),
         official=official,
     )
+
+
+TFDS = Source(
+    name="tfds",
+    argument="NAME",
+    about="any set that tensorflow-datasets knows, which fetches it",
+    read=read_tfds,
+)
