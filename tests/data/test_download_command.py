@@ -43,7 +43,7 @@ def test_every_name_is_listed(tmp_path):
     assert tuple(lines) == dataset_names()
     downloads = {name: source for name, source in SOURCES.items() if source.files}
     assert set(downloads) == {name for name, listed in lines.items() if listed.size}
-    assert [name for name, listed in lines.items() if listed.there] == ["cifar10"]
+    assert [name for name, listed in lines.items() if listed.present] == ["cifar10"]
     for source in downloads.values():
         for file in source.downloads:
             assert (

@@ -1,5 +1,4 @@
-"""Opens files that nobody vouches for: regular files only, a limited size, and every checksum
-checked.
+"""Opens files that nobody vouches for: only regular ones, to a limited size, with their checksums.
 
 gzip, zip and tar files are read to their ends, since their sums stand there. What does not hold
 together is an error of whatever kind the standard library has for it; readers turn them into one
@@ -46,8 +45,10 @@ def size_of(file: BinaryIO) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path | str) -> Iterator[BinaryIO]:
-    """What is in a file, decompressed if it is gzip. At the end of the block the rest of it is
-    read, so that a wrong sum of a gzip file is an error whatever part of it was asked for.
+    """Opens a file, decompressed if it is gzip.
+
+    At the end of the block the rest is read, so that a wrong sum of a gzip file is an error
+    whatever part of it was asked for.
 
     Raises:
       ValueError: not a regular file; or gzip of more than `limits.decompressed` bytes.
@@ -88,7 +89,7 @@ def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
 
 
 def _all_of(file: BinaryIO, limit: float = math.inf) -> bytearray:
-    """In parts, since a decompressor that is asked for everything takes all memory."""
+    """Reads in parts, since a decompressor that is asked for everything takes all memory."""
     content = bytearray()
     while chunk := file.read(_CHUNK):
         content += chunk
@@ -100,10 +101,12 @@ _MANY = 1 << 16
 
 
 def _listed(file: BinaryIO) -> int:
-    """How many files a zip says that it lists, modulo `_MANY`."""
+    """The number of files that a zip says that it lists, modulo `_MANY`."""
+    # the record at the end has 22 bytes and a comment
     file.seek(-min(size_of(file), _MANY + 22), io.SEEK_END)
     content = file.read()
-    return int.from_bytes(content[(end := content.rfind(b"PK\x05\x06")) + 10 : end + 12], "little")
+    end = content.rfind(b"PK\x05\x06")
+    return int.from_bytes(content[end + 10 : end + 12], "little")
 
 
 class Zip:
@@ -145,18 +148,15 @@ class Zip:
 
     def read(self, name: str, limit: int | None = None) -> bytearray:
         """The content of one file; `limit` is `limits.FILE_BYTES` if it is not given."""
-        limits.keep(
-            name,
-            self._archive.getinfo(name).file_size,
-            limits.FILE_BYTES if limit is None else limit,
-        )
+        size = self._archive.getinfo(name).file_size
+        limits.keep(name, size, limits.FILE_BYTES if limit is None else limit)
         with self.opened(name) as file:
             return _all_of(file)
 
 
 @contextlib.contextmanager
 def opened_zip(path: Path | str) -> Iterator[Zip]:
-    """See `Zip`."""
+    """Opens a zip file; see `Zip`."""
     with open_regular(path) as file:
         yield Zip(file)
 

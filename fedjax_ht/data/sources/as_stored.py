@@ -1,4 +1,4 @@
-"""What is no image: arrays that are kept as they are, and whose a sample is."""
+"""Arrays that are no images and are kept as they are, and the groups of their samples."""
 
 import numpy as np
 
@@ -32,7 +32,11 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def to_groups(name: str, owners: np.ndarray) -> np.ndarray:
-    """Whose each sample is, int32 [N], of integers or text [N]; text by its place in sorted order.
+    """The group of each sample, int32 [N].
+
+    Args:
+      name: of the array, for the error.
+      owners: integers, or text [N], which is numbered in sorted order.
 
     Raises:
       ValueError: of another type or shape, or beyond int32.
@@ -44,11 +48,11 @@ def to_groups(name: str, owners: np.ndarray) -> np.ndarray:
     return _int32(name, owners)
 
 
-def refuse_image_size(image_size: int | None, who: str = "it") -> None:
-    """ValueError where a size is asked for of what has none."""
+def refuse_image_size(image_size: int | None, subject: str = "it") -> None:
+    """Refuses a size for samples that have none; `subject` begins the message's clause."""
     if image_size is not None:
         raise ValueError(
-            f"image_size is {image_size}, but {who} holds no images; leave it at 0 (None)"
+            f"image_size is {image_size}, but {subject} holds no images; leave it at 0 (None)"
         )
 
 

@@ -50,23 +50,7 @@ def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset:
-    columns, rows = rows_of(table)
-    if missing := [name for name in _COLUMNS if name not in columns]:
-        raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
-    keys, values = [], []
-    for line, row in rows:
-        cells = [row[columns.index(name)] for name in _COLUMNS]
-        if not all(re.fullmatch(r"\w{1,20}", cell) for cell in cells) or not all(
-            map(_digit, cells[4:])
-        ):
-            raise ValueError(f"line {line} of metadata.csv is {limits.short(row)}")
-        patient, node, x, y = cells[:4]
-        keys.append(
-            f"patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png"
-        )
-        values.append([int(cell) for cell in cells[4:]])
-    if not keys:
-        raise ValueError("metadata.csv has no rows")
+    keys, values = _patches(table)
     labels, hospitals, splits = np.array(values).T
     pile, _ = decode_members(table.parent, _PATCH, image_size, target)
     official = _official(hospitals, splits)
@@ -75,16 +59,36 @@ def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset
     )
 
 
-def _digit(cell: str) -> bool:
-    return len(cell) == 1 and "0" <= cell <= "9"
+def _patches(table: Path) -> tuple[list[str], list[list[int]]]:
+    """File, and (class, hospital, split), of each patch in metadata.csv."""
+    columns, rows = rows_of(table)
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
+    places = [columns.index(name) for name in _COLUMNS]
+    keys, values = [], []
+    for line, row in rows:
+        cells = [row[place] for place in places]
+        # the cells become a path, so they are words
+        if not all(map(_WORD.fullmatch, cells)) or not all(map(_DIGIT.fullmatch, cells[4:])):
+            raise ValueError(f"line {line} of metadata.csv is {limits.short(row)}")
+        patient, node, x, y = cells[:4]
+        name = f"patient_{patient}_node_{node}"
+        keys.append(f"patches/{name}/patch_{name}_x_{x}_y_{y}.png")
+        values.append(list(map(int, cells[4:])))
+    if not keys:
+        raise ValueError("metadata.csv has no rows")
+    return keys, values
+
+
+_WORD, _DIGIT = re.compile(r"\w{1,20}"), re.compile(r"[0-9]")
 
 
 def _official(hospitals: Sequence[int], splits: Sequence[int]) -> dict[str, np.ndarray]:
-    """As WILDS reads the table."""
+    """Official sets, as WILDS reads the table."""
     seen = (hospitals != _VAL) & (hospitals != _TEST)
     sets = {"train": seen & (splits == 0), "id_val": seen & (splits == 1)}
     sets |= {"val": hospitals == _VAL, "test": hospitals == _TEST}
-    return {name: np.flatnonzero(chosen) for name, chosen in sets.items()}
+    return dict(zip(sets, map(np.flatnonzero, sets.values())))
 
 
 CAMELYON17 = Source(

@@ -129,7 +129,9 @@ def _parse(
         return class_names, [_parse_binary(batch, layout.label_bytes) for batch in batches]
     meta, *batches = take(contents, [python_meta, *names], "files")
     (class_names,) = take(_load_dict(meta), (layout.names_key,), "entries")
-    texts = [c.decode() if isinstance(c, bytes) else str(c) for c in class_names]
+    if not all(isinstance(name, bytes | str) for name in class_names):
+        raise ValueError(f"{layout.names_key} holds something else than text")
+    texts = [name.decode() if isinstance(name, bytes) else name for name in class_names]
     return tuple(texts), [_parse_python(batch) for batch in batches]
 
 
@@ -155,7 +157,7 @@ def _parse_python(content: bytes) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _load_dict(content: bytes) -> dict:
-    """A pickled dict, keys as text; Python 3 makes its keys bytes where Python 2 had written them."""
+    """A pickled dict with its keys as text; Python 3 makes bytes of keys that Python 2 wrote."""
     value = load_pickle(io.BytesIO(content))
     if not isinstance(value, dict):
         raise ValueError(f"a pickle holds a {type(value).__name__}, not a dict")

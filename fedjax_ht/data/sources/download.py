@@ -88,14 +88,14 @@ class Listed(NamedTuple):
       about: what the set is, or why there is nothing to download.
       size: bytes to download; None if there is nothing.
       home: address of the folder that it is downloaded from; "" if there is none.
-      there: files and folders of it in the data folder.
+      present: files and folders of it in the data folder.
     """
 
     name: str
     about: str
     size: int | None
     home: str
-    there: tuple[Path, ...]
+    present: tuple[Path, ...]
 
 
 def listing(data_dir: str | os.PathLike) -> list[Listed]:
@@ -109,7 +109,7 @@ def listing(data_dir: str | os.PathLike) -> list[Listed]:
                 about=source.about,
                 size=source.size or None,
                 home=source.home,
-                there=present,
+                present=present,
             )
         )
     return lines

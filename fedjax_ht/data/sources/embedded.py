@@ -14,7 +14,7 @@ _FOLDER = Path(__file__).parents[1] / "embedded"
 
 
 def read_fashion_mnist_10k(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao, Rasul and Vollgraf 2017, MIT licence).
+    """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
 
     It has no official sets, since all of it is one; `data_dir` is not looked at.
     """

@@ -1,4 +1,4 @@
-"""Decoded images on their way to one array: on disk, so that only some hundred are in memory."""
+"""Piles decoded images that become one array; on disk, so that only some hundred are in memory."""
 
 import io
 import tempfile

@@ -19,8 +19,9 @@ _PREPARE = "pip install 'fedjax_ht[tfds]'"
 
 
 def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """DATASET is NAME, NAME/CONFIG, or either with :VERSION; its splits train, validation and test
-    are official sets.
+    """Reads a prepared set; its splits train, validation and test are official sets.
+
+    DATASET is NAME, NAME/CONFIG, or either with :VERSION.
 
     Without `data_dir` the folder is tensorflow-datasets' own: $TFDS_DATA_DIR or
     ~/tensorflow_datasets. Only what is already prepared is read: nothing is downloaded.
@@ -66,19 +67,23 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
         raise ValueError(
             f"prepared as {builder.info.file_format.value}, which only TensorFlow reads"
         ) from error
-    found = {ours: splits[split] for split, ours in _SPLITS.items() if split in splits}
-    labels = []
+    parts, labels = {}, []
+    for split, name in _SPLITS.items():
+        if split in splits:
+            parts[name] = splits[split]
 
     def encoded():
-        for ours, examples in found.items():
+        for name, examples in parts.items():
             for i in range(len(examples)):
                 example = examples[i]
                 labels.append(int(example[label_key]))
-                yield (ours, i), example[image_key]
+                yield (name, i), example[image_key]
 
     pile = Pile(decode_all(encoded(), image_size), target)
-    images, ends = pile.stack(list(pile.places)), np.cumsum([0, *map(len, found.values())])
-    official = {ours: np.arange(*ends[i : i + 2]) for i, ours in enumerate(found)}
+    images, start, official = pile.stack(list(pile.places)), 0, {}
+    for name, examples in parts.items():
+        official[name] = np.arange(start, start + len(examples))
+        start += len(examples)
     return Dataset(
         f"tfds:{dataset}",
         images,

@@ -14,7 +14,7 @@ from fedjax_ht.data.files.bounded import opened_zip, read_whole, tar_members
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.data.sources.images import decode
 from fedjax_ht.data.sources.npz import read_jpegs
-from tests.data.attacks import npy_header
+from tests.data.attack_bombs import npy_header
 from tests.data.files.test_torch_files import state_dict, tensor
 from tests.data.files.test_torch_files import write as write_weights
 from tests.data.source_files import encoded, pixels

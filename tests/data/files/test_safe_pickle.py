@@ -178,7 +178,7 @@ def test_damaged_pickles_are_value_errors(content):
 
 
 def test_too_deep_a_pickle_is_a_value_error():
-    with pytest.raises(ValueError, match="65 levels, more than the 64"):
+    with pytest.raises(ValueError, match="damaged pickle: RecursionError"):
         load_pickle(io.BytesIO(b"]" * 100_000 + b"a" * 99_999 + b"."))
 
 
