@@ -17,12 +17,11 @@ def flip(key: jax.Array, x: jax.Array) -> jax.Array:
 def padded_crop(
     key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4
 ) -> jax.Array:
-    """Pads each side with black, a number or one for each channel, and crops back to size at a
-    random place.
+    """Pads each side with black and crops back to size at a random place.
 
-    HeteroFL's and DFRD's released crops pad before they normalise, so that of normalised pixels
-    black is -mean / std and not 0. FedSSA's crops what is normalised, and pads 0, the mean colour
-    ("mean_padded_crop").
+    Black is a number, or one for each channel. HeteroFL's and DFRD's released crops pad before they
+    normalise, so that of normalised pixels black is -mean / std and not 0. FedSSA's crops what is
+    normalised, and pads 0, the mean colour ("mean_padded_crop").
     """
     batch, height, width, channels = x.shape
     border = jnp.broadcast_to(
@@ -44,8 +43,10 @@ def random_erasing(
     scale: tuple[float, float] = (0.04, 0.2),
     ratio: tuple[float, float] = (0.5, 2.0),
 ) -> jax.Array:
-    """Sets a random rectangle to zero, of normalised pixels the mean colour: share of the image
-    from `scale`, height over width log-uniform in `ratio`."""
+    """Sets a random rectangle to zero, which is the mean colour of normalised pixels.
+
+    Its share of the image is uniform in `scale`, height over width log-uniform in `ratio`.
+    """
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
@@ -95,8 +96,10 @@ def resized_crop(
 
 
 def _stretch(image: jax.Array, start: jax.Array, size: jax.Array, axis: int) -> jax.Array:
-    """The `size` pixels from `start` along an axis, interpolated to the axis's length; pixel
-    centres are at halves."""
+    """Interpolates the `size` pixels from `start` along an axis to the axis's length.
+
+    Pixel centres are at halves.
+    """
     n = image.shape[axis]
     at = start + jnp.clip((jnp.arange(n) + 0.5) * size / n - 0.5, 0, size - 1)
     low = jnp.floor(at)
@@ -117,8 +120,9 @@ def colour_jitter(
     hue: float = 0.1,
     probability: float = 0.8,
 ) -> jax.Array:
-    """Changes brightness, contrast, saturation and hue of each image, in this order (torchvision
-    draws the order).
+    """Changes brightness, contrast, saturation and hue of each image, in this order.
+
+    torchvision draws the order.
 
     Args:
       key: of the draws.
@@ -152,8 +156,10 @@ def luminance(x: jax.Array) -> jax.Array:
 
 
 def turn_hue(x: jax.Array, turn: jax.Array) -> jax.Array:
-    """Turns the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles; value and HSV
-    saturation stay."""
+    """Turns the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles.
+
+    Value and HSV saturation stay.
+    """
     r, g, b = x[..., 0], x[..., 1], x[..., 2]
     value = x.max(-1)
     chroma = value - x.min(-1)

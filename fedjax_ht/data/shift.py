@@ -1,4 +1,4 @@
-"""Feature shift: domains made of one set of images, by what is done to their pixels on the device.
+"""Feature shift: domains made of one set of images by changing their pixels on the device.
 
 A sample is its image and the number of its domain; in domain 0 a model sees the image as it is.
 Whose a sample is (`Dataset.groups`) is its domain, so that partition "natural" makes clients of one
@@ -6,6 +6,7 @@ domain each.
 """
 
 import dataclasses
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from fedjax_ht.data.dataset import Dataset
 
 
 class Rotated(NamedTuple):
-    """(images, domain [N]) to images turned by the angle of their domain, then as by `rule`.
+    """Turns images, of (images, domain [N]), by the angle of their domain, then applies `rule`.
 
     Between pixels it is linear, and black outside of the image; quarter turns of squares are exact.
 
@@ -43,10 +44,10 @@ class Rotated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """(images, domain [N]) to images changed as `CORRUPTIONS` has it at the place of their domain,
-    then as by `rule`.
+    """Corrupts images, of (images, domain [N]), by the kind of their domain, then applies `rule`.
 
-    Noise is drawn from what is in an image, and so is the same whenever the image is seen.
+    Domain i has the i-th of `CORRUPTIONS`. Noise is drawn from what is in an image, and so is the
+    same whenever the image is seen.
     """
 
     rule: Pixels
@@ -66,7 +67,7 @@ class Corrupted(NamedTuple):
 
 
 def _turn(image: jax.Array, turn: jax.Array) -> jax.Array:
-    """[H, W, C] turned about its centre."""
+    """Turns an image [H, W, C] about its centre; `turn` is the cosine and sine."""
     height, width, _ = image.shape
     y, x = jnp.mgrid[:height, :width].astype(jnp.float32)
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
@@ -90,13 +91,15 @@ def _noise(image: jax.Array) -> jax.Array:
 def _blur(image: jax.Array) -> jax.Array:
     """A binomial filter of five pixels each way, about a Gaussian of one pixel."""
     for axis in (0, 1):
-        n = image.shape[axis]
-
-        def near(k):
-            return jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis)
-
+        near = functools.partial(_shifted_pixels, image, axis)
         image = (near(-2) + 4 * near(-1) + 6 * image + 4 * near(1) + near(2)) / 16
     return image
+
+
+def _shifted_pixels(image: jax.Array, axis: int, steps: int) -> jax.Array:
+    """The pixels `steps` further along an axis; those at the border stand for those beyond it."""
+    n = image.shape[axis]
+    return jnp.take(image, np.clip(np.arange(n) + steps, 0, n - 1), axis)
 
 
 def _low_contrast(image: jax.Array) -> jax.Array:
@@ -122,9 +125,9 @@ def parse_shift(text: str) -> tuple[str, int]:
     Raises:
       ValueError: it is neither, or of too few or too many domains.
     """
-    found = re.fullmatch(r"(rotate|corrupt)/(\d{1,3})", text)
-    if found and 2 <= int(found[2]) <= _MOST[found[1]]:
-        return found[1], int(found[2])
+    match = re.fullmatch(r"(rotate|corrupt)/(\d{1,3})", text)
+    if match and 2 <= int(match[2]) <= _MOST[match[1]]:
+        return match[1], int(match[2])
     raise ValueError(
         f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or "
         f"corrupt/DOMAINS, of 2 to {_MOST['corrupt']}, such as rotate/4"
@@ -132,8 +135,9 @@ def parse_shift(text: str) -> tuple[str, int]:
 
 
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
-    """A set of images as several domains: each sample is of one, drawn so that each has as many of
-    every class.
+    """Makes several domains of a set of images.
+
+    Each sample is of one domain, drawn so that each domain has as many of every class.
 
     Args:
       dataset: images.

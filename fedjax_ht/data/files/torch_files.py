@@ -124,7 +124,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         ) from error
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            return {name: _tensor(file, name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            names = file.keys()
+            return {name: _tensor(file, name) for name in names}
     except safetensors.SafetensorError as error:
         raise ValueError(f"no safetensors file of numbers: {error}") from error
 

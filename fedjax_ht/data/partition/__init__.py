@@ -1,5 +1,4 @@
-"""How a dataset is split among clients: which samples each client trains, validates and tests
-on."""
+"""Partitions: the samples that each client trains, validates and tests on."""
 
 from fedjax_ht.data.partition.registry import (
     PARTITIONS,

@@ -34,8 +34,8 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
     return dataset.clients
 
 
-# Who holds what: (labels, num_clients, num_classes, rng, *, options); `split_plan` then makes
-# train, val and test.
+# The samples of each client: (labels, num_clients, num_classes, rng, *, options); `split_plan` then
+# makes train, val and test.
 PLANS: dict[str, Callable[..., Plan]] = {
     "pathological": pathological,
     "practical": practical,
@@ -125,15 +125,15 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
         _check_classes(kind, num_clients, num_classes, values["classes_per_client"])
 
 
-def _check_classes(kind: str, num_clients: int, num_classes: int, wanted: int) -> None:
-    if wanted > num_classes:
+def _check_classes(kind: str, num_clients: int, num_classes: int, classes_per_client: int) -> None:
+    if classes_per_client > num_classes:
         raise ValueError(
-            f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the "
-            "data"
+            f"classes_per_client is {classes_per_client}; it must be at most the {num_classes} "
+            "classes of the data"
         )
-    if kind == "class_shares" and wanted * num_clients % num_classes:
+    if kind == "class_shares" and classes_per_client * num_clients % num_classes:
         raise ValueError(
-            f"classes_per_client * num_clients is {wanted * num_clients}; "
+            f"classes_per_client * num_clients is {classes_per_client * num_clients}; "
             f"it must be a multiple of the {num_classes} classes, so that each class has equally "
             "many owners"
         )

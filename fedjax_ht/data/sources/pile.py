@@ -32,7 +32,10 @@ class Pile:
     def __init__(self, images: Iterable[tuple[Hashable, np.ndarray]], target: Path | None):
         """Takes (key, uint8 [H, W, 1 or 3]); of two with one key the last stays."""
         self.target, self.places, end = target, {}, 0
-        self._file = io.BytesIO() if target is None else tempfile.TemporaryFile(dir=target.parent)  # noqa: SIM115
+        if target is None:
+            self._file = io.BytesIO()
+        else:
+            self._file = tempfile.TemporaryFile(dir=target.parent)  # noqa: SIM115, `stack` closes it
         for key, image in images:
             self.places[key] = _Place(end, image.shape)
             end += self._file.write(image.tobytes())

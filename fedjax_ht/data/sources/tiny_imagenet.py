@@ -18,7 +18,8 @@ _ORIGIN = Origin(
     "download it from the dataset's page (Stanford CS231n, Tiny ImageNet)",
 )
 _PATTERN = re.compile(
-    r"(?:^|/)(?:(?P<image>(?:train/n\d+|val)/images/[^/.][^/]*\.JPEG)|(?P<text>val/val_annotations\.txt))$"
+    r"(?:^|/)(?:(?P<image>(?:train/n\d+|val)/images/[^/.][^/]*\.JPEG)"
+    r"|(?P<text>val/val_annotations\.txt))$"
 )
 
 
