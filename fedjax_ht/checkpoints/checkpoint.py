@@ -1,5 +1,6 @@
-"""Checkpoints that write only what changed: the newest few stay, and a run goes on from them bit
-for bit.
+"""Saves and restores runs, bit for bit, by checkpoints that write only what changed.
+
+The newest few stay.
 
 A run's first client states are a pure function of its config and seed, so a client that never
 changed is not stored. A checkpoint writes the states that changed since the one that it builds on

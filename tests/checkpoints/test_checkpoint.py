@@ -32,9 +32,9 @@ def test_every_kind_of_state_comes_back(folder):
     assert make_checkpointer(folder, simulation).restore() is None
     history = [{"round": 2, "accuracy": 0.1 + 0.2, "clients": [None, 1 / 3]}]
     make_checkpointer(folder, simulation).save(COURSE[2], history)
-    state, found = make_checkpointer(folder, simulation).restore()
+    state, past = make_checkpointer(folder, simulation).restore()
     assert_same(state, COURSE[2])
-    assert found == history
+    assert past == history
     # a restored state can go on: its host arrays are writable
     state.last_round[0, 0] = state.changed["wide"][0] = 7
 
@@ -181,8 +181,8 @@ def test_in_the_background_a_checkpoint_is_of_the_state_that_was_given(folder, m
     assert not segments(folder)
     go_on.set()
     writer.wait()
-    found, past = make_checkpointer(folder, toy_simulation()).restore()
-    assert_same(found, expected)
+    restored, past = make_checkpointer(folder, toy_simulation()).restore()
+    assert_same(restored, expected)
     assert past == [{"round": 1}]
 
 

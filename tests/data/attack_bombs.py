@@ -43,8 +43,10 @@ def gzip_bomb(size: int, start: bytes = b"") -> bytes:
 def zip_bomb(
     name: str, size: int, start: bytes = b"", says: int | None = None, **plain: bytes
 ) -> bytes:
-    """A zip file, but for the sums; `says` is what it gives as the bomb's size, if that is
-    another."""
+    """A zip file, but for the sums.
+
+    `says` is what it gives as the bomb's size, if that is another.
+    """
     entries = {name: (deflated_zeros(size, start), size if says is None else says)}
     entries |= {
         other: (deflated_zeros(len(content), content), len(content))

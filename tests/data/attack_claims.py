@@ -116,8 +116,8 @@ def _many_classes(folder: Path) -> tuple:
 def _many_words(folder: Path) -> tuple:
     lines = []
     for first in range(0, 3_000_000, 30):
-        words = [b"%x" % i for i in range(first, first + 30)]
-        lines.append(b"1,%s\n" % b" ".join(words))
+        names = [b"%x" % i for i in range(first, first + 30)]
+        lines.append(b"1,%s\n" % b" ".join(names))
     return _texts((b"".join(lines), 1))(folder)
 
 

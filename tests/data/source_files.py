@@ -1,4 +1,4 @@
-"""What the tests of data sources share."""
+"""Files, images and errors for the tests of data sources."""
 
 import io
 from pathlib import Path

@@ -59,11 +59,12 @@ def test_refused_in_full(tmp_path):
     names = list(attacks.all_attacks())
     results = _ends(tmp_path, names)
     for group in ("bomb", "claim", "pickle", "pipe"):
-        own = [result for name, result in results.items() if name.startswith(f"{group}:")]
-        refused = sum(result["end"] == "refused" for result in own)
-        most = [max(result[what] for result in own) for what in ("seconds", "busy", "mib")]
+        outcomes = [result for name, result in results.items() if name.startswith(f"{group}:")]
+        refused = [result["end"] for result in outcomes].count("refused")
+        most = [max(result[what] for result in outcomes) for what in ("seconds", "busy", "mib")]
         print(
-            f"{group}: {refused}/{len(own)} refused, at most {most[0]} s ({most[1]} s busy) and {most[2]} MiB"
+            f"{group}: {refused}/{len(outcomes)} refused, at most {most[0]} s ({most[1]} s busy) "
+            f"and {most[2]} MiB"
         )
     _check(results, names)
 

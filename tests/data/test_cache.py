@@ -1,5 +1,4 @@
-"""The cache of decoded sets: on disk as they come, whole or not there, and never in memory as a
-whole."""
+"""The cache of decoded sets has them whole or not at all, and never in memory as a whole."""
 
 import errno
 import os
@@ -60,7 +59,7 @@ def test_a_pile_puts_images_in_order(tmp_path, on_disk):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Of three images; the user's cache is in `tmp_path`."""
+    """The folder of a set of three images; the user's cache is in `tmp_path`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     for i, name in enumerate(["a/1", "b/1", "b/2"]):
         write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))

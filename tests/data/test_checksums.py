@@ -10,7 +10,8 @@ import pytest
 from fedjax_ht.data.sources import cifar, idx, svhn
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.registry import SOURCES, _load
-from tests.data.test_sources_raw import _tar, _write_cifar, _write_mnist, _write_svhn
+from tests.data.test_sources_raw import _tar, _write_cifar, _write_mnist
+from tests.data.test_sources_svhn import _write_svhn
 
 DATA = Path(__file__).parents[2] / "data"
 

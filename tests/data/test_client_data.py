@@ -48,13 +48,15 @@ def test_what_is_evaluated_is_mixed():
     rows = [np.arange(i, 240, 3) for i in range(3)]
     clients = tuple(ClientIndices(row[::3], row[1::3], row[2::3]) for row in rows)
     data, again = (make_federation_data(dataset, clients, federation()) for _ in range(2))
-    x, own = data.buckets["x"].splits, (clients[0], clients[2])
+    x, members = data.buckets["x"].splits, (clients[0], clients[2])
     # training shuffles by itself
-    np.testing.assert_array_equal(x["train"].indices[0], own[0].train)
+    np.testing.assert_array_equal(x["train"].indices[0], members[0].train)
     for name in ("val", "test"):
-        for row, client in zip(x[name].indices, own):
-            given = getattr(client, name)
-            assert set(labels[row[:10]]) == {0, 1, 2} and sorted(row[: len(given)]) == sorted(given)
+        for row, client in zip(x[name].indices, members):
+            expected = getattr(client, name)
+            assert set(labels[row[:10]]) == {0, 1, 2} and sorted(row[: len(expected)]) == sorted(
+                expected
+            )
     pooled = data.pooled["test"].indices
     assert set(labels[pooled[:10]]) == {0, 1, 2}
     np.testing.assert_array_equal(pooled, again.pooled["test"].indices)

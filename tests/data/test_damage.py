@@ -179,7 +179,7 @@ FORMATS = {  # how a file is made, and read
 
 
 def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: int) -> Counter:
-    """How many of so many single wrong bits were refused, gave the same data, or other data."""
+    """Counts the wrong bits that were refused, gave the same data, or other data."""
     path = make(folder, count)
     whole, ends, rng = path.read_bytes(), Counter(), np.random.default_rng(0)
     expected = read(folder)
@@ -194,19 +194,19 @@ def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: in
         content[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(content)
         try:
-            found = read(folder)
+            arrays = read(folder)
         except (ValueError, FileNotFoundError) as error:
             assert "\n" not in str(error)
             ends["refused"] += 1
         else:
-            same = len(found) == len(expected) and all(map(np.array_equal, found, expected))
+            same = len(arrays) == len(expected) and all(map(np.array_equal, arrays, expected))
             ends["the same data" if same else "other data"] += 1
     return ends
 
 
 @pytest.fixture(autouse=True)
 def no_user_cache(tmp_path, monkeypatch):
-    """Decoded images are kept by a file's size and time, which a flipped bit need not change."""
+    """Turns off the cache, which knows a file by its size and time: a flipped bit changes neither."""
     monkeypatch.setattr("fedjax_ht.data.sources.tiny_imagenet.cached", lambda *args: args[-1](None))
 
 

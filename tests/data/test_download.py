@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_download_lies_where_the_reader_looks(tmp_path, server, svhn):
     lines = []
-    there = get("svhn", tmp_path / "data", lines.append, svhn)
-    assert there == find_dataset("svhn", tmp_path / "data")
+    paths = get("svhn", tmp_path / "data", lines.append, svhn)
+    assert paths == find_dataset("svhn", tmp_path / "data")
     assert files(tmp_path / "data") == {"svhn/train_32x32.mat": TRAIN, "svhn/test_32x32.mat": TEST}
     assert len(lines) == 2 and f"{server.home}train_32x32.mat, 400,000 bytes" in lines[0]
     assert server.requests == [("train_32x32.mat", None), ("test_32x32.mat", None)]
-    assert get("svhn", tmp_path / "data", lines.append, svhn) == there  # does nothing
-    assert len(server.requests) == 2 and lines[2].startswith("svhn is there: ")
+    assert get("svhn", tmp_path / "data", lines.append, svhn) == paths  # does nothing
+    assert len(server.requests) == 2 and lines[2].startswith("svhn is paths: ")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])

@@ -35,7 +35,7 @@ DATASET = Dataset("d", IMAGES, LABELS, ("a", "b", "c", "d"), RULE)
 
 
 def seen(dataset: Dataset, images: np.ndarray, domain: int) -> np.ndarray:
-    """What a model sees of images that are of one domain."""
+    """Images of one domain as a model sees them."""
     inputs = jnp.asarray(images), jnp.full(len(images), domain, jnp.int8)
     return jax.jit(lambda rule, x: rule(x))(dataset.preprocess, inputs)
 
@@ -181,8 +181,8 @@ def test_a_config_asks_for_it():
     ]
     assert of_client == [[0], [0], [1], [1], [2], [2], [3], [3]]
     config.dataset.subset = 0  # which is drawn by that seed, too
-    one, config.partition.seed = build(config).dataset.groups, 2
-    assert (build(config).dataset.groups != one).any()
+    groups, config.partition.seed = build(config).dataset.groups, 2
+    assert (build(config).dataset.groups != groups).any()
 
 
 METHODS = {

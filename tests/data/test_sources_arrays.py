@@ -4,7 +4,6 @@ import functools
 import io
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedjax_ht.data.sources import load_dataset
-from tests.data.source_files import encoded, load_error, pixels, write
+from tests.data.source_files import load_error, pixels
 
 # .npz
 
@@ -228,11 +227,11 @@ def test_labels_that_start_at_1(tmp_path, caplog):
     for split in ("train", "test"):
         np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
     assert load_dataset("client_folders:made", tmp_path).num_classes == 4
-    own, clients = caplog.messages
-    assert own.startswith(
+    of_npz, of_clients = caplog.messages
+    assert of_npz.startswith(
         f"{tmp_path}/own.npz: labels run from 1 to 2, so that class 0 has no sample"
     )
-    assert clients.startswith(f"{tmp_path}/made: labels run from 1 to 3")
+    assert of_clients.startswith(f"{tmp_path}/made: labels run from 1 to 3")
 
 
 def test_client_folders_with_missing_files(tmp_path):
@@ -242,93 +241,6 @@ def test_client_folders_with_missing_files(tmp_path):
         str(tmp_path / "test/1.npz")
     )
     assert "config.json" in load_error(FileNotFoundError, f"client_folders:{tmp_path}/none")
-
-
-# tensorflow-datasets
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images
-    and 2 of test."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    pytest.importorskip("array_record")
-
-    root = tmp_path_factory.mktemp("tfds")
-
-    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path, code_path = root, None  # tensorflow-datasets need not look for this file
-
-        def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=(8, 6, 3)),
-                "label": tfds.features.ClassLabel(names=["a", "b"]),
-            }
-            return tfds.core.DatasetInfo(
-                builder=self,
-                features=tfds.features.FeaturesDict(features),
-                supervised_keys=("image", "label"),
-            )
-
-        def _split_generators(self, dl_manager):
-            return {
-                "test": self._generate_examples([3, 4]),
-                "train": self._generate_examples([0, 1, 2]),
-            }
-
-        def _generate_examples(self, values):
-            for i in values:
-                yield (
-                    i,
-                    {"image": io.BytesIO(encoded(np.full((8, 6, 3), i, np.uint8))), "label": i % 2},
-                )
-
-    Tiny(data_dir=root, file_format="array_record").download_and_prepare()
-    return root
-
-
-def test_tfds(prepared):
-    dataset = load_dataset("tfds:tiny", prepared)
-    values = dataset.inputs[:, 0, 0, 0]
-    assert dataset.inputs.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
-    assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == {
-        "train": [0, 1, 2],
-        "test": [3, 4],
-    }
-    np.testing.assert_array_equal(dataset.labels, values % 2)
-    assert load_dataset("tfds:tiny:1.0.0", prepared, 4).inputs.shape == (5, 4, 4, 3)
-    assert "tensorflow" not in sys.modules
-
-
-def test_tfds_not_prepared(tmp_path):
-    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
-    for name in ("tfds:other", "tfds:tiny:2.0.0"):
-        message = load_error(FileNotFoundError, name, tmp_path)
-        assert "pip install 'fedjax_ht[tfds]'" in message and "download_and_prepare()" in message
-
-
-def test_tfds_in_a_format_of_tensorflow(prepared, tmp_path):
-    for path in (prepared / "tiny/1.0.0").iterdir():
-        content = path.read_bytes()
-        if path.name == "dataset_info.json":
-            assert b'"array_record"' in content
-            content = content.replace(b'"array_record"', b'"tfrecord"')
-        write(tmp_path / "tiny/1.0.0" / path.name, content)
-    message = load_error(ValueError, "tfds:tiny", tmp_path)
-    assert "prepared as tfrecord" in message and "download_and_prepare()" in message
-
-
-def test_tfds_of_two_versions(tmp_path):
-    for version in ("1.0.0", "2.0.0"):
-        write(tmp_path / f"tiny/{version}/dataset_info.json", "{}")
-    assert "(tiny/1.0.0, tiny/2.0.0)" in load_error(ValueError, "tfds:tiny", tmp_path)
-
-
-def test_tfds_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
-    assert "pip install 'fedjax_ht[tfds]'" in load_error(ImportError, "tfds:tiny", tmp_path)
 
 
 def test_a_file_that_is_not_there_is_said_to_be_looked_up_below_the_folder(tmp_path):

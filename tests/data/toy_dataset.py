@@ -4,8 +4,10 @@ from fedjax_ht.data.dataset import Dataset
 
 
 def make_dataset(class_sizes, test_share=None, clients=None):
-    """One-pixel images of shuffled labels; the official test set is every n-th sample, for
-    test_share = 1/n."""
+    """One-pixel images of shuffled labels.
+
+    The official test set is every n-th sample, for test_share = 1/n.
+    """
     labels = np.random.RandomState(0).permutation(
         np.repeat(np.arange(len(class_sizes)), class_sizes)
     )

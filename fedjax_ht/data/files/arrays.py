@@ -1,5 +1,7 @@
-"""Reads .npy and .npz files of numbers and text: no pickles, nothing larger than the file says,
-every sum checked."""
+"""Reads .npy and .npz files of numbers and text.
+
+There are no pickles, nothing is larger than the file says, and every sum is checked.
+"""
 
 import contextlib
 import math

@@ -78,8 +78,9 @@ class _Bounded:
 
 
 def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
-    """The content of a file, decompressed if it is gzip; `limit` is `limits.FILE_BYTES` if it is
-    not given.
+    """Reads a file, decompressed if it is gzip, up to `limit` bytes.
+
+    The limit is `limits.FILE_BYTES` if it is not given.
 
     Raises:
       ValueError: not a regular file, or one of more bytes.
@@ -183,8 +184,7 @@ class _Header(tarfile.TarInfo):
 
 
 def tar_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
-    """The files of a tar or tar.gz whose name `pattern` finds, as (match, content), in its own
-    order."""
+    """Yields (match, content) of the files of a tar or tar.gz whose name matches, in its order."""
     with opened(path) as file, tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # it would keep all headers

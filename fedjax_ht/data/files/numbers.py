@@ -14,8 +14,9 @@ def read_table(
     used: Sequence[int] | None = None,
     dtype: type = np.float32,
 ) -> np.ndarray:
-    """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of
-    some of them.
+    """Reads a file of numbers with whitespace between them, [rows, columns].
+
+    With `used` the result is [rows, len(used)].
 
     Args:
       name: of the file, for the message.

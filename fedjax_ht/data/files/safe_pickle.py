@@ -210,8 +210,9 @@ def load_pickle(file: BinaryIO) -> Any:
 
 
 def load_npy(file: BinaryIO) -> Any:
-    """The array in an .npy file; a 0-d object array, which is how numpy saves a dict, gives the
-    object itself.
+    """The array in an .npy file.
+
+    A 0-d object array, which is how numpy saves a dict, gives the object itself.
 
     Raises:
       ValueError: not an .npy file, damaged, or a pickle that `load_pickle` refuses.

@@ -1,5 +1,7 @@
-"""Reads weights that torch, safetensors or numpy saved, without torch and without running anything
-that a file asks for; writes safetensors."""
+"""Reads weights that torch, safetensors or numpy saved; writes safetensors.
+
+torch is not needed, and nothing that a file asks for is run.
+"""
 
 import functools
 import io

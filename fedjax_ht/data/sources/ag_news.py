@@ -1,5 +1,7 @@
-"""AG News (Zhang, Zhao and LeCun, NeurIPS 2015) as its authors' CSV files, and any other CSV file
-of texts."""
+"""AG News as its authors' CSV files, and any other CSV file of texts.
+
+Source: Zhang, Zhao and LeCun, NeurIPS 2015.
+"""
 
 import csv
 import io

@@ -8,8 +8,9 @@ _INT32 = np.iinfo(np.int32)
 
 
 def as_stored(name: str, x: np.ndarray) -> np.ndarray:
-    """Samples [N, ...] that a model sees as they are: floats of 32 bits at most, integers that fit
-    in int32.
+    """Samples [N, ...] that a model sees as they are.
+
+    They are floats of 32 bits at most, or integers that fit in int32.
 
     Args:
       name: of the array, for the error.

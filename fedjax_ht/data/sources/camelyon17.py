@@ -1,5 +1,7 @@
-"""Camelyon17 as WILDS publishes it (Bandi et al. 2018, Koh et al. 2021): patches of lymph nodes of
-five hospitals."""
+"""Camelyon17 as WILDS publishes it: patches of lymph nodes of five hospitals.
+
+Sources: Bandi et al. 2018, Koh et al. 2021.
+"""
 
 import functools
 import re

@@ -85,8 +85,10 @@ def find_cifar(name: str, data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_cifar(name: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """`name` is "cifar10" or "cifar100" (its 100 fine classes); official sets train and test,
-    32x32x3."""
+    """Reads CIFAR-10 or CIFAR-100; official sets train and test, 32x32x3.
+
+    `name` is "cifar10" or "cifar100", which has its 100 fine classes.
+    """
     layout = _LAYOUTS[name]
     (source,) = find_cifar(name, data_dir)
     if source.name in layout.meta:  # data_dir is the extracted folder, under whatever name

@@ -1,5 +1,4 @@
-"""Client folders of PFLlib and HtFLlib: the split that other federated libraries have already
-made."""
+"""Client folders of PFLlib and HtFLlib: a split that another federated library has made."""
 
 import io
 import json

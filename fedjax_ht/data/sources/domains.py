@@ -1,5 +1,4 @@
-"""Images of several domains, one folder a domain: Office-Caltech, DomainNet, PACS, Digit-5 and the
-like."""
+"""Images of several domains, one folder a domain: Office-Caltech, DomainNet, PACS and the like."""
 
 import functools
 import logging

@@ -1,5 +1,7 @@
-"""Oxford Flowers-102 (Nilsback and Zisserman 2008): 102flowers.tgz or jpg/, imagelabels.mat and
-setid.mat."""
+"""Oxford Flowers-102: 102flowers.tgz or jpg/, imagelabels.mat and setid.mat.
+
+Source: Nilsback and Zisserman 2008.
+"""
 
 import re
 from pathlib import Path
@@ -50,8 +52,7 @@ def find_flowers102(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_flowers102(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train, val and
-    test."""
+    """Central squares, 64x64x3 or of `image_size`; official sets train, val and test."""
     size, sources = image_size or 64, find_flowers102(data_dir)
     return cached(
         "flowers102", size, data_dir, sources, lambda target: _decode(*sources, size, target)

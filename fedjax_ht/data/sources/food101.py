@@ -29,7 +29,7 @@ def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train and test."""
+    """Central squares, 64x64x3 or of `image_size`; official sets train and test."""
     (source,) = find_food101(data_dir)
     if source.name == "train.txt":
         source = source.parents[1]

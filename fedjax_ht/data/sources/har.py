@@ -1,5 +1,6 @@
-"""UCI HAR (Anguita et al., ESANN 2013): windows of a waist-mounted phone's motion sensors while 30
-persons move.
+"""UCI HAR: windows of a waist-mounted phone's motion sensors while 30 persons move.
+
+Source: Anguita et al., ESANN 2013.
 
 PFLlib's and HtFLlib's script reshapes [N, 128, 9] to [N, 9, 1, 128] without moving axes, so that
 what their networks take for a signal in time is a mixture of all nine. Here windows are [128, 9],
@@ -46,8 +47,10 @@ def find_har(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """float32 [128, 9], see `SIGNALS`; official sets train and test, of other persons; groups are
-    persons 1 to 30."""
+    """Windows, float32 [128, 9], of the signals in `SIGNALS`.
+
+    Official sets train and test are of other persons; groups are persons 1 to 30.
+    """
     refuse_image_size(image_size, "har")
     (source,) = find_har(data_dir)
     if source.name == "y_train.txt":

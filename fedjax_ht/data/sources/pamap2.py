@@ -1,5 +1,6 @@
-"""PAMAP2 (Reiss and Stricker, ISWC 2012): nine persons with inertial units on hand, chest and
-ankle, at 100 Hz.
+"""PAMAP2: nine persons with inertial units on hand, chest and ankle, at 100 Hz.
+
+Source: Reiss and Stricker, ISWC 2012.
 
 As PFLlib prepares it: windows of 256 steps, one every 128; what is missing is 0; every signal of a
 person is divided by its largest absolute value over all of that person's recordings; windows of
@@ -70,9 +71,11 @@ def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """float32 [256, 3, 9]: of hand, chest and ankle acceleration, angular velocity and magnetic
-    field, x y z each, in [-1, 1]. Groups are the persons, 1 to 9; there are no official sets. The
-    files are read once, see `cache.cached`.
+    """Windows, float32 [256, 3, 9], in [-1, 1].
+
+    The units are on hand, chest and ankle; each has acceleration, angular velocity and magnetic
+    field, x y z each. Groups are the persons, 1 to 9; there are no official sets. The files are
+    read once, see `cache.cached`.
     """
     refuse_image_size(image_size, "pamap2")
     (source,) = find_pamap2(data_dir)

@@ -41,8 +41,10 @@ class Pile:
             end += self._file.write(image.tobytes())
 
     def stack(self, keys: Sequence[Hashable]) -> np.ndarray:
-        """The images of some keys in this order, uint8 [N, H, W, C], C is 3 if any has 3 channels;
-        with a target, a read-only map of it. The pile is empty then.
+        """Stacks the images of some keys in this order, uint8 [N, H, W, C].
+
+        C is 3 if any image has 3 channels. With a target the result is a read-only map of it. The
+        pile is empty then.
 
         Raises:
           ValueError: an image is missing, there are none, or their sizes differ.

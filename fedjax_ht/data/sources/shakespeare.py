@@ -1,5 +1,7 @@
-"""Shakespeare's roles as LEAF (Caldas et al., 2018) makes them: 80 characters of a role's lines,
-and the next one."""
+"""Shakespeare's roles as LEAF makes them: 80 characters of a role's lines, and the next one.
+
+Source: Caldas et al., 2018.
+"""
 
 import json
 import logging
@@ -38,8 +40,9 @@ def find_shakespeare(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_shakespeare(data_dir: Path | None, length: int | None) -> Dataset:
-    """Token ids uint16 [N, 80]: LEAF's letters from 1 on, 0 for any other character. The label is
-    the next letter.
+    """Token ids uint16 [N, 80]; the label is the next letter.
+
+    LEAF's letters have the ids from 1 on, any other character 0.
 
     `groups` are the roles. Where every role trains and tests (LEAF's -t sample), `clients` is that
     split, role after role; the official sets train and test are there in any case. A sample whose

@@ -1,5 +1,4 @@
-"""Texts to token ids: words and punctuation, and the vocabulary that is learned from training
-texts."""
+"""Tokenises texts: words and punctuation, by a vocabulary of the training texts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,5 +1,4 @@
-"""Archives whose structure is damaged, images that another program would open, and other things
-that are not read."""
+"""Damaged archives, images that another program would open, and other things are not read."""
 
 import re
 import tarfile

@@ -1,4 +1,4 @@
-"""Pickled arrays are read, and nothing that a pickle asks for is run."""
+"""The reader of pickles gives arrays, and runs nothing that a pickle asks for."""
 
 import functools
 import io
