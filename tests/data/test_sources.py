@@ -1,5 +1,7 @@
 """The names that `load_dataset` takes, the embedded set, decoding and resizing."""
 
+import doctest
+import importlib
 import io
 import sys
 import zlib
@@ -46,6 +48,12 @@ def test_missing_files_and_folders(tmp_path, name):
 
 def test_the_same_call_gives_the_same_object():
     assert load_dataset("fashion_mnist_10k") is load_dataset("fashion_mnist_10k")
+
+
+@pytest.mark.parametrize("module", ["sources.registry", "partition.registry"])
+def test_examples_of_docstrings(module):
+    results = doctest.testmod(importlib.import_module(f"fedjax_ht.data.{module}"))
+    assert results.attempted and not results.failed
 
 
 # Embedded

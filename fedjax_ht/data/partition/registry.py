@@ -70,6 +70,13 @@ def make_partition(
     Raises:
       ValueError: a bad setting (`check_partition`), data that does not fit it, or a client without
         training samples.
+
+    Examples:
+      >>> from fedjax_ht.data.sources import load_dataset
+      >>> dataset = load_dataset("har_10persons")
+      >>> partition = make_partition("dirichlet", dataset, num_clients=4, alpha=1.0)
+      >>> sum(len(client.train) + len(client.test) for client in partition)
+      1039
     """
     check_partition(kind, num_clients, dataset.num_classes, **options)
     rng = np.random.RandomState(seed)

@@ -117,6 +117,11 @@ def load_dataset(
       ValueError: an unknown name, or a damaged file, or one of another format.
       FileNotFoundError: a file is missing; the line says how to get it.
       ImportError: an optional package is missing; the line says how to install it.
+
+    Examples:
+      >>> dataset = load_dataset("fashion_mnist_10k")
+      >>> dataset.inputs.shape, dataset.num_classes
+      ((10000, 28, 28, 1), 10)
     """
     # `type is int`: True is an int, but no size
     if image_size is not None and (type(image_size) is not int or image_size < 1):
