@@ -32,7 +32,7 @@ def test_a_download_lies_where_the_reader_looks(tmp_path, server, svhn):
     assert len(lines) == 2 and f"{server.home}train_32x32.mat, 400,000 bytes" in lines[0]
     assert server.requests == [("train_32x32.mat", None), ("test_32x32.mat", None)]
     assert get("svhn", tmp_path / "data", lines.append, svhn) == paths  # does nothing
-    assert len(server.requests) == 2 and lines[2].startswith("svhn is paths: ")
+    assert len(server.requests) == 2 and lines[2].startswith("svhn is there: ")
 
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist"])
