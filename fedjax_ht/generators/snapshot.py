@@ -22,7 +22,8 @@ from fedjax_ht.data.files.safe_pickle import (
     build,
     damage_is_a_value_error,
 )
-from fedjax_ht.data.files.torch_files import TENSOR_CALLS, build_tensor, read_storage
+from fedjax_ht.data.files.tensors import TENSOR_CALLS, build_tensor
+from fedjax_ht.data.files.torch_files import read_storage
 
 
 class _Ignored(Call):
@@ -124,7 +125,7 @@ def open_snapshot(path: Path | str) -> Module:
         raise FileNotFoundError(f"no snapshot at {path}")
     try:
         with open_regular(path) as file, damage_is_a_value_error():
-            content = Recorder(file, _ALLOWED, "", others=_Ignored).load()
+            content = Recorder(file, _ALLOWED, "", other_names=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
             raise ValueError(
                 f"holds {_described(content)}; expected a dictionary with the network G_ema, as "

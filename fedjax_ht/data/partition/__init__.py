@@ -1,5 +1,4 @@
-"""How a dataset is split among clients: which samples each client trains, validates and tests
-on."""
+"""Partitions: the samples that each client trains, validates and tests on."""
 
 from fedjax_ht.data.partition.registry import (
     PARTITIONS,
@@ -10,4 +9,11 @@ from fedjax_ht.data.partition.registry import (
 )
 from fedjax_ht.data.partition.splits import class_counts
 
-__all__ = ["PARTITIONS", "PLANS", "check_partition", "class_counts", "make_partition", "partition_options"]
+__all__ = [
+    "PARTITIONS",
+    "PLANS",
+    "check_partition",
+    "class_counts",
+    "make_partition",
+    "partition_options",
+]
