@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedjax_ht.core.user_code import call_own, is_own
+from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 
@@ -30,8 +30,8 @@ def open_generator(path: str | Path) -> Generator:
     """
     name = str(path)  # before `Path` makes "mine:make" of "./mine:make", which names a file
     path = SHIPPED.get(name, Path(path))
-    if is_own(name) and not path.exists():
-        made = call_own("generator", name)
+    if names_user_function(name) and not path.exists():
+        made = call_user_function("generator", name)
         if not isinstance(made, Generator):
             kind = type(made).__name__
             raise ValueError(
