@@ -1,12 +1,13 @@
-r"""Twenty clients with five architectures, some hundred training images each, and validation sets
-to choose by.
+"""Eight methods among twenty clients with five architectures and some hundred training images each.
 
     fedjax-ht compare --config=few_samples --fair=9 --trials=6
     fedjax-ht compare --config=few_samples:classes=4 --fair=9 --trials=6
 
 The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of
-a client's samples trains, a fifth validates, three fifths test; every trial has a split of its own.
-`@tuned` is what these commands' search chose. Results: docs/comparisons.md.
+a client's samples trains, a fifth validates, to choose settings by, and three fifths test; every
+trial has a split of its own. `@tuned` is what these commands' search chose.
+
+Results: docs/comparisons.md.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
@@ -70,11 +71,11 @@ def get_config(argument=None):
     config.training.learning_rate = 0.05
     config.rounds = 24
     config.evaluate.every = 6
-    return apply_argument(config, argument, {"classes": few_classes}, rounds=2)
+    return apply_argument(config, argument, {"classes": set_classes}, rounds=2)
 
 
-def few_classes(config, value):
-    """Clients of so many classes."""
+def set_classes(config, value):
+    """Deals every client images of so many classes."""
     if not value.isdigit():
         raise ValueError(f"classes={value}: it must be a number, such as classes=4")
     config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)

@@ -187,6 +187,7 @@ def last_token(tokens: jax.Array) -> jax.Array:
 
 def at(x: jax.Array, place: jax.Array) -> jax.Array:
     """Takes one step of each sample: x [T, B, K] and place int32 [B] -> [B, K]."""
+    # One gather of pairs (place[b], b), rather than a mask over all T steps.
     return x[place, jnp.arange(x.shape[1])]
 
 
