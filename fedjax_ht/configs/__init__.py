@@ -4,7 +4,6 @@ from pathlib import Path
 
 
 def shipped() -> dict[str, Path]:
-    """Returns the name of each config -> its file."""
-    files = {file.stem: file for file in sorted(Path(__file__).parent.glob("[!_]*.py"))}
-    del files["base"]  # the fields of all configs, no experiment
-    return files
+    """Name of each -> its file."""
+    files = sorted(Path(__file__).parent.glob("[!_]*.py"))
+    return {file.stem: file for file in files if file.stem != "base"}

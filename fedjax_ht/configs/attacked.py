@@ -3,13 +3,13 @@
     fedjax-ht run --config=attacked:attack=sign_flip,share=0.3
     fedjax-ht run --config=attacked:attack=sign_flip,share=0.3,robust=median
 
+Accuracies are those of the honest clients.
+
 Twenty clients with some hundred images each of a Dirichlet(1.0) split of the embedded images, three
 seeds with a split each, as in few_samples.py, next to this file, whose options the methods have,
 too. FedAvg's clients have one architecture and FedRolex's slices of one network; nobody tuned for
-them. `attack` and `robust` are as in fedjax_ht/trust/attacks.py and robust.py. Accuracies are those
-of the honest clients.
-
-Results: docs/bad_clients.md.
+them. `attack` and `robust` are as in fedjax_ht/trust/attacks.py and robust.py. Results:
+docs/bad_clients.md.
 """
 
 from fedjax_ht.configs import few_samples

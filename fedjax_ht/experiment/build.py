@@ -19,7 +19,7 @@ from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.names import meant, unknown, unknown_option
-from fedjax_ht.core.user_code import names_user_function
+from fedjax_ht.core.user_code import is_own
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.data.augment import compose
 from fedjax_ht.data.dataset import Dataset, Partition, of_classes, subset
@@ -33,7 +33,7 @@ from fedjax_ht.experiment.weights import missing, with_weights
 from fedjax_ht.methods import method_factory
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group, sliced_network, width_budgets
-from fedjax_ht.models.groups import GROUPS
+from fedjax_ht.models.registry import GROUPS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.attacks import Attack, attackers
 from fedjax_ht.trust.epsilon import accounting
@@ -101,7 +101,7 @@ def settle(config: ConfigDict, trust: bool = True) -> Settled:
     for own in configs.values():
         check_values(own)
         width_rates(own.model.rates, partition.num_clients)
-        if own.model.group not in GROUPS and not names_user_function(own.model.group):
+        if own.model.group not in GROUPS and not is_own(own.model.group):
             there = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
             raise ValueError(unknown("model group", own.model.group, GROUPS, there))
     if not trust and (code := own_code(entries, configs)):
@@ -121,7 +121,7 @@ def own_code(entries: Mapping[str, Entry], configs: Mapping[str, ConfigDict]) ->
     their models. Names of the library's own are none."""
     texts = [value for entry in entries.values() for value in entry.options.values()]
     texts += [value for own in configs.values() for value in own.model.values()]
-    return sorted({text for text in texts if isinstance(text, str) and names_user_function(text)})
+    return sorted({text for text in texts if isinstance(text, str) and is_own(text)})
 
 
 def build(config: ConfigDict, begun: bool = False, trust: bool = True) -> Experiment:

@@ -15,7 +15,7 @@ from fedjax_ht.core.federation import Bucket, Federation, PyTree, init_variables
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.models import model_group
-from fedjax_ht.models.groups import ARCHITECTURES
+from fedjax_ht.models.registry import ARCHITECTURES
 from fedjax_ht.models.weights import has_head, looks_like, size, starting_weights
 
 Source = Path | str | Mapping[str, np.ndarray]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from fedjax_ht.core.inputs import InputShape, described, is_array, is_image, plain
 from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.models.groups import (
+    ARCHITECTURES,
     GROUPS,
     HETEROGENEOUS_HEADS,
     SENSORS,
@@ -24,6 +25,16 @@ from fedjax_ht.models.sensors import require_windows
 from fedjax_ht.models.sliced import sliced_model
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.text_groups import TEXT_GROUPS
+
+__all__ = [
+    "ARCHITECTURES",
+    "GROUPS",
+    "SENSORS",
+    "SLICED",
+    "example",
+    "model_group",
+    "sliced_network",
+]
 
 
 def example(name: str) -> tuple[InputShape, int | None]:

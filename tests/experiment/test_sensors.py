@@ -6,7 +6,7 @@ import pytest
 from fedjax_ht.configs import quickstart_sensors
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.build import build
-from fedjax_ht.models.groups import SENSORS
+from fedjax_ht.models.registry import SENSORS
 from fedjax_ht.report import report
 from fedjax_ht.runner.train import train_and_evaluate
 
