@@ -21,6 +21,7 @@ SUMS = (
     "fedavg",
     "fedproto",
     "lg_fedavg",
+    "fedper",
     "fd",
     "fedclassavg",
     "fedral",
