@@ -224,7 +224,7 @@ class Method(NamedTuple):
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict
         forgets its order when it passes through jit.)
       global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored
-        on everybody's test samples; or None.
+        on all clients' test samples; or None.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the
         method cannot run.
       sees_data: True for a control whose server_update reads the clients' training samples,

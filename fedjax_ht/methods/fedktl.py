@@ -27,7 +27,7 @@ Settled here:
   views whose data it replaces, so that nothing is set. A batch of a single prototype is left out;
   kernels have widths 10, 15, 20 and 50; nothing bounds F; the server's gradients are clipped, too.
   Images are shrunk without antialiasing. From the first upload on there is a pair for every class,
-  also for one that nobody has uploaded. Clients go through the pairs in passes, as through an
+  also for one that no client has uploaded. Clients go through the pairs in passes, as through an
   epoch, shuffled anew in each.
 * Clients' gradients, of the model and of h', are each clipped at norm 100 in both variants. The
   paper is silent, its numbers come from code that clips; without it ArcFace's first steps (|z| is

@@ -20,7 +20,7 @@ Settled here:
   code counts their initial ones. owners="uploaded" averages over this round's uploaders alone and
   stores nothing: with ten participants that is two clients a class. A class without a row keeps the
   server's. Stored rows are N C (K + 1) numbers on the server. owners="summed" averages as
-  "uploaded" does; the server forgets who holds which class, sends everybody the whole header, and
+  "uploaded" does; the server forgets who holds which class, sends all clients the whole header, and
   so reads nothing but sums of rows and how many there are: it can be kept from more
   (`deploy.sums`).
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own
@@ -41,7 +41,7 @@ Settled here:
 * The server knows a client's classes from its last upload, and sends the whole header to a client
   without one.
 * hide_classes: clients upload the whole header with zeros in the rows of other classes, and the
-  server ignores rows of zeros (section 4.3); it then sends everybody the whole header. Noise on
+  server ignores rows of zeros (section 4.3); it then sends all clients the whole header. Noise on
   such an uplink would make owners of all.
 """
 

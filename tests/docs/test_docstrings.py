@@ -22,14 +22,14 @@ STUB = Path(fl.__file__).with_suffix(".pyi")
 
 
 def public_names() -> list[str]:
-    """The names that the stub exports."""
+    """Returns the names that the stub exports."""
     nodes = ast.walk(ast.parse(STUB.read_text()))
     imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
     return [alias.asname or alias.name for node in imports for alias in node.names]
 
 
 def with_example(name: str) -> bool:
-    """Whether the docstring of a public name, or of one of a class's methods, has an example."""
+    """Returns whether a public name, or a method of a public class, has an example."""
     value = getattr(fl, name)
     texts = [inspect.getdoc(value)]
     if inspect.isclass(value):

@@ -68,18 +68,18 @@ def test_a_client_trains_the_global_extractor_with_its_own_head(weighting):
 
 
 def received_of(federation, rows, counts, arrived):
-    """Uplinks whose extractors are `rows` [num_clients, ...] by client; absent ones are NaN."""
+    """Makes uplinks of the extractors rows[group][client]; absent ones are NaN."""
     received = {}
     for bucket in federation.buckets:
         ids = list(federation.members(bucket))
         present = np.array([i in arrived for i in ids])
-        group = next(g for g, b in enumerate(extractor_groups(federation)) if bucket in b)
-        base = jax.tree.map(
-            lambda *xs, present=present: jnp.where(
-                present.reshape(-1, *[1] * xs[0].ndim), jnp.stack(xs), jnp.nan
-            ),
-            *[rows[group][i] for i in ids],
-        )
+        (group,) = (g for g, b in enumerate(extractor_groups(federation)) if bucket in b)
+
+        def stacked(*xs, present=present):
+            flags = present.reshape(-1, *[1] * xs[0].ndim)
+            return jnp.where(flags, jnp.stack(xs), jnp.nan)
+
+        base = jax.tree.map(stacked, *[rows[group][i] for i in ids])
         numbers = Metadata(jnp.array([counts[i] for i in ids]))
         info = tiny.infos(ids, [counts[i] for i in ids])
         received[bucket.name] = Received(Uplink(base, numbers), info, jnp.asarray(present))
