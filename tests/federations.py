@@ -20,7 +20,7 @@ from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.method import Split
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.methods.shared.checking import filled
+from fedjax_ht.methods.shared.players import filled
 from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm

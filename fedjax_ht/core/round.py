@@ -363,6 +363,16 @@ def gather_received(received: dict[str, Received]) -> Received:
 
     Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
     such copy: its rows ascend by client id, and who is absent weighs nothing.
+
+    Example:
+      >>> def uploads(ids, rows, arrived):
+      ...     info = fl.ClientInfo(jnp.array(ids), jnp.array([5, 5]), jnp.array([0, 0]))
+      ...     return fl.Received(jnp.array(rows), info, jnp.array(arrived))
+      >>> narrow = uploads([1, 3], [[1.0], [3.0]], arrived=[True, False])
+      >>> wide = uploads([0, 2], [[0.0], [2.0]], arrived=[True, True])
+      >>> joined = fl.gather_received({"narrow": narrow, "wide": wide})
+      >>> joined.uplink[:, 0], joined.arrived
+      (Array([0., 1., 2., 3.], dtype=float32), Array([ True,  True,  True, False], dtype=bool))
     """
     joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
     rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)

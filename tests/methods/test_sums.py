@@ -20,6 +20,7 @@ SUMS = (
     "fedavg",
     "fedproto",
     "lg_fedavg",
+    "fedper",
     "fd",
     "fedclassavg",
     "fedral",
