@@ -9,6 +9,7 @@ them: those that would be honest at 10 and at 30 %.
 
 import csv
 import json
+import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from absl import app
 
-from experiments.csv_files import write_rows
+from experiments.rows import column, grouped, write_rows
 from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.experiment.run_folder import read_config
 from fedjax_ht.report.document import Document
@@ -58,7 +59,7 @@ def scores(folder: Path, shares: Iterable[float] = (0.1, 0.3)) -> Iterator[Score
     attack, defence = config["attack"], (config["robust"] or [["none"]])[-1][0]
     for entry in config["entries"]:
         lines = (folder / folder_of(entry["label"]) / "metrics.jsonl").read_text().splitlines()
-        for trial in by_trial([json.loads(line) for line in lines]):
+        for trial in by_trial(list(map(json.loads, lines))):
             last = evaluated(trial)[-1]
             names = (entry["method"], config["seed"] + last["trial"], last["round"])
             if attack["kind"] != "none":
@@ -81,27 +82,28 @@ def read(path: Path) -> list[Score]:
     kinds = Score.__annotations__
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return [Score(**{name: kinds[name](text) for name, text in row.items()}) for row in rows]
+    scores = []
+    for row in rows:
+        scores.append(Score(**{name: kinds[name](text) for name, text in row.items()}))
+    return scores
 
 
 def markdown(scores: Iterable[Score]) -> str:
     """Makes a table for each share, in Markdown: a line an attack and defence, a column a method,
     percent."""
-    accuracies: dict[tuple, list[float]] = {}
-    for score in scores:
-        case = score.share, score.attack, score.defence, score.method
-        accuracies.setdefault(case, []).append(score.accuracy)
-    methods = list(dict.fromkeys(case[3] for case in accuracies))
+    scores = list(scores)
+    methods = list(dict.fromkeys(column(scores, "method")))
     tables = []
-    for share in sorted({case[0] for case in accuracies}):
-        cases = sorted(case for case in accuracies if case[0] == share)
+    for share, of_share in sorted(grouped(scores, operator.attrgetter("share")).items()):
         rows = []
-        for attack, defence in dict.fromkeys(case[1:3] for case in cases):
-            cells = [attack, defence]
+        cases = grouped(of_share, operator.attrgetter("attack", "defence"))
+        for case, of_case in sorted(cases.items()):
+            by_method = grouped(of_case, operator.attrgetter("method"))
+            row = list(case)
             for method in methods:
-                values = accuracies.get((share, attack, defence, method))
-                cells.append(f"{100 * np.mean(values):.1f}" if values else "")
-            rows.append(cells)
+                accuracies = column(by_method.get(method, ()), "accuracy")
+                row.append(f"{100 * np.mean(accuracies):.1f}" if accuracies else "")
+            rows.append(row)
         tables.append(Table([f"{100 * share:.0f} % attack", "defence", *methods], rows))
     return Document(tables).markdown()
 

@@ -2,6 +2,7 @@
 curves; and published numbers."""
 
 import csv
+import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from experiments.csv_files import write_rows
+from experiments.rows import grouped, write_rows
 from fedjax_ht.report.curves import draw_accuracy, rounds_evaluated
 from fedjax_ht.report.figures import FEW, legend, subplots
 from fedjax_ht.report.results import PARTICIPANTS
+from fedjax_ht.report.rows import values
 from fedjax_ht.simulation.history import Row, best_by, evaluated, wire_bytes
 
 COLUMNS = (
@@ -71,10 +73,11 @@ def write_evaluations(runs: Sequence[Run], path: Path) -> None:
     lines = []
     for run in runs:
         for row in evaluated(run.history):
-            values = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
-            values |= best_so_far(run.history, row["round"])
-            values |= {f"{way}_bytes": wire_bytes(row, way) for way in ("uplink", "downlink")}
-            lines.append([values.get(column, "") for column in COLUMNS])
+            cells = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
+            cells |= best_so_far(run.history, row["round"])
+            cells["uplink_bytes"] = wire_bytes(row, "uplink")
+            cells["downlink_bytes"] = wire_bytes(row, "downlink")
+            lines.append([cells.get(column, "") for column in COLUMNS])
     write_rows(path, COLUMNS, lines)
 
 
@@ -155,31 +158,39 @@ def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
 
 def by_method(runs: Sequence[Run], score: str) -> dict[str, list[Run]]:
     """Groups the runs that have a score by their method."""
-    grouped = defaultdict(list)
-    for run in runs:
-        if tops([run], score):
-            grouped[run.method].append(run)
-    return grouped
+    scored = [run for run in runs if tops([run], score)]
+    return grouped(scored, operator.attrgetter("method"))
+
+
+def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Groups runs by their dataset."""
+    return grouped(runs, operator.attrgetter("dataset"))
 
 
 def together(runs: Sequence[Run], score: str) -> list[Row]:
     """Makes runs trials of one history, with the evaluations that all of them have and that have
     the score."""
-    scored = [{row["round"]: row for row in evaluated(run.history) if score in row} for run in runs]
+    scored = []
+    for run in runs:
+        rows = [row for row in evaluated(run.history) if score in row]
+        scored.append(dict(zip(values(rows, "round"), rows)))
     common = sorted(set.intersection(*map(set, scored)))
-    return [rows[number] | {"trial": i} for i, rows in enumerate(scored) for number in common]
+    history = []
+    for trial, by_round in enumerate(scored):
+        history += [by_round[number] | {"trial": trial} for number in common]
+    return history
 
 
 def curves(runs: Sequence[Run], score: str) -> Figure:
     """Draws one picture a dataset, one line a method: the mean over its runs, and a band from the
     lowest to the highest."""
-    grouped = {}
-    for dataset in dict.fromkeys(run.dataset for run in runs):
-        grouped[dataset] = by_method([run for run in runs if run.dataset == dataset], score)
-    # a legend beside needs room
-    width = sum(6.4 if len(groups) <= FEW else 9.0 for groups in grouped.values())
-    figure, axes = subplots(1, len(grouped), figsize=(width, 4), squeeze=False)
-    for (dataset, groups), place in zip(grouped.items(), axes[0]):
+    methods, width = {}, 0.0
+    for dataset, of_dataset in by_dataset(runs).items():
+        methods[dataset] = by_method(of_dataset, score)
+        # a legend beside needs room
+        width += 6.4 if len(methods[dataset]) <= FEW else 9.0
+    figure, axes = subplots(1, len(methods), figsize=(width, 4), squeeze=False)
+    for (dataset, groups), place in zip(methods.items(), axes[0]):
         place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
         lines = {method: together(group, score) for method, group in groups.items()}
         draw_accuracy(place, lines, rounds_evaluated, score)

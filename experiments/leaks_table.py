@@ -2,19 +2,17 @@
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from experiments.csv_files import write_rows
+from experiments.rows import column, grouped, write_rows
 from fedjax_ht.report.document import Document
 from fedjax_ht.report.figures import save, subplots
 from fedjax_ht.report.table import Table, table_of
-
-T = TypeVar("T")
 
 # knowledge that the attacker has of the client's state
 NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"
@@ -98,7 +96,7 @@ def read(path: Path) -> list[Row]:
             raise ValueError(
                 f"{path} has the columns {reader.fieldnames}; expected {', '.join(Row._fields)}"
             )
-        return [row_of(cells) for cells in reader]
+        return list(map(row_of, reader))
 
 
 def row_of(cells: Mapping[str, str]) -> Row:
@@ -115,18 +113,15 @@ def row_of(cells: Mapping[str, str]) -> Row:
 def markdown(rows: Sequence[Row]) -> str:
     """Makes a table of inversions and one of membership, over all uploads, clients and trials, in
     Markdown; a table without rows is left out."""
-    inverted = grouped((row for row in rows if row.attack != "membership"), round_and_step)
-    members = grouped((row for row in rows if row.attack == "membership"), round_and_model)
-    tables = [inversions(inverted), memberships(members)]
-    return Document([table for table in tables if table.rows]).markdown()
-
-
-def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """Groups items by a key, in order."""
-    groups: dict[Any, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
+    inferred, inverted = [], []
+    for row in rows:
+        (inferred if row.attack == "membership" else inverted).append(row)
+    tables = []
+    if inverted:
+        tables.append(inversions(grouped(inverted, round_and_step)))
+    if inferred:
+        tables.append(memberships(grouped(inferred, round_and_model)))
+    return Document(tables).markdown()
 
 
 def round_and_step(row: Row) -> tuple:
@@ -152,7 +147,7 @@ def inversions(groups: Mapping[tuple, list[Row]]) -> Table:
         attacks |= dict.fromkeys(by_attack)
         cells = dict(zip(titles, names))
         cells |= {"epsilon": epsilon_of(rows), "uploads": str(max(map(len, by_attack.values())))}
-        cells |= {attack: psnr_and_ssim(results) for attack, results in by_attack.items()}
+        cells |= zip(by_attack, map(psnr_and_ssim, by_attack.values()))
         lines.append(without_empty(cells, ("noise", "privacy", "epsilon")))
     return table_of(lines, [*titles, "epsilon", "uploads", *attacks], missing="")
 
@@ -163,7 +158,7 @@ def memberships(groups: Mapping[tuple, list[Row]]) -> Table:
     numbers = ["AUC, mean over clients", "least", "most", "clients"]
     lines = []
     for (number, method, model, privacy), rows in groups.items():
-        values = [row.auc for row in rows]
+        values = column(rows, "auc")
         aucs = [f"{value:.3f}" for value in (np.mean(values), min(values), max(values))]
         names = [number, method, model, privacy, epsilon_of(rows)]
         cells = dict(zip([*titles, *numbers], [*names, *aucs, str(len(values))]))
@@ -197,32 +192,49 @@ def epsilon_of(rows: Iterable[Row]) -> str:
 
 def psnr_and_ssim(rows: Sequence[Row]) -> str:
     """Formats the means over rows, of PSNR with the least and the most."""
-    values = [row.psnr for row in rows]
-    ends = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-    similarity = np.mean([row.ssim for row in rows]).round(2) + 0.0  # never "-0.00"
-    return f"{np.mean(values):.1f}{ends} / {similarity:.2f}"
+    values = column(rows, "psnr")
+    ratio = f"{np.mean(values):.1f}"
+    if len(values) > 1:
+        ratio += f" ({min(values):.1f} to {max(values):.1f})"
+    similarity = np.mean(column(rows, "ssim")).round(2) + 0.0  # never "-0.00"
+    return f"{ratio} / {similarity:.2f}"
 
 
 def picture(inverted: Sequence[Inverted], path: Path) -> None:
     """Draws the real images of all uploads side by side, and, below each other, the images that the
     attacks made of them."""
-    columns = grouped(inverted, lambda result: (result.row.state, result.row.noise))
-    attacks = [grouped(column, lambda result: title(result.row)) for column in columns.values()]
-    first = next(iter(attacks[0].values()))
-    real = np.concatenate([result.real for result in first])
-    rows, cols = max(map(len, attacks)), len(columns) + 1
+    columns = []
+    for results in grouped(inverted, knowledge_of).values():
+        columns.append(grouped(results, attack_of))
+    first = next(iter(columns[0].values()))
+    real = np.concatenate(column(first, "real"))
+    rows, cols = max(map(len, columns)), len(columns) + 1
     width, height = (1.4, 1.5) if len(real) == 1 else (0.75 * len(real), 1.2)  # inches of a cell
     figure, axes = subplots(rows, cols, squeeze=False, figsize=(width * cols, height * rows))
     for cell in axes.flat:
         cell.axis("off")
     draw(axes[0, 0], real, "real")
-    for place, (state, noise), by_attack in zip(axes.T[1:], columns, attacks):
-        model = f"model {state}, noise {noise:g}" if noise else f"model {state}"
+    for place, by_attack in zip(axes.T[1:], columns):
         for cell, (attack, results) in zip(place, by_attack.items()):
-            score = np.mean([result.row.psnr for result in results])
-            images = np.concatenate([result.images for result in results])
-            draw(cell, images, f"{attack}\n{model}\n{score:.1f} dB")
+            state, noise = knowledge_of(results[0])
+            model = f"model {state}, noise {noise:g}" if noise else f"model {state}"
+            score = np.mean(column(column(results, "row"), "psnr"))
+            draw(
+                cell,
+                np.concatenate(column(results, "images")),
+                f"{attack}\n{model}\n{score:.1f} dB",
+            )
     save(figure, path)
+
+
+def attack_of(result: Inverted) -> str:
+    """Names the attack that made the images."""
+    return title(result.row)
+
+
+def knowledge_of(result: Inverted) -> tuple[str, float]:
+    """Returns the attacker's knowledge of the client's state, and the noise on the upload."""
+    return result.row.state, result.row.noise
 
 
 def draw(axes: Axes, images: np.ndarray, about: str) -> None:

@@ -18,6 +18,7 @@ names files like STEM.csv of earlier tables, whose runs then stand beside these 
 they have there. `experiments.paper_tables` makes the page of all papers' tables of such files.
 """
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -31,6 +32,7 @@ from experiments.evaluations import (
     SHOWN,
     SHOWN_BESIDE_GLOBAL,
     Run,
+    by_dataset,
     by_method,
     curves,
     read_evaluations,
@@ -44,9 +46,10 @@ from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.report.document import Paragraph
 from fedjax_ht.report.figures import save
 from fedjax_ht.report.results import NOTE, PARTICIPANTS
+from fedjax_ht.report.rows import after_start, mean, values
 from fedjax_ht.report.table import Table, human_bytes, percent, rounds_of
 from fedjax_ht.runner.cli import fail, parse_flags
-from fedjax_ht.simulation.history import Row, by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
 
 _RUNS = flags.DEFINE_string("runs", None, "Folder with runs, at any depth.")
 _PUBLISHED = flags.DEFINE_string(
@@ -190,33 +193,30 @@ def line(
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
     numbers = [row["accuracy"] or "no convergence" for row in published]
     known = [float(row["accuracy"]) for row in published if row["accuracy"]]
-    ours = mean_percent(tops(runs, published_score), published_score)
-    difference = f"{ours - known[0]:+.2f}" if known else ""
+    ours = 100 * mean(values(tops(runs, published_score), published_score), math.nan)
+    difference = ""
+    if known and not math.isnan(ours):
+        difference = f"{ours - known[0]:+.2f}"
+    lasts = [evaluated(run.history)[-1] for run in runs]
+    cells = [runs[0].method, percent(best, score), percent(by_val, score), percent(lasts, score)]
+    for key in beside:
+        cells.append(percent(tops(runs, key), key))
     return [
-        runs[0].method,
-        percent(best, score),
-        percent(by_val, score),
-        percent([evaluated(run.history)[-1] for run in runs], score),
-        *(percent(tops(runs, key), key) for key in beside),
+        *cells,
         rounds_of(best),
         str(len(runs)),
         ", ".join(dict.fromkeys(numbers)) or "-",
-        "" if math.isnan(ours) else difference,
+        difference,
         bytes_a_round(runs),
     ]
-
-
-def mean_percent(rows: Sequence[Row], score: str) -> float:
-    """Returns the mean of a score in %; NaN without rows."""
-    return 100 * float(np.mean([row[score] for row in rows])) if rows else math.nan
 
 
 def bytes_a_round(runs: Sequence[Run]) -> str:
     """Formats the mean bytes of a round; "-" where no row counts them."""
     counts = []
     for run in runs:
-        for row in run.history:
-            if row["round"] > 0 and "uplink_payload_bytes" in row:
+        for row in after_start(run.history):
+            if "uplink_payload_bytes" in row:
                 counts.append(wire_bytes(row))
     return human_bytes(np.mean(counts)) if counts else "-"
 
@@ -237,16 +237,19 @@ def markdown(
     """
     published_score = published_score or score
     parts = []
-    for dataset in dict.fromkeys(run.dataset for run in runs):
-        grouped = by_method([run for run in runs if run.dataset == dataset], score)
-        titles = SHOWN | (SHOWN_BESIDE_GLOBAL if score == "global_accuracy_head" else {})
+    titles = dict(SHOWN)
+    if score == "global_accuracy_head":
+        titles |= SHOWN_BESIDE_GLOBAL
+    for dataset, of_dataset in by_dataset(runs).items():
+        grouped = by_method(of_dataset, score)
         beside = [key for key in titles if key != score and differs(key, score, runs)]
         head = ["method", "ours %", "by validation %", "last round %"]
         head += [f"{titles[key]} %" for key in beside]
         head += ["best round", "seeds", "paper %"]
-        same_score = published_score == score
-        difference = f"{titles.get(published_score, published_score)} - paper"
-        head += ["difference" if same_score else difference, "bytes a round"]
+        difference = "difference"
+        if published_score != score:
+            difference = f"{titles.get(published_score, published_score)} - paper"
+        head += [difference, "bytes a round"]
         rows = []
         for name, group in grouped.items():
             numbers = published.get((dataset, name), [])
@@ -260,8 +263,11 @@ def markdown(
 
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
     """Returns whether any evaluation has another number by a key than by the score."""
-    rows = (row for run in runs for row in run.history)
-    return any(key in row and row[key] != row.get(score) for row in rows)
+    for run in runs:
+        for row in run.history:
+            if key in row and row[key] != row.get(score):
+                return True
+    return False
 
 
 def main(_) -> None:
@@ -269,7 +275,7 @@ def main(_) -> None:
         if not value:
             fail(ValueError(f"no --{name}; see --help"))
     try:
-        earlier = [run for path in _ALSO.value for run in read_evaluations(Path(path))]
+        earlier = list(itertools.chain(*map(read_evaluations, map(Path, _ALSO.value))))
         runs = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier)
         published = read_published(_PUBLISHED.value)
     except FileNotFoundError as error:

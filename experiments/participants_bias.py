@@ -19,7 +19,7 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from experiments.csv_files import write_rows
+from experiments.rows import write_rows
 from fedjax_ht.report.figures import save, subplots
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated

@@ -12,6 +12,7 @@ and class, and prints a table of them.
 """
 
 import functools
+import operator
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ import numpy as np
 from absl import app, flags
 from matplotlib.figure import Figure
 
-from experiments.csv_files import write_rows
+from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.local_training import class_means
 from fedjax_ht.core.method import Data
 from fedjax_ht.data.client_data import stack
@@ -30,6 +31,7 @@ from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.methods.shared.prototypes import class_sums
 from fedjax_ht.metrics.margins import prototype_margins
 from fedjax_ht.report.figures import save, subplots
+from fedjax_ht.report.rows import mean
 from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import LoadedRun, client_state, load_run
@@ -39,6 +41,7 @@ _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
 
 GLOBAL = "global"
+METHOD = operator.attrgetter("method")
 
 
 class Row(NamedTuple):
@@ -66,10 +69,11 @@ def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
     has, bool [N, C]."""
     federation, dataset = run.experiment.federations[run.method], run.experiment.dataset
     train = stack([client.train for client in run.experiment.partitions[trial]])
-    inputs, labels = (jax.tree.map(jnp.asarray, x) for x in (dataset.inputs, dataset.labels))
-    collectors = {
-        bucket.name: jax.jit(functools.partial(class_sums, bucket)) for bucket in federation.buckets
-    }
+    inputs = jax.tree.map(jnp.asarray, dataset.inputs)
+    labels = jnp.asarray(dataset.labels)
+    collectors = {}  # a program an architecture
+    for bucket in federation.buckets:
+        collectors[bucket.name] = jax.jit(functools.partial(class_sums, bucket))
     values, present = [], []
     for client in range(federation.num_clients):
         bucket = federation.buckets[federation.assignment[client]]
@@ -95,7 +99,7 @@ def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
     clients = prototype_margins(*client_prototypes(run, trial))
     server = prototype_margins(*global_prototypes(run, trial))
     owners = [(str(i), *margins) for i, margins in enumerate(zip(*clients))]
-    for owner, nearest, mean in [*owners, (GLOBAL, *server)]:
+    for owner, nearest, average in [*owners, (GLOBAL, *server)]:
         for label in np.flatnonzero(~np.isnan(nearest)).tolist():
             yield Row(
                 method=run.method,
@@ -104,7 +108,7 @@ def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
                 client=owner,
                 label=label,
                 nearest=float(nearest[label]),
-                mean=float(mean[label]),
+                mean=float(average[label]),
             )
 
 
@@ -123,47 +127,44 @@ def table_of(rows: Sequence[Row]) -> Table:
         "classes whose global margin is above all clients'",
     ]
     lines = []
-    for method in dict.fromkeys(row.method for row in rows):
-        of_method = [row for row in rows if row.method == method]
-        clients = [row for row in of_method if row.client != GLOBAL]
-        server = [row for row in of_method if row.client == GLOBAL]
+    for method, of_method in grouped(rows, METHOD).items():
+        clients, server = clients_and_server(of_method)
         largest: dict[int, float] = {}
         for row in clients:
             largest[row.label] = max(row.nearest, largest.get(row.label, 0.0))
         above = [row for row in server if row.nearest > largest.get(row.label, 0.0)]
-        margins = [row.nearest for row in server]
+        margins = column(server, "nearest")
         numbers = [
-            mean([row.nearest for row in clients]),
-            mean(list(largest.values())),
-            mean(margins),
+            mean(column(clients, "nearest"), np.nan),
+            mean(list(largest.values()), np.nan),
+            mean(margins, np.nan),
             min(margins, default=np.nan),
-            mean([row.mean for row in clients]),
-            mean([row.mean for row in server]),
+            mean(column(clients, "mean"), np.nan),
+            mean(column(server, "mean"), np.nan),
         ]
         cells = [method, str(of_method[0].round), *(f"{number:.3g}" for number in numbers)]
         lines.append([*cells, f"{len(above)} of {len(server)}"])
     return Table(head, lines)
 
 
-def mean(values: Sequence[float]) -> float:
-    """Returns the mean, NaN of nothing."""
-    return float(np.mean(values)) if values else np.nan
+def clients_and_server(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Splits an entry's rows into those of clients and those of the server."""
+    by_owner = grouped(rows, lambda row: row.client == GLOBAL)
+    return by_owner.get(False, []), by_owner.get(True, [])
 
 
 def picture(rows: Sequence[Row]) -> Figure:
     """Draws margins by class for each entry: a dot a client, a triangle for the global
     prototype."""
-    methods = list(dict.fromkeys(row.method for row in rows))
+    methods = grouped(rows, METHOD)
     figure, axes = subplots(1, len(methods), squeeze=False, figsize=(4.2 * len(methods), 3.4))
-    for place, method in zip(axes[0], methods):
-        of_method = [row for row in rows if row.method == method]
-        clients = [row for row in of_method if row.client != GLOBAL]
-        server = [row for row in of_method if row.client == GLOBAL]
-        for shown, look in (
-            (clients, {"s": 14, "marker": "o", "label": "clients"}),
-            (server, {"s": 60, "marker": "^", "label": GLOBAL}),
-        ):
-            place.scatter([row.label for row in shown], [row.nearest for row in shown], **look)
+    looks = (
+        {"s": 14, "marker": "o", "label": "clients"},
+        {"s": 60, "marker": "^", "label": GLOBAL},
+    )
+    for place, (method, of_method) in zip(axes[0], methods.items()):
+        for shown, look in zip(clients_and_server(of_method), looks):
+            place.scatter(column(shown, "label"), column(shown, "nearest"), **look)
         place.set(title=method, xlabel="class", ylim=(0, None))
         place.set(ylabel="distance to the nearest other prototype")
         place.legend(frameon=False)

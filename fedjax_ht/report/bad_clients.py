@@ -1,8 +1,10 @@
 """Lines on clients whose results are not finite or whose uploads are outliers, and on a run in
 which nothing arrives any more."""
 
+import operator
 from collections.abc import Hashable, Iterable, Sequence
 
+from fedjax_ht.report.rows import reporting, values
 from fedjax_ht.simulation.history import Row, by_trial, silent
 
 MOST_NAMED = 3
@@ -20,13 +22,12 @@ def why_silent(name: str, history: Sequence[Row], rounds: int) -> str | None:
     """
     if not all(silent(trial, rounds) for trial in by_trial(history)):
         return None
-    last = max((row["round"] for row in history if row.get("arrived")), default=0)
-    accepted = "finite"
-    if any(row.get("late") for row in history if row["round"] > last):
-        accepted = "finite and in time"
-    suspects = ""
+    last = max(values(reporting(history, "arrived"), "round"), default=0)
+    accepted, suspects = "finite", ""
     for row in history:
-        if row["round"] <= last and row.get("far_off"):
+        if row.get("late") and row["round"] > last:
+            accepted = "finite and in time"
+        if row.get("far_off") and row["round"] <= last:
             suspects = f"; outlying uploads in round {row['round']}: {outliers(row['far_off'])}"
     return (
         f"{name} stopped in round {history[-1]['round']}: since round {last} nothing has arrived "
@@ -43,12 +44,13 @@ def outliers(far_off: Sequence[Sequence[float]], most: int = MOST_NAMED) -> str:
       far_off: (id, factor) of each client, see `fedjax_ht.trust.robust.far_off`.
       most: clients that are named, those of the largest factors.
     """
+    by_factor = operator.itemgetter(1)
     # sorted() is stable: equal factors stay in the order of ids.
-    largest = sorted(far_off, key=lambda pair: -pair[1])[:most]
-    names = []
+    largest = sorted(far_off, key=by_factor, reverse=True)[:most]
+    names, unit = [], " the median norm"
     for client, factor in sorted(largest):
-        unit = "" if names else " the median norm"
         names.append(f"client {int(client)} ({factor:.3g}x{unit})")
+        unit = ""  # said once
     if len(far_off) > most:
         names.append(f"and {len(far_off) - most} more")
     return ", ".join(names)
@@ -56,7 +58,8 @@ def outliers(far_off: Sequence[Sequence[float]], most: int = MOST_NAMED) -> str:
 
 def named(ids: Sequence[int]) -> str:
     """Names clients: "client 2", or "clients 2, 15"."""
-    return f"{'clients' if len(ids) > 1 else 'client'} {', '.join(map(str, ids))}"
+    clients = ", ".join(map(str, ids))
+    return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
 
 
 class Notes:
@@ -75,20 +78,24 @@ class Notes:
             lines.append("the server's step was not finite; its last state was kept")
         factors = {int(client): factor for client, factor in row.get("far_off", ())}
         if clients := self._new(label, row, "upload", factors):
-            new = [(client, factors[client]) for client in clients]
-            lines.append(f"outlying uploads: {outliers(new, most=len(new))}")
+            pairs = zip(clients, map(factors.__getitem__, clients))
+            lines.append(f"outlying uploads: {outliers(list(pairs), most=len(clients))}")
         if clients := self._new(label, row, "refused", row.get("refused", ())):
             lines.append(f"outlying uploads refused, by refuse_outliers: {named(clients)}")
         return lines
 
     def _new(self, label: str, row: Row, kind: str, ids: Iterable[int]) -> list[int]:
-        keys = {i: (label, row["trial"], kind, i) for i in ids}
-        new = [i for i, key in keys.items() if key not in self.noted]
-        self.noted.update(keys.values())
+        new = []
+        for i in ids:
+            key = label, row["trial"], kind, i
+            if key not in self.noted:
+                self.noted.add(key)
+                new.append(i)
         return new
 
 
 def place_of(label: str, row: Row, trials: int) -> str:
     """Names an entry's round, and of several trials the trial."""
-    trial = f", trial {row['trial']}" if trials > 1 else ""
-    return f"{label}{trial}, round {row['round']}"
+    if trials > 1:
+        label += f", trial {row['trial']}"
+    return f"{label}, round {row['round']}"

@@ -1,4 +1,4 @@
-"""What each entry of a comparison reached, and what it cost to reach a target accuracy."""
+"""The comparison of a run's entries by what it cost them to reach a target accuracy."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,8 @@ import numpy as np
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.document import Document, Folded, Paragraph
-from fedjax_ht.report.results import GLOBAL, NOTE, PARTICIPANTS, tops_of
+from fedjax_ht.report.results import GLOBAL, NOTE, PARTICIPANTS
+from fedjax_ht.report.rows import after_start, mean, tops_of, values
 from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
 from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
 
@@ -79,21 +80,30 @@ class Comparison(NamedTuple):
 def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") -> Cost | None:
     """Sums the costs of one trial's rounds through the first whose score is at or above the target;
     None if there is none."""
-    reached = next((row["round"] for row in trial if row.get(score, -1) >= target), None)
-    if reached is None:
+    through = rows_through(trial, target, score)
+    if not through:
         return None
-    rounds = [row for row in trial if 0 < row["round"] <= reached]
+    rounds = after_start(through)
     # A run begun before FLOPs were counted has rows without.
     flops = [row.get("flops", math.nan) for row in rounds]
     uploaded = [row["uplink_payload_elements"] / max(1, row["arrived"]) for row in rounds]
     computed = [count / max(1, row["participants"]) for count, row in zip(flops, rounds)]
     return Cost(
-        rounds=reached,
+        rounds=through[-1]["round"],
         bytes=sum(map(wire_bytes, rounds)),
         flops=math.fsum(flops),
         client_elements=math.fsum(uploaded),
         client_flops=math.fsum(computed),
     )
+
+
+def rows_through(trial: Sequence[Row], target: float, score: str) -> Sequence[Row]:
+    """Returns one trial's rows through the first whose score is at or above the target; none if the
+    target is not reached."""
+    for i, row in enumerate(trial):
+        if row.get(score, -1) >= target:
+            return trial[: i + 1]
+    return []
 
 
 def choose_target(
@@ -116,7 +126,7 @@ def choose_target(
         tops = tops_of(history, score)
         if not tops:
             raise ValueError(f"--target_score is {score!r}, which {label} does not have")
-        bests += [row[score] for row in tops]
+        bests += values(tops, score)
     if target is not None:
         return target, "as asked"
     if share is not None:
@@ -148,29 +158,24 @@ def costs(
 def summarise(history: Sequence[Row], target: float, score: str = "accuracy") -> Line:
     """Computes an entry's line of a comparison."""
     trials = by_trial(history)
-    tops = [best(trial).on_test for trial in trials]
-    scores = [row["accuracy"] for row in tops]
-    reached = [cost_to_reach(trial, target, score) for trial in trials]
-    costs = [cost for cost in reached if cost is not None]
+    tops, costs = [], []
+    for trial in trials:
+        tops.append(best(trial).on_test)
+        cost = cost_to_reach(trial, target, score)
+        if cost is not None:
+            costs.append(cost)
+    scores = values(tops, "accuracy")
     return Line(
         accuracy=float(np.mean(scores)),
         accuracy_std=float(np.std(scores)),
-        best_rounds=[row["round"] for row in tops],
-        participants_accuracy=mean_top(history, PARTICIPANTS),
-        server_accuracy=mean_top(history, GLOBAL),
+        best_rounds=values(tops, "round"),
+        participants_accuracy=mean(values(tops_of(history, PARTICIPANTS), PARTICIPANTS), math.nan),
+        server_accuracy=mean(values(tops_of(history, GLOBAL), GLOBAL), math.nan),
         reached=len(costs),
         cost=Cost(*np.mean(costs, axis=0).tolist()) if costs else None,
-        seconds_per_round=float(
-            np.median([row["seconds_round"] for row in trials[0] if row["round"] > 0])
-        ),
+        seconds_per_round=float(np.median(values(after_start(trials[0]), "seconds_round"))),
         seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in trials[0]),
     )
-
-
-def mean_top(history: Sequence[Row], score: str) -> float:
-    """Returns the mean over trials of a score's highest value; NaN where no row has it."""
-    tops = tops_of(history, score)
-    return float(np.mean([row[score] for row in tops])) if tops else math.nan
 
 
 def comparison_text(
@@ -185,8 +190,7 @@ def comparison_text(
       winner: label of the entry whose row a page highlights.
     """
     aim = f"{100 * target:.2f} %"
-    costs = [f"{name} to {aim}" for name in ("rounds", "bytes", "FLOPs")]
-    costs += [UPLINK, FLOPS]
+    costs = [f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}", UPLINK, FLOPS]
     titles = ["method", "accuracy %", "participants %", "server's model %", "best round"]
     titles += [*costs, "s/round", "seconds"]
     important = ["accuracy %", "server's model %", *costs[:3], "s/round", "best round"]
@@ -256,14 +260,14 @@ def explanation(with_server: bool, several: bool) -> str:
 
 def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:
     """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty."""
-    fields = [field for field in Line._fields if field != "cost"]
+    fields = list(Line._fields)
+    fields.remove("cost")  # its own fields stand at the end
     head = ["method", "target", *fields, *(f"{field}_to_target" for field in Cost._fields)]
     rows = []
     for label, line in lines.items():
-        values = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
-        cost = line.cost or [""] * len(Cost._fields)
-        cells = [label, target, *(values[field] for field in fields), *cost]
-        rows.append(list(map(str, cells)))
+        cells = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
+        cost = cells.pop("cost") or [""] * len(Cost._fields)
+        rows.append(list(map(str, [label, target, *cells.values(), *cost])))
     with atomic_open(path) as file:
         file.write(Table(head, rows).csv())
     return path

@@ -1,5 +1,6 @@
 """Curves of a run: accuracy against rounds, and against what it cost to get there."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -8,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from fedjax_ht.report.figures import FEW, legend, style, subplots
+from fedjax_ht.report.rows import values
 from fedjax_ht.simulation.history import Row, by_trial, evaluated, has_clock, wire_bytes
 
 ACCURACY = "test accuracy, mean over clients (%)"
@@ -20,18 +22,34 @@ def accuracy_curves(histories: Mapping[str, Sequence[Row]]) -> Figure:
 
     Several trials: their mean, and a band from the lowest to the highest.
     """
-    few = len(histories) <= FEW
-    if not has_clock(histories):
-        figure, axes = subplots(figsize=(6.4 if few else 8.4, 4))
-        draw_rounds(axes, histories)
-        legend(axes, len(histories))
+    if has_clock(histories):
+        figure, (left, right) = two_panels(len(histories))
+        draw_accuracy(right, histories, simulated_seconds)
+        right.set(xlabel="simulated seconds")
+        draw_rounds(left, histories)
+        two_panels_legend(left, right, len(histories))
         return figure
-    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(11 if few else 13, 4))
-    draw_rounds(left, histories)
-    draw_accuracy(right, histories, simulated_seconds)
-    right.set(xlabel="simulated seconds")
-    legend(left if few else right, len(histories))
+    figure, axes = subplots(figsize=(6.4 + legend_room(len(histories)), 4))
+    draw_rounds(axes, histories)
+    legend(axes, len(histories))
     return figure
+
+
+def two_panels(entries: int) -> tuple[Figure, tuple[Axes, Axes]]:
+    """Returns a figure of two panels with one axis of accuracy, with room for a legend of so many
+    entries."""
+    return subplots(1, 2, sharey=True, figsize=(11 + legend_room(entries), 4))
+
+
+def legend_room(entries: int) -> float:
+    """Returns the inches that a legend of so many entries takes beside the axes."""
+    return 0.0 if entries <= FEW else 2.0
+
+
+def two_panels_legend(left: Axes, right: Axes, entries: int) -> None:
+    """Draws the legend of two panels: within the left one for a few entries, beside the right one
+    for more."""
+    legend(left if entries <= FEW else right, entries)
 
 
 def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) -> Figure:
@@ -41,15 +59,14 @@ def accuracy_and_bytes(histories: Mapping[str, Sequence[Row]], target: float) ->
     The dotted line is the target, a share in [0, 1]. An entry that sends nothing is a dashed line
     at its best accuracy.
     """
-    few = len(histories) <= FEW
-    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(11 if few else 13, 4))
+    figure, (left, right) = two_panels(len(histories))
     draw_rounds(left, histories)
     draw_accuracy(right, histories, mebibytes_sent)
     scale_bytes(right, histories)
     right.set(xlabel="MiB sent, up and down, all clients together")
     for axes in (left, right):
         axes.axhline(100 * target, color="grey", ls=":", lw=1)
-    legend(left if few else right, len(histories))
+    two_panels_legend(left, right, len(histories))
     return figure
 
 
@@ -73,13 +90,13 @@ def costs(histories: Mapping[str, Sequence[Row]]) -> Figure:
 
 def rounds_evaluated(trial: Sequence[Row]) -> list[int]:
     """Returns the rounds of one trial's evaluations."""
-    return [row["round"] for row in evaluated(trial)]
+    return values(evaluated(trial), "round")
 
 
 def draw_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
     """Draws accuracy on an axis of rounds from 0 to the last one."""
     draw_accuracy(axes, histories, rounds_evaluated)
-    last = max(row["round"] for history in histories.values() for row in history)
+    last = max(values(itertools.chain(*histories.values()), "round"))
     axes.set(xlabel="round", xlim=(0, max(1, last)), ylabel=ACCURACY)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for line in axes.lines:
@@ -88,11 +105,11 @@ def draw_rounds(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
 
 def scale_bytes(axes: Axes, histories: Mapping[str, Sequence[Row]]) -> None:
     """Scales an axis of bytes by orders of magnitude, where anything was sent."""
-    if not any(wire_bytes(row) for history in histories.values() for row in history):
+    if not any(map(wire_bytes, itertools.chain(*histories.values()))):
         return
     axes.set_xscale("log", nonpositive="mask")  # the untrained federation has sent nothing
-    few = axes.dataLim.x1 < 300 * axes.dataLim.minposx
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
+    few_decades = axes.dataLim.x1 < 300 * axes.dataLim.minposx
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if few_decades else (1,), numticks=7))
     axes.xaxis.set_major_formatter(FuncFormatter(_plain))
     axes.xaxis.set_minor_locator(NullLocator())
 
@@ -103,7 +120,7 @@ def _plain(value: float, _: int) -> str:
 
 def draw_frontier(axes: Axes, curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
     """Draws the highest of all curves (places, scores) up to each place, as steps."""
-    places, scores = (np.concatenate(part) for part in zip(*curves))
+    places, scores = map(np.concatenate, zip(*curves))
     order = np.argsort(places, kind="stable")
     highest = np.maximum.accumulate(scores[order])
     axes.step(places[order], highest, where="post", color="0.8", lw=4, zorder=0)
@@ -122,11 +139,11 @@ def teraflop(trial: Sequence[Row]) -> np.ndarray:
 def seconds(trial: Sequence[Row]) -> np.ndarray:
     """Returns the seconds of rounds, without evaluations, until each evaluation of one trial. The
     first round, which compiles, counts as the median of the others, where there are any."""
-    spent = {row["round"]: row["seconds_round"] for row in trial}
-    compiled = [value for number, value in spent.items() if number > 1]
-    if compiled:
-        spent[1] = float(np.median(compiled))
-    return until_evaluations(trial, [spent[row["round"]] for row in trial])
+    rounds = np.array(values(trial, "round"))
+    spent = np.array(values(trial, "seconds_round"))
+    if (rounds > 1).any():
+        spent[rounds == 1] = np.median(spent[rounds > 1])
+    return until_evaluations(trial, spent)
 
 
 def simulated_seconds(trial: Sequence[Row]) -> list[float]:
@@ -159,8 +176,8 @@ def draw_accuracy(
     curves = []
     for i, (name, history) in enumerate(histories.items()):
         trials = by_trial(history)
-        places = np.mean([position(trial) for trial in trials], axis=0)
-        scores = 100 * np.array([[row[score] for row in evaluated(trial)] for trial in trials])
+        places = np.mean(list(map(position, trials)), axis=0)
+        scores = 100 * np.array([values(evaluated(trial), score) for trial in trials])
         mean, look = scores.mean(0), style(i)
         colour = look["color"]
         curves.append((places, mean))

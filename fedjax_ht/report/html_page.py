@@ -38,7 +38,9 @@ th { color: var(--soft); font-weight: 600; font-size: 0.85rem; vertical-align: b
 th { white-space: normal }
 tr:first-child th { border-bottom: 2px solid var(--line) }
 td { border-bottom: 1px solid var(--line) }
-th:first-child, td:first-child { text-align: left; padding-left: 0.5rem }
+th:first-child, td:first-child {
+  text-align: left; padding-left: 0.5rem; position: sticky; left: 0; background: var(--page);
+}
 td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 16ch }
 tr.best td { background: var(--best); font-weight: 650 }
 details { margin: 0.7rem 0 } details table, details p { font-size: 0.875rem }

@@ -109,8 +109,8 @@ def write_maps(
         if feature_map.flat.keys() != stored.flat.keys():  # embeddings take seconds
             save_map(feature_map, folder)
         federation = experiment.federations[label]
-        buckets = [federation.buckets[federation.assignment[i]] for i in feature_map.clients]
-        names = [bucket.name for bucket in buckets]
+        assignment = np.array(federation.assignment)[feature_map.clients]
+        names = [federation.buckets[bucket].name for bucket in assignment]
         figure = feature_picture(feature_map, experiment.dataset.class_names, names)
         pictures.append(save(figure, folder / "features.png", ["svg"]))
     return pictures
@@ -170,7 +170,8 @@ def draw_client(axes: Axes, feature_map: FeatureMap, i: int, colours: Colours) -
     if not finite(rows):
         return "not finite"
     project, share = principal(rows)
-    edges = np.array([(*colours[label], 1.0) for label in feature_map.labels.tolist()])
+    edges = np.array(paint(feature_map.labels, colours))
+    edges = np.concatenate([edges, np.ones((len(edges), 1))], axis=1)  # opaque
     # Images of classes that the client does not train on are rings: their faces are transparent.
     faces = edges * feature_map.trains_on[i][feature_map.labels][:, None]
     axes.scatter(*project(rows).T, s=9, lw=0.6, facecolors=faces, edgecolors=edges, rasterized=True)
@@ -202,16 +203,16 @@ def draw_space(axes: Axes, places: np.ndarray, feature_map: FeatureMap, colours:
     """
     labels, clients = feature_map.labels, len(feature_map.clients)
     points, stars = np.split(places, [clients * len(labels)])
-    paint = [colours[label] for label in labels.tolist()]
-    axes.scatter(*points.T, s=5, lw=0, c=paint * clients, alpha=0.45, rasterized=True)
+    point_colours = paint(labels, colours) * clients
+    axes.scatter(*points.T, s=5, lw=0, c=point_colours, alpha=0.45, rasterized=True)
     of_clients = points.reshape(clients, len(labels), 2)
     for marker, images, trains_on in zip(MARKERS, of_clients, feature_map.trains_on):
-        trained = [label for label in colours if trains_on[label]]
-        if not trained:
+        trained = np.array([label for label in colours if trains_on[label]])
+        if not len(trained):
             continue
         means = np.stack([images[labels == label].mean(0) for label in trained])
         look = {"s": 50, "marker": marker, "edgecolors": "black", "lw": 0.7}
-        axes.scatter(*means.T, c=[colours[label] for label in trained], **look)
+        axes.scatter(*means.T, c=paint(trained, colours), **look)
     draw_prototypes(axes, stars, feature_map, colours)
 
 
@@ -219,9 +220,14 @@ def draw_prototypes(
     axes: Axes, places: np.ndarray, feature_map: FeatureMap, colours: Colours
 ) -> None:
     """Draws the server's prototypes as stars at `places`, float [p, 2]."""
-    paint = [colours[label] for label in feature_map.prototype_labels.tolist()]
+    star_colours = paint(feature_map.prototype_labels, colours)
     look = {"s": 150, "marker": "*", "edgecolors": "white", "lw": 1.0, "zorder": 3}
-    axes.scatter(*places.T, c=paint or None, **look)  # an empty list of colours is an error
+    axes.scatter(*places.T, c=star_colours or None, **look)  # an empty list of colours is an error
+
+
+def paint(labels: np.ndarray, colours: Colours) -> list[Any]:
+    """Returns the colours of classes, int [n]."""
+    return [colours[label] for label in labels.tolist()]
 
 
 def without_numbers(axes: Axes) -> None:

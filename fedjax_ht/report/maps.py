@@ -151,11 +151,11 @@ def load_map(folder: Path) -> FeatureMap | None:
     try:
         with np.load(folder / MAP, allow_pickle=False) as file:
             stored = {name: file[name] for name in file.files}
-        count = len(stored["clients"])
-        features = tuple(stored.pop(f"features_{i}") for i in range(count))
-        embeddings = [name for name in stored if name.startswith("flat_")]
-        flat = {name.removeprefix("flat_"): stored.pop(name) for name in embeddings}
-        number = int(stored.pop("round"))
-        return FeatureMap(**stored, round=number, features=features, flat=flat)
+        features = [stored.pop(f"features_{i}") for i in range(len(stored["clients"]))]
+        number, flat = int(stored.pop("round")), {}
+        for name in list(stored):
+            if name.startswith("flat_"):
+                flat[name.removeprefix("flat_")] = stored.pop(name)
+        return FeatureMap(**stored, round=number, features=tuple(features), flat=flat)
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None

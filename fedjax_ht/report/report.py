@@ -2,6 +2,7 @@
 network."""
 
 import html
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fedjax_ht.report.map_plot import one_space
 from fedjax_ht.report.maps import load_map
 from fedjax_ht.report.plots import ROOM
 from fedjax_ht.report.results import sent
+from fedjax_ht.report.rows import values
 from fedjax_ht.report.run_warnings import warnings
 from fedjax_ht.report.setting import setting
 from fedjax_ht.report.statistics import differences_to_first, headline, listed
@@ -57,7 +59,7 @@ def write_report(
       workdir: the run's folder.
       command: how to repeat the run, see `setting.repeat`.
     """
-    entries = [experiment.entries[label] for label in histories]
+    entries = list(map(experiment.entries.__getitem__, histories))
     folders = {entry.label: workdir / entry.folder for entry in entries}
     differences = differences_to_first(histories).html()
     watch = html_page.warning_box(warnings(histories))
@@ -87,7 +89,7 @@ def write_report(
 
 def size(config: ConfigDict) -> str:
     """Counts a run's clients, rounds and trials."""
-    trials = "one trial" if config.trials == 1 else f"{config.trials} trials"
+    trials = f"{config.trials} trials" if config.trials > 1 else "one trial"
     return f"{config.partition.num_clients} clients, {config.rounds} rounds, {trials}"
 
 
@@ -99,7 +101,7 @@ def entry_settings(entries: Iterable[Entry]) -> Bullets:
 def captions(histories: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, str]]:
     """Returns heading -> figure of plots/ -> its caption, which explains only what the figure
     has."""
-    trials = [trial for history in histories.values() for trial in by_trial(history)]
+    trials = list(itertools.chain(*map(by_trial, histories.values())))
     accuracy = "The large mark is the best round, each small one an evaluation"
     costs = (
         "The same accuracy against what all clients had sent, computed and waited for until then"
@@ -117,7 +119,7 @@ def captions(histories: Mapping[str, Sequence[Row]]) -> dict[str, dict[str, str]
         accuracy += "; on the right against the seconds of the rounds on the simulated devices"
     if len(histories) > 1:
         costs += "; the grey line is the highest accuracy that any entry had for so much"
-    if any(row["round"] > 1 for trial in trials for row in trial):
+    if max(values(itertools.chain(*trials), "round")) > 1:
         costs += "; without the compilation of the first round, which counts as the median round"
     if any(len(row["clients"]) > ROOM for trial in trials for row in evaluated(trial)[:1]):
         clients = "The same, each entry's clients from worst to best."
@@ -142,7 +144,7 @@ def newest_images(folders: Mapping[str, Path]) -> str:
 
 def maps(folders: Mapping[str, Path]) -> str:
     """Returns the entries' maps, each folded, and how to read them, in HTML."""
-    shown = [map_of(label, folder) for label, folder in folders.items()]
+    shown = map(map_of, folders, folders.values())
     reading = folded("How to read the maps", Paragraph(READING_MAPS).html())
     return html_page.caption(MAPS) + "".join(shown) + reading
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from fedjax_ht.report.document import Block, Document, Folded, Paragraph
+from fedjax_ht.report.rows import after_start, mean, reporting, tops_of, values
 from fedjax_ht.report.table import (
     Table,
     human_bytes,
@@ -14,7 +15,7 @@ from fedjax_ht.report.table import (
     rounds_of,
     table_of,
 )
-from fedjax_ht.simulation.history import Row, best, best_by, by_trial, evaluated, wire_bytes
+from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
 
 GLOBAL = "global_accuracy_head"  # of the server's own model
 PARTICIPANTS = "accuracy_participants"
@@ -38,7 +39,10 @@ TITLES = (
     "downlink",
     "FLOPs",
     "s/round",
-    *(f"{stage} s" for stage in STAGES),
+    "train s",
+    "score s",
+    "serve s",
+    "host s",
     "simulated s to best",
 )
 IMPORTANCE = (
@@ -72,7 +76,7 @@ def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = Non
       histories: label of an entry -> rows.
       winner: label of the entry whose row a page highlights.
     """
-    rows = [run_cells(label, history) for label, history in histories.items()]
+    rows = list(map(run_cells, histories, histories.values()))
     table = table_of(rows, TITLES, IMPORTANCE, winner)
     blocks: list[Block] = [table]
     if "participants %" in table.head:
@@ -82,11 +86,15 @@ def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = Non
 
 def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
     """Returns an entry's cells of the table of a run, by title."""
-    ends = [best(trial) for trial in by_trial(history) if evaluated(trial)]
-    tops = [end.on_test for end in ends]
-    validated = [end.on_val for end in ends if end.on_val is not None]
+    tops, lasts, validated = [], [], []
+    for trial in by_trial(history):
+        if evaluated(trial):
+            ends = best(trial)
+            tops.append(ends.on_test)
+            lasts.append(ends.last)
+            validated += [ends.on_val] if ends.on_val else []
     participants, servers = tops_of(history, PARTICIPANTS), tops_of(history, GLOBAL)
-    rounds = [row for row in history if row["round"] > 0]
+    rounds = after_start(history)
     cells = {"method": label, "accuracy %": percent(tops, "accuracy")}
     if validated:
         chosen = percent(validated, "accuracy")
@@ -99,7 +107,7 @@ def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
         "± clients": percent(tops, "accuracy_std", spread=False),
         "weighted %": percent(tops, "accuracy_weighted"),
         "best round": rounds_of(tops) or "-",
-        "last %": percent([end.last for end in ends], "accuracy"),
+        "last %": percent(lasts, "accuracy"),
         "worst 10 %": percent(tops, "accuracy_worst10"),
         "uplink": human_bytes(mean_bytes(rounds, "uplink")),
         "downlink": human_bytes(mean_bytes(rounds, "downlink")),
@@ -107,9 +115,9 @@ def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
         "s/round": median(rounds, "seconds_round"),
     }
     for stage in STAGES:
-        if any(f"seconds_{stage}" in row for row in rounds):
+        if values(rounds, f"seconds_{stage}"):
             cells[f"{stage} s"] = median(rounds, f"seconds_{stage}")
-    if any("simulated_clock" in row for row in history):
+    if values(history, "simulated_clock"):
         # The untrained federation of row 0, which may be best, has no clock.
         clocks = [row.get("simulated_clock", 0.0) for row in tops]
         cells["simulated s to best"] = f"{np.mean(clocks):.4g}"
@@ -118,18 +126,18 @@ def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
 
 def mean_bytes(rows: Sequence[Row], *ways: str) -> float:
     """Returns the mean of `wire_bytes` over rows; 0 without rows."""
-    return float(np.mean([wire_bytes(row, *ways) for row in rows])) if rows else 0.0
+    return mean([wire_bytes(row, *ways) for row in rows], 0.0)
 
 
 def mean_flops(rows: Sequence[Row]) -> str:
     """Formats the mean FLOPs of a round; "-" where a row has none, as of an early version."""
-    return human_flops(np.mean([row.get("flops", math.nan) for row in rows])) if rows else "-"
+    return human_flops(mean([row.get("flops", math.nan) for row in rows], math.nan))
 
 
 def median(rows: Sequence[Row], key: str) -> str:
     """Formats the median over the rows that have the key; "-" where no row has."""
-    values = [row[key] for row in rows if key in row]
-    return f"{np.median(values):.2f}" if values else "-"
+    numbers = values(rows, key)
+    return f"{np.median(numbers):.2f}" if numbers else "-"
 
 
 def sent(histories: Mapping[str, Sequence[Row]]) -> Table:
@@ -138,20 +146,14 @@ def sent(histories: Mapping[str, Sequence[Row]]) -> Table:
     head = ["entry", "up a round", "down a round", "up, one client", "the whole run"]
     rows = []
     for label, history in histories.items():
-        rounds = [row for row in history if row["round"] > 0]
-        arrived = [row for row in rounds if row.get("arrived")]
+        rounds = after_start(history)
+        arrived = reporting(rounds, "arrived")
         uplinks = [wire_bytes(row, "uplink") / row["arrived"] for row in arrived]
         counts = [
             mean_bytes(rounds, "uplink"),
             mean_bytes(rounds, "downlink"),
-            np.mean(uplinks) if uplinks else 0.0,
+            mean(uplinks, 0.0),
             math.fsum(map(wire_bytes, rounds)) / len(by_trial(history)),
         ]
         rows.append([label, *map(human_bytes, counts)])
     return Table(head, rows)
-
-
-def tops_of(history: Sequence[Row], score: str) -> list[Row]:
-    """Returns each trial's row in which a score is highest; trials without it have none."""
-    rows = (best_by(trial, score) for trial in by_trial(history))
-    return [row for row in rows if row is not None]

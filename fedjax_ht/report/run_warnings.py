@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_ht.report.bad_clients import named, outliers
 from fedjax_ht.report.plots import mean_of_clients
+from fedjax_ht.report.rows import reporting, values
 from fedjax_ht.simulation.history import Row, by_trial
 
 FAR = 3  # Tukey's "far out", in lengths of the box
@@ -21,20 +22,21 @@ def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
     lines = []
     for label, history in histories.items():
         for check in (*TROUBLES, idle_lanes, far_clients, falls):
-            lines += [f"{label}: {line}" for line in check(history)]
+            for line in check(history):
+                lines.append(f"{label}: {line}")
     return lines
 
 
 def events(history: Sequence[Row], key: str) -> tuple[list[Row], int]:
     """Returns the rows in which a list is not empty, and in how many rounds they are; trials share
     rounds."""
-    rows = [row for row in history if row.get(key)]
-    return rows, len({row["round"] for row in rows})
+    rows = reporting(history, key)
+    return rows, len(set(values(rows, "round")))
 
 
 def clients_in(rows: Sequence[Row], key: str) -> str:
     """Lists the clients that appear in any of the rows."""
-    return ", ".join(map(str, sorted({client for row in rows for client in row[key]})))
+    return ", ".join(map(str, sorted(set().union(*values(rows, key)))))
 
 
 def not_finite(history: Sequence[Row]) -> Iterator[str]:
@@ -72,7 +74,7 @@ def late(history: Sequence[Row]) -> Iterator[str]:
     """Yields a line where uploads missed the deadline."""
     rows, rounds = events(history, "late")
     if rows:
-        used = any("arrived_late" in row for row in history)
+        used = values(history, "arrived_late")
         outcome = "arrived in a later round" if used else "were lost"
         yield (
             f"in {rounds} rounds uploads came after the deadline and {outcome}, of clients "
@@ -95,7 +97,7 @@ TROUBLES = (not_finite, outlying, refused, late, kept_server)
 
 def idle_lanes(history: Sequence[Row]) -> Iterator[str]:
     """Yields a line where lanes waited for long."""
-    wasted = [row["wasted_lane_steps"] for row in history if "wasted_lane_steps" in row]
+    wasted = values(history, "wasted_lane_steps")
     if wasted and np.mean(wasted) > WASTED:
         share = f"{100 * np.mean(wasted):.0f} %"
         yield f"{share} of the steps of lanes waited for a longer client"
@@ -120,14 +122,14 @@ def far_clients(history: Sequence[Row]) -> Iterator[str]:
 
 def evaluated_ids(history: Sequence[Row], count: int) -> Sequence[Any]:
     """Returns the ids of the evaluated clients, of which there are `count`."""
-    return next((row["client_ids"] for row in history if "client_ids" in row), range(count))
+    return next(iter(values(history, "client_ids")), range(count))
 
 
 def falls(history: Sequence[Row]) -> Iterator[str]:
     """Yields a line where the last round is far below the best, on average over trials."""
     drops = []
     for trial in by_trial(history):
-        accuracies = [row["accuracy"] for row in trial if "accuracy" in row]
+        accuracies = values(trial, "accuracy")
         if len(accuracies) > 1:
             drops.append(max(accuracies) - accuracies[-1])
     if drops and np.mean(drops) > FALL:

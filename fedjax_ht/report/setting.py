@@ -78,7 +78,9 @@ def trained(config: ConfigDict, experiment: Experiment, labels: Sequence[str]) -
     parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
     for label in labels:
         training = as_run(experiment.entries[label], config).training
-        length = f"{training.steps} steps" if training.steps else f"{training.epochs} local epochs"
+        length = f"{training.epochs} local epochs"
+        if training.steps:
+            length = f"{training.steps} steps"
         optimizer = f"{training.optimizer} at {training.learning_rate}"
         batches = f"batches of {training.batch_size}"
         for values, text in zip(parts, (optimizer, batches, length)):
@@ -86,20 +88,26 @@ def trained(config: ConfigDict, experiment: Experiment, labels: Sequence[str]) -
     texts = []
     for values in parts:
         for text, entries in values.items():
-            texts.append(text if len(values) == 1 else f"{text} ({', '.join(entries)})")
+            if len(values) > 1:
+                text = f"{text} ({', '.join(entries)})"
+            texts.append(text)
     return ", ".join(texts)
 
 
 def repeat() -> str:
     """Returns how to repeat this run: the command, versions, machine and commit, a line each."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
-    program = f"python -m {main.name}" if main else Path(sys.argv[0]).name
+    arguments = shlex.join(sys.argv[1:])
     command = "a call of train_and_evaluate"
-    if main or program == PROGRAM:
-        command = f"{program} {shlex.join(sys.argv[1:])}"
+    if main:
+        command = f"python -m {main.name} {arguments}"
+    elif Path(sys.argv[0]).name == PROGRAM:
+        command = f"{PROGRAM} {arguments}"
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     device = jax.devices()[0]
-    kind = processor() if device.platform == "cpu" else device.device_kind
+    kind = device.device_kind
+    if device.platform == "cpu":
+        kind = processor()
     machine = (
         f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
     )

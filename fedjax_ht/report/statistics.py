@@ -95,17 +95,19 @@ def headline(histories: Mapping[str, Sequence[Row]]) -> str:
     """States the result in a sentence, by the best rounds: the best entry beside the first, or
     beside the next best where the first is the best; "" where an entry has no score."""
     scores = best_scores(histories)
-    means = {label: float(np.mean(values)) for label, values in scores.items()}
+    means = means_of(scores)
     if any(map(math.isnan, means.values())):
         return ""
     first, winner = next(iter(means)), best_entry(histories)
     trials = len(scores[first])
     if len(means) == 1:
-        over = "clients" if trials == 1 else f"clients and {trials} trials"
+        over = "clients"
+        if trials > 1:
+            over += f" and {trials} trials"
         return f"{first} reaches {means[first]:.1f} % in its best round, on average over {over}."
     beside = first
     if winner == first:
-        rest = [label for label in means if label != first]
+        rest = list(means)[1:]
         beside = max(rest, key=means.__getitem__)
     lead = paired_difference(scores[winner], scores[beside])
     points = f"{lead.interval.mean:.1f}"
@@ -122,17 +124,27 @@ def headline(histories: Mapping[str, Sequence[Row]]) -> str:
 def best_entry(histories: Mapping[str, Sequence[Row]]) -> str:
     """Returns the entry with the highest mean accuracy over the trials' best rounds; of equal ones
     the first."""
-    means = {label: np.mean(values) for label, values in best_scores(histories).items()}
+    means = means_of(best_scores(histories))
     ranked_means = np.nan_to_num(list(means.values()), nan=-math.inf)
     return list(means)[int(ranked_means.argmax())]
 
 
+def means_of(scores: Trials) -> dict[str, float]:
+    """Returns each entry's mean over trials."""
+    return {label: float(np.mean(values)) for label, values in scores.items()}
+
+
 def best_scores(histories: Mapping[str, Sequence[Row]]) -> Trials:
     """Returns the accuracies in percent of each entry's trials, in their best rounds."""
-    return {
-        label: [100 * best(trial).on_test["accuracy"] for trial in by_trial(history)]
-        for label, history in histories.items()
-    }
+    scores = {}
+    for label, history in histories.items():
+        scores[label] = percents([best(trial).on_test for trial in by_trial(history)])
+    return scores
+
+
+def percents(rows: Sequence[Row]) -> list[float]:
+    """Returns the rows' accuracies in percent."""
+    return [100 * row["accuracy"] for row in rows]
 
 
 def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]:
@@ -141,16 +153,18 @@ def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]
 
     Rounds that agree in all trials of all entries are one: "best and last".
     """
-    ends = {label: list(map(best, by_trial(history))) for label, history in histories.items()}
-    fields = {"best": "on_test", "by validation": "on_val", "last": "last"}
-    if not all(end.on_val for trials in ends.values() for end in trials):
-        del fields["by validation"]
+    tops, chosen, lasts = {}, {}, {}
+    for label, history in histories.items():
+        on_test, on_val, last = zip(*map(best, by_trial(history)))
+        tops[label], lasts[label] = percents(on_test), percents(last)
+        if all(on_val):
+            chosen[label] = percents(on_val)
+    rounds = {"best": tops, "by validation": chosen, "last": lasts}
+    if len(chosen) < len(histories):  # an entry has a trial without validation sets
+        del rounds["by validation"]
     names: list[list[str]] = []
     distinct: list[Trials] = []
-    for name, field in fields.items():
-        scores = {}
-        for label, trials in ends.items():
-            scores[label] = [100 * getattr(end, field)["accuracy"] for end in trials]
+    for name, scores in rounds.items():
         if scores in distinct:
             names[distinct.index(scores)].append(name)
         else:
@@ -184,8 +198,9 @@ def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> Document:
                 cells[3] = shown(lead.values, lead.interval, "+.2f")
                 cells[4] = f"{lead.ahead} of {lead.trials}"
             rows.append(cells)
-    validated = any("by validation" in name for name in rounds)
-    notes = f"{BEST}, {BY_VALIDATION}." if validated else f"{BEST}."
+    notes = f"{BEST}."
+    if any("by validation" in name for name in rounds):
+        notes = f"{BEST}, {BY_VALIDATION}."
     if trials > 1:
         notes += f" {INTERVALS if trials >= LEAST else VALUES}"
     title = f"Differences to {first}, paired by trial"
@@ -243,9 +258,11 @@ def read_trials(path: Path, score: str) -> Trials:
             raise ValueError(
                 f"{path} has no {score} of every trial; it must be trials.csv of a comparison"
             ) from None
-    if len({tuple(sorted(trials)) for trials in scores.values()}) != 1:
+    keys = {tuple(sorted(trials)) for trials in scores.values()}
+    if len(keys) != 1:
         raise ValueError(f"{path} does not have the same trials of every entry")
-    return {label: [trials[key] for key in sorted(trials)] for label, trials in scores.items()}
+    (keys,) = keys
+    return {label: list(map(trials.__getitem__, keys)) for label, trials in scores.items()}
 
 
 def mean_ranks(trials: Trials) -> dict[str, float]:
@@ -269,10 +286,10 @@ def ranked(settings: Mapping[str, Trials]) -> Table:
         if differing := sorted(set(labels) ^ set(trials)):
             raise ValueError(f"{name} does not have the same entries as the others: {differing[0]}")
         head += [f"{name} %", "rank"]
-    ranks = {name: mean_ranks(trials) for name, trials in settings.items()}
+    ranks = dict(zip(settings, map(mean_ranks, settings.values())))
     overall = {}
     for label in labels:
-        overall[label] = float(np.mean([by_entry[label] for by_entry in ranks.values()]))
+        overall[label] = float(np.mean([of_entries[label] for of_entries in ranks.values()]))
     rows = []
     for label in sorted(labels, key=overall.__getitem__):
         cells = [label, f"{overall[label]:.2f}"]

@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import html
 import io
+import itertools
 import math
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,7 +66,7 @@ class Table:
     def html(self) -> str:
         """Returns the six most important columns as an HTML table, the others folded below it."""
         main = self._most_important()[:MAIN_COLUMNS]
-        folded = [i for i in range(len(self.head)) if i not in main]
+        folded = sorted(set(range(len(self.head))) - set(main))
         if not folded:
             return self._html(main)
         more = f"<details><summary>More columns</summary>{self._html([0, *folded])}</details>"
@@ -83,38 +84,39 @@ class Table:
         kept.sort()
         lines = [_aligned(cells, widths, kept) for cells in (self.head, *self.rows)]
         lines.insert(1, "─" * used)
-        left_out = [self.head[i] for i in range(len(self.head)) if i not in kept]
-        if left_out:
-            lines.append(textwrap.fill(f"(no room for {', '.join(left_out)})", width))
+        if len(kept) < len(self.head):
+            titles = (title for i, title in enumerate(self.head) if i not in kept)
+            lines.append(textwrap.fill(f"(no room for {', '.join(titles)})", width))
         return "\n".join(lines)
 
     def _most_important(self) -> list[int]:
         """Returns the positions of all columns, the most important first."""
-        ranks = {title: rank for rank, title in enumerate(self.importance)}
-        last = len(ranks)
-        others = range(1, len(self.head))
+        ranks = dict(zip(self.importance, itertools.count()))
+
+        def rank(column: int) -> int:
+            return ranks.get(self.head[column], len(ranks))
+
         # sorted() is stable: columns of equal rank stay in the order of the head.
-        return [0, *sorted(others, key=lambda i: ranks.get(self.head[i], last))]
+        return [0, *sorted(range(1, len(self.head)), key=rank)]
 
     def _html(self, columns: Collection[int]) -> str:
         columns = sorted(columns)
-        lines = [_html_row("th", [self.head[i] for i in columns])]
+        lines = [_html_row("th", self.head, columns)]
         for row in self.rows:
             attributes = ' class="best"' if row[0] == self.winner else ""
-            lines.append(_html_row("td", [row[i] for i in columns], attributes))
+            lines.append(_html_row("td", row, columns, attributes))
         return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
 
-def _html_row(tag: str, cells: Iterable[str], attributes: str = "") -> str:
-    shown = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+def _html_row(tag: str, cells: Sequence[str], columns: Iterable[int], attributes: str = "") -> str:
+    shown = "".join(f"<{tag}>{html.escape(cells[i])}</{tag}>" for i in columns)
     return f"<tr{attributes}>{shown}</tr>"
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
     """Joins the cells of a row: the first column to the left, the others to the right."""
-    first, *others = columns
-    padded = [cells[first].ljust(widths[first])]
-    padded += [cells[i].rjust(widths[i]) for i in others]
+    padded = [cells[0].ljust(widths[0])]
+    padded += [cells[i].rjust(widths[i]) for i in columns[1:]]
     return "  ".join(padded).rstrip()
 
 
@@ -133,7 +135,8 @@ def table_of(
       importance, winner: see `Table`.
       missing: the cell of a row that lacks a column which another row has.
     """
-    head = [title for title in titles if any(title in row for row in rows)]
+    present = set().union(*rows)
+    head = [title for title in titles if title in present]
     cells = [[row.get(title, missing) for title in head] for row in rows]
     return Table(head, cells, importance, winner)
 
@@ -145,7 +148,9 @@ def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
         return "-"
     values = [100 * row[key] for row in rows]
     mean = f"{np.mean(values):.2f}"
-    return f"{mean} ± {np.std(values):.2f}" if spread and len(values) > 1 else mean
+    if spread and len(values) > 1:
+        return f"{mean} ± {np.std(values):.2f}"
+    return mean
 
 
 def rounds_of(rows: Sequence[Row]) -> str:
@@ -158,22 +163,29 @@ def human_flops(count: float) -> str:
     if math.isnan(count):
         return "-"
     text = human_count(count)
+    # "1.50 G" has a prefix, "250" has none.
     return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 
 
 def human_count(count: float) -> str:
     """Formats a count with a decimal prefix: 1.5e9 is "1.50 G", 250 is "250"."""
-    for unit in ("", "k", "M", "G", "T"):
-        if count < 1000:
-            return f"{count:.2f} {unit}" if unit else f"{count:.0f}"
-        count /= 1000
-    return f"{count:.2f} P"
+    if count < 1000:
+        return f"{count:.0f}"
+    return _with_prefix(count / 1000, 1000, ("k", "M", "G", "T", "P"))
 
 
 def human_bytes(count: float) -> str:
     """Formats a number of bytes with a binary prefix: 1536 is "1.50 KiB"."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
+    if count < 1024:
+        return f"{count:.0f} B"
+    return _with_prefix(count / 1024, 1024, ("KiB", "MiB", "GiB"))
+
+
+def _with_prefix(count: float, base: int, units: Sequence[str]) -> str:
+    """Formats a count of the first unit in the largest unit that it reaches."""
+    *smaller, largest = units
+    for unit in smaller:
+        if count < base:
+            return f"{count:.2f} {unit}"
+        count /= base
+    return f"{count:.2f} {largest}"

@@ -19,12 +19,12 @@ from tests.runs import config_of
 
 def rows(arrived, far_off=()):
     """One row a round, from the untrained federation on."""
-    found = [
+    history = [
         {"round": i + 1, "trial": 0, "arrived": n, "far_off": []} for i, n in enumerate(arrived)
     ]
-    for round, who in far_off:
-        found[round - 1]["far_off"] = who
-    return [{"round": 0, "trial": 0}, *found]
+    for round, outlying in far_off:
+        history[round - 1]["far_off"] = outlying
+    return [{"round": 0, "trial": 0}, *history]
 
 
 def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():

@@ -105,8 +105,8 @@ def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
     frontier = next(line for line in figure.axes[0].lines if line.get_drawstyle() == "steps-post")
     best = dict(zip(frontier.get_xdata(), frontier.get_ydata()))  # the last of a place
     assert best == pytest.approx({0: 30, 1: 40, 2: 60, 1000: 60, 2000: 80})
-    (words,) = figure.legends
-    assert [text.get_text() for text in words.get_texts()] == list(histories)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(histories)
 
 
 def test_an_entry_alone_has_no_frontier():
