@@ -40,6 +40,9 @@ def outliers(far_off: Sequence[Sequence[float]], most: int = MOST_NAMED) -> str:
     """Names clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
     (14.8x)".
 
+    A factor is how many times the round's median an upload's length, its distance from the middle
+    of all, or its largest entry is, whichever is most; the text calls all three a norm.
+
     Args:
       far_off: (id, factor) of each client, see `fedjax_ht.trust.robust.far_off`.
       most: clients that are named, those of the largest factors.

@@ -35,8 +35,8 @@ def events(history: Sequence[Row], key: str) -> tuple[list[Row], int]:
 
 
 def clients_in(rows: Sequence[Row], key: str) -> str:
-    """Lists the clients that appear in any of the rows."""
-    return ", ".join(map(str, sorted(set().union(*values(rows, key)))))
+    """Names the clients that appear in any of the rows."""
+    return named(sorted(set().union(*values(rows, key))))
 
 
 def not_finite(history: Sequence[Row]) -> Iterator[str]:
@@ -45,9 +45,8 @@ def not_finite(history: Sequence[Row]) -> Iterator[str]:
     if rows:
         first = rows[0]
         yield (
-            f"results that were not finite were left out in {rounds} rounds, first of clients "
-            f"{', '.join(map(str, first['not_finite']))} in round {first['round']} "
-            f"(trial {first['trial']})"
+            f"results that were not finite were left out in {rounds} rounds, first of "
+            f"{named(first['not_finite'])} in round {first['round']} (trial {first['trial']})"
         )
 
 
@@ -67,7 +66,7 @@ def refused(history: Sequence[Row]) -> Iterator[str]:
     rows, rounds = events(history, "refused")
     if rows:
         clients = clients_in(rows, "refused")
-        yield f"in {rounds} rounds outlying uploads were refused, of clients {clients}"
+        yield f"in {rounds} rounds outlying uploads were refused, of {clients}"
 
 
 def late(history: Sequence[Row]) -> Iterator[str]:
@@ -77,7 +76,7 @@ def late(history: Sequence[Row]) -> Iterator[str]:
         used = values(history, "arrived_late")
         outcome = "arrived in a later round" if used else "were lost"
         yield (
-            f"in {rounds} rounds uploads came after the deadline and {outcome}, of clients "
+            f"in {rounds} rounds uploads came after the deadline and {outcome}, of "
             f"{clients_in(rows, 'late')}"
         )
 

@@ -104,7 +104,7 @@ def test_outliers_are_refused_by_default_and_named(tiny_config, tmp_path):
     (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
     rows = result.histories["lg_fedavg"][1:]
     assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
-    assert f"in 2 rounds outlying uploads were refused, of clients {attacker}" in result.summary
+    assert f"in 2 rounds outlying uploads were refused, of client {attacker}" in result.summary
     assert simulation_options(base_config()).refuse_outliers == 1000.0
     config.refuse_outliers = 50.0
     assert simulation_options(config).refuse_outliers == 50.0

@@ -103,7 +103,7 @@ def test_the_page_stands_by_itself(run, tmp_path):
         and "weight=2.0; on what that was chosen is not recorded" in page
     )
     assert (
-        "results that were not finite were left out in 2 rounds, first of clients 2 in round 0"
+        "results that were not finite were left out in 2 rounds, first of client 2 in round 0"
         in page
     )
 
@@ -162,7 +162,7 @@ def test_a_round_of_several_trials_is_counted_once():
     ]
     broken, kept = warnings({"a": rows})
     assert (
-        "left out in 2 rounds, first of clients 2 in round 0" in broken
+        "left out in 2 rounds, first of client 2 in round 0" in broken
         and "in 2 rounds, first in 0" in kept
     )
 
