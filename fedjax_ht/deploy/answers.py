@@ -67,18 +67,23 @@ def read_request(header: dict[str, Any]) -> RoundRequest:
       ValueError: it is none that an honest server sends. One line.
     """
     run, number, last_round, oldest = (header.get(name) for name in RoundRequest._fields)
-    # the run names a folder of the client's disk
+    # the run names a folder on the client's disk
     if not (isinstance(run, str) and run.isascii() and run.isalnum() and len(run) <= 64):
-        raise ValueError(f"a run called {printable(repr(run))}")
+        name = printable(repr(run))
+        raise ValueError(f"the server calls its run {name}; a name is up to 64 letters and digits")
     if not is_count(number):
-        raise ValueError(f"a round {printable(repr(number))}, which must be an integer from 0")
+        raise ValueError(
+            f"the server asks for round {printable(repr(number))}; rounds are integers from 0"
+        )
     if not (last_round == -1 or is_count(last_round)) or last_round >= number:
-        raise ValueError(f"round {number} after a last round {printable(repr(last_round))}")
+        raise ValueError(
+            f"the server asks for round {number} after a last round {printable(repr(last_round))}"
+        )
     # the state that the request starts from must not be deleted
     if not is_count(oldest) or oldest > last_round + 1:
         raise ValueError(
-            f"states from before {printable(repr(oldest))} rounds to be deleted, and round "
-            f"{last_round} is the last"
+            f"the server lets states from before round {printable(repr(oldest))} be deleted, and "
+            f"the last round is {last_round}"
         )
     return RoundRequest(run=run, round=number, last_round=last_round, oldest=oldest)
 

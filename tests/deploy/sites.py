@@ -4,16 +4,19 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_ht.configs.base import base_config, method_config, partition_config
 from fedjax_ht.deploy.answers import answer
 from fedjax_ht.deploy.client import client_dataset, make_client
 from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
 from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.server import Transport
+from fedjax_ht.deploy.server import Server, Transport, make_server
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.runner.train import simulate
+from fedjax_ht.simulation.history import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
@@ -139,6 +142,28 @@ def transport(sites: dict, lost=never, changed=unchanged, tell=print) -> Transpo
         raise ValueError("a secure sum is Flower's, see tests.deploy.grid")
 
     return Transport(meet, exchange, add)
+
+
+def fresh(sites, folder, **changes):
+    """Returns clients with new folders below one, see `moved`."""
+    return {i: moved(site, folder / f"home{i}", **changes) for i, site in sites.items()}
+
+
+def server_of(config, sites, folder, lost=never, **options) -> Server:
+    """Makes a server that reaches clients by calls, with the fixed secret."""
+    return make_server(
+        make_plan(config, **options), transport(sites, lost), "a", print, folder, fixed
+    )
+
+
+def rounds_of(simulation, rounds=2):
+    """Runs rounds; returns the final state and a row for each round."""
+    state, rows, flops = simulation.init(), [], simulation.client_flops()
+    for _ in range(rounds):
+        state, report = simulation.run_round(state)
+        report = report[0] if simulation.trials else report
+        rows.append(round_row(report, simulation.rules, np.reshape(flops, -1)))
+    return state, rows
 
 
 def assert_same_rows(simulated: list[dict], deployed: list[dict]) -> None:

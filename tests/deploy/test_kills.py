@@ -16,8 +16,7 @@ pytest.importorskip("flwr")
 from fedjax_ht.deploy.answers import load_state
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
-from tests.deploy.sites import assert_same_rows, simulation_of, small_config
-from tests.deploy.test_flower import (
+from tests.deploy.processes import (
     end_all,
     environment,
     made_ready,
@@ -27,6 +26,7 @@ from tests.deploy.test_flower import (
     start_server,
     trained_columns,
 )
+from tests.deploy.sites import assert_same_rows, simulation_of, small_config
 from tests.federations import each_client
 
 KILLS, ROUNDS, VICTIM = 25, 120, 2

@@ -2,16 +2,13 @@
 
 import contextlib
 import resource
-import socket
 import threading
 import time
 
-import httpx
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -34,19 +31,22 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_object import get_object_tree, no_object_id_recompute
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedjax_ht.deploy import node
 from fedjax_ht.deploy.flower import flower_transport, to_records
-from fedjax_ht.deploy.gate import read_public_keys
-from fedjax_ht.deploy.link import open_link
 from fedjax_ht.deploy.messages import Envelope
-from fedjax_ht.deploy.node import responder
-from fedjax_ht.deploy.plan import DeploymentEnded
-
-HELLO = Envelope({"kind": "hello"}, {})
-MEGABYTE = 1 << 20
+from tests.deploy.wire import (
+    HELLO,
+    MEGABYTE,
+    asking,
+    attending,
+    client,
+    fleet,
+    listening,
+    sent_in_vain,
+    status_of,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,78 +59,6 @@ def keys():
 def quick(monkeypatch):
     monkeypatch.setattr(node, "POLL_SECONDS", 0.05)
     monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
-
-
-@contextlib.contextmanager
-def listening(keys):
-    """Opens a link within the block; yields it, its port and the lines that it tells."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    public = None
-    if keys is not None:
-        public = {i: public_key_to_bytes(key.public_key()) for i, key in keys.items()}
-    lines = []
-    with open_link("127.0.0.1", port, None, public, lines.append) as link:
-        yield link, port, lines
-
-
-@contextlib.contextmanager
-def attending(port, key, answer, patience=0.0):
-    """Runs a client within the block; yields the lines that it tells, and how it ended."""
-    over, lines = threading.Event(), []
-
-    def attend():
-        try:
-            node.run_node(
-                f"127.0.0.1:{port}",
-                None,
-                key,
-                responder(answer),
-                over.is_set,
-                lines.append,
-                patience,
-            )
-        except DeploymentEnded as error:
-            lines.append(str(error))
-
-    thread = threading.Thread(target=attend)
-    thread.start()
-    try:
-        yield lines
-    finally:
-        over.set()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-def client(i, arrays=None):
-    """Returns a client's answers, with arrays in its reply to "train"."""
-
-    def answer(message):
-        kind = message.header["kind"]
-        return Envelope({"client": i, "kind": kind}, arrays if arrays and kind == "train" else {})
-
-    return answer
-
-
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def fleet(port, key=None):
-    private = key or generate_key_pairs()[0]
-    signed = [NodeAuthHttpInterceptor(private, private.public_key())]
-    return FleetHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, signed)
-
-
-def status_of(call) -> int:
-    with pytest.raises(httpx.HTTPStatusError) as error:
-        call()
-    return error.value.response.status_code
 
 
 def test_clients_answer_by_their_keys_and_go(keys):
@@ -226,19 +154,6 @@ def test_what_a_stranger_sends_is_not_read(keys, keyed):
             for declared in (True, False):
                 assert sent_in_vain(port, f"/v1/{path}", declared) < 64 * MEGABYTE
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
-
-
-def sent_in_vain(port, path, declared, size=500 * MEGABYTE) -> int:
-    """Bytes that a server takes before it closes the connection."""
-    block, sent = bytes(MEGABYTE), 0
-    length = f"Content-Length: {size}" if declared else "Transfer-Encoding: chunked"
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode())
-        with contextlib.suppress(OSError):
-            while sent < size:
-                connection.sendall(block if declared else b"%x\r\n%s\r\n" % (len(block), block))
-                sent += len(block)
-    return sent
 
 
 def change_replies(change, monkeypatch):
@@ -349,51 +264,3 @@ def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
                 ).start()
                 time.sleep(0.2)
                 assert status_of(lambda request=request: hostile.PushMessages(request)) == 403
-
-
-def asking(node_id):
-    return Message(to_records(HELLO), dst_node_id=node_id, message_type="query", ttl=5.0)
-
-
-def test_keys_are_read_by_client_or_refused_in_one_line(tmp_path, keys):
-    def write(name, key, kind=form.PublicFormat.OpenSSH):
-        (tmp_path / name).write_bytes(key.public_key().public_bytes(form.Encoding.OpenSSH, kind))
-
-    with pytest.raises(ValueError, match="has no keys"):
-        read_public_keys(tmp_path)
-    write("site3.pub", keys[3])
-    write("client12.pub", keys[1])
-    read = read_public_keys(tmp_path)
-    assert read == {i: public_key_to_bytes(keys[k].public_key()) for i, k in ((3, 3), (12, 1))}
-    write("other_3.pub", keys[0])
-    with pytest.raises(ValueError, match="client 3 has two keys"):
-        read_public_keys(tmp_path)
-    (tmp_path / "other_3.pub").unlink()
-    write("client4.pub", keys[3])
-    with pytest.raises(ValueError, match="or two clients have this one"):
-        read_public_keys(tmp_path)
-    (tmp_path / "client4.pub").write_text("ssh-rsa nonsense")
-    with pytest.raises(ValueError, match=r"client4.pub is no public key of ssh-keygen: "):
-        read_public_keys(tmp_path)
-    (tmp_path / "client4.pub").rename(tmp_path / "hospital.pub")
-    with pytest.raises(
-        ValueError, match=r"hospital.pub: its name must end with the id of the client"
-    ):
-        read_public_keys(tmp_path)
-
-
-def test_a_private_key_that_others_can_read_is_refused(tmp_path, keys):
-    path = tmp_path / "client0"
-    path.write_bytes(
-        keys[0].private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-    )
-    path.chmod(0o640)
-    with pytest.raises(
-        ValueError, match="can be read by others, who could answer as this client; chmod 600"
-    ):
-        node.read_private_key(path)
-    path.chmod(0o600)
-    assert node.read_private_key(path).private_numbers() == keys[0].private_numbers()
-    path.write_text("nonsense")
-    with pytest.raises(ValueError, match="is no private key without a passphrase"):
-        node.read_private_key(path)

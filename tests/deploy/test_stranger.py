@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.deploy.test_flower import (
+from tests.deploy.processes import (
     command,
     end_all,
     free_port,
@@ -21,7 +21,7 @@ from tests.deploy.test_flower import (
     start_client,
     start_server,
 )
-from tests.deploy.test_link import MEGABYTE, sent_in_vain
+from tests.deploy.wire import MEGABYTE, sent_in_vain
 
 APP = """\
 [project]
