@@ -43,9 +43,7 @@ from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
 from fedjax_ht.simulation.history import Row, run_rounds
 
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "The folder of this side's own files.", allow_override=True
-)
+_WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client_id", None, "client: its id, from 0.")
 _DATA = flags.DEFINE_string("data", None, "client: its samples, such as npz:client_3.npz.")
 _SUPERLINK = flags.DEFINE_string("superlink", None, "client: HOST:PORT of the server.")
@@ -80,7 +78,6 @@ _INSECURE = flags.DEFINE_bool("insecure", False, "No TLS: to try it out on one m
 
 COMMANDS = ("split", "server", "client")
 OTHERS_BITS = 0o077  # the umask of states, samples, logs and counts
-
 
 tell = functools.partial(print, flush=True)
 
@@ -147,7 +144,10 @@ def server(plan: Plan, workdir: Path) -> None:
         files = certificate, _existing(certificate.with_name("server.key"))
         check_private(files[1], "server")
     with link.open_link(_HOST.value, _PORT.value, files, keys, tell) as opened:
-        tell(f"server: listening at {_HOST.value}:{_PORT.value} for {len(keys or {})} keys")
+        tell(
+            f"server: listening at {_HOST.value}:{_PORT.value}, {len(keys or {})} client keys; "
+            f"Flower's log is {workdir / 'flower.log'}"
+        )
         transport = flower_transport(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
         with jax.default_matmul_precision(plan.config.precision):
             serve(plan, workdir, transport, tell, patience=_PATIENCE.value)

@@ -146,9 +146,11 @@ class _NodeClients:
     def exchange(
         self, requests: dict[int, Envelope], max_bytes: Mapping[int, int]
     ) -> dict[int, Envelope]:
-        nodes = {client: node for client, node in self._nodes().items() if client in requests}
-        sent = {node: requests[client] for client, node in nodes.items()}
-        sizes = {node: max_bytes.get(client, 0) for client, node in nodes.items()}
+        sent, sizes = {}, {}
+        for client, node in self._nodes().items():
+            if client in requests:
+                sent[node] = requests[client]
+                sizes[node] = max_bytes.get(client, 0)
         replies = {}
         for node, reply in self._send(sent, sizes).items():
             if isinstance(reply, str):
@@ -172,9 +174,10 @@ class _NodeClients:
                     sizes[nodes[client]] = HEADER_BYTES + max_bytes[client] + shares
             self.grid.expect(sizes)
             result = secure_sum(self.grid, sent, self.limit, self.timeout)
-            errors = {node: {"error": problem} for node, problem in result.lost.items()}
-            for node, header in (result.headers | errors).items():
+            for node, header in result.headers.items():
                 replies[self.hellos[node]["client"]] = Envelope(header, {})
+            for node, problem in result.lost.items():
+                replies[self.hellos[node]["client"]] = Envelope({"error": problem}, {})
             totals[name] = result.total
         return replies, totals
 

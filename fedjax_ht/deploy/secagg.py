@@ -210,7 +210,8 @@ def masked_reply(
         header = reply.header
         if "error" in header or not header["finite"]:
             raise ValueError(header.get("error", "its result is not finite"))
-        (vector,) = (array.astype(np.float64) for array in reply.arrays.values())
+        (vector,) = reply.arrays.values()
+        vector = vector.astype(np.float64)
         num_cut = int(np.count_nonzero(np.abs(vector) > limit))
         if num_cut:
             warning = f"{num_cut} entries are beyond --sum_range={limit:g} and were cut"

@@ -43,6 +43,24 @@ def random_uplink(form, rng):
     return jax.tree.map(draw, form, is_leaf=is_leaf)
 
 
+def total_of(uplinks) -> np.ndarray:
+    """Sums the vectors of uplinks, float64 [n]."""
+    return np.sum([uplink_vector(uplink).astype(float) for uplink in uplinks], 0)
+
+
+def masked_leaves(uplink) -> list[Masked]:
+    """Returns the leaves of an uplink, or of its form, that have a mask."""
+    return [leaf for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
+
+
+def uplink_forms(method, federation) -> dict:
+    """Returns bucket name -> the form of its clients' uplinks."""
+    forms = {}
+    for bucket in federation.buckets:
+        (_, _, forms[bucket.name]), _ = client_round(method, federation, bucket)
+    return forms
+
+
 def values_and_mask(uplinks, name):
     """Stacks a leaf of uplinks: values float64 [P, D], and a mask bool [P, D], True where plain."""
     leaves = [uplink[name] for uplink in uplinks]
@@ -66,7 +84,7 @@ def test_a_sum_becomes_the_references_shares():
     sent = [random_uplink(form, rng) for _ in range(5)]
     for uplink in sent:
         uplink["rows"].mask[0] = False  # a row that no client sends
-    total = np.sum([uplink_vector(uplink).astype(float) for uplink in sent], 0)
+    total = total_of(sent)
     clients = (7, 2, 5, 11, 3)
     made = split_sum(form, total, clients)
     assert list(made) == sorted(clients)
@@ -101,14 +119,14 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
     SecAgg+."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
-    forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
+    forms = uplink_forms(method, federation)
     groups, lost = sum_groups(method, federation, forms), NUM_CLIENTS - 1
     named = {i: b.name for b in federation.buckets for i in federation.members(b)}
     sent = {i: random_uplink(forms[named[i]], rng) for i in range(NUM_CLIENTS)}
     made = {lost: sent[lost]}
     for clients in groups.values():
         present = [i for i in clients if i != lost]
-        total = np.sum([uplink_vector(sent[i]).astype(float) for i in present], 0)
+        total = total_of([sent[i] for i in present])
         made |= split_sum(forms[named[present[0]]], np.round(total * 2**18) / 2**18, present)
 
     def serve(server, uplinks):
@@ -153,7 +171,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
 )
 def test_methods_whose_sum_is_not_enough_are_refused(name, message):
     federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
-    forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
+    forms = uplink_forms(method, federation)
     with pytest.raises(ValueError, match=message) as error:
         sum_groups(method, federation, forms)
     assert name in str(error.value) and "\n" not in str(error.value)
@@ -222,8 +240,8 @@ ROWS = [("fedproto", {}), ("fd", {}), ("fedssa", {"owners": "summed", "clock": "
 
 def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
     """Sums uplinks of rows by class as the server sees them: sums [C, K], counts of rows [C]."""
-    total = np.sum([uplink_vector(uplink) for uplink in uplinks], 0)
-    (leaf,) = (leaf for leaf in leaves_of(uplinks[0]) if isinstance(leaf, Masked))
+    total = total_of(uplinks)
+    (leaf,) = masked_leaves(uplinks[0])
     assert total.size == leaf.values.size + leaf.mask.size
     rows, counts = np.split(total, [leaf.values.size])
     return rows.reshape(leaf.values.shape), counts
@@ -236,17 +254,17 @@ def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     (_, _, form), (_, _, sources) = client_round(method, federation, federation.buckets[0])
-    (mask,) = (leaf.mask for leaf in leaves_of(sources) if isinstance(leaf, Masked))
-    assert SAMPLES in mask
+    (leaf,) = masked_leaves(sources)
+    assert SAMPLES in leaf.mask
     uplinks = [random_uplink(form, rng) for _ in range(4)]
-    masked = [leaf for uplink in uplinks for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
-    for i, leaf in enumerate(masked):
+    for i, uplink in enumerate(uplinks):
+        (leaf,) = masked_leaves(uplink)
         leaf.mask[0] = i == 3
     rows, counts = sum_by_row(uplinks)
     assert counts[0] == 1
-    np.testing.assert_array_equal(rows[0], masked[3].values[0])
+    np.testing.assert_array_equal(rows[0], leaf.values[0])
     _, later = sum_by_row(uplinks[:3])
-    np.testing.assert_array_equal(counts - later, masked[3].mask)
+    np.testing.assert_array_equal(counts - later, leaf.mask)
 
 
 @pytest.mark.parametrize(("name", "options"), NO_ROWS)
