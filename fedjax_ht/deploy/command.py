@@ -20,8 +20,8 @@ from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.deploy.data import read_own, write_own
 from fedjax_ht.deploy.ended import Ended
 from fedjax_ht.deploy.masks import NARROWEST, WIDEST
@@ -32,9 +32,9 @@ from fedjax_ht.deploy.site import answer, make_site
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.main import configured
+from fedjax_ht.runner.processes import check_port, enable_compilation_cache, use_all_cores
+from fedjax_ht.runner.program import configured
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where this side keeps what is its own.", allow_override=True
@@ -79,7 +79,7 @@ OWNER_ALONE = 0o077
 """The umask of all that is written: states, samples, logs and counts."""
 
 
-def split(config: ConfigDict, workdir: Path) -> list[Path]:
+def split(config: Config, workdir: Path) -> list[Path]:
     """Writes each client's samples of a config to a file of its own."""
     experiment = build(config)
     paths = [workdir / f"client_{i}.npz" for i in range(config.partition.num_clients)]
@@ -98,7 +98,7 @@ def client(plan: Plan, workdir: Path) -> None:
             raise ValueError(f"no --{flag.name}; see fedjax-ht deploy --help")
     certificate = _certificate("ca.crt", _SUPERLINK.value.rpartition(":")[0])
     key = node.read_key(_path(_KEY)) if _KEY.value is not None or certificate else None
-    dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size or None)
+    dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size)
     site = make_site(
         plan, _CLIENT.value, dataset, own, workdir / "states", tell, most_epsilon=_EPSILON.value
     )

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
 from fedjax_ht.deploy import ledger
@@ -82,7 +82,7 @@ def by_words(method: Method, privacy: Privacy | None, defences: Sequence[Defence
     return varied(made, ())
 
 
-def check_scores(config: ConfigDict, privacy: Privacy | None) -> None:
+def check_scores(config: Config, privacy: Privacy | None) -> None:
     """Refuses a config that lives on scores which nobody tells.
 
     Raises:
@@ -90,7 +90,7 @@ def check_scores(config: ConfigDict, privacy: Privacy | None) -> None:
     """
     for field in UNSAID[privacy.unit] if privacy else ():
         section, name = field.split(".")
-        if value := config[section][name]:
+        if value := getattr(getattr(config, section), name):
             raise ValueError(
                 f"{field} is {value!r}; with privacy.unit={privacy.unit!r} clients do not tell "
                 "the scores that it needs"

@@ -7,9 +7,10 @@ from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
-from fedjax_ht.configs.base import DevicesProfileFields
+from fedjax_ht.configs.base import AnyConfig
+from fedjax_ht.configs.sections import Config, DevicesConfig
+from fedjax_ht.configs.typed import to_json, to_plain
 from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
@@ -17,7 +18,8 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
 from fedjax_ht.deploy.noise import by_words, check_scores
 from fedjax_ht.deploy.sums import check_reads
-from fedjax_ht.experiment.build import Task, make_clients, settle
+from fedjax_ht.experiment.build import settle
+from fedjax_ht.experiment.federation import Task, make_clients
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import Unit
@@ -50,7 +52,7 @@ class Plan(NamedTuple):
     """
 
     label: str
-    config: ConfigDict
+    config: Config
     method: Method
     options: SimulationOptions
     channel: Channel
@@ -67,7 +69,7 @@ class Plan(NamedTuple):
         return self.options.privacy and self.options.privacy.unit
 
 
-def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
+def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     """Checks a config for a deployment, with the flag --secure_sums or without.
 
     Raises:
@@ -75,18 +77,20 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
       ImportError: it has privacy, and the accountant is not installed. One line.
     """
     settled = settle(config)
+    config = settled.config
+    plain = to_plain(config)
     # of several the first, which is the config's `method`
     label, entry = next(iter(settled.entries.items()))
     own, method = settled.configs[label], settled.methods[label]
     for field, value, right in (
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
-        ("attack.kind", config.attack.kind, "none"),
+        ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
-        ("dataset.shift", config.dataset.shift, ""),
+        ("dataset.shift", plain["dataset"]["shift"], ""),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("profile", config.profile, False),
-        ("devices_profile", config.devices_profile.to_dict(), DevicesProfileFields()._asdict()),
+        ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),
     ):
         if value != right:
             raise ValueError(
@@ -111,11 +115,7 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
                 f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads"
             )
     channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    shared = {
-        name: value
-        for name, value in json.loads(own.to_json_best_effort()).items()
-        if name not in NAMING
-    }
+    shared = {name: value for name, value in to_json(own).items() if name not in NAMING}
     shared["partition"] = {"num_clients": own.partition.num_clients}
     fields = {name: value for name, value in flatten(shared).items() if name not in OWN}
     fields |= {

@@ -14,7 +14,7 @@ from fedjax_ht.deploy.noise import Entropy, fresh_words
 from fedjax_ht.deploy.plan import Plan
 from fedjax_ht.deploy.rounds import as_simulation
 from fedjax_ht.deploy.server import Transport, make_server
-from fedjax_ht.experiment.build import evaluated_clients
+from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import read_json, remember_fields
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report import table
@@ -75,7 +75,7 @@ def serve(
             written = write_history(history, workdir, written)
             return False
 
-        ends = {"patience": config.evaluate.patience or None, "give_up": config.give_up or None}
+        ends = {"patience": config.evaluate.patience, "give_up": config.give_up}
         only, every = evaluated_clients(config), config.evaluate.every
         state, history = run_rounds(
             simulation,

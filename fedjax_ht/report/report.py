@@ -15,8 +15,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.experiment import devices
@@ -75,7 +75,7 @@ MAPS = (
 
 
 def write_report(
-    config: ConfigDict,
+    config: Config,
     experiment: Experiment,
     histories: Mapping[str, Sequence[Row]],
     results: str,
@@ -172,7 +172,7 @@ def newest_images(folders: Mapping[str, Path]) -> str:
     return "".join(shown)
 
 
-def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
     """The federation in words, and how the entries of these labels train, by default all."""
     partition = config.partition
     labels = list(experiment.entries if labels is None else labels)
@@ -208,7 +208,7 @@ def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | 
     )
 
 
-def trained(config: ConfigDict, experiment: Experiment, labels: Sequence[str]) -> str:
+def trained(config: Config, experiment: Experiment, labels: Sequence[str]) -> str:
     """How entries train: what they share once, else each value with the entries that set it."""
     parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> entries
     for label in labels:

@@ -14,7 +14,7 @@ from fedjax_ht.deploy.server import Transport
 from fedjax_ht.deploy.site import answer, make_site
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.cnn import mlp
-from fedjax_ht.runner.train import simulate
+from fedjax_ht.runner.train_entry import simulate
 from tests.federations import ONE_ARCHITECTURE, SLICES
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.report import plots
@@ -42,7 +42,7 @@ def run():
         800,
     )
     config.participation, config.training.epochs = 0.5, 3
-    return config, build(config)
+    return typed_config(config), build(config)
 
 
 def test_the_page_stands_by_itself(run, tmp_path):
