@@ -47,7 +47,7 @@ def test_methods_are_compared_by_their_composed_names():
 
 def test_options_that_it_does_not_have():
     with pytest.raises(
-        ValueError, match=r"fedrolex\+dfrd has no option 'per_layer'; it has alpha, "
+        ValueError, match=r"fedrolex\+dfrd has no option 'per_layer'; it has .*alpha, "
     ):
         method_config("fedrolex+dfrd", per_layer=True)
     assert method_config("feddropout+dfrd", per_layer=True).options.per_layer
