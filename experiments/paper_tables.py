@@ -1,4 +1,4 @@
-"""Makes tables of docs/results.md and docs/coverage.md, and pictures, from committed files.
+"""Makes the tables of papers.md and coverage.md in experiments/results, and pictures.
 
     python -m experiments.paper_tables
 
@@ -35,8 +35,8 @@ from fedjax_ht.report.table import PARTICIPANTS, percent
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import evaluated
 
-RESULTS, PAGE = Path("experiments/results"), Path("docs/results.md")
-COVERAGE = Path("docs/coverage.md")
+RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
+COVERAGE = Path("experiments/results/coverage.md")
 BEGIN, END = "<!-- made by python -m experiments.paper_tables -->", "<!-- until here -->"
 WIDTH = 128  # of a line of the page
 SCORES = (
@@ -201,11 +201,11 @@ def wrapped(text: str, indent: str = "") -> str:
 
 def table_markdown(table: Table, results: Path) -> str:
     """A section of the page."""
-    configs = ", ".join(f"[{name}](../experiments/configs/{name})" for name in table.configs)
-    discussed = f"[{table.page.partition('#')[0]}](../experiments/results/{table.page})"
+    configs = ", ".join(f"[{name}](../configs/{name})" for name in table.configs)
+    discussed = f"[{table.page.partition('#')[0]}]({table.page})"
     made = f"Configs: {configs}. Machine: {table.machine}. Seconds: {table.seconds}. "
     made += f"Discussed in {discussed}."
-    text, before = [f"### {table.title}", wrapped(made)], ""
+    text, before = [f"## {table.title}", wrapped(made)], ""
     for part in table.parts:
         command = (
             textwrap.indent(part.command.strip(), "    ")
