@@ -90,7 +90,7 @@ def test_names_are_those_of_the_code(theirs, ours):
 
 def test_other_names_are_there():
     runner = (ROOT / "fedjax_ht" / "runner" / "main.py").read_text()
-    assert 'DEFINE_string("workdir"' in runner
+    assert re.search(r'DEFINE_string\(\s*"workdir"', runner)
     assert hasattr(Simulation, "write_clients")
     assert get_args(get_type_hints(EvaluateFields)["mode"]) == ("received", "trained")
     assert schedule("step/1/0.99")(3) == pytest.approx(0.99**3)
