@@ -66,12 +66,12 @@ WHOLE = {
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fills the sections of the navigation that stand for generated pages."""
-    made = {
-        "public names": [
-            {title: f"docs/reference/{name}.md"} for name, (title, *_) in (THEMES | WHOLE).items()
-        ],
-        "internals": [{package.name: f"{INTERNALS}/{package.name}.md"} for package in packages()],
-    }
+    themes, internals = [], []
+    for page, (title, *_) in (THEMES | WHOLE).items():
+        themes.append({title: f"docs/reference/{page}.md"})
+    for package in packages():
+        internals.append({package.name: f"{INTERNALS}/{package.name}.md"})
+    made = {"public names": themes, "internals": internals}
     config.nav = [filled(item, made) for item in config.nav]
     return config
 
@@ -88,12 +88,12 @@ def filled(item: str | dict, made: dict[str, list]) -> str | dict:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Returns docs/ under that name, the reference, and everything that these pages link to."""
-    written = [
-        file.src_uri
-        for file in files
-        if file.src_dir == config.docs_dir and not file.src_uri.endswith(".py")
-    ]
-    texts = {f"docs/{name}": text_of(f"docs/{name}") for name in written} | reference()
+    texts, plugin_files = reference(), []
+    for file in files:
+        if file.src_dir != config.docs_dir:
+            plugin_files.append(file)
+        elif not file.src_uri.endswith(".py"):
+            texts[f"docs/{file.src_uri}"] = text_of(f"docs/{file.src_uri}")
     waiting = list(texts)
     while waiting:
         name = waiting.pop()
@@ -102,8 +102,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if page and page not in texts:
                 texts[page] = text_of(page)
                 waiting.append(page)
-    others = [file for file in files if file.src_dir != config.docs_dir]
-    return Files([*others, *(as_file(name, text, config) for name, text in texts.items())])
+    return Files([*plugin_files, *(as_file(name, text, config) for name, text in texts.items())])
 
 
 def on_page_markdown(markdown: str, page: Page, **_) -> str:
@@ -138,11 +137,18 @@ def text_of(name: str) -> str | None:
     if path.exists():
         return path.read_text()
     if path.name == "index.md":
-        files = sorted(file.name for file in path.parent.iterdir() if file.is_file())
-        entries = [f"* [{file}]({file})" for file in files]
-        return "\n".join([f"# {path.parent.relative_to(ROOT)}", "", *entries])
+        return folder_page(path.parent)
     source = path.with_suffix("")
     return f"# {source.name}\n\n```{source.suffix[1:]}\n{source.read_text()}```\n"
+
+
+def folder_page(folder: Path) -> str:
+    """Returns the page of a folder: a list of its files."""
+    lines = [f"# {folder.relative_to(ROOT)}", ""]
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            lines.append(f"* [{path.name}]({path.name})")
+    return "\n".join(lines)
 
 
 def reference() -> dict[str, str]:
@@ -193,14 +199,13 @@ def public_names() -> list[tuple[str, str, str]]:
     Raises:
       ValueError: a public name belongs to no theme.
     """
-    found = []
+    names = []
     for node in ast.parse((LIBRARY / "__init__.pyi").read_text()).body:
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        for alias in node.names:
-            module = defining_module(f"fedjax_ht.{node.module}", alias.name)
-            found.append((alias.asname or alias.name, module, theme_of(module, alias.name)))
-    return found
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = defining_module(f"fedjax_ht.{node.module}", alias.name)
+                names.append((alias.name, module, theme_of(module, alias.name)))
+    return names
 
 
 def defining_module(module: str, name: str) -> str:
@@ -224,8 +229,10 @@ def theme_of(module: str, name: str) -> str:
 
 def as_file(name: str, text: str | None, config: MkDocsConfig) -> File:
     """Returns a file of the site; docs/ is its root."""
-    source = {"content": text} if text is not None else {"abs_src_path": str(ROOT / name)}
-    file = File.generated(config, name, **source)
+    if text is None:
+        file = File.generated(config, name, abs_src_path=str(ROOT / name))
+    else:
+        file = File.generated(config, name, content=text)
     file.dest_uri = file.dest_uri.removeprefix("docs/")
     return file
 
@@ -235,7 +242,10 @@ class Apart(Extension):
 
     def on_instance(self, *, obj: Object, **_) -> None:
         if obj.docstring:
-            obj.docstring.value = TOGETHER.sub(
-                lambda m: "\n".join(f"{m[1]}{name}: {m[3]}" for name in m[2].split(", ")),
-                obj.docstring.value,
-            )
+            obj.docstring.value = TOGETHER.sub(row_per_argument, obj.docstring.value)
+
+
+def row_per_argument(match: re.Match) -> str:
+    """Repeats the description of arguments that share one."""
+    indent, arguments, description = match.groups()
+    return "\n".join(f"{indent}{name}: {description}" for name in arguments.split(", "))
