@@ -8,6 +8,9 @@ shipped        an exponential moving average of the generator
 
 The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024): the
 non-saturating loss with the first penalty alone took up one kind of garment after the other.
+
+A conditional generator sees the class of the real image of its pair, and the discriminator adds the
+product of its features with a row of the class (projection, Miyato and Koyama, ICLR 2018).
 """
 
 import functools
@@ -29,7 +32,7 @@ LOWERING = "native"
 
 
 class Recipe(NamedTuple):
-    """How a generator is trained; the defaults made the shipped ones.
+    """Hyper-parameters of a generator's training; the shipped generators have the defaults.
 
     Attributes:
       channels: of maps of 4, 8, 16 and 32 pixels; the discriminator has none of the last.
@@ -40,6 +43,7 @@ class Recipe(NamedTuple):
       penalty_every: steps from one pair of penalties to the next.
       average_images: half-life of the moving average, in images.
       average_share: at most this share of the images seen so far is the half-life.
+      num_classes: of a conditional generator; 0 makes one without classes.
     """
 
     channels: tuple[int, int, int, int] = (128, 96, 48, 16)
@@ -50,10 +54,11 @@ class Recipe(NamedTuple):
     penalty_every: int = 8
     average_images: int = 20_000
     average_share: float = 0.05
+    num_classes: int = 0
 
 
 class GanState(NamedTuple):
-    """All that a step changes.
+    """The state of a training, which a step changes.
 
     Attributes:
       step: how many there have been.
@@ -74,32 +79,38 @@ class GanState(NamedTuple):
 
 
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """Returns the optimizer of both networks."""
     return optax.adam(recipe.learning_rate, b1=0.0, b2=0.99)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def init_gan(recipe: Recipe, image_channels: int, seed: int) -> GanState:
-    """Untrained networks for images of 1 or 3 channels."""
+    """Initialises networks for images of 1 or 3 channels."""
     keys = jax.random.split(jax.random.key(seed))
-    generator = embedded.init_variables(keys[0], recipe.channels, recipe.latent_dim, image_channels)
-    discriminator = init_discriminator(keys[1], recipe.channels, image_channels)
+    sizes = recipe.channels, recipe.latent_dim, image_channels, recipe.num_classes
+    generator = embedded.init_variables(keys[0], *sizes)
+    discriminator = init_discriminator(keys[1], recipe.channels, image_channels, recipe.num_classes)
     start = optimizer(recipe).init
     losses = {name: jnp.float32(0) for name in ("discriminator", "generator", "penalty")}
     return GanState(
-        jnp.int32(0),
-        generator,
-        discriminator,
-        start(generator),
-        start(discriminator),
-        generator,
-        losses,
+        step=jnp.int32(0),
+        generator=generator,
+        discriminator=discriminator,
+        generator_optimizer=start(generator),
+        discriminator_optimizer=start(discriminator),
+        average=generator,
+        losses=losses,
     )
 
 
 def init_discriminator(
-    key: jax.Array, channels: tuple[int, int, int, int], image_channels: int
+    key: jax.Array,
+    channels: tuple[int, int, int, int],
+    image_channels: int,
+    num_classes: int = 0,
 ) -> PyTree:
-    """Weights from N(0, 1) (their layer's gain comes with use), biases of zero."""
+    """Draws the discriminator's weights from N(0, 1) (a layer's gain is applied where it is used);
+    biases are zero."""
     low, middle, high, _ = channels
     kernels = {
         "image": (1, 1, 4 * image_channels, high),
@@ -111,20 +122,31 @@ def init_discriminator(
     }
     names = (*kernels, "dense", "score")
     keys = dict(zip(names, jax.random.split(key, len(names))))
-    return {
-        **{
-            name: {"kernel": normal(keys[name], s), "bias": jnp.zeros(s[-1])}
-            for name, s in kernels.items()
-        },
-        "dense": {"weight": normal(keys["dense"], (16 * low, low)), "bias": jnp.zeros(low)},
-        # without a bias, which a difference of scores would not see
-        "score": normal(keys["score"], (low,)),
+    discriminator = {
+        name: {"kernel": normal(keys[name], shape), "bias": jnp.zeros(shape[-1])}
+        for name, shape in kernels.items()
     }
+    discriminator["dense"] = {
+        "weight": normal(keys["dense"], (16 * low, low)),
+        "bias": jnp.zeros(low),
+    }
+    # Without a bias, which a difference of scores would not see.
+    discriminator["score"] = normal(keys["score"], (low,))
+    if num_classes:  # it begins as one that does not see them
+        discriminator["classes"] = jnp.zeros((num_classes, low))
+    return discriminator
 
 
-def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
-    """float [B, 32, 32, C] in [-1, 1] -> float [B], high for images that look real. B is a multiple
-    of min(B, 32)."""
+def discriminate(
+    discriminator: PyTree, images: jax.Array, labels: jax.Array | None = None
+) -> jax.Array:
+    """Scores images: float [B], high for images that look real.
+
+    Args:
+      discriminator: its weights.
+      images: float [B, 32, 32, C] in [-1, 1]; B is a multiple of min(B, 32).
+      labels: int [B], the classes that images should be of; None without classes.
+    """
 
     def layer(name, x):
         return activate(_conv(discriminator[name], x))
@@ -134,7 +156,10 @@ def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
     x = _halve(layer("8b", layer("8a", x)))
     x = layer("4", _with_spread(x))
     x = activate(dense(discriminator["dense"], x.reshape(len(x), -1)))
-    return x @ discriminator["score"] / math.sqrt(x.shape[-1])
+    score = discriminator["score"]
+    if labels is None:
+        return x @ score / math.sqrt(x.shape[-1])
+    return jnp.sum(x * (score + discriminator["classes"][labels]), -1) / math.sqrt(x.shape[-1])
 
 
 def _conv(layer: PyTree, x: jax.Array) -> jax.Array:
@@ -149,7 +174,7 @@ def _halve(x: jax.Array) -> jax.Array:
 
 
 def _unshuffle(x: jax.Array) -> jax.Array:
-    """Blocks of 2x2 pixels become channels."""
+    """Makes channels of blocks of 2x2 pixels."""
     n, height, width, channels = x.shape
     blocks = x.reshape(n, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(n, height // 2, width // 2, 4 * channels)
@@ -165,34 +190,46 @@ def _with_spread(x: jax.Array, group: int = 32) -> jax.Array:
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=1)
 def train_step(
-    recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Array, penalise: bool
+    recipe: Recipe,
+    state: GanState,
+    images: jax.Array,
+    classes: jax.Array,
+    seed: jax.Array,
+    penalise: bool,
 ) -> GanState:
-    """One step of both networks; all randomness is of (seed, step).
+    """Takes one step of both networks; all randomness is a function of (seed, step).
 
     Args:
       recipe: hyper-parameters.
       state: donated.
       images: uint8 [N, 32, 32, 1 or 3], all training images.
+      classes: int [N], theirs; read by a conditional generator alone.
       seed: int scalar.
       penalise: add the penalties; see `is_penalised`.
     """
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), 3)
-    batch = images[jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))]
-    real = flip(keys[1], batch.astype(jnp.float32) / 127.5 - 1)
+    rows = jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))
+    labels = classes[rows] if recipe.num_classes else None
+    real = flip(keys[1], images[rows].astype(jnp.float32) / 127.5 - 1)
     z = jax.random.normal(keys[2], (recipe.batch_size, embedded.NOISE_DIM))
     fake, generator_vjp = jax.vjp(
-        lambda g: embedded.render(g, embedded.map_noise(g, z), LOWERING), state.generator
+        lambda g: embedded.render(g, embedded.map_noise(g, z, labels), LOWERING), state.generator
     )
 
     def penalty(discriminator):
-        both = [jax.grad(lambda x: discriminate(discriminator, x).sum())(x) for x in (real, fake)]
+        both = [
+            jax.grad(lambda x: discriminate(discriminator, x, labels).sum())(x)
+            for x in (real, fake)
+        ]
         return sum(jnp.mean(jnp.sum(gradient**2, (1, 2, 3))) for gradient in both)
 
     # Scores are computed once, for the gradients of both networks.
-    real_scores, real_vjp = jax.vjp(lambda d: discriminate(d, real), state.discriminator)
-    fake_scores, fake_vjp = jax.vjp(discriminate, state.discriminator, fake)
+    real_scores, real_vjp = jax.vjp(lambda d: discriminate(d, real, labels), state.discriminator)
+    fake_scores, fake_vjp = jax.vjp(
+        lambda d, x: discriminate(d, x, labels), state.discriminator, fake
+    )
     share = 1 / recipe.batch_size
     lead = jax.nn.sigmoid(fake_scores - real_scores) * share
     gradients = jax.tree.map(jnp.add, real_vjp(-lead)[0], fake_vjp(lead)[0])
@@ -220,16 +257,16 @@ def train_step(
     }
     losses = optax.incremental_update(losses, state.losses, jnp.maximum(0.02, 1 / (state.step + 1)))
     return GanState(
-        state.step + 1,
-        generator,
-        discriminator,
-        generator_optimizer,
-        discriminator_optimizer,
-        average,
-        losses,
+        step=state.step + 1,
+        generator=generator,
+        discriminator=discriminator,
+        generator_optimizer=generator_optimizer,
+        discriminator_optimizer=discriminator_optimizer,
+        average=average,
+        losses=losses,
     )
 
 
 def is_penalised(recipe: Recipe, step: int) -> bool:
-    """Whether the step of this number, counted from 0, carries the penalties."""
+    """Returns whether the step of this number, counted from 0, carries the penalties."""
     return step % recipe.penalty_every == 0

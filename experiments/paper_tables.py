@@ -26,12 +26,13 @@ from experiments.evaluations import (
     read_published,
     tops,
 )
-from experiments.markdown import markdown_table
 from experiments.paper_coverage import coverage_markdown, read_coverage
-from experiments.paper_manifest import UNKNOWN, Manifest, Part, Selection, Table, read_manifest
+from experiments.paper_manifest import UNKNOWN, Manifest, Part, Selection, read_manifest
+from experiments.paper_manifest import Table as PaperTable
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report import plots
-from fedjax_ht.report.table import PARTICIPANTS, percent
+from fedjax_ht.report.figures import save
+from fedjax_ht.report.results import PARTICIPANTS
+from fedjax_ht.report.table import Table, percent, table_of
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import evaluated
 
@@ -47,121 +48,153 @@ SCORES = (
 
 
 def selected(selection: Selection, results: Path) -> list[Run]:
-    """Raises:
-    ValueError: there are none, or none of a method that is named.
+    """Reads the runs of a selection.
+
+    Args:
+      selection: the runs' file, dataset, methods, seeds and rounds.
+      results: folder of the file.
+
+    Raises:
+      ValueError: there are none, or none of a method that is named.
     """
-    runs = [
-        run for run in read_evaluations(results / selection.csv) if run.dataset == selection.dataset
-    ]
-    runs = [run for run in runs if not selection.methods or run.method in selection.methods]
-    runs = [run for run in runs if not selection.seeds or run.seed in selection.seeds]
-    absent = [method for method in selection.methods if method not in {run.method for run in runs}]
+    runs = []
+    for run in read_evaluations(results / selection.csv):
+        right_method = not selection.methods or run.method in selection.methods
+        right_seed = not selection.seeds or run.seed in selection.seeds
+        if run.dataset == selection.dataset and right_method and right_seed:
+            runs.append(run)
+    absent = sorted(set(selection.methods) - {run.method for run in runs})
     if absent or not runs:
         raise ValueError(
             f"{selection.csv} has no {', '.join(absent) or 'runs'} on {selection.dataset}"
         )
     last = selection.rounds or max(row["round"] for run in runs for row in run.history)
-    return [
-        run._replace(history=[row for row in run.history if row["round"] <= last]) for run in runs
-    ]
+    return [up_to(run, last) for run in runs]
+
+
+def up_to(run: Run, last: int) -> Run:
+    """Cuts a run's history off after a round."""
+    return run._replace(history=[row for row in run.history if row["round"] <= last])
 
 
 def part_markdown(part: Part, results: Path) -> str:
-    """A part's numbers, methods by falling score, and the paper's rows that were not run.
+    """Makes a part's table, methods by falling score, and names the paper's rows that were not run.
 
     A difference stands only where both sides are of one score and one dataset.
 
     Raises:
       ValueError: there is no such score, or no published number.
     """
-    for key in filter(None, (part.score, *part.also, part.published_score)):
-        if key not in SCORES:
-            raise ValueError(f"{part.title}: {key} is no score; there are {', '.join(SCORES)}")
+    check_scores(part)
     runs, dataset = selected(part.runs, results), part.published_dataset or part.runs.dataset
-    theirs = published_rows(part, dataset, results)
-    apart = [f"another dataset ({dataset})"] if dataset != part.runs.dataset else []
-    if part.published_score and part.published_score != part.score:
-        apart.append(f"another score ({SCORES[part.published_score]})")
+    published = published_rows(part, dataset, results)
+    differing = differing_measures(part, dataset)
     groups = by_method(runs, part.score)
-    means = {method: mean_of(part, method, group) for method, group in groups.items()}
-    names = {method: part.published_as.get(method, method) for method in groups}
-    rows = []
-    for method in sorted(groups, key=means.__getitem__, reverse=True):
-        row = theirs.get(names[method])
-        cells = our_cells(part, method, groups[method]) + (
-            [paper_number(row) if row else "-"] if theirs else []
-        )
-        if theirs and not apart:
-            cells.append(
-                f"{means[method] - float(row['accuracy']):+.2f}" if row and row["accuracy"] else ""
-            )
-        rows.append(cells)
-    text = [markdown_table(part_head(part, dataset, bool(theirs), not apart), rows)]
-    if theirs and apart:
-        text.append(
-            wrapped(f"No difference is given: the paper's numbers are of {' and of '.join(apart)}.")
-        )
-    left = [
-        f"{method} {paper_number(row)}"
-        for method, row in theirs.items()
-        if method not in names.values()
+    text = [part_table(part, groups, published, dataset, not differing).markdown()]
+    if published and differing:
+        reasons = " and of ".join(differing)
+        text.append(wrapped(f"No difference is given: the paper's numbers are of {reasons}."))
+    run_as = {part.published_as.get(method, method) for method in groups}
+    not_run = [
+        f"{name} {paper_number(published[name])}" for name in published if name not in run_as
     ]
-    if left:
-        text.append(
-            wrapped(f"Rows of the paper that were not run in this form: {', '.join(left)}.")
-        )
+    if not_run:
+        rows = ", ".join(not_run)
+        text.append(wrapped(f"Rows of the paper that were not run in this form: {rows}."))
     return "\n\n".join(text)
 
 
+def part_table(
+    part: Part,
+    groups: Mapping[str, Sequence[Run]],
+    published: Mapping[str, Mapping[str, str]],
+    dataset: str,
+    comparable: bool,
+) -> Table:
+    """Makes the table of a part, methods by falling score.
+
+    Args:
+      part: the part.
+      groups: method -> its runs.
+      published: method -> its row in the paper; empty without published numbers.
+      dataset: the published numbers'.
+      comparable: whether ours can be compared with them.
+    """
+    paper_title = "paper %" if dataset == part.runs.dataset else f"paper % ({dataset})"
+    means = {method: mean_of(part, method, runs) for method, runs in groups.items()}
+    rows = []
+    for method in sorted(groups, key=means.__getitem__, reverse=True):
+        row = our_cells(part, method, groups[method])
+        paper = published.get(part.published_as.get(method, method))
+        if published:
+            row[paper_title] = paper_number(paper) if paper else "-"
+        if published and comparable:
+            row["ours - paper"] = ""
+            if paper and paper["accuracy"]:
+                row["ours - paper"] = f"{means[method] - float(paper['accuracy']):+.2f}"
+        rows.append(row)
+    return table_of(rows, [*our_titles(part), paper_title, "ours - paper"])
+
+
+def check_scores(part: Part) -> None:
+    """Raises ValueError if a part names a score that there is not."""
+    for key in (part.score, *part.also, part.published_score):
+        if key and key not in SCORES:
+            raise ValueError(f"{part.title}: {key} is no score; there are {', '.join(SCORES)}")
+
+
+def differing_measures(part: Part, dataset: str) -> list[str]:
+    """Names in what the published numbers differ, so that ours cannot be compared with them."""
+    reasons = []
+    if dataset != part.runs.dataset:
+        reasons.append(f"another dataset ({dataset})")
+    if part.published_score and part.published_score != part.score:
+        reasons.append(f"another score ({SCORES[part.published_score]})")
+    return reasons
+
+
 def published_rows(part: Part, dataset: str, results: Path) -> dict[str, dict[str, str]]:
-    """Method -> what its paper has; nothing for a part without published numbers."""
+    """Reads the paper's rows of a dataset by method; nothing for a part without published
+    numbers."""
     if not part.published:
         return {}
-    rows = {
-        method: row
-        for (of, method), (row, *_) in read_published(str(results / part.published)).items()
-        if of == dataset
-    }
+    rows = {}
+    for (row_dataset, method), sources in read_published(str(results / part.published)).items():
+        if row_dataset == dataset:
+            rows[method] = sources[0]
     if not rows:
         raise ValueError(f"{part.title}: {part.published} has no rows of {dataset}")
     return rows
 
 
-def part_head(part: Part, dataset: str, published: bool, comparable: bool) -> list[str]:
-    """The titles of a part's columns; `dataset` is the published numbers'."""
-    head = [
-        "method",
-        f"{SCORES[part.score]}, best %",
-        *(["last round %"] if evaluated_last(part) else []),
-    ]
-    head += [*(f"{SCORES[key]}, best %" for key in part.also), "rounds", "seeds"]
-    paper = "paper %" if dataset == part.runs.dataset else f"paper % ({dataset})"
-    return head + [paper] * published + ["ours - paper"] * (published and comparable)
+def our_titles(part: Part) -> list[str]:
+    """Returns the titles of a part's columns up to the paper's."""
+    titles = ["method", f"{SCORES[part.score]}, best %"]
+    if evaluated_last(part):
+        titles.append("last round %")
+    titles += [f"{SCORES[key]}, best %" for key in part.also]
+    return [*titles, "rounds", "seeds"]
 
 
-def our_cells(part: Part, method: str, runs: Sequence[Run]) -> list[str]:
-    """What `part_head` has up to the paper's."""
-    rule, (score, *others) = (
-        part.rules.get(method),
-        (by_rule(part, method, key) for key in (part.score, *part.also)),
-    )
+def our_cells(part: Part, method: str, runs: Sequence[Run]) -> dict[str, str]:
+    """Returns the cells of a method's row up to the paper's, by the titles of `our_titles`."""
+    name = method
+    if method in part.rules:
+        name += f", by {SHOWN[f'accuracy_{part.rules[method]}']}"
+    score = by_rule(part, method, part.score)
+    cells = [name, percent(tops(runs, score), score)]
+    if evaluated_last(part):
+        cells.append(percent([evaluated(run.history)[-1] for run in runs], score))
+    for key in part.also:
+        beside = by_rule(part, method, key)
+        cells.append(percent(tops(runs, beside), beside))
     ends = sorted({run.history[-1]["round"] for run in runs})
-    return [
-        f"{method}, by {SHOWN[f'accuracy_{rule}']}" if rule else method,
-        percent(tops(runs, score), score),
-        *(
-            [percent([evaluated(run.history)[-1] for run in runs], score)]
-            if evaluated_last(part)
-            else []
-        ),
-        *(percent(tops(runs, key), key) for key in others),
-        f"{ends[0]} to {ends[-1]}" if len(ends) > 1 else str(ends[0]),
-        str(len(runs)),
-    ]
+    rounds = f"{ends[0]} to {ends[-1]}" if len(ends) > 1 else str(ends[0])
+    return dict(zip(our_titles(part), [*cells, rounds, str(len(runs))]))
 
 
 def mean_of(part: Part, method: str, runs: Sequence[Run]) -> float:
-    """The part's score in %, mean over runs, each at its best."""
+    """Returns the part's score in %, mean over runs, each at its best."""
     score = by_rule(part, method, part.score)
     best = tops(runs, score)
     if not best:
@@ -170,26 +203,27 @@ def mean_of(part: Part, method: str, runs: Sequence[Run]) -> float:
 
 
 def by_rule(part: Part, method: str, score: str) -> str:
-    """The score by the inference rule that the part has for a method."""
+    """Returns the key of a score by the inference rule that the part has for a method."""
     return f"{score}_{part.rules[method]}" if method in part.rules else score
 
 
 def evaluated_last(part: Part) -> bool:
-    """Whether the last round's score says something: not where it is of whom that round drew."""
+    """Returns whether the last round's score is shown: not that of the participants, which depends
+    on who was drawn."""
     return not part.score.startswith(PARTICIPANTS)
 
 
 def paper_number(row: Mapping[str, str]) -> str:
-    """As "91.97 ± 0.37", or "no convergence" where it has none."""
+    """Formats a published number, such as "91.97 ± 0.37", or "no convergence" where it has none."""
     if not row["accuracy"]:
         return "no convergence"
-    return f"{float(row['accuracy']):.2f}" + (
-        f" ± {float(row['std']):.2f}" if row.get("std") else ""
-    )
+    mean = f"{float(row['accuracy']):.2f}"
+    return f"{mean} ± {float(row['std']):.2f}" if row.get("std") else mean
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Words at most WIDTH columns wide; lines after the first are indented."""
+    """Breaks a text into lines of at most `WIDTH` characters; lines after the first are
+    indented."""
     return textwrap.fill(
         " ".join(text.split()),
         WIDTH,
@@ -199,33 +233,31 @@ def wrapped(text: str, indent: str = "") -> str:
     )
 
 
-def table_markdown(table: Table, results: Path) -> str:
-    """A section of the page."""
+def table_markdown(table: PaperTable, results: Path) -> str:
+    """Makes a section of the page."""
     configs = ", ".join(f"[{name}](../experiments/configs/{name})" for name in table.configs)
     discussed = f"[{table.page.partition('#')[0]}](../experiments/results/{table.page})"
     made = f"Configs: {configs}. Machine: {table.machine}. Seconds: {table.seconds}. "
     made += f"Discussed in {discussed}."
     text, before = [f"### {table.title}", wrapped(made)], ""
     for part in table.parts:
-        command = (
-            textwrap.indent(part.command.strip(), "    ")
-            if part.command
-            else f"Command: {UNKNOWN}."
-        )
+        command = f"Command: {UNKNOWN}."
+        if part.command:
+            command = textwrap.indent(part.command.strip(), "    ")
         text += [f"**{part.title}**", "Command: as above." if command == before else command]
         text.append(part_markdown(part, results))
         before = command
     notes = {
         "How it differs from the paper": table.differs,
         "Unstated in the paper": table.unstated,
+        "What was tried": table.tried,
     }
-    notes |= {"What was tried": table.tried}
     text.append("\n".join(wrapped(f"* **{name}**: {note}", "  ") for name, note in notes.items()))
     return "\n\n".join(text)
 
 
 def page(text: str, manifest: Manifest, results: Path) -> str:
-    """The page of tables with what is between its marks made anew.
+    """Makes the page of tables anew between its marks.
 
     Raises:
       ValueError: a mark is missing, or a table's runs are.
@@ -265,19 +297,18 @@ def main(_) -> None:
             PAGE: page(PAGE.read_text(encoding="utf-8"), manifest, RESULTS),
             COVERAGE: coverage_page(COVERAGE.read_text(encoding="utf-8"), RESULTS),
         }
-        drawn = {
-            picture.file: curves(
-                [run for part in picture.runs for run in selected(part, RESULTS)], picture.score
-            )
-            for picture in manifest.pictures
-        }
+        drawn = {}
+        for picture in manifest.pictures:
+            runs = [run for part in picture.runs for run in selected(part, RESULTS)]
+            drawn[picture.file] = curves(runs, picture.score)
     except (ValueError, OSError) as error:
         fail(error)
     for path, text in pages.items():
         with atomic_open(path) as file:
             file.write(text)
-    for path in [*pages, *(plots.save(figure, Path(name)) for name, figure in drawn.items())]:
         print(path)
+    for name, figure in drawn.items():
+        print(save(figure, Path(name)))
 
 
 if __name__ == "__main__":

@@ -6,18 +6,13 @@ import sys
 import numpy as np
 import pytest
 
+from fedjax_ht.report.curves import accuracy_curves, costs, seconds
+from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, save
 from fedjax_ht.report.plots import (
-    COLOURS,
-    FEW,
-    VECTOR,
     WIDE,
-    accuracy_curves,
     client_accuracy,
     client_spread,
-    costs,
     image_grid,
-    save,
-    seconds,
     split_picture,
 )
 
@@ -91,7 +86,7 @@ def test_many_clients_are_shown_as_shares():
 
 
 def spent(accuracies, mebibytes) -> list[dict]:
-    """Of one trial, a round each; the first has sent nothing."""
+    """Returns rows of one trial, a row a round; the first has sent nothing."""
     costs = {"flops": 1e12, "seconds_round": 1.0, "uplink_payload_bytes": mebibytes << 20}
     return [
         {"trial": 0, "round": r, "accuracy": a} | (costs if r else {"seconds_round": 0.0})
