@@ -1,13 +1,12 @@
-"""FedKTL's server beside the authors': the same F, prototypes and draws, and how far apart both
-end.
+"""Compares FedKTL's server with the authors' code: the same F, prototypes and draws.
 
     python -m benchmarks.beside_fedktl --htfllib=PATH [--python=PYTHON] [--out=FILE]
 
-PATH is a checkout of github.com/TsingZ0/HtFLlib, whose server code runs as it is under PYTHON,
-which has torch. A hundred steps of Adam train F; an epoch's last batch would have a single
-prototype, and one class has none. HtFLlib is in float64, so that the differences are of our float32
-alone. Its F has a bias in front of the batch norm and running statistics, on which nothing else
-depends; the report says so by not holding them against anything.
+The report says how far apart both end. PATH is a checkout of github.com/TsingZ0/HtFLlib, whose
+server code runs as it is under PYTHON, which has torch. A hundred steps of Adam train F; an epoch's
+last batch would have a single prototype, and one class has none. HtFLlib is in float64, so that the
+differences are of our float32 alone. Its F has a bias in front of the batch norm and running
+statistics, on which nothing else depends; the report leaves them out.
 """
 
 import json
@@ -32,7 +31,7 @@ _SMALL = flags.DEFINE_bool(
 
 
 def theirs(of: Problem) -> dict[str, np.ndarray]:
-    """The same of HtFLlib, with the orders and latents that ours draws."""
+    """Returns F and Qbar after HtFLlib's training, with the orders and latents that ours draws."""
     count, draw = len(of.uploads.labels), sample_w(len(of.f["b2"]))
     steps = list(draws(KEY, of.uploads.valid, of.epochs, of.batch_size, draw, drop_single=True))
     orders = np.concatenate([rows for rows, _ in steps]).reshape(of.epochs, -1)
@@ -68,14 +67,17 @@ def main(_) -> None:
         raise app.UsageError(
             f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore"
         )
-    made = problem(**(SMALL if _SMALL.value else LARGE))
-    mine, other = ours(made), theirs(made)
-    version = other.pop("torch")
+    shared = problem(**(SMALL if _SMALL.value else LARGE))
+    our_arrays, their_arrays = ours(shared), theirs(shared)
+    version = their_arrays.pop("torch")
     if _SMALL.value:
-        print(json.dumps({name: np.round(other[name], 6).tolist() for name in mine}))
+        print(json.dumps({name: np.round(their_arrays[name], 6).tolist() for name in our_arrays}))
     rows = []
-    for name, value in mine.items():
-        moved, apart = np.abs(other[name] - made.f[name]).max(), np.abs(other[name] - value).max()
+    for name, value in our_arrays.items():
+        moved, apart = (
+            np.abs(their_arrays[name] - shared.f[name]).max(),
+            np.abs(their_arrays[name] - value).max(),
+        )
         rows.append([name, f"{moved:.2f}", f"{apart:.1e}"])
     text = (
         "FedKTL's F and Qbar after 100 steps: how far each array moved, and the largest difference "

@@ -1,14 +1,14 @@
-"""A whole round beside HtFLlib's: the same clients, samples, models and steps, the processor's
-seconds of one core.
+"""Compares a whole round with HtFLlib's: processor's seconds of one core.
 
     python -m benchmarks.beside_htfllib --htfllib=PATH [--python=PYTHON] [--methods=local,fedtgp]
-    [--out=FILE]
+        [--out=FILE]
 
-PATH is a checkout of github.com/TsingZ0/HtFLlib, whose code runs as it is under PYTHON, which has
-torch, scikit-learn and what else it imports. The federation is the quickstart's: 20 clients,
-CNN-1..5, some 375 of Fashion-MNIST's images each. A round is training, upload, server and one
-evaluation of all clients; theirs reads and writes every model's file, ours writes its metrics and
-checkpoints, and scores the clients once more before anything comes down.
+Both have the same clients, samples, models and steps. PATH is a checkout of
+github.com/TsingZ0/HtFLlib, whose code runs as it is under PYTHON, which has torch, scikit-learn and
+what else it imports. The federation is the quickstart's: 20 clients, CNN-1..5, some 375 of
+Fashion-MNIST's images each. A round is training, upload, server and one evaluation of all clients;
+theirs reads and writes every model's file, ours writes its metrics and checkpoints, and scores the
+clients once more before anything comes down.
 """
 
 import itertools
@@ -53,13 +53,12 @@ flags.register_validator("methods", set(PAIRS).issuperset, f"the methods are {',
 
 
 def on_one_core() -> None:
-    """For this process and those that it starts."""
+    """Leaves one core to this process and those that it starts."""
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
 
 
 def configured(name: str) -> ConfigDict:
-    """The quickstart's federation with a method, run as HtFLlib runs its own: samples in stored
-    order."""
+    """Returns the quickstart's config with a method, its samples in stored order as HtFLlib's."""
     config = quickstart.get_config()
     config.compare, config.tuned, config.evaluate.every = (), (), 1
     config.method = method_config(name, **PAIRS[name].ours)
@@ -70,8 +69,7 @@ def configured(name: str) -> ConfigDict:
 
 
 def ours(name: str) -> dict:
-    """Processor's seconds of every counted round and of the evaluation in it, the first round's,
-    and accuracies."""
+    """Returns processor's seconds of each counted round and of its evaluation, and accuracies."""
     enable_compilation_cache()
     marks, rows = [], []
 
@@ -95,7 +93,7 @@ def write_clients(folder: Path) -> None:
 
 
 def theirs(name: str, folder: Path) -> dict:
-    """As `ours`, of HtFLlib; `folder` has the clients below `dataset`."""
+    """Returns HtFLlib's figures, as `ours`; `folder` has the clients below `dataset`."""
     text = "Grey({}, args.feature_dim, args.num_classes)"
     job = htfllib.job(
         name,
@@ -114,25 +112,28 @@ def theirs(name: str, folder: Path) -> dict:
 
 
 def row(name: str, folder: Path) -> tuple[list[str], str]:
-    """The cells under `HEAD`, and torch's version."""
+    """Returns a method's cells under `HEAD`, and torch's version."""
     before = theirs(name, folder)
-    own = in_a_process(
+    measured = in_a_process(
         "benchmarks.beside_htfllib", ["--here", f"--methods={name}", f"--rounds={_ROUNDS.value}"]
     )
     after = theirs(name, folder)
 
-    def median(found, what):
-        return statistics.median(found[what])
+    def median(rounds, what):
+        return statistics.median(rounds[what])
 
-    loops, mine = [median(found, "round") for found in (before, after)], median(own, "round")
+    loops, our_seconds = (
+        [median(rounds, "round") for rounds in (before, after)],
+        median(measured, "round"),
+    )
     cells = [
         name,
         ", ".join(map(number, loops)),
         number(median(before, "evaluation")),
-        number(mine),
-        number(median(own, "evaluation")),
-        number(min(loops) / mine),
-        ", ".join(f"{100 * max(found['accuracy']):.1f}" for found in (before, own)),
+        number(our_seconds),
+        number(median(measured, "evaluation")),
+        number(min(loops) / our_seconds),
+        ", ".join(f"{100 * max(rounds['accuracy']):.1f}" for rounds in (before, measured)),
     ]
     return cells, before["torch"]
 

@@ -1,5 +1,4 @@
-"""A client's training step beside a plain PyTorch loop: how both are timed, and the rows of a
-table.
+"""Times a client's training step beside a plain PyTorch loop, and makes the rows of a table.
 
 A benchmark that compares has a command line of its own, whose child processes measure one row; see
 `benchmarks.text`.
@@ -52,32 +51,45 @@ def pinned(cores: int) -> None:
 
 
 def ours(module: SplitModel, dataset: Dataset) -> dict:
-    """Seconds of the first round of `local` and, as median, of the later ones, and the processor's
-    seconds of these. The samples are dealt to `CLIENTS` clients in order, `STEPS` batches each."""
+    """Times rounds of `local` with this model.
+
+    The samples are dealt to `CLIENTS` clients in order, `STEPS` batches each.
+
+    Returns:
+      "first", seconds of the first round, which compiles; "round" and "processor", medians of the
+      later ones by the clock and by the processor; "peak", bytes.
+    """
     shares, none = np.arange(len(dataset.labels)).reshape(CLIENTS, -1), np.array([], np.int64)
     federation = make_federation(
         {"model": module}, dataset.input_shape, dataset.num_classes, CLIENTS
     )
     data = make_federation_data(
-        dataset, tuple(ClientIndices(own, none, none) for own in shares), federation
+        dataset, tuple(ClientIndices(rows, none, none) for rows in shares), federation
     )
     options = SimulationOptions(devices=len(jax.devices()))
     simulation = make_simulation(
         local(LocalTraining(optax.sgd(0.01), BATCH)), federation, data, options
     )
-    state, seconds, busy = simulation.init(), [], []
+    state, seconds, processor_seconds = simulation.init(), [], []
     for _ in range(ROUNDS.value):
         start, spent = time.perf_counter(), time.process_time()
         state, _ = simulation.run_round(state)
         jax.block_until_ready(state.clients)
         seconds.append(time.perf_counter() - start)
-        busy.append(time.process_time() - spent)
-    found = {"round": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}
-    return found | {"first": seconds[0], "peak": peak_memory()}
+        processor_seconds.append(time.process_time() - spent)
+    medians = {
+        "round": statistics.median(seconds[1:]),
+        "processor": statistics.median(processor_seconds[1:]),
+    }
+    return medians | {"first": seconds[0], "peak": peak_memory()}
 
 
 def theirs(model: Callable, inputs: np.ndarray, labels: np.ndarray, cores: int) -> dict:
-    """Likewise of a loop over `CLIENTS` modules that `model` makes, on `STEPS` batches."""
+    """Times a PyTorch loop over `CLIENTS` modules that `model` makes, on `STEPS` batches.
+
+    Returns:
+      "round", "processor" and "peak" as `ours`, and torch's "version".
+    """
     import torch
 
     from benchmarks.torch_loop import train_in_turn
@@ -87,50 +99,65 @@ def theirs(model: Callable, inputs: np.ndarray, labels: np.ndarray, cores: int) 
     # times slower; XLA flushes to zero, too.
     torch.set_flush_denormal(True)
     x, y = (torch.from_numpy(a.reshape(STEPS.value, BATCH, *a.shape[1:])) for a in (inputs, labels))
-    models, seconds, busy = [model() for _ in range(CLIENTS)], [], []
+    models, seconds, processor_seconds = [model() for _ in range(CLIENTS)], [], []
     for _ in range(ROUNDS.value):
         spent = time.process_time()
         seconds.append(train_in_turn(models, x, y))
-        busy.append(time.process_time() - spent)
-    found = {"round": statistics.median(seconds[1:]), "busy": statistics.median(busy[1:])}
-    return found | {"peak": peak_memory(), "version": torch.__version__}
+        processor_seconds.append(time.process_time() - spent)
+    medians = {
+        "round": statistics.median(seconds[1:]),
+        "processor": statistics.median(processor_seconds[1:]),
+    }
+    return medians | {"peak": peak_memory(), "version": torch.__version__}
 
 
-def row(benchmark: str, given: Sequence[str], cores: str) -> tuple[list[str], str]:
-    """The cells under `HEAD`, of what a benchmark measures with these arguments, and torch's
-    version."""
+def row(benchmark: str, arguments: Sequence[str], cores: str) -> tuple[list[str], str]:
+    """Measures a row in child processes.
+
+    Args:
+      benchmark: module whose children measure.
+      arguments: of the children, which say what is measured.
+      cores: of each side.
+
+    Returns:
+      The cells under `HEAD`, and torch's version.
+    """
 
     def child(how: str) -> dict:
-        own = [
-            f"--cores={cores}",
-            f"--how={how}",
-            *(f"--{flag.name}={flag.value}" for flag in (STEPS, ROUNDS)),
-        ]
-        return in_a_process(benchmark, [*given, *own], int(cores) if how == "ours" else 1)
+        flag_values = [f"--{flag.name}={flag.value}" for flag in (STEPS, ROUNDS)]
+        devices = int(cores) if how == "ours" else 1
+        return in_a_process(
+            benchmark, [*arguments, f"--cores={cores}", f"--how={how}", *flag_values], devices
+        )
 
+    # PyTorch's before and after ours: the machine may be slower at one of the times.
     with_torch = importlib.util.find_spec("torch") is not None
-    before = child("torch") if with_torch else None
-    own = child("ours")
-    after = child("torch") if with_torch else None
+    before = [child("torch")] if with_torch else []
+    our = child("ours")
+    loops = [*before, *([child("torch")] if with_torch else [])]
     steps = CLIENTS * STEPS.value / 1e3
-    loops, ms = [m["round"] / steps for m in (before, after) if m], own["round"] / steps
-    busy = number(min(before["busy"], after["busy"]) / steps) if after else "-"
-    cells = [
-        cores,
-        ", ".join(map(number, loops)) or "-",
-        number(ms),
-        number(ms / min(loops) if loops else None),
-        f"{number(own['busy'] / steps)}, {busy}",
-        number(own["first"] - own["round"], 1),
-        f"{own['peak'] / 1e6:,.0f}, " + (f"{after['peak'] / 1e6:,.0f}" if after else "-"),
+    ms = our["round"] / steps
+    cells = [cores, ", ".join(number(loop["round"] / steps) for loop in loops) or "-", number(ms)]
+    compiling = number(our["first"] - our["round"], 1)
+    if not loops:
+        our_processor, our_peak = number(our["processor"] / steps), f"{our['peak'] / 1e6:,.0f}"
+        return [*cells, "-", f"{our_processor}, -", compiling, f"{our_peak}, -"], ""
+    fastest = min(loop["round"] for loop in loops) / steps
+    processor = [our["processor"], min(loop["processor"] for loop in loops)]
+    peaks = [our["peak"], loops[-1]["peak"]]
+    cells += [
+        number(ms / fastest),
+        ", ".join(number(seconds / steps) for seconds in processor),
+        compiling,
+        ", ".join(f"{peak / 1e6:,.0f}" for peak in peaks),
     ]
-    return cells, after["version"] if after else ""
+    return cells, loops[-1]["version"]
 
 
 def publish_rows(
     what: str, head: Sequence[str], rows: Sequence[Sequence[str]], version: str, note: str
 ) -> None:
-    """The page: what was measured, where, how, and the table."""
+    """Publishes the page: what was measured, where, how, and the table."""
     lines = [
         f"Milliseconds of one client's training step: {CLIENTS} clients, batch {BATCH}, {what}, "
         "SGD, float32.",

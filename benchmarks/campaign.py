@@ -51,10 +51,11 @@ flags.register_validator(
 
 
 def machine(precision: str) -> dict:
-    """What results depend on besides the code."""
-    smi = shutil.which("nvidia-smi")
-    query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True).stdout.strip() if smi else ""
+    """Returns the facts besides the code on which results depend."""
+    driver = ""
+    if smi := shutil.which("nvidia-smi"):
+        query = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(query, capture_output=True, text=True).stdout.strip()
     return {
         "device": jax.devices()[0].device_kind,
         "driver": driver,
@@ -69,40 +70,40 @@ def machine(precision: str) -> dict:
 
 
 def items_of(number: int, rehearse: bool) -> list[slices.Item]:
-    return [
-        item
-        for item in (SLICES[number].rehearsal if rehearse else SLICES[number].items)
-        if _ONLY.value in item.name
-    ]
+    """Returns a slice's items, or their small form, whose names hold --only."""
+    items = SLICES[number].rehearsal if rehearse else SLICES[number].items
+    return [item for item in items if _ONLY.value in item.name]
 
 
 def work(number: int, folder: Path, rehearse: bool, deadline: float) -> None:
-    """The child's part."""
+    """Works off one process's items: the child's part."""
     precision = SLICES[number].precision
     jax.config.update("jax_default_matmul_precision", precision)
     if rehearse and jax.default_backend() == "cpu":  # most of it is compilation
         jax.config.update("jax_disable_most_optimizations", True)
 
-    def tell(line):
-        return print(f"  {line}", flush=True)
+    def print_line(line):
+        print(f"  {line}", flush=True)
 
     path = slices.file_of(folder, number)
-    slices.work(path, items_of(number, rehearse), machine(precision), deadline, tell)
+    slices.work(path, items_of(number, rehearse), machine(precision), deadline, print_line)
 
 
 def run_slice(number: int, folder: Path, rehearse: bool, budget: float, retry: bool) -> bool:
-    """Whether all that ran is well."""
+    """Runs a slice's missing items, and returns whether all of them are well."""
     path, part = slices.file_of(folder, number), SLICES[number]
     log = slices.read(path)
     if log.setdefault("rehearsal", rehearse) != rehearse:
-        fail(ValueError(f"{path} is {'no ' * rehearse}rehearsal; choose another --out"))
+        kind = "no rehearsal" if rehearse else "rehearsal"
+        fail(ValueError(f"{path} is {kind}; choose another --out"))
     if retry:
-        log["items"] = {
-            name: log["items"][name] for name in log["items"].keys() - slices.failures(log).keys()
-        }
+        for name in slices.failures(log):
+            del log["items"][name]
     slices.write(path, log | {"slice": number, "title": part.title})
     command = [sys.executable, "-m", "benchmarks.campaign", f"--slice={number}", f"--out={folder}"]
-    command += [f"--only={_ONLY.value}", *["--rehearse"] * rehearse]
+    command.append(f"--only={_ONLY.value}")
+    if rehearse:
+        command.append("--rehearse")
 
     def start(deadline: float) -> int:
         return subprocess.run(
@@ -121,10 +122,17 @@ def run_slice(number: int, folder: Path, rehearse: bool, budget: float, retry: b
 
 
 def listing() -> str:
+    """Returns the slices and their items, a line each."""
     lines = []
     for number, part in SLICES.items():
-        lines += [f"{number}. {part.title}", *(f"     {item.name}" for item in part.items)]
+        lines.append(f"{number}. {part.title}")
+        lines += [f"     {item.name}" for item in part.items]
     return "\n".join(lines)
+
+
+def default_folder(rehearse: bool) -> str:
+    """Returns where results go without --out."""
+    return tempfile.mkdtemp(prefix="rehearsal-") if rehearse else "checkpoints/runs/campaign"
 
 
 def main(_) -> None:
@@ -134,26 +142,19 @@ def main(_) -> None:
     if _REPORT.value:
         publish(slices.report(Path(_REPORT.value), SLICES, "Measured on a GPU"))
         return
-    number, rehearse, out = _SLICE.value, _REHEARSE.value, flags.FLAGS.out
+    number, rehearse = _SLICE.value, _REHEARSE.value
     if number is None and not rehearse:
         fail(ValueError("no --slice; --list names them"))
-    if out is None:
-        out = tempfile.mkdtemp(prefix="rehearsal-") if rehearse else "checkpoints/runs/campaign"
+    out = flags.FLAGS.out or default_folder(rehearse)
     if _WORK.value is not None:
         work(number, Path(out), rehearse, _WORK.value)
         return
-    numbers = list(SLICES) if number is None else [number]
-    done = {n: run_slice(n, Path(out), rehearse, _BUDGET.value, _RETRY.value) for n in numbers}
-    print(
-        json.dumps(
-            {
-                "out": str(out),
-                "well": [n for n in done if done[n]],
-                "not": [n for n in done if not done[n]],
-            }
-        )
-    )
-    sys.exit(0 if all(done.values()) else 1)
+    well, failed = [], []
+    for n in SLICES if number is None else [number]:
+        ok = run_slice(n, Path(out), rehearse, _BUDGET.value, _RETRY.value)
+        (well if ok else failed).append(n)
+    print(json.dumps({"out": str(out), "well": well, "not": failed}))
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What the campaign compares with numbers made on CPU: methods' recorded rounds, and accuracies
-after many rounds."""
+"""The campaign's checks against numbers made on CPU: methods' recorded rounds, and accuracies."""
 
 import csv
 import dataclasses
@@ -33,14 +32,17 @@ RELATIVE, FLOOR, ONE_SAMPLE = 1e-3, 1e-2, 1 / 12
 LOOSER = {"fedgen released": 2e-2}  # Adam on tiny gradients
 SHARES = Path("experiments/results/class_shares_shared.csv")
 POINTS = 0.003  # that the mean over three seeds may differ by; seeds differ by up to 0.0007
-OWN = {"fedral": {"blocks": 10}}
+FIXED_OPTIONS = {"fedral": {"blocks": 10}}
 
 
 def differences(
     rows: list[dict], recorded: list[dict]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each round's recorded numbers, relative ones and those of accuracies: "round key" ->
-    difference."""
+    """Returns the differences of each round's numbers from the recorded ones.
+
+    Returns:
+      "round key" -> relative difference, of the numbers; and absolute difference, of accuracies.
+    """
     numbers, accuracies = {}, {}
     for i, (row, before) in enumerate(zip(rows, recorded, strict=True)):
         if gone := before.keys() - row.keys():
@@ -55,7 +57,7 @@ def differences(
 
 
 def contract_rows(entry: str, lanes: int) -> list[dict]:
-    """The three rounds that tests/methods/recording.py makes, made here."""
+    """Plays the three rounds that tests/methods/recording.py records."""
     from tests.federations import federation_data, federation_for
     from tests.methods import recording
 
@@ -76,18 +78,18 @@ def contract_rows(entry: str, lanes: int) -> list[dict]:
 
 
 def contract(entry: str, lanes: int) -> dict:
-    """The largest differences between a method's recorded rounds and the same made here."""
+    """Returns the largest differences between a method's recorded rounds and the same made here."""
     recorded = json.loads(Path("tests/methods/recorded.json").read_text())[entry]
     numbers, accuracies = differences(contract_rows(entry, lanes), recorded)
     allowed = max(RELATIVE, LOOSER.get(entry, 0.0))
 
-    # What is no number compares as larger than any.
     def order(pair):
+        # NaN is no number, and counts as larger than any.
         return np.inf if np.isnan(pair[1]) else pair[1]
 
     at, largest = max(numbers.items(), key=order)
     where, off = max(accuracies.items(), key=order, default=("", None))  # a few entries have none
-    found = {
+    result = {
         "entry": entry,
         "lanes": lanes,
         "largest": largest,
@@ -96,14 +98,14 @@ def contract(entry: str, lanes: int) -> dict:
         "allowed": allowed,
     }
     if not largest <= allowed:
-        found["wrong"] = f"{at} differs by {largest:.2g} of its value"
+        result["wrong"] = f"{at} differs by {largest:.2g} of its value"
     elif off is not None and not off <= ONE_SAMPLE + 1e-6:
-        found["wrong"] = f"{where} differs by {off:.3f}"
-    return found
+        result["wrong"] = f"{where} differs by {off:.3f}"
+    return result
 
 
 def class_shares(data: str, clients: int, **split) -> tuple[Dataset, Partition]:
-    """As experiments/configs/fashion_mnist_class_shares.py has them."""
+    """Returns the data and split of experiments/configs/fashion_mnist_class_shares.py."""
     dataset = normalised(load_dataset(data, "data"), "half")
     return dataset, make_partition(
         "class_shares", dataset, clients, seed=1, classes_per_client=2, **split
@@ -116,7 +118,7 @@ def local_training() -> LocalTraining:
 
 
 def shares_method(name: str, training: LocalTraining) -> Method:
-    return METHODS[name](training, **OWN.get(name, {}))
+    return METHODS[name](training, **FIXED_OPTIONS.get(name, {}))
 
 
 def shares_options(clients: int) -> SimulationOptions:
@@ -126,19 +128,15 @@ def shares_options(clients: int) -> SimulationOptions:
 
 
 def recorded_last(method: str) -> list[float]:
-    """Accuracy after the last round of the runs on CPU, by seed."""
+    """Returns the accuracy after the last round of the runs on CPU, by seed."""
+    last: dict[str, dict] = {}
     with SHARES.open() as file:
-        rows = [
-            row
-            for row in csv.DictReader(file)
-            if (row["dataset"], row["method"]) == ("fashion_mnist", method)
-        ]
-    seeds = sorted({row["seed"] for row in rows})
-    last = [
-        max((row for row in rows if row["seed"] == seed), key=lambda row: int(row["round"]))
-        for seed in seeds
-    ]
-    return [float(row["accuracy"]) for row in last]
+        for row in csv.DictReader(file):
+            if (row["dataset"], row["method"]) == ("fashion_mnist", method):
+                before = last.get(row["seed"])
+                if before is None or int(row["round"]) > int(before["round"]):
+                    last[row["seed"]] = row
+    return [float(last[seed]["accuracy"]) for seed in sorted(last)]
 
 
 def federation_of(group: str, dataset: Dataset, clients: int) -> Federation:
@@ -159,22 +157,22 @@ def accuracy(
 ) -> dict:
     """Runs a method in FedSSA's and FedRAL's setting, all seeds in one program, for at most `limit`
     seconds."""
-    # it defines a flag, and the setting is tested beside other modules
+    # Not at the top: it defines a flag, and `contract`'s tests are imported beside other flags.
     from benchmarks.report import peak_memory
 
     start, training = time.perf_counter(), local_training()
     bound = shares_method(method, training)
     dataset, partition = class_shares(data, clients, **split)
     federation = federation_of(group, dataset, clients)
-    given = [make_federation_data(dataset, partition, federation)] * trials
-    simulation = make_trials(bound, federation, given, shares_options(clients))
+    data_of_trials = [make_federation_data(dataset, partition, federation)] * trials
+    simulation = make_trials(bound, federation, data_of_trials, shares_options(clients))
 
     def enough(state, history: list[Row]) -> bool:
         return time.perf_counter() - start > limit
 
     state, history = run(simulation, rounds, eval_every=every, after_round=enough)
     seeds, later = by_trial(history), [row["seconds_round"] for row in history if row["round"] > 1]
-    found = {
+    result = {
         "method": method,
         "rounds": state.round,
         "asked": rounds,
@@ -194,10 +192,10 @@ def accuracy(
         "peak": peak_memory(),
     }
     if data == "fashion_mnist" and state.round == rounds == 500:
-        found["recorded"] = recorded_last(method)
-        off = statistics.mean(found["last"]) - statistics.mean(found["recorded"])
+        result["recorded"] = recorded_last(method)
+        off = statistics.mean(result["last"]) - statistics.mean(result["recorded"])
         if not abs(off) <= POINTS:
-            found["wrong"] = f"the last round is {100 * off:+.2f} points from the runs on CPU"
+            result["wrong"] = f"the last round is {100 * off:+.2f} points from the runs on CPU"
     elif state.round < rounds:
-        found["wrong"] = f"{state.round} of {rounds} rounds in {limit:.0f} s"
-    return found
+        result["wrong"] = f"{state.round} of {rounds} rounds in {limit:.0f} s"
+    return result

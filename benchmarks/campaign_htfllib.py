@@ -1,4 +1,4 @@
-"""Measures rounds of HtFLlib's own code on this device, for those of ours that are beside them."""
+"""Measures rounds of HtFLlib's own code on this device, to stand beside ours."""
 
 import importlib.util
 import statistics
@@ -26,7 +26,7 @@ MODELS = {  # as HtFLlib's main.py has them for images of 32x32 pixels
 
 
 def absent() -> str | None:
-    """Returns what is missing here to run HtFLlib, or None."""
+    """Returns the first thing that is missing here to run HtFLlib, or None."""
     if not (CHECKOUT / "system" / "flcore").is_dir():
         return f"no checkout in {CHECKOUT}/"
     gone = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -71,6 +71,6 @@ def their_round(
     with tempfile.TemporaryDirectory() as folder:
         dataset, partition = federated_images(shape, 10, clients, samples, tested, alpha=0.1)
         htfllib.write_clients(Path(folder, "dataset", "clients"), dataset, partition)
-        found = htfllib.run(job, sys.executable, CHECKOUT, Path(folder))
-    times = {name: statistics.median(found[name]) for name in ("round", "evaluation")}
-    return setting | times | {"version": found["torch"]}
+        measured = htfllib.run(job, sys.executable, CHECKOUT, Path(folder))
+    times = {name: statistics.median(measured[name]) for name in ("round", "evaluation")}
+    return setting | times | {"version": measured["torch"]}

@@ -7,7 +7,7 @@ from benchmarks.slices import Item, Slice
 
 CACHE = str(Path.home() / ".cache" / "fedjax_ht" / "campaign")
 PROTOCOLS, HTFLLIB, PAGES = (
-    f"benchmarks.campaign_{name}" for name in ("protocols", "htfllib", "pages")
+    f"benchmarks.campaign_{name}" for name in ("protocols", "htfllib", "peer_pages")
 )
 
 # Rounds as others publish them: images, clients and local training.

@@ -1,5 +1,4 @@
-"""Measures the protocols by which other libraries publish their speed: rounds with their
-evaluation, and a whole run.
+"""Measures the protocols by which other libraries publish their speed: rounds, and a whole run.
 
 Images are random where a protocol's own are not needed: seconds do not depend on them.
 """
@@ -40,7 +39,7 @@ def federated_images(
     tested: int,
     alpha: float | None,
 ) -> tuple[Dataset, Partition]:
-    """Random images and who holds which.
+    """Makes random images and deals them to clients.
 
     Args:
       shape, classes: of the images.
@@ -57,13 +56,13 @@ def federated_images(
             "practical", dataset, clients, alpha=alpha, train_share=share
         )
     rows = np.arange(clients * each).reshape(clients, each)
-    return dataset, tuple(ClientIndices(own[:samples], NONE, own[samples:]) for own in rows)
+    return dataset, tuple(ClientIndices(row[:samples], NONE, row[samples:]) for row in rows)
 
 
 def modules_of(group: str, classes: int, shape: tuple[int, int, int]) -> PyTree:
     """Returns the architectures of a model group, or the model of one of the peers' protocols."""
     if group in PROTOCOLS:
-        return {group: split_model(PROTOCOLS[group])}
+        return {group: split_model(PROTOCOLS[group].network)}
     return model_group(group, classes, tuple(shape))
 
 
@@ -134,8 +133,7 @@ def protocol_round(
 
 
 def pfl_images(users: int, samples: int) -> tuple[Dataset, Partition]:
-    """CIFAR-10 for so many users, alike in distribution; where `data/` lacks it, random images of
-    its shape."""
+    """Deals CIFAR-10 to users at random; where `data/` lacks it, random images of its shape."""
     try:
         dataset = normalised(load_dataset("cifar10", "data"), "dataset")
     except FileNotFoundError:
@@ -165,7 +163,7 @@ def pfl_run(
         dataset, partition = federated_images((32, 32, 3), 10, users, protocol.samples, 10, None)
     else:
         dataset, partition = pfl_images(users, protocol.samples)
-    model = split_model(protocol, PFL_DROPOUT)
+    model = split_model(protocol.network, PFL_DROPOUT)
     federation = make_federation({"cnn": model}, dataset.input_shape, dataset.num_classes, users)
     data = make_federation_data(dataset, partition, federation)
     training = LocalTraining(
@@ -183,9 +181,9 @@ def pfl_run(
         simulation, rounds, eval_every=every, after_round=enough, score_every=rounds
     )
     whole, scores = time.perf_counter() - began, evaluated(history)
-    # The first round compiles; where there is no other, it is told.
+    # The first round compiles; where there is no other, its seconds are reported.
     seconds = [row["seconds_round"] for row in history if row["round"] > 0]
-    found = {
+    result = {
         "protocol": "pfl-research, CIFAR-10",
         "group": "pfl's CNN",
         "method": "fedavg",
@@ -199,5 +197,5 @@ def pfl_run(
         "peak": peak_memory(),
     }
     if state.round < rounds:
-        found["wrong"] = f"{state.round} of {rounds} rounds in {limit:.0f} s"
-    return found
+        result["wrong"] = f"{state.round} of {rounds} rounds in {limit:.0f} s"
+    return result

@@ -1,5 +1,4 @@
-"""What the campaign measures of rounds: a step of a model group by lanes, and whole rounds of
-methods."""
+"""The campaign's measurements of rounds: a group's step by lanes, and whole rounds of methods."""
 
 import contextlib
 import statistics
@@ -34,15 +33,11 @@ NONE = np.array([], np.int64)
 def random_images(
     count: int, shape: tuple[int, int, int] = SHAPE, classes: int = CLASSES
 ) -> Dataset:
-    """Images uint8 [count, *shape] with labels that say nothing of them."""
+    """Makes images uint8 [count, *shape] with labels that say nothing of them."""
     rng = np.random.default_rng(0)
-    images, labels = (
-        rng.integers(0, 256, (count, *shape), np.uint8),
-        rng.integers(0, classes, count),
-    )
-    return Dataset(
-        "random images", images, labels.astype(np.int32), tuple(map(str, range(classes)))
-    )
+    images = rng.integers(0, 256, (count, *shape), np.uint8)
+    labels = rng.integers(0, classes, count).astype(np.int32)
+    return Dataset("random images", images, labels, tuple(map(str, range(classes))))
 
 
 def federation_of(group: str, clients: int) -> Federation:
@@ -91,7 +86,7 @@ def timed_rounds(
 
 
 def apart(runs: dict, mesh: Mesh, donate: bool) -> Callable:
-    """As `compiling.buckets_on_mesh` makes one program a bucket, on any device."""
+    """Compiles a program a bucket on any device, as `compiling.buckets_on_mesh` does on CPU."""
     programs = {name: compiling.on_mesh(run, mesh, donate) for name, run in runs.items()}
 
     def one_by_one(states, schedules, servers, data, round):
@@ -105,8 +100,12 @@ def apart(runs: dict, mesh: Mesh, donate: bool) -> Callable:
 
 @contextlib.contextmanager
 def compiled(graphs: bool, together: bool):
-    """Simulations made within are compiled without CUDA graphs of loops, or a program a bucket,
-    where that is asked."""
+    """Compiles the simulations made within another way.
+
+    Args:
+      graphs: False compiles without CUDA graphs of loops.
+      together: False makes a program of every bucket.
+    """
     with contextlib.ExitStack() as stack:
         if not graphs:
             stack.enter_context(
@@ -126,8 +125,7 @@ def step_time(
     graphs: bool = True,
     together: bool = True,
 ) -> dict:
-    """Milliseconds of a step of `lanes` clients of every architecture of a group, in rounds of
-    local training.
+    """Measures a step of `lanes` clients of every architecture, in rounds of local training.
 
     Args:
       group: of models.
@@ -141,21 +139,23 @@ def step_time(
     dataset, modules = random_images(min(steps * BATCH, 10_000)), model_group(group, CLASSES, SHAPE)
     federation = federation_of(group, lanes * len(modules))
     # All clients train on the same images, which a device then holds once.
-    own = ClientIndices(np.arange(steps * BATCH) % len(dataset.labels), NONE, NONE)
-    data = make_federation_data(dataset, (own,) * federation.num_clients, federation)
+    indices = ClientIndices(np.arange(steps * BATCH) % len(dataset.labels), NONE, NONE)
+    data = make_federation_data(dataset, (indices,) * federation.num_clients, federation)
     training, options = recipe(), SimulationOptions(lanes=lanes, devices=1)
     products = jax.default_matmul_precision(precision or jax.config.jax_default_matmul_precision)
     with products, compiled(graphs, together):
         simulation = make_simulation(METHODS["local"](training), federation, data, options)
-        found = timed_rounds(simulation, rounds)
+        times = timed_rounds(simulation, rounds)
     setting = {"group": group, "lanes": lanes, "steps": steps, "precision": precision}
     setting |= {"graphs": graphs, "together": together}
-    return setting | {"ms": 1e3 * found["round"] / steps} | found
+    return setting | {"ms": 1e3 * times["round"] / steps} | times
 
 
 def kernel_time(graphs: bool, kernels: int = 20, iterations: int = 1000) -> dict:
-    """Microseconds of a small product in a loop, one waiting for the other; nothing that XLA could
-    fuse."""
+    """Measures microseconds of small products in a loop that depend on each other.
+
+    XLA can fuse none of them.
+    """
 
     def step(_, x):
         for _ in range(kernels):
@@ -178,7 +178,7 @@ def skewed(clients: int, samples: int) -> tuple[Dataset, tuple[ClientIndices, ..
     left to test on, which would be another program to compile."""
     dataset = random_images(clients * samples * 4 // 3)
     partition = make_partition("practical", dataset, clients, alpha=0.1)
-    return dataset, tuple(ClientIndices(own.train, NONE, NONE) for own in partition)
+    return dataset, tuple(ClientIndices(client.train, NONE, NONE) for client in partition)
 
 
 def simulation_of(
@@ -218,7 +218,7 @@ def whole_round(
     cache: str = "",
     together: bool = True,
 ) -> dict:
-    """A round of all clients of a method, one epoch each, with its server.
+    """Measures a round of all clients of a method, one epoch each, with its server.
 
     Args:
       method, trials, group: what to run.

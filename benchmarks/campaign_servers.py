@@ -1,4 +1,4 @@
-"""What the campaign measures of servers: FedKTL's alignment and images, DFRD's distillation.
+"""The campaign's measurements of servers: FedKTL's alignment and images, DFRD's distillation.
 
 Their benchmarks define flags of the same name: each is imported where it runs, in a process of its
 own.
@@ -15,28 +15,35 @@ def alignment(
     variant: str,
     classes: int = 100,
     clients: int = 20,
-    own: int = 45,
+    held: int = 45,
     bar: float | None = None,
     **options,
 ) -> dict:
-    """FedKTL's, with prototypes of so many own classes of each client; `bar` is what it may take on
-    a GPU, in s."""
+    """Measures FedKTL's alignment.
+
+    Args:
+      variant: of FedKTL.
+      classes, clients: of the federation.
+      held: classes that each client has prototypes of.
+      bar: seconds that it may take on a GPU.
+      **options: of `alignment_seconds`.
+    """
     from benchmarks.fedktl_server import alignment_seconds, uploads
 
-    sent = uploads(classes, clients, own)
+    sent = uploads(classes, clients, held)
     first, later = alignment_seconds(variant, sent, **options)
-    found = {
+    result = {
         "what": f"FedKTL's alignment, {variant}, {sent.valid.sum()} prototypes",
         "compile": first - later,
     }
-    found |= {"seconds": later, "bar": bar, "peak": peak_memory()}
+    result |= {"seconds": later, "bar": bar, "peak": peak_memory()}
     if bar is not None and later > bar and jax.default_backend() == "gpu":
-        found["wrong"] = f"{later:.2f} s, the bar is {bar} s"
-    return found
+        result["wrong"] = f"{later:.2f} s, the bar is {bar} s"
+    return result
 
 
 def images(shape: tuple[int, int, int], count: int = 100) -> dict:
-    """Of the shipped generator's architecture."""
+    """Measures making images by a generator of the shipped architecture."""
     from benchmarks.fedktl_server import image_seconds
 
     first, later = image_seconds(tuple(shape), count)
@@ -45,8 +52,14 @@ def images(shape: tuple[int, int, int], count: int = 100) -> dict:
 
 
 def distillation(clients: int = 10, repeats: int = 3, count: bool = False, **recipe) -> dict:
-    """A round of DFRD's server, with these of `Distillation`'s options: its FLOPs, where they are
-    to be counted, or seconds."""
+    """Measures a round of DFRD's server.
+
+    Args:
+      clients: of the 4-conv CNN, each a teacher.
+      repeats: timed calls.
+      count: count its FLOPs instead of its seconds.
+      **recipe: options of `Distillation`.
+    """
     from benchmarks import dfrd_server
 
     recipe = dataclasses.replace(dfrd_server.RECIPE, **recipe)
@@ -60,12 +73,11 @@ def distillation(clients: int = 10, repeats: int = 3, count: bool = False, **rec
 
 
 def teachers(clients: int = 10) -> dict:
-    """Of DFRD's server: all teachers about a batch, with and without a gradient by the images."""
+    """Measures all teachers of DFRD's server on a batch, without and with a gradient by images."""
     from benchmarks import dfrd_server
 
     federation = dfrd_server.clients_of(clients)
-    told, led = dfrd_server.teacher_seconds(federation, dfrd_server.team(federation))
-    return {
-        "what": f"{clients} teachers asked; {1e3 * led:.2f} ms with a gradient",
-        "seconds": told,
-    }
+    teachers = dfrd_server.team(federation)
+    forward, with_gradient = dfrd_server.teacher_seconds(federation, teachers)
+    what = f"{clients} teachers on a batch; {1e3 * with_gradient:.2f} ms with a gradient"
+    return {"what": what, "seconds": forward}

@@ -1,4 +1,4 @@
-"""What the campaign measures, in which order, and its small form."""
+"""The campaign's slices: their items in order, and a small form of each."""
 
 import json
 from pathlib import Path
@@ -30,12 +30,23 @@ SMALL_DISTILLATION = {
 
 
 def contract_items() -> list[Item]:
-    """Every recorded entry with lanes, then again without; those that train a generator, long to
-    compile, last."""
+    """Returns an item for every recorded entry with lanes, then again without.
+
+    Methods that train a generator, long to compile, come last.
+    """
     entries = list(json.loads(RECORDED.read_text())) if RECORDED.exists() else []
-    entries.sort(key=lambda entry: any(method in entry for method in ("dense", "dfrd", "fedftg")))
-    arguments = [{"entry": entry, "lanes": lanes} for lanes in (4, 1) for entry in entries]
-    return [Item(f"{a['entry']}, lanes {a['lanes']}", f"{CHECKS}:contract", a) for a in arguments]
+    entries.sort(key=trains_a_generator)
+    items = []
+    for lanes in (4, 1):
+        for entry in entries:
+            arguments = {"entry": entry, "lanes": lanes}
+            items.append(Item(f"{entry}, lanes {lanes}", f"{CHECKS}:contract", arguments))
+    return items
+
+
+def trains_a_generator(entry: str) -> bool:
+    """Returns whether an entry is of a distilling method."""
+    return any(method in entry for method in ("dense", "dfrd", "fedftg"))
 
 
 def step_item(group: str, lanes: int, steps: int | None = None, process: str = "", **other) -> Item:
@@ -45,7 +56,10 @@ def step_item(group: str, lanes: int, steps: int | None = None, process: str = "
 
 
 def step_items() -> list[Item]:
-    """More lanes hold more memory, and so may share a process with fewer before them."""
+    """Returns the items of slice 2.
+
+    More lanes hold more memory, and so may share a process with fewer before them.
+    """
     plain = {group: [step_item(group, lanes) for lanes in (3, 9)] for group in STEPS}
     small = [*plain.pop("cnn4"), *plain.pop("resnet18"), *plain.pop("cnn5")]
     otherwise = [
@@ -60,19 +74,18 @@ def step_items() -> list[Item]:
 
 def round_item(group: str, method: str, trials: int, **other) -> Item:
     arguments = {"group": group, "method": method, "trials": trials, **other}
-    apart = ", apart" * (not other.get("together", True))
-    return Item(
-        name := f"{group}, {method}, trials {trials}{apart}",
-        f"{ROUNDS}:whole_round",
-        arguments,
-        name,
-    )
+    name = f"{group}, {method}, trials {trials}"
+    if not other.get("together", True):
+        name += ", apart"
+    return Item(name=name, run=f"{ROUNDS}:whole_round", arguments=arguments, process=name)
 
 
 def round_items() -> list[Item]:
-    """Small models first: they show what a round takes besides, in less than a minute. Should the
-    program of all eight large ones take too long to compile, one a bucket is eight shorter ones,
-    each of which is kept."""
+    """Returns the items of slice 3, small models first.
+
+    They show what a round takes besides, in less than a minute. Should the program of all eight
+    large ones take too long to compile, one a bucket is eight shorter ones, each of which is kept.
+    """
     small = [round_item("cnn5", method, 1) for method in ("fedtgp", "fedktl")]
     large = [
         round_item("htfe8", method, trials, cache=CACHE)
@@ -116,11 +129,8 @@ def lane_items() -> list[Item]:
 
 def torch_item(group: str, how: str, lanes: int = 1, **other) -> Item:
     arguments = {"group": group, "how": how, "lanes": lanes, **other}
-    return Item(
-        ", ".join([group, how, *[f"lanes {lanes}"] * (how == "vmap")]),
-        f"{TORCH}:torch_step",
-        arguments,
-    )
+    name = f"{group}, {how}, lanes {lanes}" if how == "vmap" else f"{group}, {how}"
+    return Item(name, f"{TORCH}:torch_step", arguments)
 
 
 def torch_items() -> list[Item]:
@@ -187,7 +197,14 @@ SLICES = {
             Item(
                 "alignment",
                 f"{SERVERS}:alignment",
-                {"variant": "paper", "classes": 5, "clients": 3, "own": 2, "bar": 0.5, "epochs": 2},
+                {
+                    "variant": "paper",
+                    "classes": 5,
+                    "clients": 3,
+                    "held": 2,
+                    "bar": 0.5,
+                    "epochs": 2,
+                },
             ),
             Item("images", f"{SERVERS}:images", {"shape": [32, 32, 3], "count": 2}),
             Item(

@@ -1,5 +1,4 @@
-"""What the campaign measures of PyTorch: the training step of a model group, clients in turn,
-compiled, and vmapped."""
+"""The campaign's measurements of PyTorch: a group's step in turn, compiled, and vmapped."""
 
 import importlib.util
 import statistics
@@ -10,15 +9,16 @@ SHAPE, CLASSES, BATCH = (32, 32, 3), 10, 10
 
 
 def absent(group: str) -> str | None:
-    """What is missing here to build a group, or None."""
-    needed = ("torch", *["torchvision"] * (not group.startswith("cnn")))
-    gone = [name for name in needed if importlib.util.find_spec(name) is None]
-    return f"no {gone[0]}" if gone else None
+    """Returns the first package that is missing here to build a group, or None."""
+    needed = ["torch"] if group.startswith("cnn") else ["torch", "torchvision"]
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            return f"no {name}"
+    return None
 
 
 def torch_step(group: str, how: str, lanes: int = 1, steps: int = 50, rounds: int = 5) -> dict:
-    """Milliseconds of a step of one client, or with "vmap" of so many side by side, of every
-    architecture of a group.
+    """Measures a step of one client, or of several side by side, of every architecture of a group.
 
     Args:
       group: of models; of several architectures, one is trained after another.
@@ -46,21 +46,21 @@ def torch_step(group: str, how: str, lanes: int = 1, steps: int = 50, rounds: in
     for name, module in modules.items():
         models = [build(name, module, SHAPE, CLASSES).to(device) for _ in range(lanes)]
         train = vmapped(models) if how == "vmap" else in_turn(models[0], how)
-        times = [timed(train, *batches) for _ in range(rounds)]
-        median = statistics.median(times[1:])
-        first, seconds = first + times[0] - median, seconds + median
+        seconds_of_rounds = [timed(train, *batches) for _ in range(rounds)]
+        median = statistics.median(seconds_of_rounds[1:])
+        first, seconds = first + seconds_of_rounds[0] - median, seconds + median
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    found = {
+    result = {
         "ms": 1e3 * seconds / steps,
         "compile": first,
         "peak": peak,
         "version": torch.__version__,
     }
-    return setting | found
+    return setting | result
 
 
 def timed(train: Callable, x, y) -> float:
-    """Seconds of a round, to its end on the device."""
+    """Returns seconds of a round, to its end on the device."""
     import torch
 
     start = time.perf_counter()
@@ -71,19 +71,22 @@ def timed(train: Callable, x, y) -> float:
 
 
 def in_turn(model, how: str) -> Callable:
-    """(x, y) -> None, the plain loop of one client."""
+    """Returns (x, y) -> None, the plain loop of one client."""
     import torch
 
     from benchmarks.torch_loop import train_in_turn
 
-    if how == "eager":
-        return lambda x, y: train_in_turn([model], x, y)
-    run = torch.compile(model, mode="reduce-overhead" if how == "graphs" else None)
-    return lambda x, y: train_in_turn([run], x, y)
+    if how != "eager":
+        model = torch.compile(model, mode="reduce-overhead" if how == "graphs" else None)
+
+    def train(x, y):
+        train_in_turn([model], x, y)
+
+    return train
 
 
 def vmapped(models: list) -> Callable:
-    """(x, y) -> None: all models side by side on the same batches."""
+    """Returns (x, y) -> None, which trains all models side by side on the same batches."""
     import torch
     from torch.func import (
         functional_call,
@@ -94,7 +97,7 @@ def vmapped(models: list) -> Callable:
     )
 
     for model in models:
-        # running statistics cannot be written to under vmap
+        # Running statistics cannot be written to under vmap.
         replace_all_batch_norm_modules_(model)
     params, buffers = stack_module_state(models)
     params = {name: value.detach() for name, value in params.items()}
@@ -110,7 +113,7 @@ def vmapped(models: list) -> Callable:
     def train(x, y):
         nonlocal params
         for images, labels in zip(x, y):
-            found = gradients(params, buffers, images, labels)
-            params = {name: value - 0.01 * found[name] for name, value in params.items()}
+            by_param = gradients(params, buffers, images, labels)
+            params = {name: value - 0.01 * by_param[name] for name, value in params.items()}
 
     return train

@@ -1,5 +1,7 @@
-"""Times a client's training step on plain convolutional networks that papers and simulators of
-federated learning use and the zoo lacks: a plain PyTorch loop, and the real round of `local`.
+"""Times a client's training step on plain convolutional networks, beside a plain PyTorch loop.
+
+The networks are those that papers and simulators of federated learning use and the zoo lacks; ours
+is the real round of `local`.
 
     python -m benchmarks.convnets --cores=1 --out=benchmarks/results/convnets.md
 
@@ -8,37 +10,17 @@ columns are empty.
 """
 
 import json
-from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import numpy as np
 from absl import app, flags
 
 from benchmarks import beside_torch
 from benchmarks.beside_torch import BATCH, CLIENTS, CORES, HOW, STEPS
+from benchmarks.peers.network import split_model
+from benchmarks.peers.protocols import BLAZEFL_CNN, PFL_CNN, Network
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.models.layers import Conv, Linear
-from fedjax_ht.models.split import SplitModel
-from fedjax_ht.ops import max_pool
 from fedjax_ht.runner.cli import parse_flags
-
-
-class Network(NamedTuple):
-    """A network.
-
-    Attributes:
-      image: (H, W, C) of its input.
-      classes: of its head.
-      convs: (channels, kernel size, padding, whether a pooling by 2 follows), each with a ReLU.
-      widths: of the hidden linear layers, each with a ReLU.
-    """
-
-    image: tuple[int, int, int]
-    classes: int
-    convs: tuple[tuple[int, int, int, bool], ...]
-    widths: tuple[int, ...]
-
 
 _VGG = (
     (64, True),
@@ -51,13 +33,11 @@ _VGG = (
     (512, True),
 )
 NETWORKS = {
-    "pfl, CIFAR-10": Network((32, 32, 3), 10, ((32, 3, 0, False), (64, 3, 0, True)), (128,)),
-    "pfl and FedJAX, EMNIST": Network(
-        (28, 28, 1), 62, ((32, 3, 0, False), (64, 3, 0, True)), (128,)
-    ),
+    "pfl, CIFAR-10": PFL_CNN,
+    "pfl and FedJAX, EMNIST": PFL_CNN._replace(image=(28, 28, 1), classes=62),
     "FedAvg's, EMNIST": Network((28, 28, 1), 62, ((32, 5, 2, True), (64, 5, 2, True)), (512,)),
     "LeNet-5, MNIST": Network((28, 28, 1), 10, ((6, 5, 2, True), (16, 5, 0, True)), (120, 84)),
-    "BlazeFL, CIFAR-10": Network((32, 32, 3), 10, ((6, 5, 0, True), (16, 5, 0, True)), (120, 84)),
+    "BlazeFL, CIFAR-10": BLAZEFL_CNN,
     "VGG-11, CIFAR-10": Network(
         (32, 32, 3), 10, tuple((c, 3, 1, pooled) for c, pooled in _VGG), ()
     ),
@@ -69,46 +49,11 @@ _NETWORKS = flags.DEFINE_list(
 )
 
 
-class Features(nn.Module):
-    """A network up to its head."""
-
-    network: Network
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        for i, (channels, size, padding, pooled) in enumerate(self.network.convs):
-            x = Conv(channels, size, padding=padding, name=f"conv{i}")(x)
-            x = nn.relu(max_pool(x, 2, 2) if pooled else x)
-        x = x.reshape(x.shape[0], -1)
-        for i, width in enumerate(self.network.widths):
-            x = nn.relu(Linear(width, name=f"fc{i}")(x))
-        return x
-
-
-def torch_network(network: Network):
-    """The same in plain PyTorch, for images [B, C, H, W]."""
-    from torch import nn
-
-    (size, _, channels), layers = network.image, []
-    for out, kernel, padding, pooled in network.convs:
-        layers += [nn.Conv2d(channels, out, kernel, padding=padding), nn.ReLU()] + [
-            nn.MaxPool2d(2)
-        ] * pooled
-        channels, size = out, (size + 2 * padding - kernel + 1) // (2 if pooled else 1)
-    layers.append(nn.Flatten())
-    before = channels * size * size
-    for width in network.widths:
-        layers += [nn.Linear(before, width), nn.ReLU()]
-        before = width
-    return nn.Sequential(*layers, nn.Linear(before, network.classes))
-
-
 def samples(network: Network, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images uint8 [count, H, W, C] and labels."""
+    """Returns random images uint8 [count, H, W, C], and labels."""
     rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (count, *network.image), np.uint8), rng.integers(
-        0, network.classes, count
-    )
+    images = rng.integers(0, 256, (count, *network.image), np.uint8)
+    return images, rng.integers(0, network.classes, count)
 
 
 def measure_here(network: Network, cores: int) -> dict:
@@ -117,7 +62,9 @@ def measure_here(network: Network, cores: int) -> dict:
     if HOW.value == "ours":
         images, labels = samples(network, CLIENTS * STEPS.value * BATCH)
         dataset = Dataset("random images", images, labels, tuple(map(str, range(network.classes))))
-        return beside_torch.ours(SplitModel(Features(network), Linear(network.classes)), dataset)
+        return beside_torch.ours(split_model(network), dataset)
+    from benchmarks.peers.torch_network import torch_network
+
     images, labels = samples(network, STEPS.value * BATCH)
     images = np.ascontiguousarray(images.transpose(0, 3, 1, 2), np.float32) / 127.5 - 1
     return beside_torch.theirs(lambda: torch_network(network), images, labels, cores)

@@ -1,12 +1,11 @@
-"""Trains F once as FedKTL's authors do, their server's code as it is; of
-`benchmarks.beside_fedktl`, which starts it.
+"""Trains F once by the server code of FedKTL's authors; `benchmarks.beside_fedktl` starts it.
 
     python fedktl_align.py SERVER INPUTS OUTPUTS
 
-SERVER is the file serverktl_stylegan_xl.py of a checkout; INPUTS an .npz with F before its
-training, the uploads, and what is drawn: the orders of the epochs, and valid latents one step
-behind another. OUTPUTS gets F and the class means as they are afterwards. It runs under any Python
-with torch: what else the file imports is not there, and not called.
+SERVER is the file serverktl_stylegan_xl.py of a checkout, which runs as it is; INPUTS an .npz with
+F before its training, the uploads, and what is drawn: the orders of the epochs, and valid latents
+one step behind another. OUTPUTS gets F and the class means as they are afterwards. It runs under
+any Python with torch: what else the file imports is not there, and not called.
 """
 
 import importlib.util
@@ -19,7 +18,7 @@ import torch
 
 
 def server_module(path: str) -> types.ModuleType:
-    """The authors' file, with nothing behind the names that it imports but torch and NumPy."""
+    """Imports the authors' file, with nothing behind its imports but torch and NumPy."""
     absent = (
         "flcore", "flcore.clients", "flcore.clients.clientktl", "flcore.clients.clientbase",
         "flcore.servers",
@@ -53,31 +52,32 @@ class Loader:
 
 
 def main(path: str, inputs: str, outputs: str) -> None:
-    given = dict(np.load(inputs))
-    for name, array in given.items():
+    """Trains F with the problem in `inputs`, and writes `outputs`."""
+    problem = dict(np.load(inputs))
+    for name, array in problem.items():
         if array.dtype == np.float32:
-            given[name] = array.astype(np.float64)
+            problem[name] = array.astype(np.float64)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     module = server_module(path)
-    (width, latent_dim), classes = (given["w2"].shape, len(given["centroids"]))
+    (width, latent_dim), classes = (problem["w2"].shape, len(problem["centroids"]))
     transformer, table = (
         module.Feature_Transformer(width, latent_dim),
         torch.nn.Embedding(classes, latent_dim),
     )
     first, norm, _, last = transformer.mlp
     values = {
-        first.weight: given["w1"].T, first.bias: given["b1"], norm.weight: given["scale"],
-        norm.bias: given["bias"],
-        norm.running_mean: given["running_mean"], norm.running_var: given["running_var"],
-        last.weight: given["w2"].T, last.bias: given["b2"], table.weight: given["centroids"],
+        first.weight: problem["w1"].T, first.bias: problem["b1"], norm.weight: problem["scale"],
+        norm.bias: problem["bias"],
+        norm.running_mean: problem["running_mean"], norm.running_var: problem["running_var"],
+        last.weight: problem["w2"].T, last.bias: problem["b2"], table.weight: problem["centroids"],
     }  # fmt: skip
     with torch.no_grad():
         for tensor, array in values.items():
             tensor.copy_(torch.from_numpy(array.copy()))
     uploads = [
         (torch.from_numpy(p), torch.tensor(int(c)))
-        for p, c in zip(given["prototypes"], given["labels"])
+        for p, c in zip(problem["prototypes"], problem["labels"])
     ]
     items = {
         "uploaded_protos": uploads,
@@ -89,9 +89,9 @@ def main(path: str, inputs: str, outputs: str) -> None:
     module.save_item = lambda item, role, name, folder: items.update({name: item})
     everyone = np.arange(len(uploads))
     # set_Centroids, the epochs, set_Centroids
-    Loader.orders = [everyone, *given["orders"], everyone]
+    Loader.orders = [everyone, *problem["orders"], everyone]
     module.DataLoader = Loader
-    latents = iter(given["latents"])
+    latents = iter(problem["latents"])
 
     def take(n):
         return np.stack([next(latents) for _ in range(n)])
@@ -102,8 +102,11 @@ def main(path: str, inputs: str, outputs: str) -> None:
 
     server = object.__new__(module.FedKTL)
     server.role, server.save_folder_name, server.device = "Server", "", "cpu"
-    server.server_batch_size, server.server_epochs = int(given["batch_size"]), len(given["orders"])
-    server.server_learning_rate, server.lamda = float(given["rate"]), float(given["weight"])
+    server.server_batch_size, server.server_epochs = (
+        int(problem["batch_size"]),
+        len(problem["orders"]),
+    )
+    server.server_learning_rate, server.lamda = float(problem["rate"]), float(problem["weight"])
     server.MSEloss = torch.nn.MSELoss()
     server.classes_ids_tensor = torch.arange(classes)
     server.align()

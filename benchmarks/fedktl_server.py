@@ -1,10 +1,9 @@
-"""FedKTL's server: one round's alignment at CIFAR-100 shape, and images of all classes by the
-embedded generator.
+"""Times FedKTL's server: a round's alignment, and images of all classes by the embedded generator.
 
-python -m benchmarks.fedktl_server [--out=benchmarks/results/NAME.md]
+    python -m benchmarks.fedktl_server [--out=benchmarks/results/NAME.md]
 
-100 classes, 20 clients with 45 classes each (900 prototypes of 100 dimensions), E_S = B_S = 100, H
-= 512. Random weights of the shipped architecture: time does not depend on them.
+CIFAR-100's shape: 100 classes, 20 clients with 45 classes each (900 prototypes of 100 dimensions),
+E_S = B_S = 100, H = 512. Random weights of the shipped architecture: time does not depend on them.
 """
 
 import time
@@ -29,17 +28,19 @@ _REPEATS = flags.DEFINE_integer("repeats", 3, "Timed calls of each.")
 
 
 def uploads(classes: int = CLASSES, clients: int = CLIENTS, own_classes: int = OWN) -> Uploads:
-    """Every client's own classes, at random, as the server lays them out: [clients * classes]
-    rows."""
+    """Returns random uploads as the server lays them out: [clients * classes] rows.
+
+    Every client holds `own_classes` classes at random.
+    """
     rng = np.random.default_rng(0)
-    own = np.stack([rng.permutation(classes) < own_classes for _ in range(clients)])
-    labels = np.broadcast_to(np.arange(classes), own.shape).reshape(-1)
-    prototypes = rng.standard_normal((own.size, classes)).astype(np.float32)
-    return Uploads(jnp.array(prototypes), jnp.array(labels, jnp.int32), jnp.array(own.reshape(-1)))
+    held = np.stack([rng.permutation(classes) < own_classes for _ in range(clients)])
+    labels = np.broadcast_to(np.arange(classes), held.shape).reshape(-1)
+    prototypes = rng.standard_normal((held.size, classes)).astype(np.float32)
+    return Uploads(jnp.array(prototypes), jnp.array(labels, jnp.int32), jnp.array(held.reshape(-1)))
 
 
 def timed(run: Callable, *args, repeats: int = 3) -> tuple[float, float]:
-    """Seconds of the first call, and the median of later ones."""
+    """Returns seconds of the first call, and the median of later ones."""
     seconds = []
     for _ in range(1 + repeats):
         start = time.perf_counter()
@@ -49,7 +50,7 @@ def timed(run: Callable, *args, repeats: int = 3) -> tuple[float, float]:
 
 
 def as_a_server(run: Callable) -> Callable:
-    """Compiled as a simulation compiles its server."""
+    """Compiles a function as a simulation compiles its server."""
     return jax.jit(run, compiler_options=compiler_options(jax.default_backend()))
 
 
@@ -65,7 +66,10 @@ def untrained() -> Generator:
 def alignment_seconds(
     variant: str, sent: Uploads, repeats: int = 3, **options
 ) -> tuple[float, float]:
-    """Of a round's alignment, with these of `Alignment`'s options: first call, and later ones."""
+    """Returns seconds of a round's alignment: of the first call, and of later ones.
+
+    `options` are of `Alignment`.
+    """
     key, generator, transformer = jax.random.key(0), untrained(), FeatureTransformer(LATENT)
     first = transformer.init(key, sent.prototypes, sent.valid)["params"]
     centroids = jnp.zeros((sent.prototypes.shape[1], LATENT))
@@ -91,7 +95,7 @@ def alignment_seconds(
 def image_seconds(
     shape: tuple[int, int, int], count: int = CLASSES, repeats: int = 3
 ) -> tuple[float, float]:
-    """Of so many images in a shape: first call, and later ones."""
+    """Returns seconds of making `count` images in a shape: of the first call, and of later ones."""
     generator = untrained()
     images = as_a_server(lambda weights, w: synthesise(generator, weights, w, shape, True))
     w = generator.sample_w(generator.variables, jax.random.key(0), count)

@@ -13,8 +13,13 @@ from fedjax_ht.data.dataset import Dataset, Partition
 
 
 class Pair(NamedTuple):
-    """One method in both: ours with what of HtFLlib's defaults or scripts is a choice, and whether
-    gradients are clipped; HtFLlib's module, class and arguments."""
+    """A method in both libraries.
+
+    Attributes:
+      ours: options of ours that are choices in HtFLlib's defaults or scripts.
+      clipped: HtFLlib clips gradients.
+      module, server, arguments: HtFLlib's module, its class, and arguments of its main.py.
+    """
 
     ours: dict
     clipped: bool
@@ -66,7 +71,7 @@ def job(
     device: str = "cpu",
     clock: str = "processor",
 ) -> dict:
-    """Returns what `htfllib_rounds.py` is told of a method.
+    """Returns the job of `htfllib_rounds.py` for a method.
 
     Args:
       name: of `PAIRS`.

@@ -48,7 +48,7 @@ class Grey(nn.Module):
 
 
 def wall_clock() -> float:
-    """Seconds, once a GPU has done what it was told."""
+    """Returns seconds, once a GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -58,8 +58,7 @@ CLOCKS = {"processor": time.process_time, "wall": wall_clock}
 
 
 def end_with_parent() -> None:
-    """Ends this process soon after the one that started it, which a clock may end in the middle of
-    anything."""
+    """Ends this process soon after its parent, which a clock may end at any time."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -71,8 +70,10 @@ def end_with_parent() -> None:
 
 
 def rounds(module: str, server: str, rounds: int, clock: str, arguments: dict) -> dict:
-    """Runs them, from one evaluation to the next; see the module's text. HtFLlib runs a round more
-    than it is told."""
+    """Runs rounds and times each from one evaluation to the next; see the module's text.
+
+    HtFLlib runs a round more than its argument says.
+    """
     models = importlib.import_module("flcore.trainmodel.models")
     models.Grey = Grey  # a model is a text that HtFLlib evaluates there
     marks, evaluations, now = [], [], CLOCKS[clock]
@@ -102,13 +103,13 @@ def main(system: str, job: str) -> None:
     os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"
     sys.path.insert(0, system)
     end_with_parent()
-    told = json.loads(job)
-    if told["clock"] == "processor":
+    arguments_of_rounds = json.loads(job)
+    if arguments_of_rounds["clock"] == "processor":
         torch.set_num_threads(1)
     torch.manual_seed(0)
     with contextlib.redirect_stdout(sys.stderr):
-        found = rounds(**told)
-    print(json.dumps(found))
+        result = rounds(**arguments_of_rounds)
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""What grows with the number of clients: seconds of a round, an evaluation, a checkpoint; memory;
-bytes on disk.
+r"""Measures costs by number of clients: seconds of a round, memory, bytes on disk.
 
-    python -m benchmarks.many_clients                                    random images of
-    Fashion-MNIST's shape python -m benchmarks.many_clients --data=fashion_mnist --data_dir=data
-    --out=benchmarks/results/NAME.md
+    python -m benchmarks.many_clients                       random images of Fashion-MNIST's shape
+    python -m benchmarks.many_clients --data=fashion_mnist --data_dir=data \
+        --out=benchmarks/results/NAME.md
 
-FedProto with CNN-1..5, states in host memory. Each number of clients has a process of its own, the
-same 70,000 images, 5 of them to train and 2 to test on a client, and 50 participants a round, so
-that only the clients at rest are more. With --out the curves are drawn beside it, as .png.
+Seconds are also those of an evaluation and a checkpoint. FedProto with CNN-1..5, states in host
+memory. Each number of clients has a process of its own, the same 70,000 images, 5 of them to train
+and 2 to test on a client, and 50 participants a round, so that only the clients at rest are more.
+With --out the curves are drawn beside it, as .png.
 """
 
 import json
@@ -59,7 +59,7 @@ MB = 1e6
 
 
 def images() -> Dataset:
-    """The same for every number of clients."""
+    """Returns the images, the same for every number of clients."""
     if _DATA.value != "synthetic":
         return load_dataset(_DATA.value, _DATA_DIR.value)
     rng = np.random.default_rng(0)
@@ -71,8 +71,10 @@ def images() -> Dataset:
 
 
 def measure(num_clients: int) -> dict[str, float]:
-    """Figures of one number of clients; seconds are medians, without a process's first call, which
-    compiles."""
+    """Returns the figures of one number of clients.
+
+    Seconds are medians, without a process's first call, which compiles.
+    """
     started = time.perf_counter()
     dataset = images()
     order = np.random.default_rng(1).permutation(len(dataset.labels))[
@@ -90,9 +92,7 @@ def measure(num_clients: int) -> dict[str, float]:
     state = simulation.init()
     sample = np.linspace(0, num_clients - 1, SAMPLE).astype(np.int64)
     figures = {"clients": num_clients, "start": time.perf_counter() - started}
-    figures["store"] = (
-        sum(x.nbytes for bucket in state.clients.values() for x in jax.tree.leaves(bucket)) / MB
-    )
+    figures["store"] = sum(x.nbytes for x in jax.tree.leaves(state.clients)) / MB
     times: dict[str, list[float]] = {"round": [], "evaluation": [], "checkpoint": []}
     written = []
 
@@ -129,12 +129,12 @@ def measure(num_clients: int) -> dict[str, float]:
 
 
 def files(folder: Path | str) -> dict[Path, int]:
-    """Bytes of every file below a folder."""
+    """Returns the bytes of every file below a folder."""
     return {path: path.stat().st_size for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def in_a_process(num_clients: int) -> dict[str, float]:
-    """`measure` in a process of its own, since a process's peak memory never falls."""
+    """Runs `measure` in a process of its own, since a process's peak memory never falls."""
     command = [sys.executable, "-m", "benchmarks.many_clients", f"--measure={num_clients}"]
     command += [f"--{flag.name}={flag.value}" for flag in (_DATA, _DATA_DIR, _CHECKPOINTS)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -156,7 +156,7 @@ COLUMNS = {  # column -> (figure, format)
 
 
 def report(measured: list[dict[str, float]]) -> str:
-    """The measurements as Markdown."""
+    """Returns the measurements as Markdown."""
     lines = [
         f"FedProto, CNN-1..5, host store, {_DATA.value} images, {TRAIN} to train and {TEST} to "
         "test on a client; "
@@ -175,7 +175,7 @@ def report(measured: list[dict[str, float]]) -> str:
 
 
 def curves(measured: list[dict[str, float]]) -> plt.Figure:
-    """Seconds, and memory, against the number of clients."""
+    """Draws seconds, and memory, against the number of clients."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
     clients = [figures["clients"] for figures in measured]
     for name in ("round", "evaluation", "checkpoint"):

@@ -1,5 +1,5 @@
-"""What every benchmark shares: what it says of its machine, tables, where its text goes, processes
-of their own."""
+"""Functions that benchmarks share: a line on the machine, tables, files of reports, and
+measurements in processes of their own."""
 
 import json
 import os
@@ -15,12 +15,13 @@ from absl import flags
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.machine import processor
+from fedjax_ht.report.table import Table
 
 _OUT = flags.DEFINE_string("out", None, "Also write the report to this file.", allow_override=True)
 
 
 def machine() -> str:
-    """One line: processor, cores, versions, date."""
+    """Returns one line: processor, cores, versions, date."""
     return (
         f"{processor()}, {len(os.sched_getaffinity(0))} cores, "
         f"jax on {jax.devices()[0].device_kind}; jax {jax.__version__}, Python "
@@ -30,13 +31,13 @@ def machine() -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Markdown; every row as long as the head."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+    """Returns a table in Markdown; every row is as long as the head."""
+    return Table(head, list(rows)).markdown()
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A cell: "-" for what was not measured, three significant digits or more."""
+    """Formats a cell: "-" for None, which was not measured, else three significant digits or
+    more."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}f}"
@@ -51,27 +52,25 @@ def publish(text: str) -> None:
 
 
 def peak_memory() -> int:
-    """Bytes: the most that jax's first device ever held where it tells, else the process."""
+    """Returns the most bytes that jax's first device ever held, or, where the device does not tell,
+    the process."""
     held = jax.devices()[0].memory_stats() or {}
     return held.get("peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def in_a_process(module: str, arguments: Sequence[str], devices: int = 1) -> dict:
-    """Runs `python -m module arguments`, with so many devices where jax runs on CPU; returns the
-    JSON printed last.
+    """Runs `python -m module arguments` and returns the JSON that it prints last.
 
-    A process's peak memory never falls, and its number of CPU devices is fixed: each measurement
-    has its own.
+    A process's peak memory never falls, and its number of CPU devices is fixed, so that each
+    measurement needs a process.
+
+    Args:
+      module, arguments: of the command.
+      devices: how many devices jax has where it runs on CPU.
     """
-    xla_flags = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
-    )
+    xla_flags = os.environ.get("XLA_FLAGS", "")
+    xla_flags += f" --xla_force_host_platform_device_count={devices}"
     command = [sys.executable, "-m", module, *arguments]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        env=os.environ | {"XLA_FLAGS": xla_flags},
-    )
+    environment = os.environ | {"XLA_FLAGS": xla_flags}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     return json.loads(done.stdout.splitlines()[-1])

@@ -1,12 +1,12 @@
-"""What a round costs: ms per client step, and seconds split into training, upload, server,
-evaluation, compilation.
+"""Times a round: ms per client step, and seconds split into its parts and compilation.
 
-    python -m benchmarks.round                                   synthetic images of MNIST's shape
-    and split python -m benchmarks.round --data=client_folders:PATH        real client folders
-    (PFLlib, HtFLlib) python -m benchmarks.round --shape=32,32,3 --out=benchmarks/results/NAME.md
+    python -m benchmarks.round                                synthetic images of MNIST's shape
+                                                              and split
+    python -m benchmarks.round --data=client_folders:PATH     real client folders (PFLlib, HtFLlib)
+    python -m benchmarks.round --shape=32,32,3 --out=benchmarks/results/NAME.md
 
-Where torch is installed, a plain PyTorch loop of the same training steps is timed in the same
-process, before and after ours.
+The parts are training, upload, server and evaluation. Where torch is installed, a plain PyTorch
+loop of the same training steps is timed in the same process, before and after ours.
 """
 
 import importlib.util
@@ -47,7 +47,7 @@ MNIST_TRAIN = (
 
 
 def synthetic(shape: tuple[int, int, int]) -> Dataset:
-    """Random images with the sizes of PFLlib's MNIST split; two classes a client."""
+    """Makes random images with the sizes of PFLlib's MNIST split; two classes a client."""
     rng, clients, start = np.random.default_rng(0), [], 0
     for size in MNIST_TRAIN:
         total = size + size // 3
@@ -67,8 +67,11 @@ def synthetic(shape: tuple[int, int, int]) -> Dataset:
 
 
 def seconds_of_rounds(method: Method, federation: Federation, data: FederationData, rounds: int):
-    """Seconds of the first round, the median of the later ones, of evaluation likewise, and
-    accuracies per round."""
+    """Returns seconds of the first round and of later ones, of evaluations, and accuracies.
+
+    (first round, median of the later ones, first evaluation, median of the later ones, accuracies
+    after each round).
+    """
     simulation = make_simulation(
         method, federation, data, SimulationOptions(lanes=_LANES.value or "auto", shared_init=True)
     )
@@ -91,12 +94,12 @@ def seconds_of_rounds(method: Method, federation: Federation, data: FederationDa
 
 
 def without_server(method: Method) -> Method:
-    """The same client work; the server does nothing."""
+    """Returns a method with the same client work whose server does nothing."""
     return method._replace(server_update=lambda federation, server, received, ctx: (server, {}))
 
 
 def without_upload(method: Method) -> Method:
-    """Training alone: what only the uplink needs is removed by the compiler."""
+    """Returns a method that trains alone: the compiler removes what only the uplink needs."""
 
     def client_update(bucket, client, downlink, data, ctx):
         client, _, metrics = method.client_update(bucket, client, downlink, data, ctx)
@@ -106,7 +109,7 @@ def without_upload(method: Method) -> Method:
 
 
 def report(dataset: Dataset) -> str:
-    """The measurements as Markdown."""
+    """Returns the measurements as Markdown."""
     training = LocalTraining(optax.sgd(0.01), batch_size=10)
     method = fedtgp(training, variant="released")
     shape = dataset.input_shape
@@ -161,7 +164,7 @@ def report(dataset: Dataset) -> str:
 
 
 def torch_seconds(shape: tuple[int, int, int]) -> float | None:
-    """Seconds of PyTorch's step, None without torch."""
+    """Returns seconds of PyTorch's step, None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
     from benchmarks.torch_loop import seconds_per_step

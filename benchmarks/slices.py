@@ -1,5 +1,4 @@
-"""Measurements in slices: lists of items whose results outlive a call, a crash, an item that fails,
-and a clock.
+"""Measurements in slices: lists of items whose results outlive crashes, failures and a clock.
 
 A slice's results are one JSON file, written anew after every item. A process of its own works the
 items off; who started it goes on with the next item where that process dies, and whoever starts the
@@ -40,13 +39,16 @@ class Item(NamedTuple):
 
 
 class Slice(NamedTuple):
-    """Attributes:
-    title, text: what is measured.
-    items: by value, so that those are left which are missed least.
-    rehearsal: the same in a small form.
-    page: "module:function", or a function, of ({name: result}) -> Markdown, of items that have one.
-    precision: of float32 products.
-    environment: variables of its processes.
+    """A list of items that one call works off.
+
+    Attributes:
+      title, text: of the page, what is measured.
+      items: by value, so that those are left which are missed least.
+      rehearsal: the same in a small form.
+      page: "module:function", or a function, of ({name: result}) -> Markdown, of items that have
+        one.
+      precision: of float32 products.
+      environment: variables of its processes.
     """
 
     title: str
@@ -59,7 +61,7 @@ class Slice(NamedTuple):
 
 
 def resolve(function: str | Callable) -> Callable:
-    """What "module:function" names."""
+    """Returns the function that "module:function" names."""
     if callable(function):
         return function
     module, _, name = function.partition(":")
@@ -67,7 +69,7 @@ def resolve(function: str | Callable) -> Callable:
 
 
 def read(path: Path) -> dict:
-    """A slice's results so far."""
+    """Returns a slice's results so far."""
     return json.loads(path.read_text()) if path.exists() else {"machines": [], "items": {}}
 
 
@@ -78,7 +80,7 @@ def write(path: Path, log: dict) -> None:
 
 
 def plain(value: Any) -> Any:
-    """JSON values: numbers that are not finite become None, NumPy's become Python's."""
+    """Returns JSON values: numbers that are not finite become None, NumPy's become Python's."""
     if isinstance(value, dict):
         return {str(key): plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -92,20 +94,21 @@ def missing(log: dict, items: Iterable[Item]) -> list[Item]:
 
 
 def failures(log: dict) -> dict[str, str]:
-    """Item -> why: it raised, or a check failed."""
-    told = {
-        name: entry.get("error") or entry.get("result", {}).get("wrong")
-        for name, entry in log["items"].items()
-    }
-    return {name: why for name, why in told.items() if why}
+    """Returns failed item -> reason: it raised, or a check failed."""
+    reasons = {}
+    for name, entry in log["items"].items():
+        reason = entry.get("error") or entry.get("result", {}).get("wrong")
+        if reason:
+            reasons[name] = reason
+    return reasons
 
 
 def outcome(item: Item) -> dict:
-    """The entry of an item that runs now."""
+    """Runs an item and returns its entry."""
     start = time.perf_counter()
     try:
         entry = {"result": resolve(item.run)(**item.arguments)}
-        json.dumps(plain(entry))  # what is no JSON is this item's mistake
+        json.dumps(plain(entry))  # a result that is no JSON is this item's mistake
     except Exception as error:
         traceback.print_exc()
         entry = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]}
@@ -117,10 +120,17 @@ def work(
     items: Sequence[Item],
     machine: dict,
     deadline: float,
-    tell: Callable[[str], None] = print,
+    print_line: Callable[[str], None] = print,
 ) -> None:
-    """Runs, in this process, the missing items that share it; none begins after the deadline (of
-    `time.time`)."""
+    """Runs, in this process, the missing items that share it.
+
+    Args:
+      path: of the results, written after every item.
+      items: all of the slice.
+      machine: what results depend on besides the code.
+      deadline: of `time.time`; no item begins after it.
+      print_line: prints a line for each item.
+    """
     log = read(path)
     todo = missing(log, items)
     if machine not in log["machines"]:
@@ -131,14 +141,14 @@ def work(
             break
         log["begun"] = {"item": item.name, "at": begun}
         write(path, log)
-        # By a thread of its own, which compiling does not hold up.
+        # A watchdog in a thread of its own, which compiling does not hold up.
         faulthandler.dump_traceback_later(deadline + GRACE - begun, exit=True)
         entry = outcome(item)
         faulthandler.cancel_dump_traceback_later()
         log["items"][item.name] = {"machine": log["machines"].index(machine)} | entry
         del log["begun"]
         write(path, log)
-        tell(
+        print_line(
             f"{item.name}: {entry['seconds']:.1f} s  "
             f"{entry.get('error') or json.dumps(plain(entry['result']))[:300]}"
         )
@@ -147,8 +157,7 @@ def work(
 def supervise(
     path: Path, items: Sequence[Item], start: Callable[[float], int], budget: float
 ) -> str | None:
-    """Has all items run that are missing, within a budget of seconds; an entry is what is left of
-    each.
+    """Has all missing items run within a budget of seconds; each leaves an entry.
 
     Args:
       path: of the results.
@@ -157,7 +166,7 @@ def supervise(
       budget: after which no item begins.
 
     Returns:
-      None, or why items are missing although there is time.
+      None, or the reason why items are missing although there is time.
     """
     began = time.time()
     log = read(path)
@@ -179,13 +188,15 @@ def supervise(
 
 
 def settle(log: dict, begun: dict, code: int, began: float, budget: float) -> None:
-    """The entry of an item in whose middle its process ended: none, so that it stays missing, if it
-    began late and the clock stopped it."""
-    given = began + budget + GRACE - begun["at"]
+    """Writes the entry of an item in whose middle its process ended.
+
+    None if it began late and the clock stopped it, so that it stays missing.
+    """
+    allowed = began + budget + GRACE - begun["at"]
     spent = time.time() - begun["at"]
-    if spent < given - 1:
+    if spent < allowed - 1:
         why = f"its process ended with code {code}"
-    elif given > budget / 2:
+    elif allowed > budget / 2:
         why = f"stopped after {spent:.0f} s"
     else:
         return
@@ -197,7 +208,7 @@ def settle(log: dict, begun: dict, code: int, began: float, budget: float) -> No
 
 
 def section(number: int, part: Slice, log: dict | None) -> str:
-    """A slice's part of the report."""
+    """Returns a slice's part of the report."""
     lines = [f"## {number}. {part.title}", "", part.text, ""]
     if log is None:
         return "\n".join([*lines, "Not run."])
@@ -216,7 +227,7 @@ def section(number: int, part: Slice, log: dict | None) -> str:
 
 
 def report(folder: Path, slices: dict[int, Slice], title: str) -> str:
-    """All slices' results as one page; those without a file are named."""
+    """Returns all slices' results as one page; those without a file are named."""
     parts = []
     for number, part in slices.items():
         path = file_of(folder, number)

@@ -1,12 +1,11 @@
-"""What a client's training step costs on texts, model by model: a plain PyTorch loop, and the real
-round of `local`.
+"""Times a client's training step on texts, model by model, beside a plain PyTorch loop.
 
     python -m benchmarks.text --out=benchmarks/results/text.md
     python -m benchmarks.text --models=lstm --widths=32,128 --cores=1
 
-Each measurement has a process of its own, PyTorch's before and after ours; without torch its
-columns are empty. Both have as many cores: PyTorch so many threads, ours a device a core, where
-there are several.
+Ours is the real round of `local`. Each measurement has a process of its own, PyTorch's before and
+after ours; without torch its columns are empty. Both have as many cores: PyTorch so many threads,
+ours a device a core, where there are several.
 """
 
 import json
@@ -32,7 +31,7 @@ _TEXTS = flags.DEFINE_list("texts", list(TEXTS), "How long they are.")
 
 
 def samples(kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids int32 [count, LENGTH] and labels."""
+    """Returns random token ids int32 [count, LENGTH], and labels."""
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, VOCABULARY, (count, LENGTH)).astype(np.int32)
     if kind == "short":
@@ -41,7 +40,7 @@ def samples(kind: str, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def measure_here(name: str, width: int, kind: str, cores: int) -> dict:
-    """What a child process measures, on so many cores."""
+    """Returns the figures of a child process on so many cores."""
     beside_torch.pinned(cores)
     if HOW.value == "ours":
         tokens, labels = samples(kind, CLIENTS * STEPS.value * BATCH)
@@ -76,8 +75,8 @@ def main(_) -> None:
         return
     rows, version = [], ""
     for name, width, kind, cores in cases:
-        given = [f"--models={name}", f"--widths={width}", f"--texts={kind}"]
-        cells, version = beside_torch.row("benchmarks.text", given, cores)
+        arguments = [f"--models={name}", f"--widths={width}", f"--texts={kind}"]
+        cells, version = beside_torch.row("benchmarks.text", arguments, cores)
         rows.append([name, width, TEXTS[kind], *cells])
     what = f"{LENGTH} places, {VOCABULARY:,} token ids, {CLASSES} classes, dropout in both"
     note = "; its recurrent layers packed where there is padding. "

@@ -1,4 +1,4 @@
-"""The text models in plain PyTorch, padding masked as in ours. Imported where torch is."""
+"""The text models in plain PyTorch, padding masked as in ours; imported where torch is."""
 
 import numpy as np
 import torch
@@ -17,9 +17,10 @@ class Mean(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """LSTM and GRU: their state at the end of each text; of a BiLSTM, that of each direction behind
-    the whole text. Packed, so that padding is left out, or not, which for texts without padding is
-    the same."""
+    """The state of an LSTM or GRU at the end of each text; of a BiLSTM that of each direction.
+
+    Packed, so that padding is left out, or not, which for texts without padding is the same.
+    """
 
     def __init__(self, cell, vocabulary, width, layers=2, both=False, packed=True, dropout=0.0):
         super().__init__()
@@ -44,12 +45,10 @@ class Recurrent(nn.Module):
         return self.fc1(self.activate(self.ends(out, out[torch.arange(len(tokens)), lengths - 1])))
 
     def ends(self, out, last):
-        """The first direction at the last token, the other at the first."""
-        return (
-            torch.cat([last[:, : self.width], out[:, 0, self.width :]], 1)
-            if self.rnn.bidirectional
-            else last
-        )
+        """Returns the first direction at the last token, and the other at the first."""
+        if not self.rnn.bidirectional:
+            return last
+        return torch.cat([last[:, : self.width], out[:, 0, self.width :]], 1)
 
 
 class Transformer(nn.Module):
@@ -75,7 +74,7 @@ class Transformer(nn.Module):
 
 
 def text_base(name, vocabulary, width, heads=0, layers=0, packed=True, dropout=0.0):
-    """The extractor of this name."""
+    """Builds the extractor of this name."""
     if name == "text_logistic":
         return Mean(vocabulary, width)
     if name == "fasttext":
@@ -88,8 +87,7 @@ def text_base(name, vocabulary, width, heads=0, layers=0, packed=True, dropout=0
 
 
 def text_network(name, vocabulary, width, num_classes, packed):
-    """The extractor with dropout and a linear head, as the benchmark trains it; packed where there
-    is padding."""
+    """Builds the extractor with dropout and a linear head, as the benchmark trains it."""
     dropout = 0.5 if name == "transformer" else 0.2
     return nn.Sequential(
         text_base(name, vocabulary, width, 8, 2, packed, dropout), nn.Linear(width, num_classes)

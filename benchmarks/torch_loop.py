@@ -1,5 +1,7 @@
-"""The plain PyTorch loop that ours is measured against: clients one after another, SGD, images held
-in memory."""
+"""The plain PyTorch loop that ours is measured against.
+
+Clients train one after another with SGD, on images that are held in memory.
+"""
 
 import time
 from collections.abc import Iterable
@@ -8,6 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.peers.protocols import Network
+from benchmarks.peers.torch_network import torch_network
+
 
 def cnn(
     image_shape: tuple[int, int, int],
@@ -15,25 +20,22 @@ def cnn(
     widths: tuple[int, ...],
     num_classes: int,
 ):
-    """[conv 5x5, ReLU, max-pool 2] per conv, [linear, ReLU] per width, linear head, for images (H,
-    W, C)."""
-    height, width, channels = image_shape
-    layers: list[nn.Module] = []
-    for out in convs:
-        layers += [nn.Conv2d(channels, out, 5), nn.ReLU(), nn.MaxPool2d(2)]
-        channels, height, width = out, (height - 4) // 2, (width - 4) // 2
-    layers.append(nn.Flatten())
-    flat = channels * height * width
-    for out in widths:
-        layers += [nn.Linear(flat, out), nn.ReLU()]
-        flat = out
-    return nn.Sequential(*layers, nn.Linear(flat, num_classes))
+    """Builds the counterpart of `models.cnn.ConvFeatures` with a linear head.
+
+    Args:
+      image_shape: (H, W, C), H = W.
+      convs: channels of the convolutions, 5x5, each with a ReLU and a pooling by 2.
+      widths: of the hidden linear layers, each with a ReLU.
+      num_classes: of the head.
+    """
+    layers = tuple((channels, 5, 0, True) for channels in convs)
+    return torch_network(Network(image_shape, num_classes, layers, widths))
 
 
 def random_batches(
     image_shape: tuple[int, int, int], num_classes: int, batch_size: int, steps: int, device: str
 ):
-    """(images [steps, B, C, H, W], labels [steps, B]) on the device."""
+    """Returns images [steps, B, C, H, W] and labels [steps, B] on the device."""
     height, width, channels = image_shape
     rng = np.random.default_rng(0)
     x = torch.from_numpy(
@@ -44,7 +46,7 @@ def random_batches(
 
 
 def train_in_turn(models: Iterable[nn.Module], x: torch.Tensor, y: torch.Tensor) -> float:
-    """Seconds in which every model takes one SGD step on each batch."""
+    """Returns the seconds in which every model takes one SGD step on each batch."""
     loss = nn.CrossEntropyLoss()
     start = time.perf_counter()
     for model in models:
@@ -67,8 +69,10 @@ def seconds_per_step(
     clients: int = 5,
     steps: int = 60,
 ) -> float:
-    """Seconds of one training step of a small CNN, averaged over `clients` models, after one more
-    has warmed up."""
+    """Returns the seconds of one training step of a small CNN.
+
+    The average over `clients` models, after one more has warmed up; other arguments as of `cnn`.
+    """
     x, y = random_batches(image_shape, num_classes, batch_size, steps, "cpu")
     models = [cnn(image_shape, convs, widths, num_classes) for _ in range(clients + 1)]
     train_in_turn([models.pop()], x, y)

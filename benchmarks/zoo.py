@@ -1,47 +1,51 @@
-"""What a client's training step costs, model by model: a plain PyTorch loop, our scan, our lanes,
-one device a core.
+"""Times a client's training step, model by model, beside a plain PyTorch loop.
 
     python -m benchmarks.zoo                                     all models
     python -m benchmarks.zoo --models=resnet18,vit_small --out=benchmarks/results/NAME.md
     python -m benchmarks.zoo --htfe8                             also 20 clients of HtFE8's eight
-    models, a whole epoch
+                                                                 models, a whole epoch
 
-Ours is the real round of the method `local`. Each measurement has a process of its own, PyTorch's
+Ours is the real round of the method `local`: one client at a time, in lanes, and a device a core.
+Each measurement has a process of its own, PyTorch's
 before and after ours; without torch its columns are empty. FLOPs and bytes are XLA's count for one
 compiled step.
 """
 
-import functools
 import importlib.util
 import json
 import os
 import statistics
 import time
 from typing import NamedTuple
-from unittest import mock
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from absl import app, flags
 
 from benchmarks.report import in_a_process, machine, number, peak_memory, publish, table
-from fedjax_ht.core.federation import Bucket, features, init_variables, logits, make_federation
+from benchmarks.step_costs import BATCH, mean_step_cost, peaks
+from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
-from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.local import local
-from fedjax_ht.models import model_group, stacking
+from fedjax_ht.models import model_group
 from fedjax_ht.runner.cli import parse_flags
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 
 
 class Row(NamedTuple):
-    """A model group, its images, how many clients train in a round and how many steps each
-    takes."""
+    """A row of the table.
+
+    Attributes:
+      title: of the row.
+      group: of models.
+      shape: of the images.
+      clients: that train in a round.
+      steps: that each of them takes.
+    """
 
     title: str
     group: str
@@ -64,16 +68,7 @@ ROWS = {
 }
 # CIFAR-10's 60,000 images dealt evenly, three quarters of them to train on.
 HTFE8 = Row("HtFE8, a round", "htfe8", COLOUR, 20, 225)
-BATCH, CLASSES, LANES = 10, 10, 4
-PEAKS = {  # float32 without tensor cores in TFLOP/s, memory in TB/s: the makers' data sheets
-    "Tesla T4": (8.1, 0.32),
-    "NVIDIA L4": (30.3, 0.30),
-    "NVIDIA A100-SXM4-40GB": (19.5, 1.56),
-    "NVIDIA A100-SXM4-80GB": (19.5, 2.04),
-    "NVIDIA H100 80GB HBM3": (67.0, 3.35),
-    "NVIDIA H200": (67.0, 4.8),
-}
-
+CLASSES, LANES = 10, 4
 _MODELS = flags.DEFINE_list("models", list(ROWS), "Rows to measure.")
 flags.register_validator("models", {*ROWS, "htfe8"}.issuperset, f"the rows are {', '.join(ROWS)}")
 _HTFE8 = flags.DEFINE_bool("htfe8", False, "Also a whole HtFE8 round.")
@@ -91,14 +86,13 @@ _HOW = flags.DEFINE_enum(
 
 
 def simulate(row: Row, lanes: int, devices: int) -> dict:
-    """Seconds of the first round and, as median, of the later ones; peak bytes."""
+    """Returns seconds of the first round and, as median, of the later ones; peak bytes."""
     needed = row.steps * BATCH
     rng, total = np.random.default_rng(0), row.clients * needed
     images = rng.integers(0, 256, (total, *row.shape), np.uint8)
     none = np.array([], np.int64)
-    partition = tuple(
-        ClientIndices(own, none, none) for own in np.arange(total).reshape(row.clients, needed)
-    )
+    shares = np.arange(total).reshape(row.clients, needed)
+    partition = tuple(ClientIndices(rows, none, none) for rows in shares)
     dataset = Dataset("random images", images, rng.integers(0, CLASSES, total), tuple("0123456789"))
     federation = make_federation(
         model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients
@@ -116,78 +110,12 @@ def simulate(row: Row, lanes: int, devices: int) -> dict:
     return {"first": seconds[0], "round": statistics.median(seconds[1:]), "peak": peak_memory()}
 
 
-def step_cost(bucket: Bucket) -> dict:
-    """FLOPs and bytes that one SGD step moves, as XLA counts them in the compiled step.
-
-    It counts a loop's body once, so that repeated blocks are unrolled here.
-    """
-
-    def step(model, x, y):
-        mask = jnp.ones(BATCH, bool)
-
-        def loss(params):
-            representations, stats = features(bucket, params, model["stats"], x, mask, train=True)
-            return cross_entropy(logits(bucket, params, representations), y, mask), stats
-
-        gradients, stats = jax.grad(loss, has_aux=True)(model["params"])
-        return {
-            "params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], gradients),
-            "stats": stats,
-        }
-
-    model = jax.eval_shape(lambda key: init_variables(bucket, key), jax.random.key(0))
-    x, y = (
-        jax.ShapeDtypeStruct((BATCH, *bucket.input_shape), jnp.float32),
-        jax.ShapeDtypeStruct((BATCH,), jnp.int32),
-    )
-    with mock.patch.object(stacking, "blocks_at_once", return_value=1000):
-        cost = jax.jit(step, donate_argnums=0).lower(model, x, y).compile().cost_analysis()
-    return {"flops": cost["flops"], "bytes": cost["bytes accessed"]}
-
-
-def mean_step_cost(row: Row) -> dict:
-    """`step_cost` averaged over the row's clients."""
-    federation = make_federation(
-        model_group(row.group, CLASSES, row.shape), row.shape, CLASSES, row.clients
-    )
-    costs = [step_cost(bucket) for bucket in federation.buckets]
-    return {key: statistics.mean(costs[i][key] for i in federation.assignment) for key in costs[0]}
-
-
-def peaks() -> dict:
-    """FLOP/s and byte/s of the device: by its maker, or measured with one large product and one
-    large sum."""
-    if known := PEAKS.get(jax.devices()[0].device_kind):
-        return {"flops": known[0] * 1e12, "bytes": known[1] * 1e12, "whence": "its data sheet"}
-
-    def rate(f, work, *args):
-        f = jax.jit(f)
-        jax.block_until_ready(f(*args))
-        seconds = []
-        for _ in range(5):
-            start = time.perf_counter()
-            jax.block_until_ready(f(*args))
-            seconds.append(time.perf_counter() - start)
-        return work / min(seconds)
-
-    side, length = 2048, 2**26
-    product = rate(
-        functools.partial(jnp.matmul, precision="highest"), 2 * side**3, *jnp.ones((2, side, side))
-    )
-    total = rate(jnp.add, 3 * 4 * length, *jnp.ones((2, length)))
-    return {
-        "flops": product,
-        "bytes": total,
-        "whence": f"a product of {side}x{side} and a sum of 256 MB arrays",
-    }
-
-
 def measure_here(row: Row, how: str) -> dict:
-    """What a child process measures."""
+    """Returns the figures of a child process."""
     if how == "peaks":
         return peaks()
     if how == "cost":
-        return mean_step_cost(row)
+        return mean_step_cost(row.group, row.shape, CLASSES, row.clients)
     if how == "torch":
         from benchmarks import zoo_torch
 
@@ -199,19 +127,20 @@ def measure_here(row: Row, how: str) -> dict:
 
 
 def measure(name: str) -> dict[str, dict | None]:
-    """All measurements of one row, each in its own process; None where there is nothing to
-    measure."""
+    """Returns all measurements of one row, each of its own process; None for those left out."""
 
     def child(how: str, devices: int = 1) -> dict:
-        given = [f"--{flag.name}={flag.value}" for flag in (_ROUNDS, _CLIENTS, _STEPS)]
-        return in_a_process("benchmarks.zoo", [f"--models={name}", f"--how={how}", *given], devices)
+        flag_values = [f"--{flag.name}={flag.value}" for flag in (_ROUNDS, _CLIENTS, _STEPS)]
+        return in_a_process(
+            "benchmarks.zoo", [f"--models={name}", f"--how={how}", *flag_values], devices
+        )
 
     cores = len(os.sched_getaffinity(0))
     several = jax.default_backend() == "cpu" and cores > 1
-    needs_torchvision = not row_of(name).group.startswith(("cnn", "vit"))
-    with_torch = all(
-        importlib.util.find_spec(m) for m in ("torch", *["torchvision"] * needs_torchvision)
-    )
+    needed = ["torch"]
+    if not row_of(name).group.startswith(("cnn", "vit")):
+        needed.append("torchvision")
+    with_torch = all(importlib.util.find_spec(module) for module in needed)
     measured = {"before": child("torch") if with_torch else None}
     measured |= {how: child(how) for how in ("scan", "lanes")}
     measured["devices"] = child("devices", cores) if several else None
@@ -220,7 +149,7 @@ def measure(name: str) -> dict[str, dict | None]:
 
 
 def row_of(name: str) -> Row:
-    """A row by name, with the command line's clients and steps."""
+    """Returns a row by name, with the command line's clients and steps."""
     row = ROWS.get(name, HTFE8)
     return row._replace(clients=_CLIENTS.value or row.clients, steps=_STEPS.value or row.steps)
 
@@ -234,7 +163,7 @@ HEAD = (
 
 
 def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
-    """One row of the table."""
+    """Returns a row's cells under `HEAD`."""
     total = row.clients * row.steps
     ms = {how: 1e3 * m["round"] / total for how, m in measured.items() if m and "round" in m}
     ours = {how: ms[how] for how in ("scan", "lanes", "devices") if how in ms}
@@ -261,7 +190,7 @@ def cells(row: Row, measured: dict[str, dict | None], peak: dict) -> list[str]:
 
 
 def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
-    """The measurements as Markdown."""
+    """Returns the measurements as Markdown."""
     loops = [m["after"] for m in measured.values() if m["after"]]
     lines = [
         f"Milliseconds of one client's training step, batch {BATCH}, {CLASSES} classes, SGD, "
@@ -272,29 +201,27 @@ def report(measured: dict[str, dict[str, dict | None]], peak: dict) -> str:
         else "PyTorch is not installed.",
         f"The device's peak, from {peak['whence']}: {number(peak['flops'] / 1e9)} GFLOP/s, "
         f"{number(peak['bytes'] / 1e9)} GB/s. The ratio is to the faster of PyTorch's two; GFLOP "
-        "and MB are of one "
-        "step, rates and shares the best variant's. A CPU's caches serve most of what is read, "
-        "beyond its memory's "
-        "peak.",
+        "and MB are of one step, rates and shares the best variant's. A CPU's caches serve most "
+        "of what is read, beyond its memory's peak.",
         "",
         table(HEAD, [cells(row_of(name), m, peak) for name, m in measured.items()]),
     ]
     if "htfe8" in measured:
-        row, seconds = (
-            row_of("htfe8"),
-            {how: m["round"] for how, m in measured["htfe8"].items() if m and "round" in m},
-        )
-        told = ", ".join(f"{how} {number(s)} s" for how, s in seconds.items())
+        row, seconds = row_of("htfe8"), []
+        for how, figures in measured["htfe8"].items():
+            if figures and "round" in figures:
+                seconds.append(f"{how} {number(figures['round'])} s")
         lines += [
             "",
-            f"HtFE8: {row.clients} clients, {row.steps} steps each, a whole round: {told}.",
+            f"HtFE8: {row.clients} clients, {row.steps} steps each, a whole round: "
+            f"{', '.join(seconds)}.",
         ]
     return "\n".join(lines)
 
 
 def main(_) -> None:
     jax.config.update("jax_default_matmul_precision", "float32")
-    names = [*_MODELS.value, *["htfe8"] * _HTFE8.value]
+    names = [*_MODELS.value, "htfe8"] if _HTFE8.value else _MODELS.value
     if _HOW.value:
         print(json.dumps(measure_here(row_of(names[0]), _HOW.value)))
         return

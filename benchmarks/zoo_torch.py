@@ -1,5 +1,4 @@
-"""The zoo's models in PyTorch, trained one after another. Imported only where torch is to be
-measured.
+"""Builds the zoo's models in PyTorch and trains them in turn; imported where torch is measured.
 
 The convolutional networks are torchvision's, with the feature pooling and head that ours have; the
 small CNNs and the vision transformer are plain torch. Float32 is float32 here too: TF32 is switched
@@ -56,8 +55,11 @@ class VisionTransformer(nn.Module):
 
 @functools.cache
 def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
-    """torchvision's models. Where its compiled operators cannot be loaded, a library declares the
-    two that its import asks for; it must live as long."""
+    """Imports torchvision's models.
+
+    Where its compiled operators cannot be loaded, a library declares the two that the import asks
+    for; it must live as long, and is returned, too.
+    """
     folder, library = Path(importlib.util.find_spec("torchvision").origin).parent, None
     try:
         torch.ops.load_library(str(next(folder.glob("_C*"))))
@@ -71,7 +73,7 @@ def torchvision_models() -> tuple[ModuleType, torch.library.Library | None]:
 def build(
     name: str, module: flax.linen.Module, image_shape: tuple[int, int, int], num_classes: int
 ) -> nn.Module:
-    """The model of our `module`, called `name` in its group."""
+    """Builds the counterpart of our `module`, called `name` in its group."""
     base = module.base
     if isinstance(base, ConvFeatures):
         return cnn(image_shape, base.channels, base.widths, num_classes)
@@ -93,7 +95,7 @@ def build(
     else:
         model.fc = head
     for layer in model.modules():
-        if isinstance(layer, nn.Dropout):  # ours has none either unless it is given a key
+        if isinstance(layer, nn.Dropout):  # ours has none without a key
             layer.p = 0.0
     return model
 
@@ -107,18 +109,24 @@ def measure(
     steps,
     rounds,
 ) -> dict:
-    """Seconds of a round and peak bytes: client i trains model i mod their number for `steps`
-    steps."""
+    """Times rounds in which client i trains model i mod their number for `steps` steps.
+
+    Returns:
+      "round", median seconds; "peak" bytes; torch's "version" and "threads".
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     x, y = random_batches(image_shape, num_classes, batch_size, steps, device)
     names = [list(modules)[i % len(modules)] for i in range(clients)]
     models = [build(name, modules[name], image_shape, num_classes).to(device) for name in names]
     seconds = [train_in_turn(models, x, y) for _ in range(rounds)]
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device == "cuda":
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "round": statistics.median(seconds[1:]),
-        "peak": torch.cuda.max_memory_allocated() if device == "cuda" else own,
+        "peak": peak,
         "version": torch.__version__,
         "threads": torch.get_num_threads(),
     }

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "fedjax_ht"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)\s#])")
 TOGETHER = re.compile(r"^( +)((?:\w+, )+\w+): (.*(?:\n\1 +.*)*)$", re.MULTILINE)
+EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 SOURCES = (".py", ".pyi", ".toml", ".yml")
 INTERNALS = "docs/reference/internals"
 # A page of the reference -> its title, its first sentence, and the modules whose public names it
@@ -59,7 +60,7 @@ WHOLE = {
         "Privacy, defences, attacks",
         "What `SimulationOptions` takes as `privacy` and `robust`, and the attacks that clients "
         "may play. Import them from their modules.",
-        ("fedjax_ht.trust.privacy", "fedjax_ht.trust.robust", "fedjax_ht.trust.attacks"),
+        ("fedjax_ht.trust.privacy", "fedjax_ht.trust.defences", "fedjax_ht.trust.attacks"),
     ),
 }
 
@@ -238,11 +239,13 @@ def as_file(name: str, text: str | None, config: MkDocsConfig) -> File:
 
 
 class Apart(Extension):
-    """Gives each argument a row where a docstring says "server_lr, server_epochs: ..." of two."""
+    """Rewrites docstrings for griffe: a row for each argument where "server_lr, server_epochs: ..."
+    describes two, and an "Example:" as the section of code that it knows as "Examples:"."""
 
     def on_instance(self, *, obj: Object, **_) -> None:
         if obj.docstring:
-            obj.docstring.value = TOGETHER.sub(row_per_argument, obj.docstring.value)
+            text = TOGETHER.sub(row_per_argument, obj.docstring.value)
+            obj.docstring.value = EXAMPLE.sub("Examples:", text)
 
 
 def row_per_argument(match: re.Match) -> str:

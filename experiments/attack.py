@@ -1,15 +1,15 @@
-r"""What an honest server learns about the clients of a run from what they send (docs/leaks.md).
+r"""Measures how much an honest server learns about the clients of a run from their uploads
+(docs/leaks.md).
 
-    python -m experiments.attack --workdir=RUN --attack=dlg,geiping [--client=0] [--uploads=1]
-    [--batch=1] \
-        [--noise=0,0.05] [--tv=0.01,0.3] [--method=fedavg] [--trial=0] [--csv=STEM.csv]
+    python -m experiments.attack --workdir=RUN --attack=dlg,geiping [--client=0] [--uploads=1] \
+        [--batch=1] [--noise=0,0.05] [--tv=0.01,0.3] [--method=fedavg] [--trial=0] [--csv=STEM.csv]
     python -m experiments.attack --workdir=RUN --attack=membership [--csv=STEM.csv]
     python -m experiments.attack --csv=STEM.csv
 
 dlg and geiping play one more round of a client whose only training samples are its first --batch
 ones and who takes one step, and look for images that would have been sent alike; then the same with
 its next ones, --uploads times in all. A private run's client clips and adds noise as it does in the
-run. --csv adds to a file what is found and, of inversions, writes the images to STEM_METHOD.png;
+run. --csv adds the results to a file and writes the images of inversions to STEM_METHOD.png;
 without --workdir it shows the file's table. All entries of the run count, or the one that --method
 names. (What bad clients do to a federation is another thing: docs/bad_clients.md.)
 """
@@ -18,10 +18,12 @@ import math
 from pathlib import Path
 
 from absl import app, flags
+from ml_collections import ConfigDict
 
-from experiments.leaks_of_runs import Wanted, invert, memberships
-from experiments.leaks_table import Inverted, add, markdown, picture, read
+from experiments.leaks_of_runs import Inversions, invert, memberships
+from experiments.leaks_table import Inverted, Row, add, markdown, picture, read
 from fedjax_ht.core.names import unknown
+from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import load_run
@@ -49,20 +51,24 @@ KINDS = ("dlg", "geiping", "membership")
 
 
 def numbers(flag: str, texts: list[str]) -> tuple[float, ...]:
-    """A flag's numbers, at least 0, or one line."""
+    """Reads a flag's numbers.
+
+    Raises:
+      ValueError: one of them is no number of at least 0. One line.
+    """
     try:
-        found = [float(text) for text in texts]
+        values = tuple(map(float, texts))
     except ValueError:
-        found = [-1.0]
-    if not all(0 <= number < math.inf for number in found):
+        values = (-1.0,)
+    if not all(0 <= value < math.inf for value in values):
         raise ValueError(
             f"--{flag} is {','.join(texts)!r}; it must be numbers of at least 0, such as 0,0.05"
         )
-    return tuple(found)
+    return values
 
 
-def wanted_inversions(client: int, trial: int) -> Wanted:
-    """What the flags ask for.
+def inversions_of_flags(client: int, trial: int) -> Inversions:
+    """Returns the inversions that the flags ask for.
 
     Raises:
       ValueError: a flag has a value that it cannot have. One line.
@@ -76,53 +82,81 @@ def wanted_inversions(client: int, trial: int) -> Wanted:
     if _ROUNDS.value is not None and _ROUNDS.value < 1:
         raise ValueError(f"--epsilon_rounds is {_ROUNDS.value}; it must be at least 1")
     noises, weights = numbers("noise", _NOISE.value), numbers("tv", _TV.value)
-    searches = [("dlg", inversion.DLG)] if "dlg" in _ATTACK.value else []
+    searches = []
+    if "dlg" in _ATTACK.value:
+        searches.append(("dlg", inversion.DLG._replace(steps=_STEPS.value)))
     if "geiping" in _ATTACK.value:
-        searches += [("geiping", inversion.GEIPING._replace(tv=tv)) for tv in weights]
-    searches = tuple((name, search._replace(steps=_STEPS.value)) for name, search in searches)
-    return Wanted(client, trial, _UPLOADS.value, _BATCH.value, noises, searches, _ROUNDS.value)
-
-
-def picture_of(path: Path, method: str, found: Inverted) -> Path:
-    """Where the images of a method go: STEM_METHOD.png, with whatever else makes them another
-    case."""
-    row = found.row
-    parts = [
-        path.stem,
-        method,
-        f"batch{row.batch}" if row.batch > 1 else "",
-        f"trial{row.trial}" if row.trial else "",
-    ]
-    return path.with_name(
-        "_".join(filter(None, [*parts, f"{row.unit}{row.scale:g}" if row.unit else ""])) + ".png"
+        geiping = inversion.GEIPING._replace(steps=_STEPS.value)
+        searches += [("geiping", geiping._replace(tv=tv)) for tv in weights]
+    return Inversions(
+        client=client,
+        trial=trial,
+        uploads=_UPLOADS.value,
+        batch=_BATCH.value,
+        noises=noises,
+        searches=tuple(searches),
+        rounds=_ROUNDS.value,
     )
 
 
-def main(_) -> None:
-    given, path = flags.FLAGS, _CSV.value and Path(_CSV.value)
+def picture_of(path: Path, method: str, inverted: Inverted) -> Path:
+    """Returns the path of a method's images: STEM_METHOD.png, with whatever else makes them another
+    case."""
+    row = inverted.row
+    parts = [path.stem, method]
+    if row.batch > 1:
+        parts.append(f"batch{row.batch}")
+    if row.trial:
+        parts.append(f"trial{row.trial}")
+    if row.unit:
+        parts.append(f"{row.unit}{row.scale:g}")
+    return path.with_name("_".join(parts) + ".png")
+
+
+def attacked(
+    label: str, config: ConfigDict, experiment: Experiment, requested: Inversions, path: Path | None
+) -> list[Row]:
+    """Attacks one entry of a run.
+
+    Args:
+      label: of the entry.
+      config, experiment: of the run.
+      requested: inversions; membership is inferred where --attack names it.
+      path: of the CSV, beside which images are drawn; None draws none.
+
+    Raises:
+      ValueError: --method names the entry, and it cannot be inverted.
+    """
+    options = flags.FLAGS
+    run, rows = load_run(options.workdir, label, options.trust), []
+    if "membership" in _ATTACK.value:
+        rows += memberships(run, config, options.trial, _ROUNDS.value)
+    if not requested.searches:
+        return rows
     try:
-        if path and not given.workdir:
+        inverted = list(invert(run, config, requested))
+    except ValueError as error:
+        if options.method:
+            raise
+        print(f"{label}: {error}", flush=True)  # the other entries are attacked all the same
+        return rows
+    if path and inverted:
+        picture(inverted, picture_of(path, experiment.entries[label].method, inverted[0]))
+    return rows + [result.row for result in inverted]
+
+
+def main(_) -> None:
+    options, path = flags.FLAGS, _CSV.value and Path(_CSV.value)
+    try:
+        if path and not options.workdir:
             print(markdown(read(path)))
             return
-        if not given.workdir or not _ATTACK.value:
+        if not options.workdir or not _ATTACK.value:
             raise ValueError("give --workdir and --attack, or --csv alone; see --help")
-        wanted = wanted_inversions(given.client or 0, given.trial)
-        config, experiment = read_run(Path(given.workdir), given.trust)
-        for label in [given.method] if given.method else experiment.methods:
-            run, rows = load_run(given.workdir, label, given.trust), []
-            if "membership" in _ATTACK.value:
-                rows += memberships(run, config, given.trial, _ROUNDS.value)
-            if wanted.searches:
-                try:
-                    found = list(invert(run, config, wanted))
-                except ValueError as error:
-                    if given.method:
-                        raise
-                    print(f"{label}: {error}", flush=True)
-                    found = []
-                rows += [one.row for one in found]
-                if path and found:
-                    picture(found, picture_of(path, experiment.entries[label].method, found[0]))
+        requested = inversions_of_flags(options.client or 0, options.trial)
+        config, experiment = read_run(Path(options.workdir), options.trust)
+        for label in [options.method] if options.method else experiment.methods:
+            rows = attacked(label, config, experiment, requested, path)
             if path:
                 add(rows, path)
             print(markdown(rows), flush=True)

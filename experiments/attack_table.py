@@ -9,7 +9,7 @@ them: those that would be honest at 10 and at 30 %.
 
 import csv
 import json
-from collections import defaultdict
+import operator
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,9 +17,11 @@ from typing import NamedTuple
 import numpy as np
 from absl import app
 
-from fedjax_ht.core.files import atomic_open
+from experiments.rows import column, grouped, write_rows
 from fedjax_ht.experiment.entries import folder_of
 from fedjax_ht.experiment.run_folder import read_config
+from fedjax_ht.report.document import Document
+from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.simulation.history import by_trial, evaluated
 from fedjax_ht.trust.attacks import Attack, attackers
@@ -30,9 +32,10 @@ class Score(NamedTuple):
 
     Attributes:
       attack: its kind; "none" without attackers.
-      share: of the clients that attack, or in a run without attackers: whose accuracy is left out.
+      share: of the clients that attack, or, in a run without attackers, whose accuracy is left
+        out.
       defence: the last one of `config.robust`; "none" without.
-      method, seed, round: whose.
+      method, seed, round: of the evaluation.
       accuracy: mean over the clients that do not belong to the share.
     """
 
@@ -46,76 +49,75 @@ class Score(NamedTuple):
 
 
 def scores(folder: Path, shares: Iterable[float] = (0.1, 0.3)) -> Iterator[Score]:
-    """Of one run."""
+    """Yields the scores of one run.
+
+    Args:
+      folder: of the run.
+      shares: of the clients that are left out in a run without attackers.
+    """
     config, _ = read_config(folder)
     attack, defence = config["attack"], (config["robust"] or [["none"]])[-1][0]
     for entry in config["entries"]:
         lines = (folder / folder_of(entry["label"]) / "metrics.jsonl").read_text().splitlines()
-        for trial in by_trial([json.loads(line) for line in lines]):
+        for trial in by_trial(list(map(json.loads, lines))):
             last = evaluated(trial)[-1]
-            own = (entry["method"], config["seed"] + last["trial"], last["round"])
+            names = (entry["method"], config["seed"] + last["trial"], last["round"])
             if attack["kind"] != "none":
-                yield Score(attack["kind"], attack["share"], defence, *own, last["accuracy"])
+                yield Score(attack["kind"], attack["share"], defence, *names, last["accuracy"])
                 continue
             clients = np.array(last["clients"], float)
             for share in shares:
                 bad = attackers(Attack("noise", share, seed=attack["seed"]), len(clients))
-                yield Score("none", share, defence, *own, float(np.nanmean(clients[~bad])))
+                accuracy = float(np.nanmean(clients[~bad]))
+                yield Score("none", share, defence, *names, accuracy)
 
 
-def write(found: Iterable[Score], path: Path) -> None:
-    with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(Score._fields)
-        writer.writerows(
-            [f"{x:.6g}" if isinstance(x, float) else x for x in score] for score in sorted(found)
-        )
+def write(scores: Iterable[Score], path: Path) -> None:
+    """Writes a row for each score, in order."""
+    write_rows(path, Score._fields, sorted(scores))
 
 
 def read(path: Path) -> list[Score]:
+    """Reads the scores that `write` wrote."""
+    kinds = Score.__annotations__
     with path.open(newline="") as file:
-        rows = [Score(**row) for row in csv.DictReader(file)]
-    return [
-        row._replace(
-            share=float(row.share),
-            seed=int(row.seed),
-            round=int(row.round),
-            accuracy=float(row.accuracy),
-        )
-        for row in rows
-    ]
+        rows = list(csv.DictReader(file))
+    scores = []
+    for row in rows:
+        scores.append(Score(**{name: kinds[name](text) for name, text in row.items()}))
+    return scores
 
 
-def markdown(found: Iterable[Score]) -> str:
-    """A table for each share: a line an attack and defence, a column a method, percent."""
-    cells, methods = defaultdict(list), {}
-    for score in found:
-        cells[score.share, score.attack, score.defence, score.method].append(score.accuracy)
-        methods[score.method] = None
+def markdown(scores: Iterable[Score]) -> str:
+    """Makes a table for each share, in Markdown: a line an attack and defence, a column a method,
+    percent."""
+    scores = list(scores)
+    methods = list(dict.fromkeys(column(scores, "method")))
     tables = []
-    for share in sorted({key[0] for key in cells}):
-        lines = [
-            f"| {100 * share:.0f} % attack | defence | {' | '.join(methods)} |",
-            "|---" * (2 + len(methods)) + "|",
-        ]
-        for attack, defence in dict.fromkeys(key[1:3] for key in sorted(cells) if key[0] == share):
-            means = (cells.get((share, attack, defence, method)) for method in methods)
-            shown = " | ".join("" if one is None else f"{100 * np.mean(one):.1f}" for one in means)
-            lines.append(f"| {attack} | {defence} | {shown} |")
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables)
+    for share, of_share in sorted(grouped(scores, operator.attrgetter("share")).items()):
+        rows = []
+        cases = grouped(of_share, operator.attrgetter("attack", "defence"))
+        for case, of_case in sorted(cases.items()):
+            by_method = grouped(of_case, operator.attrgetter("method"))
+            row = list(case)
+            for method in methods:
+                accuracies = column(by_method.get(method, ()), "accuracy")
+                row.append(f"{100 * np.mean(accuracies):.1f}" if accuracies else "")
+            rows.append(row)
+        tables.append(Table([f"{100 * share:.0f} % attack", "defence", *methods], rows))
+    return Document(tables).markdown()
 
 
 def main(arguments: list[str]) -> None:
     try:
         match [Path(argument) for argument in arguments[1:]]:
-            case [found]:
-                print(markdown(read(found)))
+            case [table]:
+                print(markdown(read(table)))
             case [runs, out]:
                 folders = sorted(path.parent for path in runs.glob("*/summary.md"))
-                found = [score for folder in folders for score in scores(folder)]
-                write(found, out)
-                print(markdown(found))
+                read_scores = [score for folder in folders for score in scores(folder)]
+                write(read_scores, out)
+                print(markdown(read_scores))
             case _:
                 raise ValueError("give a folder of runs and a CSV to write, or a CSV to show")
     except (OSError, ValueError) as error:

@@ -1,15 +1,20 @@
-"""Evaluations of many runs in one CSV: writing and reading them, the best of each, their curves;
-published numbers."""
+"""Evaluations of many runs in one CSV: writing and reading them, the best of each, and their
+curves; and published numbers."""
 
 import csv
+import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report import plots
-from fedjax_ht.report.table import PARTICIPANTS
+from matplotlib.figure import Figure
+
+from experiments.rows import grouped, write_rows
+from fedjax_ht.report.curves import draw_accuracy, rounds_evaluated
+from fedjax_ht.report.figures import FEW, legend, subplots
+from fedjax_ht.report.results import PARTICIPANTS
+from fedjax_ht.report.rows import values
 from fedjax_ht.simulation.history import Row, best_by, evaluated, wire_bytes
 
 COLUMNS = (
@@ -21,32 +26,32 @@ COLUMNS = (
     "val_accuracy",
     "accuracy_std",
     "accuracy_head",
-)
-COLUMNS += (
     "accuracy_own_prototype",
     "accuracy_global",
     "global_accuracy_head",
     "accuracy_train_weighted",
-)
-COLUMNS += (
     "accuracy_participants",
     "best_participants",
     "best_participants_own_prototype",
     "best_participants_head",
+    "best_participants_global",
+    "loss",
+    "classes",  # that somebody uploaded, of methods that tell
+    "uplink_bytes",  # of one round, all clients together
+    "downlink_bytes",
 )
-COLUMNS += ("best_participants_global",)
-COLUMNS += ("loss", "classes")  # the classes that somebody uploaded, of methods that tell
-COLUMNS += ("uplink_bytes", "downlink_bytes")  # of one round, all clients together
+RUN_COLUMNS = ("dataset", "method", "seed", "round")
 SHOWN = {
     "accuracy": "clients",
     "accuracy_head": "own head",
     "accuracy_own_prototype": "own classes' prototypes",
+    "accuracy_global": "by the global A",  # FedRAL's second rule
+    "global_accuracy_head": "global model",
+    PARTICIPANTS: "participants",
+    f"{PARTICIPANTS}_head": "participants' own head",
+    f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes",
+    f"{PARTICIPANTS}_global": "participants by the A that they were sent",
 }
-SHOWN |= {"accuracy_global": "by the global A"}  # FedRAL's second rule
-SHOWN |= {"global_accuracy_head": "global model", PARTICIPANTS: "participants"}
-SHOWN |= {f"{PARTICIPANTS}_head": "participants' own head"}
-SHOWN |= {f"{PARTICIPANTS}_own_prototype": "participants' own classes' prototypes"}
-SHOWN |= {f"{PARTICIPANTS}_global": "participants by the A that they were sent"}
 # DFRD's L.acc beside its G.acc
 SHOWN_BESIDE_GLOBAL = {"accuracy_train_weighted": "clients by n_i"}
 
@@ -62,102 +67,132 @@ class Run(NamedTuple):
 
 
 def write_evaluations(runs: Sequence[Run], path: Path) -> None:
-    """One row an evaluation; bytes are those of the round before it, "best_participants" is the
-    highest accuracy of a round's participants so far. `read_evaluations` reads them back."""
-    with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for run in runs:
-            for row in evaluated(run.history):
-                values = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
-                for key in (column for column in COLUMNS if column.startswith("best_")):
-                    score = key.replace("best_", "accuracy_")
-                    drawn = [
-                        r[score] for r in run.history if score in r and r["round"] <= row["round"]
-                    ]
-                    values |= {key: max(drawn)} if drawn else {}
-                values |= {f"{way}_bytes": wire_bytes(row, way) for way in ("uplink", "downlink")}
-                cells = (values.get(column, "") for column in COLUMNS)
-                writer.writerow([f"{x:.6g}" if isinstance(x, float) else x for x in cells])
+    """Writes a row for each evaluation, which `read_evaluations` reads back; bytes are those of the
+    round before it, "best_participants" is the highest accuracy of a round's participants so
+    far."""
+    lines = []
+    for run in runs:
+        for row in evaluated(run.history):
+            cells = {"dataset": run.dataset, "method": run.method, "seed": run.seed} | row
+            cells |= best_so_far(run.history, row["round"])
+            cells["uplink_bytes"] = wire_bytes(row, "uplink")
+            cells["downlink_bytes"] = wire_bytes(row, "downlink")
+            lines.append([cells.get(column, "") for column in COLUMNS])
+    write_rows(path, COLUMNS, lines)
+
+
+def best_so_far(history: Sequence[Row], last: int) -> dict[str, float]:
+    """Returns the highest accuracies of participants up to a round, by the CSV's columns; columns
+    without a value are left out."""
+    highest = {}
+    rows = [row for row in history if row["round"] <= last]
+    for column in COLUMNS:
+        if column.startswith("best_"):
+            top = best_by(rows, score_of(column))
+            if top is not None:
+                highest[column] = top[score_of(column)]
+    return highest
+
+
+def score_of(column: str) -> str:
+    """Returns the score that a column "best_..." holds the highest value of."""
+    return column.replace("best_", "accuracy_")
 
 
 def read_evaluations(path: Path) -> list[Run]:
-    """The runs of a file that `write_evaluations` wrote: what was evaluated, and before each
+    """Reads the runs of a file that `write_evaluations` wrote: the evaluations, and before each
     evaluation a row with the participants' best until then, as a run's history has rows without an
     evaluation."""
     histories = defaultdict(list)
     with path.open(newline="") as file:
         for cells in csv.DictReader(file):
-            row = {
-                key: float(x)
-                for key, x in cells.items()
-                if x and key not in ("dataset", "method", "seed", "round")
-            }
-            drawn = {
-                key.replace("best_", "accuracy_"): row.pop(key)
-                for key in list(row)
-                if key.startswith("best_")
-            }
-            row |= {
-                f"{way}_payload_bytes": int(row.pop(f"{way}_bytes", 0))
-                for way in ("uplink", "downlink")
-            }
-            when = {"round": int(cells["round"]), "trial": 0}
             history = histories[cells["dataset"], cells["method"], int(cells["seed"])]
-            history += [when | drawn, when | row] if drawn else [when | row]
+            history += rows_from(cells)
     return [Run(*names, history, {}) for names, history in histories.items()]
 
 
+def rows_from(cells: Mapping[str, str]) -> list[Row]:
+    """Returns the rows of a history that a line of a CSV of evaluations stands for."""
+    when = {"round": int(cells["round"]), "trial": 0}
+    row = when | {"uplink_payload_bytes": 0, "downlink_payload_bytes": 0}
+    participants = dict(when)
+    for column, text in cells.items():
+        if column in RUN_COLUMNS or not text:
+            continue
+        if column.startswith("best_"):
+            participants[score_of(column)] = float(text)
+        elif column.endswith("_bytes"):
+            row[column.replace("_bytes", "_payload_bytes")] = int(float(text))
+        else:
+            row[column] = float(text)
+    return [row] if participants == when else [participants, row]
+
+
 def read_published(path: str | None) -> dict[tuple[str, str], list[dict[str, str]]]:
-    """(dataset, method) -> the CSV's rows, one a source; nothing for no path."""
-    found = defaultdict(list)
+    """Reads published numbers: (dataset, method) -> the CSV's rows, one for each source; nothing
+    for no path."""
+    published = defaultdict(list)
     if path is None:
-        return found
+        return published
     with open(path, newline="") as file:
         for row in csv.DictReader(file):
-            found[row["dataset"], row["method"]].append(row)
-    return found
+            published[row["dataset"], row["method"]].append(row)
+    return published
 
 
 def tops(runs: Sequence[Run], score: str, by: str | None = None) -> list[Row]:
-    """Of each run that has this score, the evaluation where it (or another, `by`) is best."""
-    rows = (best_by([row for row in run.history if score in row], by or score) for run in runs)
-    return [row for row in rows if row is not None]
+    """Returns each run's evaluation where a score is best; runs without the score have none.
+
+    Args:
+      runs: the runs.
+      score: that the evaluation must have.
+      by: score that is best there; None is `score`.
+    """
+    best = []
+    for run in runs:
+        top = best_by([row for row in run.history if score in row], by or score)
+        if top is not None:
+            best.append(top)
+    return best
 
 
 def by_method(runs: Sequence[Run], score: str) -> dict[str, list[Run]]:
-    """Those of the runs that have this score, by their method."""
-    grouped = defaultdict(list)
-    for run in runs:
-        if tops([run], score):
-            grouped[run.method].append(run)
-    return grouped
+    """Groups the runs that have a score by their method."""
+    scored = [run for run in runs if tops([run], score)]
+    return grouped(scored, operator.attrgetter("method"))
+
+
+def by_dataset(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Groups runs by their dataset."""
+    return grouped(runs, operator.attrgetter("dataset"))
 
 
 def together(runs: Sequence[Run], score: str) -> list[Row]:
-    """Runs as trials of one history, with the evaluations that all of them have and that have the
-    score."""
-    scored = [{row["round"]: row for row in evaluated(run.history) if score in row} for run in runs]
+    """Makes runs trials of one history, with the evaluations that all of them have and that have
+    the score."""
+    scored = []
+    for run in runs:
+        rows = [row for row in evaluated(run.history) if score in row]
+        scored.append(dict(zip(values(rows, "round"), rows)))
     common = sorted(set.intersection(*map(set, scored)))
-    return [rows[number] | {"trial": i} for i, rows in enumerate(scored) for number in common]
+    history = []
+    for trial, by_round in enumerate(scored):
+        history += [by_round[number] | {"trial": trial} for number in common]
+    return history
 
 
-def curves(runs: Sequence[Run], score: str) -> plots.Figure:
-    """One picture a dataset, one line a method: the mean over its runs, and a band from the lowest
-    to the highest."""
-    datasets = dict.fromkeys(run.dataset for run in runs)
-    grouped = {
-        dataset: by_method([run for run in runs if run.dataset == dataset], score)
-        for dataset in datasets
-    }
-    # a legend beside needs room
-    width = sum(6.4 if len(groups) <= plots.FEW else 9.0 for groups in grouped.values())
-    figure, axes = plots.subplots(1, len(grouped), figsize=(width, 4), squeeze=False)
-    for (dataset, groups), place in zip(grouped.items(), axes[0]):
+def curves(runs: Sequence[Run], score: str) -> Figure:
+    """Draws one picture a dataset, one line a method: the mean over its runs, and a band from the
+    lowest to the highest."""
+    methods, width = {}, 0.0
+    for dataset, of_dataset in by_dataset(runs).items():
+        methods[dataset] = by_method(of_dataset, score)
+        # a legend beside needs room
+        width += 6.4 if len(methods[dataset]) <= FEW else 9.0
+    figure, axes = subplots(1, len(methods), figsize=(width, 4), squeeze=False)
+    for (dataset, groups), place in zip(methods.items(), axes[0]):
         place.set(title=dataset, xlabel="round", ylabel=f"{SHOWN.get(score, score)} (%)")
         lines = {method: together(group, score) for method, group in groups.items()}
-        plots.draw_accuracy(
-            place, lines, lambda trial: [row["round"] for row in evaluated(trial)], score
-        )
-        plots.legend(place, len(lines))
+        draw_accuracy(place, lines, rounds_evaluated, score)
+        legend(place, len(lines))
     return figure

@@ -29,7 +29,7 @@ LOWERING = "native"
 
 
 class Recipe(NamedTuple):
-    """How a generator is trained; the defaults made the shipped ones.
+    """Hyper-parameters of a generator's training; the shipped generators have the defaults.
 
     Attributes:
       channels: of maps of 4, 8, 16 and 32 pixels; the discriminator has none of the last.
@@ -53,7 +53,7 @@ class Recipe(NamedTuple):
 
 
 class GanState(NamedTuple):
-    """All that a step changes.
+    """The state of a training, which a step changes.
 
     Attributes:
       step: how many there have been.
@@ -74,32 +74,34 @@ class GanState(NamedTuple):
 
 
 def optimizer(recipe: Recipe) -> optax.GradientTransformation:
+    """Returns the optimizer of both networks."""
     return optax.adam(recipe.learning_rate, b1=0.0, b2=0.99)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def init_gan(recipe: Recipe, image_channels: int, seed: int) -> GanState:
-    """Untrained networks for images of 1 or 3 channels."""
+    """Initialises networks for images of 1 or 3 channels."""
     keys = jax.random.split(jax.random.key(seed))
     generator = embedded.init_variables(keys[0], recipe.channels, recipe.latent_dim, image_channels)
     discriminator = init_discriminator(keys[1], recipe.channels, image_channels)
     start = optimizer(recipe).init
     losses = {name: jnp.float32(0) for name in ("discriminator", "generator", "penalty")}
     return GanState(
-        jnp.int32(0),
-        generator,
-        discriminator,
-        start(generator),
-        start(discriminator),
-        generator,
-        losses,
+        step=jnp.int32(0),
+        generator=generator,
+        discriminator=discriminator,
+        generator_optimizer=start(generator),
+        discriminator_optimizer=start(discriminator),
+        average=generator,
+        losses=losses,
     )
 
 
 def init_discriminator(
     key: jax.Array, channels: tuple[int, int, int, int], image_channels: int
 ) -> PyTree:
-    """Weights from N(0, 1) (their layer's gain comes with use), biases of zero."""
+    """Draws the discriminator's weights from N(0, 1) (a layer's gain is applied where it is used);
+    biases are zero."""
     low, middle, high, _ = channels
     kernels = {
         "image": (1, 1, 4 * image_channels, high),
@@ -123,8 +125,8 @@ def init_discriminator(
 
 
 def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
-    """float [B, 32, 32, C] in [-1, 1] -> float [B], high for images that look real. B is a multiple
-    of min(B, 32)."""
+    """Scores images, float [B, 32, 32, C] in [-1, 1]: float [B], high for images that look real. B
+    is a multiple of min(B, 32)."""
 
     def layer(name, x):
         return activate(_conv(discriminator[name], x))
@@ -149,7 +151,7 @@ def _halve(x: jax.Array) -> jax.Array:
 
 
 def _unshuffle(x: jax.Array) -> jax.Array:
-    """Blocks of 2x2 pixels become channels."""
+    """Makes channels of blocks of 2x2 pixels."""
     n, height, width, channels = x.shape
     blocks = x.reshape(n, height // 2, 2, width // 2, 2, channels).transpose(0, 1, 3, 2, 4, 5)
     return blocks.reshape(n, height // 2, width // 2, 4 * channels)
@@ -169,7 +171,7 @@ def _with_spread(x: jax.Array, group: int = 32) -> jax.Array:
 def train_step(
     recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Array, penalise: bool
 ) -> GanState:
-    """One step of both networks; all randomness is of (seed, step).
+    """Takes one step of both networks; all randomness is a function of (seed, step).
 
     Args:
       recipe: hyper-parameters.
@@ -220,16 +222,16 @@ def train_step(
     }
     losses = optax.incremental_update(losses, state.losses, jnp.maximum(0.02, 1 / (state.step + 1)))
     return GanState(
-        state.step + 1,
-        generator,
-        discriminator,
-        generator_optimizer,
-        discriminator_optimizer,
-        average,
-        losses,
+        step=state.step + 1,
+        generator=generator,
+        discriminator=discriminator,
+        generator_optimizer=generator_optimizer,
+        discriminator_optimizer=discriminator_optimizer,
+        average=average,
+        losses=losses,
     )
 
 
 def is_penalised(recipe: Recipe, step: int) -> bool:
-    """Whether the step of this number, counted from 0, carries the penalties."""
+    """Returns whether the step of this number, counted from 0, carries the penalties."""
     return step % recipe.penalty_every == 0

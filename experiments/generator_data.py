@@ -1,5 +1,5 @@
-"""Images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an .npz
-of JPEG files."""
+"""Reads images that a generator is trained on: 32x32 bytes with labels, of a known dataset or of an
+.npz of JPEG files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,13 @@ from fedjax_ht.generators.npz import one_line
 
 
 class Pictures(NamedTuple):
-    """images: uint8 [N, 32, 32, 1 or 3]. labels: int32 [N], positions in `classes`. classes: their
-    names."""
+    """Training images.
+
+    Attributes:
+      images: uint8 [N, 32, 32, 1 or 3].
+      labels: int32 [N], positions in `classes`.
+      classes: their names.
+    """
 
     images: np.ndarray
     labels: np.ndarray
@@ -39,11 +44,11 @@ def load_pictures(data: str, data_dir: str | None = None, classes: Sequence[str]
       ValueError: there is no such dataset or class, a class is named twice, the set is none of
         images, or the images of the .npz are not 32x32. FileNotFoundError: a file is missing.
     """
-    pictures = (
-        _read_jpegs(Path(data))
-        if data.endswith(".npz") and ":" not in data
-        else _read_dataset(data, data_dir)
-    )
+    # "npz:FILE" is a dataset; a plain path is a file of JPEGs.
+    if data.endswith(".npz") and ":" not in data:
+        pictures = _read_jpegs(Path(data))
+    else:
+        pictures = _read_dataset(data, data_dir)
     unknown = sorted(set(classes) - set(pictures.classes))
     if unknown:
         raise ValueError(
@@ -67,10 +72,11 @@ def _read_dataset(name: str, data_dir: str | None) -> Pictures:
     if max(dataset.input_shape[:2]) > SIZE:
         dataset = load_dataset(name, data_dir, SIZE)
     train = dataset.official.get("train", np.arange(len(dataset.inputs)))
-    frame = [
-        ((SIZE - side) // 2, SIZE - side - (SIZE - side) // 2) for side in dataset.input_shape[:2]
-    ]
-    images = np.pad(dataset.inputs[train], ((0, 0), *frame, (0, 0)))
+    frame = [(0, 0), (0, 0), (0, 0), (0, 0)]
+    for axis, side in enumerate(dataset.input_shape[:2], 1):
+        before = (SIZE - side) // 2
+        frame[axis] = before, SIZE - side - before
+    images = np.pad(dataset.inputs[train], frame)
     return Pictures(images, dataset.labels[train], dataset.class_names)
 
 

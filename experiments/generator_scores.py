@@ -1,4 +1,4 @@
-"""How good a generator is: sharpness, variety, distance to real images; and pictures to judge it by
+"""Scores of a generator: sharpness, variety, distance to real images; and pictures to judge it by
 eye."""
 
 from collections.abc import Callable, Mapping
@@ -31,8 +31,8 @@ LABELS = {
 
 
 def latents(generator: Generator, key: jax.Array, n: int) -> dict[str, jax.Array]:
-    """Latents of an embedded generator by kind, float [n, H]: valid, truncated, and three kinds of
-    invalid ones."""
+    """Draws latents of an embedded generator by kind, float [n, H]: valid, truncated, and three
+    kinds of invalid ones."""
     keys = jax.random.split(key)
     valid = generator.sample_w(generator.variables, keys[0], n)
     normal = jax.random.normal(keys[1], valid.shape)
@@ -46,17 +46,21 @@ def latents(generator: Generator, key: jax.Array, n: int) -> dict[str, jax.Array
 
 
 def render_all(generator: Generator, w: jax.Array, batch_size: int = 100) -> np.ndarray:
-    """Images of many latents, float32 [n, 32, 32, 3] in [0, 1]."""
+    """Renders the images of many latents, float32 [n, 32, 32, 3] in [0, 1]."""
     synthesize = jax.jit(generator.synthesize)
     parts = [w[i : i + batch_size] for i in range(0, len(w), batch_size)]
     return np.concatenate([np.asarray(synthesize(generator.variables, part)) for part in parts])
 
 
 def laplacian_variance(images: np.ndarray) -> np.ndarray:
-    """Sharpness: the variance over pixels of 4 x minus its four neighbours, x the mean of the
-    channels.
+    """Computes sharpness: the variance over pixels of 4 x minus its four neighbours, x being the
+    mean of the channels.
 
-    float [n, h, w, C] in [0, 1] -> float [n].
+    Args:
+      images: float [n, h, w, C] in [0, 1].
+
+    Returns:
+      float [n].
     """
     x = np.asarray(images).mean(-1)
     laplacian = (
@@ -66,13 +70,14 @@ def laplacian_variance(images: np.ndarray) -> np.ndarray:
 
 
 def pair_distance(images: np.ndarray) -> float:
-    """Variety: the mean over neighbouring pairs of the root mean square of their difference."""
+    """Computes variety: the mean over neighbouring pairs of the root mean square of their
+    difference."""
     return float(np.sqrt(np.mean((images - np.roll(images, 1, 0)) ** 2, (1, 2, 3))).mean())
 
 
 def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
-    """Between Gaussians fitted to two samples of features, float [n, D] and [m, D] (Heusel et al.,
-    NeurIPS 2017)."""
+    """Computes the Frechet distance between Gaussians fitted to two samples of features, float
+    [n, D] and [m, D] (Heusel et al., NeurIPS 2017)."""
     a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
     shared = np.sqrt(np.linalg.eigvals(a @ b).real.clip(0)).sum()
     return float(np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(a) + np.trace(b) - 2 * shared)
@@ -81,7 +86,7 @@ def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
 def train_classifier(
     pictures: Pictures, steps: int = 1000, batch_size: int = 64, seed: int = 0
 ) -> tuple[Callable[[np.ndarray], np.ndarray], float]:
-    """A small CNN trained on nine tenths of the pictures.
+    """Trains a small CNN on nine tenths of the pictures.
 
     Returns:
       (images float [n, 32, 32, 3] in [0, 1] -> its features, float [n, 64]), and its accuracy on
@@ -102,16 +107,12 @@ def train_classifier(
     @jax.jit
     def step(carry: PyTree, number: jax.Array) -> PyTree:
         params, state = carry
-        rows = order[
-            jax.random.randint(
-                jax.random.fold_in(jax.random.key(seed), number), (batch_size,), 0, len(order)
-            )
-        ]
+        key = jax.random.fold_in(jax.random.key(seed), number)
+        rows = order[jax.random.randint(key, (batch_size,), 0, len(order))]
 
         def loss(p):
-            return optax.softmax_cross_entropy_with_integer_labels(
-                model.apply(p, colour(images[rows])), labels[rows]
-            ).mean()
+            logits = model.apply(p, colour(images[rows]))
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels[rows]).mean()
 
         updates, state = optimizer.update(jax.grad(loss)(params), state)
         return optax.apply_updates(params, updates), state
@@ -122,9 +123,8 @@ def train_classifier(
     features = jax.jit(lambda x: model.apply(carry[0], x, method="features"))
 
     def batched(images: np.ndarray) -> np.ndarray:
-        return np.concatenate(
-            [np.asarray(features(images[i : i + 500])) for i in range(0, len(images), 500)]
-        )
+        parts = np.split(images, range(500, len(images), 500))
+        return np.concatenate([np.asarray(features(part)) for part in parts])
 
     scores = model.apply(carry[0], batched(np.asarray(colour(images[held_out]))), method="classify")
     return batched, float((scores.argmax(-1) == labels[held_out]).mean())
@@ -133,7 +133,7 @@ def train_classifier(
 def score(
     generator: Generator, pictures: Pictures, n: int = 2000, steps: int = 1000
 ) -> dict[str, Any]:
-    """Scores of an embedded generator against the images it was trained on.
+    """Scores an embedded generator against the images it was trained on.
 
     Returns:
       "classifier_accuracy" of the CNN whose features the Frechet distances are measured in, and for
@@ -142,9 +142,8 @@ def score(
     """
     features, accuracy = train_classifier(pictures, steps)
     chosen = np.random.default_rng(0).permutation(len(pictures.images))[:n]
-    real = np.broadcast_to(
-        pictures.images[chosen] / np.float32(255), (len(chosen), *pictures.images.shape[1:3], 3)
-    )
+    grey_or_colour = pictures.images[chosen] / np.float32(255)
+    real = np.broadcast_to(grey_or_colour, (*grey_or_colour.shape[:3], 3))
 
     def described(x):
         return {

@@ -55,10 +55,8 @@ def train(
         state = train_step(recipe, state, images, jnp.uint32(seed), is_penalised(recipe, step))
         step += 1
         if step % LOG_STEPS == 0:
-            log = [
-                *log,
-                (step * recipe.batch_size, *(float(state.losses[name]) for name in LOG_FIELDS[1:])),
-            ]
+            losses = [float(state.losses[name]) for name in LOG_FIELDS[1:]]
+            log = [*log, (step * recipe.batch_size, *losses)]
         if time.monotonic() - saved > SAVE_SECONDS:
             save(state, log)
             saved = time.monotonic()
@@ -76,7 +74,7 @@ def write_checkpoint(workdir: Path, state: GanState, log: Log) -> None:
 
 
 def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
-    """The newest checkpoint, or `like` and an empty log if there is none.
+    """Reads the newest checkpoint; without one, returns `like` and an empty log.
 
     Raises:
       ValueError: it is damaged, or of another recipe.
@@ -97,7 +95,8 @@ def read_checkpoint(workdir: Path, like: GanState) -> tuple[GanState, Log]:
 
 
 def revision() -> str:
-    """Of the working tree, "-dirty" if it has changes; "unknown" outside version control."""
+    """Returns the commit of the working tree, "-dirty" if it has changes; "unknown" outside version
+    control."""
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(
@@ -109,10 +108,9 @@ def revision() -> str:
 
 
 def write_samples(path: Path, variables: Any, seed: int = 0) -> None:
-    """A picture of 100 samples of a generator."""
-    images = jax.jit(embedded.synthesize)(
-        variables, embedded.sample_w(variables, jax.random.key(seed), 100)
-    )
+    """Writes a picture of 100 samples of a generator."""
+    latents = embedded.sample_w(variables, jax.random.key(seed), 100)
+    images = jax.jit(embedded.synthesize)(variables, latents)
     write_grid(path, np.asarray(images).reshape(10, 10, *images.shape[1:]))
 
 

@@ -1,7 +1,7 @@
-"""A run as an attacker meets it: who its clients are to `fedjax_ht.trust.leaks`, and all that is
-found of them."""
+"""Attacks on the clients of a run by `fedjax_ht.trust.leaks`."""
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from experiments.leaks_table import NOT_NEEDED, OTHER, OWN, Inverted, Row
 from fedjax_ht.core.inputs import Pixels
@@ -29,23 +30,28 @@ from fedjax_ht.trust.privacy import private
 
 
 class Case(NamedTuple):
-    """A client of a run: who it is to an attacker, its own state, and another client's first
-    one."""
+    """A client of a run as an attacker meets it.
+
+    Attributes:
+      victim: the client.
+      state: its state.
+      other: the first state of another client, for an attacker who does not know the client's.
+    """
 
     victim: imitation.Victim
-    own: PyTree
+    state: PyTree
     other: PyTree
 
 
-class Wanted(NamedTuple):
-    """Which inversions.
+class Inversions(NamedTuple):
+    """Inversions of one client's uploads.
 
     Attributes:
-      client, trial: whose uploads.
+      client, trial: of the uploads.
       uploads, batch: how many, and of how many images each.
-      noises: deviations of noise on every number.
-      searches: by name.
-      rounds: that epsilon is told of; None is all until the attacked one.
+      noises: standard deviations of noise on every number.
+      searches: (name, search) of each attack.
+      rounds: rounds that epsilon is told of; None is all until the attacked one.
     """
 
     client: int
@@ -57,19 +63,17 @@ class Wanted(NamedTuple):
     rounds: int | None
 
 
-def arrays(tree):
+def arrays(tree: PyTree) -> PyTree:
+    """Puts the leaves of a tree on the device."""
     return jax.tree.map(jnp.asarray, tree)
 
 
-def case(run: LoadedRun, config, client: int, trial: int, batch: int = 0) -> Case:
-    """A client in its next round; with `batch`, of one step on so many samples."""
+def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int = 0) -> Case:
+    """Returns a client in its next round; with `batch`, of one step on so many samples."""
     experiment, label = run.experiment, run.method
-    method, entry, privacy = (
-        experiment.methods[label],
-        experiment.entries[label],
-        experiment.options.privacy,
-    )
-    own = arrays(client_state(run, client, trial))
+    entry, privacy = experiment.entries[label], experiment.options.privacy
+    method = experiment.methods[label]
+    state = arrays(client_state(run, client, trial))
     if batch:
         training = as_run(entry, config).training
         training.update(batch_size=batch, steps=1, shuffle=False, augmentation=())
@@ -80,181 +84,211 @@ def case(run: LoadedRun, config, client: int, trial: int, batch: int = 0) -> Cas
     samples = len(experiment.partitions[trial][client].train)
     last = jnp.int32(run.state.last_round[trial][client])
     info = ClientInfo(jnp.int32(client), jnp.int32(samples), last)
+    # States of servers are stacked over trials.
     server = jax.tree.map(lambda x: jnp.asarray(x)[trial], run.state.servers)
     channel = Channel(chain(experiment.options.uplink), chain(experiment.options.downlink))
-    downlink = send(
-        private(method, privacy), federation, bucket, channel, server, root, round, info
-    )
+    hidden = private(method, privacy)
+    downlink = send(hidden, federation, bucket, channel, server, root, round, info)
     neighbour = jnp.int32((client + 1) % federation.num_clients)
     first = client_context(Purpose.INIT_CLIENT, root, jnp.int32(0), info._replace(id=neighbour))
     other = method.init_client(bucket, first._replace(info=None, shared_key=None))
-    parts = {
-        name: stack([getattr(who, name) for who in experiment.partitions[trial]])
-        for name in ("train", "test")
-    }
-    splits = {
-        name: jax.tree.map(lambda x: jnp.asarray(x[client]), part) for name, part in parts.items()
-    }
-    dataset = experiment.dataset
-    data = Data(arrays(dataset.inputs), arrays(dataset.labels), dataset.preprocess, splits)
-    return Case(
-        imitation.Victim(method, bucket, downlink, root, round, info, data, privacy), own, other
+    victim = imitation.Victim(
+        method=method,
+        bucket=bucket,
+        downlink=downlink,
+        root=root,
+        round=round,
+        info=info,
+        data=data_of(run, client, trial),
+        privacy=privacy,
     )
+    return Case(victim, state, other)
+
+
+def data_of(run: LoadedRun, client: int, trial: int) -> Data:
+    """Returns a client's samples, padded as in the run, so that programs are the same for all
+    clients."""
+    dataset, partition = run.experiment.dataset, run.experiment.partitions[trial]
+    splits = {}
+    for name in ("train", "test"):
+        padded = stack([getattr(indices, name) for indices in partition])
+        splits[name] = jax.tree.map(lambda x: jnp.asarray(x[client]), padded)
+    return Data(arrays(dataset.inputs), arrays(dataset.labels), dataset.preprocess, splits)
 
 
 def uploaded(
-    victim: imitation.Victim, transform: Transform, own: PyTree, images, labels, number: jax.Array
+    victim: imitation.Victim,
+    transform: Transform,
+    state: PyTree,
+    images: jax.Array,
+    labels: jax.Array,
+    number: jax.Array,
 ) -> PyTree:
-    """What a client sends whose samples are these, with the run's own `transform` of uplinks;
-    `number` is the upload's, each of which has noise of its own."""
+    """Computes the uplink of a client with other samples.
+
+    Args:
+      victim: the client.
+      transform: of the run's uplinks.
+      state: the client's.
+      images, labels: its samples.
+      number: of the upload; each has noise of its own.
+    """
     hidden = victim._replace(privacy=victim.privacy and victim.privacy._replace(secret=(number,)))
 
     def drawn(key, message):
         return transform(jax.random.fold_in(key, number), message)
 
-    return imitation.upload(hidden, own, images, labels, drawn)
+    return imitation.upload(hidden, state, images, labels, drawn)
 
 
 def epsilon(run: LoadedRun, client: int, trial: int, rounds: int, noisy: bool) -> float | str:
-    """What the accountant says of a client after so many rounds; "" without privacy. That a draw of
-    participants may hide them as well (docs/privacy.md) is not counted.
+    """Accounts for a client's privacy after some rounds; "" without privacy. That a draw of
+    participants may hide the client as well (docs/privacy.md) is not counted.
 
     Args:
-      run, client, trial: whose.
+      run, client, trial: of the account.
       rounds: how many.
-      noisy: whether what is looked at has the noise of clients, `privacy.unit` "client" or
-        "upload".
+      noisy: whether the attacker looks at something with the noise of clients, `privacy.unit`
+        "client" or "upload".
     """
     experiment, options = run.experiment, run.experiment.options
     if options.privacy is None:
         return ""
     noise, delta = options.privacy.noise, options.privacy.delta
     clients = len(experiment.partitions[trial])
-    times = int(
-        participations(options.seed + trial, options.participation, clients, rounds)[client]
-    )
+    times = participations(options.seed + trial, options.participation, clients, rounds)
+    times = int(times[client])
     if options.privacy.unit == "sample":
-        training, count = (
-            experiment.methods[run.method].training,
-            len(experiment.partitions[trial][client].train),
-        )
-        return poisson_epsilon(
-            noise, min(training.batch_size, count), count, times * num_steps(training, count), delta
-        )
+        training = experiment.methods[run.method].training
+        count = len(experiment.partitions[trial][client].train)
+        batch = min(training.batch_size, count)
+        return poisson_epsilon(noise, batch, count, times * num_steps(training, count), delta)
     return gaussian_epsilon(noise, times, delta) if noisy else math.inf
 
 
 def hiding(run: LoadedRun) -> dict:
-    """The run's privacy as fields of a row."""
+    """Returns the run's privacy as fields of a row."""
     privacy = run.experiment.options.privacy
-    return (
-        {}
-        if privacy is None
-        else {"unit": privacy.unit, "clip": privacy.clip, "scale": privacy.noise}
-    )
+    if privacy is None:
+        return {}
+    return {"unit": privacy.unit, "clip": privacy.clip, "scale": privacy.noise}
 
 
-def invert(run: LoadedRun, config, wanted: Wanted) -> Iterator[Inverted]:
-    """All inversions of one client's uploads. What is compiled for the first serves the others.
+def invert(run: LoadedRun, config: ConfigDict, plan: Inversions) -> Iterator[Inverted]:
+    """Yields all inversions of one client's uploads. Programs compiled for the first serve the
+    others.
 
     Raises:
       ValueError: the samples are no images, there are too few, or the method sends nothing.
+    """
+    client, trial, batch = plan.client, plan.trial, plan.batch
+    victim, state, other = case(run, config, client, trial, batch)
+    images, labels = uploads_of(run, victim, plan)
+    shape, hidden = images.shape[1:], hiding(run)
+
+    @jax.jit
+    def sent_of(images, labels, number):
+        transform = chain(run.experiment.options.uplink)
+        return uploaded(victim, transform, state, images, labels, number)
+
+    @jax.jit
+    def seen_of(sent, held, labels):
+        return imitation.observe(victim, sent, held, shape, labels)
+
+    sent = [sent_of(images[i], labels[i], jnp.uint32(i)) for i in range(plan.uploads)]
+    with_state, with_other = (seen_of(sent[0], held, labels[0]) for held in (state, other))
+    simulate = imitation.imitation(victim, with_state.known, shape)
+    # Where the uplink does not depend on the client's state, nothing is guessed.
+    matters = imitation.state_matters(simulate, with_state.known, with_other.known, images[0])
+    states = {OWN: state, OTHER: other} if matters else {NOT_NEEDED: other}
+    rounds = plan.rounds or run.state.round + 1
+    noisy = hidden.get("unit") == "upload"
+    hidden["epsilon"] = epsilon(run, client, trial, rounds, noisy=noisy)
+    cases = itertools.product(range(plan.uploads), plan.noises, states.items(), plan.searches)
+    for i, noise, (knowledge, held), (name, search) in cases:
+        key = jax.random.fold_in(jax.random.fold_in(victim.root, Purpose.UPLINK), i)
+        seen = seen_of(gaussian_noise(noise, 0.0)(key, sent[i]), held, labels[i])
+        result = inversion.invert(simulate, seen, shape, jax.random.key(i), search)
+        real = np.asarray(images[i])
+        best = inversion.in_order(np.asarray(result.images), real)
+        row = Row(
+            round=run.state.round,
+            method=run.method,
+            attack=name,
+            client=client,
+            batch=batch,
+            tv=search.tv,
+            noise=noise,
+            state=knowledge,
+            numbers=int(wire_elements(sent[i]).payload_elements),
+            psnr=float(psnr(best, real).mean()),
+            ssim=float(ssim(best, real).mean()),
+            trial=trial,
+            image=i,
+            **hidden,
+        )
+        yield Inverted(row, best, real)
+
+
+def uploads_of(
+    run: LoadedRun, victim: imitation.Victim, plan: Inversions
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the samples that are inverted: images, float [uploads, batch, H, W, C] in [0, 1], and
+    labels, int [uploads, batch].
+
+    Raises:
+      ValueError: the samples are no images, they are too small, or there are too few.
     """
     if not isinstance(run.experiment.dataset.preprocess, Pixels):
         raise ValueError(
             f"{run.experiment.dataset.name} has no images to look for; --attack=membership takes "
             "any data"
         )
-    client, batch, total = wanted.client, wanted.batch, wanted.uploads * wanted.batch
-    victim, own, other = case(run, config, client, wanted.trial, batch)
+    uploads, batch = plan.uploads, plan.batch
     indices, count = victim.data.splits["train"]
-    if count < total:
-        asked = (
-            f"--batch={batch}"
-            if wanted.uploads == 1
-            else f"--uploads={wanted.uploads} times --batch={batch}"
-        )
-        raise ValueError(f"client {client} has {count} training samples, fewer than {asked}")
-    images = victim.data.preprocess.scaled(victim.data.inputs[indices[:total]])
-    labels = victim.data.labels[indices[:total]].reshape(wanted.uploads, batch)
-    ssim(images[:1], images[:1])  # refuses what is too small, before anything is compiled
-    images = images.reshape(wanted.uploads, batch, *images.shape[1:])
-    shape, hidden = images.shape[1:], hiding(run)
-
-    @jax.jit
-    def sent_of(images, labels, number):
-        return uploaded(victim, chain(run.experiment.options.uplink), own, images, labels, number)
-
-    @jax.jit
-    def seen_of(sent, state, labels):
-        return imitation.seen_of(victim, sent, state, shape, labels)
-
-    sent = [sent_of(images[i], labels[i], jnp.uint32(i)) for i in range(wanted.uploads)]
-    with_own, with_other = (seen_of(sent[0], state, labels[0]) for state in (own, other))
-    simulate = imitation.imitation(victim, with_own.held, shape)
-    lost = imitation.tells_apart(simulate, with_own.held, with_other.held, images[0])
-    states = {OWN: own, OTHER: other} if lost else {NOT_NEEDED: other}
-    rounds = wanted.rounds or run.state.round + 1
-    hidden |= {
-        "epsilon": epsilon(run, client, wanted.trial, rounds, noisy=hidden.get("unit") == "upload")
-    }
-    for i in range(wanted.uploads):
-        key = jax.random.fold_in(jax.random.fold_in(victim.root, Purpose.UPLINK), i)
-        size, real = int(wire_elements(sent[i]).payload_elements), np.asarray(images[i])
-        for noise in wanted.noises:
-            noisy = gaussian_noise(noise, 0.0)(key, sent[i])
-            for state, held in states.items():
-                seen = seen_of(noisy, held, labels[i])
-                for name, search in wanted.searches:
-                    found = inversion.invert(simulate, seen, shape, jax.random.key(i), search)
-                    best = inversion.in_order(np.asarray(found.images), real)
-                    scores = float(psnr(best, real).mean()), float(ssim(best, real).mean())
-                    about = (
-                        run.state.round,
-                        run.method,
-                        name,
-                        client,
-                        batch,
-                        search.tv,
-                        noise,
-                        state,
-                        size,
-                    )
-                    yield Inverted(
-                        Row(*about, *scores, trial=wanted.trial, image=i, **hidden), best, real
-                    )
+    if count < uploads * batch:
+        flags = f"--batch={batch}" if uploads == 1 else f"--uploads={uploads} times --batch={batch}"
+        raise ValueError(f"client {plan.client} has {count} training samples, fewer than {flags}")
+    indices = indices[: uploads * batch]
+    images = victim.data.preprocess.scaled(victim.data.inputs[indices])
+    ssim(images[:1], images[:1])  # refuses images that are too small before anything is compiled
+    images = images.reshape(uploads, batch, *images.shape[1:])
+    return images, victim.data.labels[indices].reshape(uploads, batch)
 
 
-def memberships(run: LoadedRun, config, trial: int, rounds: int | None = None) -> Iterator[Row]:
-    """Rows of each client that has training and test samples: by its own model, and by the server's
-    where the server has one, with the client's own batch statistics if it keeps any.
+def memberships(
+    run: LoadedRun, config: ConfigDict, trial: int, rounds: int | None = None
+) -> Iterator[Row]:
+    """Yields rows of each client that has training and test samples: by its own model, and by the
+    server's where the server has one, with the client's own batch statistics if it keeps any.
 
     Args:
-      run, config, trial: of what.
-      rounds: that epsilon is told of; None is all until now.
+      run, config, trial: of the clients.
+      rounds: rounds that epsilon is told of; None is all until now.
     """
     method, privacy = run.experiment.methods[run.method], run.experiment.options.privacy
     losses = jax.jit(
         functools.partial(membership.losses, method), static_argnames=("bucket", "split")
     )
     for client in range(run.experiment.federations[run.method].num_clients):
-        victim, own, _ = case(run, config, client, trial)
-        models = {OWN: own}
+        victim, state, _ = case(run, config, client, trial)
+        data = victim.data
+        models = {OWN: state}
         if method.global_params is not None:
             place = victim.root, victim.round, victim.info
             models[NOT_NEEDED] = receive(
-                private(method, privacy), victim.bucket, own, victim.downlink, victim.data, *place
+                private(method, privacy), victim.bucket, state, victim.downlink, data, *place
             )
-        for state, model in models.items():
-            asked = victim.bucket, model, victim.downlink, victim.data
-            counts = {name: int(split.count) for name, split in victim.data.splits.items()}
-            each = [
-                np.asarray(losses(*asked, split=name))[: counts[name]] for name in ("train", "test")
-            ]
-            value = membership.auc(*each)
-            if not math.isnan(value):
-                spent = epsilon(
-                    run, client, trial, rounds or run.state.round, noisy=state == NOT_NEEDED
-                )
-                about = {"state": state, "trial": trial, **hiding(run), "epsilon": spent}
-                yield Row(run.state.round, run.method, "membership", client, auc=value, **about)
+        for knowledge, model in models.items():
+            # Splits are padded to one size: only the first `count` losses are of samples.
+            by_split = []
+            for name in ("train", "test"):
+                padded = losses(victim.bucket, model, victim.downlink, data, split=name)
+                by_split.append(np.asarray(padded)[: int(data.splits[name].count)])
+            auc = membership.auc(*by_split)
+            if math.isnan(auc):
+                continue
+            noisy = knowledge == NOT_NEEDED
+            spent = epsilon(run, client, trial, rounds or run.state.round, noisy=noisy)
+            fields = {"state": knowledge, "trial": trial, "epsilon": spent, **hiding(run)}
+            yield Row(run.state.round, run.method, "membership", client, auc=auc, **fields)

@@ -1,20 +1,20 @@
-"""What attacks have found: rows of a CSV, tables of them in Markdown, and pictures; of
-`experiments.attack`."""
+"""Results of `experiments.attack`: rows of a CSV, tables of them in Markdown, and pictures."""
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report import plots
+from experiments.rows import column, grouped, write_rows
+from fedjax_ht.report.document import Document
+from fedjax_ht.report.figures import save, subplots
+from fedjax_ht.report.table import Table, table_of
 
-T = TypeVar("T")
-
-# what the attacker has of the client's state
+# knowledge that the attacker has of the client's state
 NOT_NEEDED, OWN, OTHER = "is sent", "is known", "is guessed"
 
 
@@ -22,7 +22,8 @@ class Row(NamedTuple):
     """One result.
 
     Attributes:
-      round, method, attack, client: of what.
+      round, method, attack, client: round, method and client that are attacked, and by which
+        attack.
       batch, tv, noise: images of the step, weight of the total variation, and deviation of the
         noise.
       state: the client's model is sent, known, or guessed to be another client's first one; of
@@ -57,7 +58,13 @@ class Row(NamedTuple):
 
 
 class Inverted(NamedTuple):
-    """What was found of one upload; images, real: float [B, H, W, C] in [0, 1]."""
+    """Images that an attack made of one upload.
+
+    Attributes:
+      row: the result.
+      images: float [B, H, W, C] in [0, 1].
+      real: the client's images, of the same shape.
+    """
 
     row: Row
     images: np.ndarray
@@ -72,26 +79,16 @@ NUMBER_OR_NONE = ("psnr", "ssim", "auc", "epsilon")
 def add(rows: Iterable[Row], path: Path) -> None:
     """Writes the rows behind those that the file has."""
     before = read(path) if path.exists() else []
-    with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        writer.writerows(
-            [f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in (*before, *rows)
-        )
+    write_rows(path, Row._fields, [*before, *rows])
 
 
 def read(path: Path) -> list[Row]:
-    """What `add` has written; columns that an earlier version did not have are at their defaults.
+    """Reads the rows that `add` has written; columns that an earlier version did not have are at
+    their defaults.
 
     Raises:
       ValueError, OSError: there is no such file, or it is of another kind. One line.
     """
-
-    def value(name: str, text: str):
-        if name in NUMBER_OR_NONE:
-            return float(text) if text else ""
-        return type(getattr(FIRST, name))(text)
-
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         columns = reader.fieldnames or ()
@@ -99,131 +96,148 @@ def read(path: Path) -> list[Row]:
             raise ValueError(
                 f"{path} has the columns {reader.fieldnames}; expected {', '.join(Row._fields)}"
             )
-        return [Row(**{name: value(name, text) for name, text in row.items()}) for row in reader]
+        return list(map(row_of, reader))
+
+
+def row_of(cells: Mapping[str, str]) -> Row:
+    """Returns the row of a line of a file."""
+    values = {}
+    for name, text in cells.items():
+        if name in NUMBER_OR_NONE:
+            values[name] = float(text) if text else ""
+        else:
+            values[name] = type(getattr(FIRST, name))(text)
+    return Row(**values)
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table of inversions and one of membership, over all uploads, clients and trials."""
-    found = grouped((r for r in rows if r.attack != "membership"), round_and_step)
-    members = grouped((r for r in rows if r.attack == "membership"), round_and_model)
-    return "\n\n".join(table for table in (inversions(found), memberships(members)) if table)
+    """Makes a table of inversions and one of membership, over all uploads, clients and trials, in
+    Markdown; a table without rows is left out."""
+    inferred, inverted = [], []
+    for row in rows:
+        (inferred if row.attack == "membership" else inverted).append(row)
+    tables = []
+    if inverted:
+        tables.append(inversions(grouped(inverted, round_and_step)))
+    if inferred:
+        tables.append(memberships(grouped(inferred, round_and_model)))
+    return Document(tables).markdown()
 
 
-def grouped(found: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    groups: dict[Any, list[T]] = {}
-    for one in found:
-        groups.setdefault(key(one), []).append(one)
-    return groups
+def round_and_step(row: Row) -> tuple:
+    """Returns the cells that name a line of the table of inversions."""
+    noise = f"{row.noise:g}" if row.noise else ""
+    step = map(str, (row.round, row.method, row.batch, row.numbers))
+    return (*step, row.state, noise, hidden(row))
 
 
-def round_and_step(r: Row) -> tuple:
-    """What a line of the table of inversions is about."""
-    noise = f"{r.noise:g}" if r.noise else ""
-    return (*map(str, (r.round, r.method, r.batch)), str(r.numbers), r.state, noise, hidden(r))
+def round_and_model(row: Row) -> tuple:
+    """Returns the cells that name a line of the table of memberships."""
+    model = "the server's" if row.state == NOT_NEEDED else "the client's own"
+    return str(row.round), row.method, model, hidden(row)
 
 
-def round_and_model(r: Row) -> tuple:
-    """Of memberships."""
-    return (
-        str(r.round),
-        r.method,
-        "the server's" if r.state == NOT_NEEDED else "the client's own",
-        hidden(r),
-    )
-
-
-def inversions(groups: Mapping[tuple, list[Row]]) -> str:
-    columns = list(dict.fromkeys(title(r) for rows in groups.values() for r in rows))
-    heads = ["round", "method", "images", "numbers sent", "the client's model", "noise", "privacy"]
+def inversions(groups: Mapping[tuple, list[Row]]) -> Table:
+    """Makes the table of inversions, a column an attack."""
+    titles = ["round", "method", "images", "numbers sent", "the client's model", "noise", "privacy"]
+    attacks: dict[str, None] = {}  # in order
     lines = []
-    for about, rows in groups.items():
+    for names, rows in groups.items():
         by_attack = grouped(rows, title)
-        shown = [psnr_and_ssim(by_attack[c]) if c in by_attack else "" for c in columns]
-        lines.append([*about, epsilon_of(rows), str(max(map(len, by_attack.values()))), *shown])
-    return table(
-        [*heads, "epsilon", "uploads", *columns], lines, droppable=("noise", "privacy", "epsilon")
-    )
+        attacks |= dict.fromkeys(by_attack)
+        cells = dict(zip(titles, names))
+        cells |= {"epsilon": epsilon_of(rows), "uploads": str(max(map(len, by_attack.values())))}
+        cells |= zip(by_attack, map(psnr_and_ssim, by_attack.values()))
+        lines.append(without_empty(cells, ("noise", "privacy", "epsilon")))
+    return table_of(lines, [*titles, "epsilon", "uploads", *attacks], missing="")
 
 
-def memberships(groups: Mapping[tuple, list[Row]]) -> str:
-    heads = [
-        "round",
-        "method",
-        "the model",
-        "privacy",
-        "epsilon",
-        "AUC, mean over clients",
-        "least",
-        "most",
-        "clients",
-    ]
+def memberships(groups: Mapping[tuple, list[Row]]) -> Table:
+    """Makes the table of inferred memberships."""
+    titles = ["round", "method", "the model", "privacy", "epsilon"]
+    numbers = ["AUC, mean over clients", "least", "most", "clients"]
     lines = []
-    for about, rows in groups.items():
-        values = [r.auc for r in rows]
-        shown = (f"{x:.3f}" for x in (np.mean(values), min(values), max(values)))
-        lines.append([*about, epsilon_of(rows), *shown, str(len(values))])
-    return table(heads, lines, droppable=("privacy", "epsilon"))
+    for (number, method, model, privacy), rows in groups.items():
+        values = column(rows, "auc")
+        aucs = [f"{value:.3f}" for value in (np.mean(values), min(values), max(values))]
+        names = [number, method, model, privacy, epsilon_of(rows)]
+        cells = dict(zip([*titles, *numbers], [*names, *aucs, str(len(values))]))
+        lines.append(without_empty(cells, ("privacy", "epsilon")))
+    return table_of(lines, [*titles, *numbers], missing="")
 
 
-def table(heads: Sequence[str], lines: Sequence[Sequence[str]], droppable: Sequence[str]) -> str:
-    """Markdown, without the columns that may be dropped and are empty; "" without lines."""
-    kept = [
-        i for i, head in enumerate(heads) if head not in droppable or any(line[i] for line in lines)
-    ]
-    first, *others = (f"| {' | '.join(row[i] for i in kept)} |" for row in (heads, *lines))
-    return "\n".join([first, f"|{'---|' * len(kept)}", *others]) if lines else ""
+def without_empty(cells: dict[str, str], columns: Sequence[str]) -> dict[str, str]:
+    """Drops the cells of some columns where they are empty."""
+    return {title: text for title, text in cells.items() if text or title not in columns}
 
 
 def title(row: Row) -> str:
+    """Names the attack."""
     return f"{row.attack}, tv {row.tv:g}" if row.tv else row.attack
 
 
 def hidden(row: Row) -> str:
-    """The run's privacy in words; "" without."""
+    """Describes the run's privacy; "" without."""
     return f"{row.unit}, clip {row.clip:g}, noise {row.scale:g}" if row.unit else ""
 
 
 def epsilon_of(rows: Iterable[Row]) -> str:
-    """The largest; "" where nothing is private."""
-    found = [r.epsilon for r in rows if r.epsilon != ""]
-    return "" if not found else f"{max(found):.3g}" if max(found) < math.inf else "none"
+    """Formats the largest epsilon: "none" where no noise hides something, "" where nothing is
+    private."""
+    values = [row.epsilon for row in rows if row.epsilon != ""]
+    if not values:
+        return ""
+    return f"{max(values):.3g}" if max(values) < math.inf else "none"
 
 
 def psnr_and_ssim(rows: Sequence[Row]) -> str:
-    """Means, of PSNR with the least and the most."""
-    values = [r.psnr for r in rows]
-    ends = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-    return f"{np.mean(values):.1f}{ends} / {np.mean([r.ssim for r in rows]).round(2) + 0.0:.2f}"
+    """Formats the means over rows, of PSNR with the least and the most."""
+    values = column(rows, "psnr")
+    ratio = f"{np.mean(values):.1f}"
+    if len(values) > 1:
+        ratio += f" ({min(values):.1f} to {max(values):.1f})"
+    similarity = np.mean(column(rows, "ssim")).round(2) + 0.0  # never "-0.00"
+    return f"{ratio} / {similarity:.2f}"
 
 
-def picture(found: Sequence[Inverted], path: Path) -> None:
-    """The real images of all uploads side by side, and below each other what the attacks found of
-    them."""
-    columns = grouped(found, lambda one: (one.row.state, one.row.noise))
-    attacks = [grouped(column, lambda one: title(one.row)) for column in columns.values()]
-    first = next(iter(attacks[0].values()))
-    real = np.concatenate([one.real for one in first])
-    grid = max(map(len, attacks)), len(columns) + 1
-    size = (1.4, 1.5) if len(real) == 1 else (0.75 * len(real), 1.2)  # of a cell, in inches
-    figure, axes = plots.subplots(
-        *grid, squeeze=False, figsize=(size[0] * grid[1], size[1] * grid[0])
-    )
+def picture(inverted: Sequence[Inverted], path: Path) -> None:
+    """Draws the real images of all uploads side by side, and, below each other, the images that the
+    attacks made of them."""
+    columns = []
+    for results in grouped(inverted, knowledge_of).values():
+        columns.append(grouped(results, attack_of))
+    first = next(iter(columns[0].values()))
+    real = np.concatenate(column(first, "real"))
+    rows, cols = max(map(len, columns)), len(columns) + 1
+    width, height = (1.4, 1.5) if len(real) == 1 else (0.75 * len(real), 1.2)  # inches of a cell
+    figure, axes = subplots(rows, cols, squeeze=False, figsize=(width * cols, height * rows))
     for cell in axes.flat:
         cell.axis("off")
     draw(axes[0, 0], real, "real")
-    for place, (state, noise), by_attack in zip(axes.T[1:], columns, attacks):
-        for cell, (attack, own) in zip(place, by_attack.items()):
-            added = f", noise {noise:g}" if noise else ""
-            score = np.mean([one.row.psnr for one in own])
+    for place, by_attack in zip(axes.T[1:], columns):
+        for cell, (attack, results) in zip(place, by_attack.items()):
+            state, noise = knowledge_of(results[0])
+            model = f"model {state}, noise {noise:g}" if noise else f"model {state}"
+            score = np.mean(column(column(results, "row"), "psnr"))
             draw(
                 cell,
-                np.concatenate([one.images for one in own]),
-                f"{attack}\nmodel {state}{added}\n{score:.1f} dB",
+                np.concatenate(column(results, "images")),
+                f"{attack}\n{model}\n{score:.1f} dB",
             )
-    plots.save(figure, path)
+    save(figure, path)
 
 
-def draw(axes, images: np.ndarray, about: str) -> None:
-    """Images [B, H, W, C] side by side."""
+def attack_of(result: Inverted) -> str:
+    """Names the attack that made the images."""
+    return title(result.row)
+
+
+def knowledge_of(result: Inverted) -> tuple[str, float]:
+    """Returns the attacker's knowledge of the client's state, and the noise on the upload."""
+    return result.row.state, result.row.noise
+
+
+def draw(axes: Axes, images: np.ndarray, about: str) -> None:
+    """Draws images [B, H, W, C] side by side."""
     axes.imshow(np.concatenate(images, 1).squeeze(), cmap="gray", vmin=0, vmax=1)
     axes.set_title(about, fontsize=6)

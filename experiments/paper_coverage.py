@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.markdown import markdown_table
 from experiments.paper_manifest import filled
+from fedjax_ht.report.table import Table
 
 STATUSES = ("paper's setting", "small form", "not run", "needs code")
 NEEDS = ("hours", "data", "generator", "GPU", "code")
@@ -46,11 +46,11 @@ def read_coverage(path: Path) -> list[Paper]:
         a field. One line.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML file: {error}") from None
     papers = []
-    for values in found.get("papers", ()):
+    for values in fields.get("papers", ()):
         paper = filled(Paper, values, "papers")
         items = [filled(Item, item, paper.name) for item in paper.items]
         for item in items:
@@ -93,7 +93,7 @@ def counts_markdown(papers: Sequence[Paper]) -> str:
         counts = Counter(item.status for item in paper.items)
         numbers = [counts[status] for status in STATUSES]
         rows.append([paper.name, *map(str, [*numbers, len(paper.items)])])
-    return markdown_table(["paper", *STATUSES, "items"], rows)
+    return Table(["paper", *STATUSES, "items"], rows).markdown()
 
 
 def paper_markdown(paper: Paper, width: int) -> str:
@@ -105,7 +105,7 @@ def paper_markdown(paper: Paper, width: int) -> str:
         if item.commands:
             commands.append(f"# {item.item}")
             commands += [f"fedjax-ht {command}" for command in item.commands]
-    words = " ".join(paper.setting.split())
-    setting = textwrap.fill(words, width, break_long_words=False, break_on_hyphens=False)
+    text = " ".join(paper.setting.split())
+    setting = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
     code = "\n".join(["```sh", *commands, "```"])
-    return "\n\n".join([f"## {paper.name}", setting, markdown_table(HEAD, rows), code])
+    return "\n\n".join([f"## {paper.name}", setting, Table(HEAD, rows).markdown(), code])

@@ -1,4 +1,4 @@
-"""experiments/results/tables.toml: which runs stand beside which published numbers. Its head
+"""Reads experiments/results/tables.toml: which runs stand beside which published numbers. Its head
 explains the fields."""
 
 import tomllib
@@ -13,8 +13,8 @@ Kind = TypeVar("Kind", bound=tuple)
 
 
 class Selection(NamedTuple):
-    """Runs of one dataset in a CSV of `write_evaluations`; all methods, seeds and rounds unless
-    told."""
+    """Runs of one dataset in a CSV of `write_evaluations`: those of some methods, seeds and rounds,
+    or of all."""
 
     csv: str
     dataset: str
@@ -61,37 +61,49 @@ class Picture(NamedTuple):
 
 
 class Manifest(NamedTuple):
+    """The tables and pictures that are made of committed files."""
+
     tables: Sequence[Table]
     pictures: Sequence[Picture]
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises:
-    ValueError: it is no TOML file, or an entry has an unknown field or lacks one. One line.
+    """Reads the tables and pictures of a manifest.
+
+    Raises:
+      ValueError: it is no TOML file, or an entry has an unknown field or lacks one. One line.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
+        fields = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML file: {error}") from None
-    manifest = filled(Manifest, found, path.name)
+    manifest = filled(Manifest, fields, path.name)
     tables = [filled(Table, values, "tables") for values in manifest.tables]
     for number, table in enumerate(tables):
-        parts = [filled(Part, values, table.title) for values in table.parts]
-        parts = [
-            part._replace(runs=filled(Selection, part.runs, f"{table.title}, {part.title}"))
-            for part in parts
-        ]
+        parts = []
+        for values in table.parts:
+            part = filled(Part, values, table.title)
+            runs = filled(Selection, part.runs, f"{table.title}, {part.title}")
+            parts.append(part._replace(runs=runs))
         tables[number] = table._replace(parts=parts)
     pictures = [filled(Picture, values, "pictures") for values in manifest.pictures]
     for number, picture in enumerate(pictures):
-        pictures[number] = picture._replace(
-            runs=[filled(Selection, runs, picture.file) for runs in picture.runs]
-        )
+        runs = [filled(Selection, values, picture.file) for values in picture.runs]
+        pictures[number] = picture._replace(runs=runs)
     return Manifest(tables, pictures)
 
 
 def filled(kind: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
-    """A `kind` with these fields, and the defaults of the others."""
+    """Makes a `kind` of these fields, and the defaults of the others.
+
+    Args:
+      kind: a NamedTuple.
+      values: by field.
+      where: names the entry in errors.
+
+    Raises:
+      ValueError: a field is unknown, or one without a default is missing.
+    """
     for name in values:
         if name not in kind._fields:
             raise ValueError(

@@ -18,6 +18,7 @@ names files like STEM.csv of earlier tables, whose runs then stand beside these 
 they have there. `experiments.paper_tables` makes the page of all papers' tables of such files.
 """
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -31,6 +32,7 @@ from experiments.evaluations import (
     SHOWN,
     SHOWN_BESIDE_GLOBAL,
     Run,
+    by_dataset,
     by_method,
     curves,
     read_evaluations,
@@ -38,12 +40,14 @@ from experiments.evaluations import (
     tops,
     write_evaluations,
 )
-from experiments.markdown import markdown_table
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import folder_of
-from fedjax_ht.report import plots
-from fedjax_ht.report.table import NOTE, PARTICIPANTS, human_bytes, percent, rounds_of
+from fedjax_ht.report.document import Paragraph
+from fedjax_ht.report.figures import save
+from fedjax_ht.report.results import NOTE, PARTICIPANTS
+from fedjax_ht.report.rows import after_start, mean, values
+from fedjax_ht.report.table import Table, human_bytes, percent, rounds_of
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated, wire_bytes
 
@@ -74,12 +78,17 @@ SAME_RESULT = (
     "given",
     "tuned",
     "tuned_on",
+    "dataset.data_dir",
+    "checkpoint",
+    "lanes",
+    "devices",
+    "client_store",
 )
-SAME_RESULT += ("dataset.data_dir", "checkpoint", "lanes", "devices", "client_store")
+"""Fields of a config that do not change a run's numbers, or that are pooled over."""
 
 
 def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """("training.epochs", "1") for every field of a nested config."""
+    """Yields a pair such as ("training.epochs", "1") for every field of a nested config."""
     for key, value in config.items():
         path = prefix + key
         if path in SAME_RESULT:
@@ -91,139 +100,174 @@ def leaves(config: Mapping, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def find_runs(folder: Path, rounds: int | None = None, earlier: Sequence[Run] = ()) -> list[Run]:
-    """Every trial below a folder, up to a round, in order of their paths, its method named by what
-    sets it apart, from runs of an `earlier` table, too."""
-    found = []
+    """Reads every trial below a folder, in order of their paths, its method named by what sets it
+    apart.
+
+    Args:
+      folder: of runs.
+      rounds: the last round that is read; None reads all.
+      earlier: runs of an earlier table, from which these are set apart, too.
+    """
+    runs = []
     for path in sorted(folder.rglob("metrics.jsonl")):
         if not (path.parent.parent / "config.json").exists():  # of a course that was set aside
             continue
         config = json.loads((path.parent.parent / "config.json").read_text())
         method, settings = settings_of(config, path.parent.name)
         with path.open() as file:
-            history = [
-                row for row in map(json.loads, file) if rounds is None or row["round"] <= rounds
-            ]
+            history = list(map(json.loads, file))
+        if rounds is not None:
+            history = [row for row in history if row["round"] <= rounds]
         for trial in by_trial(history):
             seed = config["seed"] + trial[0]["trial"]
-            found.append(Run(config["dataset"]["name"], method, seed, trial, settings))
-    # Which settings tell an earlier table's runs of a method apart can be read off their names.
-    names = {(run.dataset, *run.method.split()) for run in earlier}
-    told = {
-        (dataset, method, part.partition("=")[0])
-        for dataset, method, *parts in names
-        for part in parts
-    }
-    return [run._replace(method=" ".join([run.method, *apart(run, found, told)])) for run in found]
+            runs.append(Run(config["dataset"]["name"], method, seed, trial, settings))
+    known = named_settings(earlier)
+    return [run._replace(method=" ".join([run.method, *apart(run, runs, known)])) for run in runs]
+
+
+def named_settings(earlier: Sequence[Run]) -> set[tuple[str, str, str]]:
+    """Returns (dataset, method, setting) of the settings that tell an earlier table's runs of a
+    method apart, read off the methods' names."""
+    names = set()
+    for run in earlier:
+        method, *parts = run.method.split()
+        names |= {(run.dataset, method, part.partition("=")[0]) for part in parts}
+    return names
 
 
 def settings_of(config: Mapping, folder: str) -> tuple[str, dict[str, str]]:
-    """The method in a folder of a run, and what may change its numbers."""
+    """Returns the method in a folder of a run, and what may change its numbers."""
     for entry in config.get("entries", ()):
         if folder_of(entry["label"]) == folder:
-            own = {"method": {"name": entry["method"], "options": entry["options"]}}
-            own |= {part: {**config[part], **entry[part]} for part in ("training", "model")}
-            return entry["method"], dict(leaves({**config, **own}))
+            settings = {"method": {"name": entry["method"], "options": entry["options"]}}
+            settings |= {part: {**config[part], **entry[part]} for part in ("training", "model")}
+            return entry["method"], dict(leaves({**config, **settings}))
     return folder, dict(leaves(config))  # a run from before there were entries
 
 
-def apart(run: Run, runs: Sequence[Run], told: Collection[tuple[str, str, str]] = ()) -> list[str]:
-    """What sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the
+def apart(run: Run, runs: Sequence[Run], known: Collection[tuple[str, str, str]] = ()) -> list[str]:
+    """Names what sets a run apart, as "mu=0.0": where runs of this dataset and method differ, the
     method's options that are not at their defaults, and other settings that most of those runs do
     not share with it. Settings of local training, as "optimizer=adam", are held against all runs of
-    the dataset. `told` are (dataset, method, option) in which runs of earlier tables differ."""
+    the dataset.
+
+    Args:
+      run: the run.
+      runs: all runs, this one among them.
+      known: (dataset, method, option) in which runs of earlier tables differ.
+    """
     beside = [r for r in runs if r.dataset == run.dataset]
     alike = [r for r in beside if r.method == run.method]
     defaults = dict(leaves(method_config(run.method).to_dict(), "method."))
-    found = []
+    names = []
     for key, value in run.settings.items():
-        others = beside if key.startswith("training.") else alike
-        counts = Counter(r.settings.get(key, value) for r in others).most_common(2)
+        compared = beside if key.startswith("training.") else alike
+        counts = Counter(r.settings.get(key, value) for r in compared).most_common(2)
         name = key.rpartition(".")[2]
-        if len(counts) == 1 and not (key in defaults and (run.dataset, run.method, name) in told):
+        named_before = key in defaults and (run.dataset, run.method, name) in known
+        if len(counts) == 1 and not named_before:
             continue
         tied = len(counts) > 1 and counts[0][1] == counts[1][1]
         usual = defaults.get(key, None if tied else counts[0][0])
         if value != usual:
-            found.append(f"{name}={value}")
-    return found
+            names.append(f"{name}={value}")
+    return names
 
 
 def line(
     runs: Sequence[Run],
     published: Sequence[dict[str, str]],
     score: str,
-    others: Sequence[str],
-    theirs: str,
+    beside: Sequence[str],
+    published_score: str,
 ) -> list[str]:
-    """The cells of one method on one dataset; `others` are scores shown beside, `theirs` the one
-    that was published."""
+    """Returns the cells of one method on one dataset.
+
+    Args:
+      runs: the method's.
+      published: the rows of published numbers.
+      score: the accuracy that the table is about.
+      beside: scores shown beside it.
+      published_score: the score that was published.
+    """
     best, by_val = tops(runs, score), tops(runs, score, by="val_accuracy")
-    spent = [
-        row
-        for run in runs
-        for row in run.history
-        if row["round"] > 0 and "uplink_payload_bytes" in row
-    ]
     numbers = [row["accuracy"] or "no convergence" for row in published]
     known = [float(row["accuracy"]) for row in published if row["accuracy"]]
-    same = tops(runs, theirs)
-    ours = 100 * float(np.mean([row[theirs] for row in same])) if same else math.nan
+    ours = 100 * mean(values(tops(runs, published_score), published_score), math.nan)
+    difference = ""
+    if known and not math.isnan(ours):
+        difference = f"{ours - known[0]:+.2f}"
+    lasts = [evaluated(run.history)[-1] for run in runs]
+    cells = [runs[0].method, percent(best, score), percent(by_val, score), percent(lasts, score)]
+    for key in beside:
+        cells.append(percent(tops(runs, key), key))
     return [
-        runs[0].method,
-        percent(best, score),
-        percent(by_val, score),
-        percent([evaluated(run.history)[-1] for run in runs], score),
-        *(percent(tops(runs, other), other) for other in others),
+        *cells,
         rounds_of(best),
         str(len(runs)),
         ", ".join(dict.fromkeys(numbers)) or "-",
-        f"{ours - known[0]:+.2f}" if known and same else "",
-        human_bytes(np.mean([wire_bytes(row) for row in spent])) if spent else "-",
+        difference,
+        bytes_a_round(runs),
     ]
+
+
+def bytes_a_round(runs: Sequence[Run]) -> str:
+    """Formats the mean bytes of a round; "-" where no row counts them."""
+    counts = []
+    for run in runs:
+        for row in after_start(run.history):
+            if "uplink_payload_bytes" in row:
+                counts.append(wire_bytes(row))
+    return human_bytes(np.mean(counts)) if counts else "-"
 
 
 def markdown(
     runs: Sequence[Run],
     published: dict[tuple[str, str], list[dict[str, str]]],
     score: str,
-    theirs: str | None = None,
+    published_score: str | None = None,
 ) -> str:
-    """A table a dataset, methods by falling score; `theirs` is the score that was published, the
-    same unless given."""
-    theirs = theirs or score
+    """Makes a table for each dataset, methods by falling score.
+
+    Args:
+      runs: of all datasets and methods.
+      published: rows of published numbers by dataset and method.
+      score: the accuracy that the tables are about.
+      published_score: the score that was published; None is `score`.
+    """
+    published_score = published_score or score
     parts = []
-    for dataset in dict.fromkeys(run.dataset for run in runs):
-        grouped = by_method([run for run in runs if run.dataset == dataset], score)
-        titles = SHOWN | (SHOWN_BESIDE_GLOBAL if score == "global_accuracy_head" else {})
-        others = [key for key in titles if key != score and differs(key, score, runs)]
-        head = (
-            "method",
-            "ours %",
-            "by validation %",
-            "last round %",
-            *(f"{titles[key]} %" for key in others),
-        )
-        of = titles.get(theirs, theirs) if theirs != score else ""
-        head += (
-            "best round",
-            "seeds",
-            "paper %",
-            f"{of} - paper" if of else "difference",
-            "bytes a round",
-        )
-        lines = [
-            line(group, published.get((dataset, name), []), score, others, theirs)
-            for name, group in grouped.items()
-        ]
-        lines.sort(key=lambda cells: -float(cells[1].split()[0]))
-        parts.append(f"## {dataset}\n\n{markdown_table(head, lines)}")
-    return "\n\n".join([*parts, *([NOTE] if differs(PARTICIPANTS, score, runs) else [])])
+    titles = dict(SHOWN)
+    if score == "global_accuracy_head":
+        titles |= SHOWN_BESIDE_GLOBAL
+    for dataset, of_dataset in by_dataset(runs).items():
+        grouped = by_method(of_dataset, score)
+        beside = [key for key in titles if key != score and differs(key, score, runs)]
+        head = ["method", "ours %", "by validation %", "last round %"]
+        head += [f"{titles[key]} %" for key in beside]
+        head += ["best round", "seeds", "paper %"]
+        difference = "difference"
+        if published_score != score:
+            difference = f"{titles.get(published_score, published_score)} - paper"
+        head += [difference, "bytes a round"]
+        rows = []
+        for name, group in grouped.items():
+            numbers = published.get((dataset, name), [])
+            rows.append(line(group, numbers, score, beside, published_score))
+        rows.sort(key=lambda cells: -float(cells[1].split()[0]))
+        parts.append(f"## {dataset}\n\n{Table(head, rows).markdown()}")
+    if differs(PARTICIPANTS, score, runs):
+        parts.append(Paragraph(NOTE).markdown())
+    return "\n\n".join(parts)
 
 
 def differs(key: str, score: str, runs: Sequence[Run]) -> bool:
-    """Whether any evaluation has another number there."""
-    rows = (row for run in runs for row in run.history)
-    return any(key in row and row[key] != row.get(score) for row in rows)
+    """Returns whether any evaluation has another number by a key than by the score."""
+    for run in runs:
+        for row in run.history:
+            if key in row and row[key] != row.get(score):
+                return True
+    return False
 
 
 def main(_) -> None:
@@ -231,7 +275,7 @@ def main(_) -> None:
         if not value:
             fail(ValueError(f"no --{name}; see --help"))
     try:
-        earlier = [run for path in _ALSO.value for run in read_evaluations(Path(path))]
+        earlier = list(itertools.chain(*map(read_evaluations, map(Path, _ALSO.value))))
         runs = earlier + find_runs(Path(_RUNS.value), _ROUNDS.value, earlier)
         published = read_published(_PUBLISHED.value)
     except FileNotFoundError as error:
@@ -244,7 +288,7 @@ def main(_) -> None:
     with atomic_open(out.with_name(out.name + "_table.md")) as file:
         file.write(text + "\n")
     if _CURVES.value:
-        plots.save(curves(runs, _SCORE.value), Path(_CURVES.value))
+        save(curves(runs, _SCORE.value), Path(_CURVES.value))
     print(text)
 
 

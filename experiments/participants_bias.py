@@ -1,4 +1,4 @@
-r"""How much the best round of "accuracy of a round's participants" owes to who was drawn.
+r"""Measures how much the best round of "accuracy of a round's participants" owes to the draw.
 
     python -m experiments.participants_bias --run=RUNS/a/local --csv=ACCURACIES.csv
     python -m experiments.participants_bias --csv=experiments/results/participants_bias.csv \
@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 from absl import app, flags
+from matplotlib.figure import Figure
 
-from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report import plots
+from experiments.rows import write_rows
+from fedjax_ht.report.figures import save, subplots
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.simulation.history import by_trial, evaluated
 
@@ -37,8 +38,8 @@ REPEATS = 200  # histories of draws
 def best_so_far(
     accuracy: np.ndarray, participants: int, rounds: int, repeats: int, seed: int = 0
 ) -> np.ndarray:
-    """The highest mean over a round's participants up to each round, clients being as good as they
-    are.
+    """Computes the highest mean over a round's participants up to each round, while the clients
+    learn nothing.
 
     Args:
       accuracy: float [num_clients].
@@ -54,10 +55,10 @@ def best_so_far(
     return np.maximum.accumulate(np.asarray(accuracy)[order[..., :participants]].mean(-1), axis=1)
 
 
-def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.Figure:
-    """The clients' own accuracies on the left, the best of the draws against rounds on the right,
-    in percent."""
-    figure, (left, right) = plots.subplots(1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3))
+def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> Figure:
+    """Draws the clients' own accuracies on the left, the best of the draws against rounds on the
+    right, in percent."""
+    figure, (left, right) = subplots(1, 2, sharey=True, figsize=(8, 3.6), width_ratios=(1, 3))
     left.boxplot(
         100 * accuracy, showmeans=True, flierprops={"markersize": 3}, tick_labels=["all clients"]
     )
@@ -79,18 +80,16 @@ def picture(accuracy: np.ndarray, participants: int, best: np.ndarray) -> plots.
 
 
 def last_accuracies(lines: Sequence[str]) -> np.ndarray:
-    """Of a metrics.jsonl's first trial, the clients' accuracies at the last evaluation; without
-    samples, none."""
-    trial = by_trial([json.loads(line) for line in lines])[0]
-    return np.array([a for a in evaluated(trial)[-1]["clients"] if a is not None])
+    """Returns the clients' accuracies at the last evaluation of a metrics.jsonl's first trial;
+    clients without samples are left out."""
+    trial = by_trial(list(map(json.loads, lines)))[0]
+    accuracy = np.array(evaluated(trial)[-1]["clients"], float)
+    return accuracy[~np.isnan(accuracy)]
 
 
 def write_accuracies(accuracy: np.ndarray, path: Path) -> None:
     """Writes a row a client; `read_accuracies` reads them back."""
-    with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(["client", "accuracy"])
-        writer.writerows([client, f"{value:.6g}"] for client, value in enumerate(accuracy))
+    write_rows(path, ["client", "accuracy"], enumerate(accuracy.tolist()))
 
 
 def read_accuracies(path: Path) -> np.ndarray:
@@ -106,29 +105,37 @@ def read_accuracies(path: Path) -> np.ndarray:
     return np.array([float(row["accuracy"]) for row in rows])
 
 
+def accuracies() -> np.ndarray:
+    """Returns the accuracies that the flags ask for.
+
+    Raises:
+      ValueError: the flags or a file are wrong. FileNotFoundError: a file is missing.
+    """
+    if not _RUN.value and not _CSV.value:
+        raise ValueError("give --run or --csv; see --help")
+    if _RUN.value:
+        accuracy = last_accuracies((Path(_RUN.value) / "metrics.jsonl").read_text().splitlines())
+        if not _CSV.value:
+            return accuracy
+        write_accuracies(accuracy, Path(_CSV.value))
+    return read_accuracies(Path(_CSV.value))  # rounded: the file makes the same numbers again
+
+
 def main(_) -> None:
     try:
-        if not _RUN.value and not _CSV.value:
-            raise ValueError("give --run or --csv; see --help")
-        if _RUN.value:
-            accuracy = last_accuracies(
-                (Path(_RUN.value) / "metrics.jsonl").read_text().splitlines()
-            )
-        if _RUN.value and _CSV.value:
-            write_accuracies(accuracy, Path(_CSV.value))
-        if _CSV.value:  # rounded, so that the file makes the same numbers again
-            accuracy = read_accuracies(Path(_CSV.value))
+        accuracy = accuracies()
         if not 1 <= _DRAWN.value <= len(accuracy):
             raise ValueError(f"--drawn is {_DRAWN.value}; it must be from 1 to {len(accuracy)}")
     except (ValueError, FileNotFoundError) as error:
         fail(error)
     best = best_so_far(accuracy, _DRAWN.value, _DRAWS.value, REPEATS)
     print(f"all {len(accuracy)} clients: {100 * accuracy.mean():.2f} %")
-    for rounds in (r for r in (100, 300, 500) if r <= _DRAWS.value):
-        at = 100 * best[:, rounds - 1]
-        print(f"best of {rounds} rounds of {_DRAWN.value}: {at.mean():.2f} ± {at.std():.2f} %")
+    for rounds in (100, 300, 500):
+        if rounds <= _DRAWS.value:
+            at = 100 * best[:, rounds - 1]
+            print(f"best of {rounds} rounds of {_DRAWN.value}: {at.mean():.2f} ± {at.std():.2f} %")
     if _PICTURE.value:
-        plots.save(picture(accuracy, _DRAWN.value, best), Path(_PICTURE.value))
+        save(picture(accuracy, _DRAWN.value, best), Path(_PICTURE.value))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 r"""Margins between class prototypes, of clients and global ones, in a run (FedTGP, Zhang et al.,
 AAAI 2024, Figure 1).
 
-    python -m experiments.prototype_margins --workdir=RUN [--method=fedtgp] [--trial=0]
-    --csv=margins.csv \
-        [--picture=margins.png]
+    python -m experiments.prototype_margins --workdir=RUN --csv=margins.csv \
+        [--method=fedtgp] [--trial=0] [--picture=margins.png]
 
 A class's margin is the Euclidean distance from its prototype to that of the nearest other class. A
 client's prototypes are the mean features of its training samples by its trained model in evaluation
@@ -12,9 +11,9 @@ run that have global prototypes count, or the one that --method names. Writes a 
 and class, and prints a table of them.
 """
 
-import csv
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,16 +21,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
+from matplotlib.figure import Figure
 
-from experiments.markdown import markdown_table
-from fedjax_ht.core.files import atomic_open
+from experiments.rows import column, grouped, write_rows
 from fedjax_ht.core.local_training import class_means
 from fedjax_ht.core.method import Data
 from fedjax_ht.data.client_data import stack
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.methods.shared.prototypes import class_sums
 from fedjax_ht.metrics.margins import prototype_margins
-from fedjax_ht.report import plots
+from fedjax_ht.report.figures import save, subplots
+from fedjax_ht.report.rows import mean
+from fedjax_ht.report.table import Table
 from fedjax_ht.runner.cli import fail, parse_flags
 from fedjax_ht.runner.evaluate import LoadedRun, client_state, load_run
 
@@ -40,6 +41,7 @@ _CSV = flags.DEFINE_string("csv", None, "File to write.", allow_override=True)
 _PICTURE = flags.DEFINE_string("picture", None, "PNG to write.", allow_override=True)
 
 GLOBAL = "global"
+METHOD = operator.attrgetter("method")
 
 
 class Row(NamedTuple):
@@ -63,14 +65,15 @@ class Row(NamedTuple):
 
 
 def client_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean features by class of every client: float32 [N, C, K], and which classes it has, bool [N,
-    C]."""
+    """Returns the mean features by class of every client, float32 [N, C, K], and which classes it
+    has, bool [N, C]."""
     federation, dataset = run.experiment.federations[run.method], run.experiment.dataset
     train = stack([client.train for client in run.experiment.partitions[trial]])
-    inputs, labels = (jax.tree.map(jnp.asarray, x) for x in (dataset.inputs, dataset.labels))
-    collectors = {
-        bucket.name: jax.jit(functools.partial(class_sums, bucket)) for bucket in federation.buckets
-    }
+    inputs = jax.tree.map(jnp.asarray, dataset.inputs)
+    labels = jnp.asarray(dataset.labels)
+    collectors = {}  # a program an architecture
+    for bucket in federation.buckets:
+        collectors[bucket.name] = jax.jit(functools.partial(class_sums, bucket))
     values, present = [], []
     for client in range(federation.num_clients):
         bucket = federation.buckets[federation.assignment[client]]
@@ -91,128 +94,106 @@ def global_prototypes(run: LoadedRun, trial: int) -> tuple[np.ndarray, np.ndarra
 
 
 def rows_of(run: LoadedRun, trial: int) -> Iterator[Row]:
-    """Rows of one entry: those of its clients in order, then the server's; classes without a margin
-    have none."""
+    """Yields the rows of one entry: those of its clients in order, then the server's; classes
+    without a margin have none."""
     clients = prototype_margins(*client_prototypes(run, trial))
     server = prototype_margins(*global_prototypes(run, trial))
-    owners = [(str(i), nearest, mean) for i, (nearest, mean) in enumerate(zip(*clients))]
-    for owner, nearest, mean in [*owners, (GLOBAL, *server)]:
+    owners = [(str(i), *margins) for i, margins in enumerate(zip(*clients))]
+    for owner, nearest, average in [*owners, (GLOBAL, *server)]:
         for label in np.flatnonzero(~np.isnan(nearest)).tolist():
             yield Row(
-                run.method,
-                trial,
-                int(run.state.round),
-                owner,
-                label,
-                float(nearest[label]),
-                float(mean[label]),
+                method=run.method,
+                trial=trial,
+                round=int(run.state.round),
+                client=owner,
+                label=label,
+                nearest=float(nearest[label]),
+                mean=float(average[label]),
             )
 
 
-def write(rows: Iterable[Row], path: Path) -> None:
-    """Writes the rows as a CSV."""
-    with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(Row._fields)
-        writer.writerows([f"{x:.6g}" if isinstance(x, float) else x for x in row] for row in rows)
-
-
-def table_of(rows: Sequence[Row]) -> str:
-    """Returns a table with a row an entry: the clients' margins, the largest of them by class, and
+def table_of(rows: Sequence[Row]) -> Table:
+    """Makes a table with a row an entry: the clients' margins, the largest of them by class, and
     the global prototypes' margins."""
-    heads = [
+    head = [
         "method",
         "round",
         "clients: mean",
         "largest of a class, mean",
         "global: mean",
         "least",
-    ]
-    heads += [
         "mean distance: clients",
         "global",
         "classes whose global margin is above all clients'",
     ]
     lines = []
-    for method in dict.fromkeys(row.method for row in rows):
-        of_method = [row for row in rows if row.method == method]
-        clients = [row for row in of_method if row.client != GLOBAL]
-        server = {row.label: row for row in of_method if row.client == GLOBAL}
+    for method, of_method in grouped(rows, METHOD).items():
+        clients, server = clients_and_server(of_method)
         largest: dict[int, float] = {}
         for row in clients:
             largest[row.label] = max(row.nearest, largest.get(row.label, 0.0))
-        above = [label for label, row in server.items() if row.nearest > largest.get(label, 0.0)]
+        above = [row for row in server if row.nearest > largest.get(row.label, 0.0)]
+        margins = column(server, "nearest")
         numbers = [
-            mean([row.nearest for row in clients]),
-            mean(list(largest.values())),
-            mean([row.nearest for row in server.values()]),
-            min((row.nearest for row in server.values()), default=np.nan),
-            mean([row.mean for row in clients]),
-            mean([row.mean for row in server.values()]),
+            mean(column(clients, "nearest"), np.nan),
+            mean(list(largest.values()), np.nan),
+            mean(margins, np.nan),
+            min(margins, default=np.nan),
+            mean(column(clients, "mean"), np.nan),
+            mean(column(server, "mean"), np.nan),
         ]
         cells = [method, str(of_method[0].round), *(f"{number:.3g}" for number in numbers)]
         lines.append([*cells, f"{len(above)} of {len(server)}"])
-    return markdown_table(heads, lines)
+    return Table(head, lines)
 
 
-def mean(values: Sequence[float]) -> float:
-    """The mean, NaN of nothing."""
-    return float(np.mean(values)) if values else np.nan
+def clients_and_server(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Splits an entry's rows into those of clients and those of the server."""
+    by_owner = grouped(rows, lambda row: row.client == GLOBAL)
+    return by_owner.get(False, []), by_owner.get(True, [])
 
 
-def picture(rows: Sequence[Row]) -> plots.Figure:
+def picture(rows: Sequence[Row]) -> Figure:
     """Draws margins by class for each entry: a dot a client, a triangle for the global
     prototype."""
-    methods = list(dict.fromkeys(row.method for row in rows))
-    figure, axes = plots.subplots(1, len(methods), squeeze=False, figsize=(4.2 * len(methods), 3.4))
-    for place, method in zip(axes[0], methods):
-        for marker, name in (("o", "clients"), ("^", GLOBAL)):
-            shown = [
-                row
-                for row in rows
-                if row.method == method and (row.client == GLOBAL) == (name == GLOBAL)
-            ]
-            size = 60 if name == GLOBAL else 14
-            place.scatter(
-                [r.label for r in shown],
-                [r.nearest for r in shown],
-                s=size,
-                marker=marker,
-                label=name,
-            )
-        place.set(
-            title=method,
-            xlabel="class",
-            ylabel="distance to the nearest other prototype",
-            ylim=(0, None),
-        )
+    methods = grouped(rows, METHOD)
+    figure, axes = subplots(1, len(methods), squeeze=False, figsize=(4.2 * len(methods), 3.4))
+    looks = (
+        {"s": 14, "marker": "o", "label": "clients"},
+        {"s": 60, "marker": "^", "label": GLOBAL},
+    )
+    for place, (method, of_method) in zip(axes[0], methods.items()):
+        for shown, look in zip(clients_and_server(of_method), looks):
+            place.scatter(column(shown, "label"), column(shown, "nearest"), **look)
+        place.set(title=method, xlabel="class", ylim=(0, None))
+        place.set(ylabel="distance to the nearest other prototype")
         place.legend(frameon=False)
     return figure
 
 
 def main(_) -> None:
-    given = flags.FLAGS
+    options = flags.FLAGS
     try:
-        if not given.workdir or not _CSV.value:
+        if not options.workdir or not _CSV.value:
             raise ValueError("give --workdir and --csv; see --help")
-        _, experiment = read_run(Path(given.workdir), given.trust)
-        labels = [given.method] if given.method else list(experiment.methods)
+        _, experiment = read_run(Path(options.workdir), options.trust)
+        labels = [options.method] if options.method else list(experiment.methods)
         rows: list[Row] = []
         for label in labels:
             if label in experiment.methods and experiment.methods[label].view.prototypes is None:
                 print(f"{label} has no global prototypes")
                 continue
-            rows += rows_of(load_run(given.workdir, label, given.trust), given.trial)
+            rows += rows_of(load_run(options.workdir, label, options.trust), options.trial)
         if not rows:
             raise ValueError(
-                f"no entry of the run in {given.workdir} has prototypes of several classes"
+                f"no entry of the run in {options.workdir} has prototypes of several classes"
             )
     except (ValueError, OSError, ImportError) as error:
         fail(error)
-    write(rows, Path(_CSV.value))
+    write_rows(Path(_CSV.value), Row._fields, rows)
     if _PICTURE.value:
-        plots.save(picture(rows), Path(_PICTURE.value))
-    print(table_of(rows))
+        save(picture(rows), Path(_PICTURE.value))
+    print(table_of(rows).markdown())
 
 
 if __name__ == "__main__":

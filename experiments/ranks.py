@@ -27,9 +27,11 @@ def main(_) -> None:
             raise ValueError(
                 "no --of; for example --of=few_samples/trials.csv,quickstart/trials.csv"
             )
-        paths = [Path(path) for path in _OF.value]
-        names = [path.parent.name if path.stem == "trials" else path.stem for path in paths]
-        text = ranked({name: read_trials(path, _BY.value) for name, path in zip(names, paths)})
+        settings = {}
+        for path in map(Path, _OF.value):
+            name = path.parent.name if path.stem == "trials" else path.stem
+            settings[name] = read_trials(path, _BY.value)
+        text = ranked(settings).markdown()
     except (ValueError, OSError) as error:
         fail(error)
     print(text)

@@ -1,8 +1,8 @@
-"""Trains an embedded generator, from the start or from where the same command stopped, and writes
+r"""Trains an embedded generator, from the start or from where the same command stopped, and writes
 it as .npz.
 
-python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minutes=60 --workdir=DIR
---out=FILE.npz
+    python -m experiments.train_generator --data=fashion_mnist --data_dir=DIR --minutes=60 \
+        --workdir=DIR --out=FILE.npz
 
 Ctrl-C and SIGTERM save first. --minutes=0 with --out exports what a workdir holds, also while
 another process trains.
@@ -16,7 +16,7 @@ from pathlib import Path
 from absl import app, flags
 
 from experiments.gan import GanState, Recipe, init_gan
-from experiments.generator_data import load_pictures
+from experiments.generator_data import Pictures, load_pictures
 from experiments.generator_training import (
     Log,
     export,
@@ -60,21 +60,9 @@ _LICENCE = flags.DEFINE_string("licence", "", "For the card: of the weights.")
 
 def main(_) -> None:
     try:
-        if _DATA.value is None or _WORKDIR.value is None:
-            raise ValueError(
-                "give --data and --workdir; for example --data=fashion_mnist "
-                "--workdir=checkpoints/runs/g"
-            )
-        sizes = [int(c) if c.isdecimal() else 0 for c in _CHANNELS.value]
-        if len(sizes) != 4 or not all(0 < n <= WIDEST for n in sizes):
-            rule = f"they must be four integers from 1 to {WIDEST}"
-            raise ValueError(f"channels are {_CHANNELS.value}; {rule}")
-        if not 0 <= _MINUTES.value < math.inf:
-            raise ValueError(f"minutes are {_MINUTES.value}; they must be 0 or more")
-        if _OUT.value:
-            check_out(Path(_OUT.value))
+        check_flags()
         workdir, seed = Path(_WORKDIR.value), _SEED.value
-        recipe = Recipe(channels=tuple(sizes))
+        recipe = Recipe(channels=channels())
         pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
         config = {
             "data": _DATA.value,
@@ -82,11 +70,61 @@ def main(_) -> None:
             "seed": seed,
             "recipe": recipe._asdict(),
         }
+        # JSON has lists where the recipe has tuples, and the file is compared with it.
         remember_fields(json.loads(json.dumps(config)), workdir)
         state, log = read_checkpoint(workdir, init_gan(recipe, pictures.images.shape[-1], seed))
     except (ValueError, OSError, ImportError) as error:
         fail(error)
     enable_compilation_cache()
+    if _MINUTES.value > 0:
+        state = trained(recipe, pictures, state, log)
+    if _OUT.value:
+        out = Path(_OUT.value)
+        card = Card(
+            out.stem,
+            tuple(_TRAINED_ON.value or [_DATA.value]),
+            _DOMAIN.value,
+            _LICENCE.value,
+            "trained by experiments.train_generator, see the card beside the file",
+        )
+        print(export(out, state, recipe, pictures, card, seed))
+
+
+def check_flags() -> None:
+    """Checks the flags before anything is read.
+
+    Raises:
+      ValueError, OSError: a flag is missing or wrong. One line.
+    """
+    if _DATA.value is None or _WORKDIR.value is None:
+        raise ValueError(
+            "give --data and --workdir; for example --data=fashion_mnist "
+            "--workdir=checkpoints/runs/g"
+        )
+    channels()
+    if not 0 <= _MINUTES.value < math.inf:
+        raise ValueError(f"minutes are {_MINUTES.value}; they must be 0 or more")
+    if _OUT.value:
+        check_out(Path(_OUT.value))
+
+
+def channels() -> tuple[int, ...]:
+    """Returns the channels of the maps of 4, 8, 16 and 32 pixels.
+
+    Raises:
+      ValueError: they are no four integers from 1 to `WIDEST`. One line.
+    """
+    sizes = tuple(int(text) if text.isdecimal() else 0 for text in _CHANNELS.value)
+    if len(sizes) != 4 or not all(0 < size <= WIDEST for size in sizes):
+        rule = f"they must be four integers from 1 to {WIDEST}"
+        raise ValueError(f"channels are {_CHANNELS.value}; {rule}")
+    return sizes
+
+
+def trained(recipe: Recipe, pictures: Pictures, state: GanState, log: Log) -> GanState:
+    """Trains for --minutes, or until --images have been seen, or a signal comes, which ends the
+    program once the state is saved."""
+    workdir = Path(_WORKDIR.value)
     end, images = time.monotonic() + 60 * _MINUTES.value, _IMAGES.value or math.inf
 
     def save(state: GanState, log: Log) -> None:
@@ -96,23 +134,15 @@ def main(_) -> None:
         losses = ", ".join(f"{name} {float(value):.3f}" for name, value in state.losses.items())
         print(f"{seen} images: {losses}", flush=True)
 
-    if _MINUTES.value > 0:
-        with catch_signals() as caught:
+    with catch_signals() as caught:
 
-            def stop(step):
-                return bool(caught) or time.monotonic() > end or step * recipe.batch_size >= images
+        def stop(step: int) -> bool:
+            return bool(caught) or time.monotonic() > end or step * recipe.batch_size >= images
 
-            state, _ = train(recipe, pictures.images, seed, state, log, stop, save)
-        if caught:
-            raise SystemExit(128 + caught[0])
-    if _OUT.value:
-        out, origin = (
-            Path(_OUT.value),
-            "trained by experiments.train_generator, see the card beside the file",
-        )
-        names = tuple(_TRAINED_ON.value or [_DATA.value])
-        card = Card(out.stem, names, _DOMAIN.value, _LICENCE.value, origin)
-        print(export(out, state, recipe, pictures, card, seed))
+        state, _ = train(recipe, pictures.images, _SEED.value, state, log, stop, save)
+    if caught:
+        raise SystemExit(128 + caught[0])
+    return state
 
 
 def check_out(path: Path) -> None:

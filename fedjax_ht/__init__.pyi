@@ -39,6 +39,7 @@ from .core.federation import (
 )
 from .core.federation import features as features
 from .core.federation import head_scores as head_scores
+from .core.federation import init_variables as init_variables
 from .core.federation import logits as logits
 from .core.federation import (
     make_federation as make_federation,
@@ -73,8 +74,10 @@ from .core.method import Pretrained as Pretrained
 from .core.method import (
     Received as Received,
 )
+from .core.method import Split as Split
 from .core.method import View as View
 from .core.method import Wire as Wire
+from .core.method import varied as varied
 from .core.round import gather_received as gather_received
 from .core.round import select as select
 from .core.wire import (
@@ -203,6 +206,7 @@ from .methods.fedgen import fedgen as fedgen
 from .methods.fedgh import fedgh as fedgh
 from .methods.fedkd import fedkd as fedkd
 from .methods.fedktl import fedktl as fedktl
+from .methods.fedper import fedper as fedper
 from .methods.fedproto import fedproto as fedproto
 from .methods.fedral import fedral as fedral
 from .methods.fedrolex import fedrolex as fedrolex
@@ -212,6 +216,8 @@ from .methods.fml import fml as fml
 from .methods.heterofl import heterofl as heterofl
 from .methods.lg_fedavg import lg_fedavg as lg_fedavg
 from .methods.local import local as local
+from .methods.shared.averaging import client_weights as client_weights
+from .methods.shared.averaging import weighted_mean as weighted_mean
 from .methods.shared.checking import check_method as check_method
 from .methods.shared.prototypes import class_sums as class_sums
 from .methods.shared.prototypes import mean_by_class as mean_by_class
@@ -308,4 +314,4 @@ from .simulation.simulation import (
 from .simulation.simulation import (
     make_trials as make_trials,
 )
-from .simulation.steps import copy_state as copy_state
+from .simulation.state import copy_state as copy_state

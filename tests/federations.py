@@ -20,12 +20,12 @@ from fedjax_ht.core.mesh import client_mesh, collect, scatter
 from fedjax_ht.core.method import Split
 from fedjax_ht.data.client_data import FederationData, make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
-from fedjax_ht.methods.shared.checking import filled
+from fedjax_ht.methods.shared.players import filled
 from fedjax_ht.models import mlp
 from fedjax_ht.models.layers import Linear
 from fedjax_ht.models.norm import Norm
 from fedjax_ht.models.sliced import Channels, sliced_model, sliced_width
-from fedjax_ht.simulation import faults, steps
+from fedjax_ht.simulation import round as rounds
 from fedjax_ht.simulation.report import RoundReport
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
@@ -216,7 +216,7 @@ def chosen(ids, dropped=()):
         return (ids, np.isin(ids, dropped))
 
     name = "choose_participants"
-    with mock.patch.object(steps, name, choice), mock.patch.object(faults, name, choice):
+    with mock.patch.object(rounds, name, choice):
         yield
 
 

@@ -5,13 +5,22 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.federations import CLASSES, FEATURE_DIM, NUM_CLASSES, RATES, SHAPE, TRAIN_COUNTS
+from tests.federations import (
+    ASSIGNMENT,
+    CLASSES,
+    FEATURE_DIM,
+    NUM_CLASSES,
+    RATES,
+    SHAPE,
+    TRAIN_COUNTS,
+)
 from tests.generators_tiny import LATENT_DIM, tiny_generator
 
 SAMPLES = TRAIN_COUNTS.sum(1)
 FLAT = int(np.prod(SHAPE))
 HEAD_SIZE = FEATURE_DIM * NUM_CLASSES + NUM_CLASSES
 NARROW_SIZE = FLAT * FEATURE_DIM + FEATURE_DIM + HEAD_SIZE
+WIDE_EXTRACTOR = (FLAT + 1) * 6 + (6 + 1) * FEATURE_DIM
 
 TINY_DISTILLATION = {
     "iterations": 2,
@@ -92,6 +101,16 @@ def head_wire(participants, arrived, earlier) -> Sent:
     return Sent(HEAD_SIZE * len(arrived), HEAD_SIZE * len(participants))
 
 
+def fedper_wire(participants, arrived, earlier) -> Sent:
+    """The extractors of either architecture."""
+    sizes = {"narrow": NARROW_SIZE - HEAD_SIZE, "wide": WIDE_EXTRACTOR}
+
+    def size(ids):
+        return sum(sizes[ASSIGNMENT[i]] for i in ids)
+
+    return Sent(size(arrived), size(participants))
+
+
 def fedgh_wire(participants, arrived, earlier) -> Sent:
     return Sent(prototypes_up(arrived), HEAD_SIZE * len(participants))
 
@@ -169,6 +188,7 @@ WIRE = {
     "fedktl": fedktl_wire,
     "fedssa": fedssa_wire,
     "lg_fedavg": head_wire,
+    "fedper": fedper_wire,
     "fedgh": fedgh_wire,
     "fd": fd_wire,
     "fedral": fedral_wire,

@@ -1,4 +1,4 @@
-"""See the package: `python -m benchmarks.peers --environments=DIR`."""
+"""Runs the protocols by all sides: `python -m benchmarks.peers --environments=DIR`."""
 
 import os
 import subprocess
@@ -24,12 +24,12 @@ _PROTOCOLS = flags.DEFINE_list(
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Warm rounds that are timed.")
 _CORES = flags.DEFINE_integer("cores", 1, "Of the processor, for every side.")
 
-# What engines do besides: they report to their makers, and draw a bar for the clients.
+# Engines also report to their makers and draw a bar for the clients: not here.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "TQDM_DISABLE": "1"}
 
 
 def sides() -> dict[str, list[str]]:
-    """How each is called, ours before and after the others."""
+    """Returns the command of each side, ours before and after the others."""
     here, envs = Path(__file__).parent, Path(_ENVIRONMENTS.value)
     peers = {
         name: [str(envs / name / "bin" / "python"), str(here / f"with_{name}.py")]
@@ -40,7 +40,7 @@ def sides() -> dict[str, list[str]]:
 
 
 def play(command: Sequence[str], name: str, problem: Path, folder: Path) -> dict[str, np.ndarray]:
-    """One side's answer."""
+    """Runs one side and returns its answer, see `side`."""
     answer = folder / "answer.npz"
     arguments = [name, str(problem), str(_ROUNDS.value), str(answer)]
     environment = os.environ | QUIET
@@ -58,16 +58,16 @@ def play(command: Sequence[str], name: str, problem: Path, folder: Path) -> dict
     return dict(np.load(answer))
 
 
-def row(side: str, found: dict[str, np.ndarray], first: dict[str, np.ndarray]) -> list[str]:
-    """Its cells; `first` is what the weights are compared with."""
-    layers = [name for name in found if name.startswith("after_")]
-    apart = max(float(np.max(np.abs(found[name] - first[name]))) for name in layers)
-    seconds, wall = found["seconds"], found["wall"]
+def row(side: str, answer: dict[str, np.ndarray], first: dict[str, np.ndarray]) -> list[str]:
+    """Returns a side's cells under `HEAD`; its weights are compared with those of `first`."""
+    layers = [name for name in answer if name.startswith("after_")]
+    apart = max(float(np.max(np.abs(answer[name] - first[name]))) for name in layers)
+    seconds, wall = answer["seconds"], answer["wall"]
     spread = f"{number(seconds.min())} to {number(seconds.max())}"
     return [
-        side, str(found["versions"]), number(float(np.median(seconds))), spread,
+        side, str(answer["versions"]), number(float(np.median(seconds))), spread,
         number(float(np.median(wall))),
-        number(float(found["peak"]) / 1e9), f"{apart:.1e}",
+        number(float(answer["peak"]) / 1e9), f"{apart:.1e}",
     ]  # fmt: skip
 
 
@@ -92,12 +92,12 @@ def main(_) -> None:
         with tempfile.TemporaryDirectory(prefix="peers") as folder:
             problem = Path(folder) / "problem.npz"
             write_problem(str(problem), protocol, np.stack(cohorts))
-            found = {}
+            answers = {}
             for side, command in sides().items():
-                found[side] = play(command, name, problem, Path(folder))
-                print(name, side, found[side]["seconds"], file=sys.stderr, flush=True)
-        first = found["fedjax_ht"]
-        rows = [row(side, answer, first) for side, answer in found.items()]
+                answers[side] = play(command, name, problem, Path(folder))
+                print(name, side, answers[side]["seconds"], file=sys.stderr, flush=True)
+        first = answers["fedjax_ht"]
+        rows = [row(side, answer, first) for side, answer in answers.items()]
         text += ["", f"{name}: {protocol}", "", table(HEAD, rows)]
     publish("\n".join(text))
 

@@ -1,9 +1,9 @@
-"""A protocol by this library: called with the arguments of `side`."""
+"""Plays a protocol by this library, with the arguments of `side`."""
 
 import jax
 import numpy as np
 import optax
-from protocols import CLASSES, Protocol, flattened, from_torch, rows_of, to_torch
+from protocols import Network, flattened, from_torch, rows_of, to_torch
 from side import arguments, first_weights, play
 
 import fedjax_ht as fl
@@ -13,25 +13,27 @@ from fedjax_ht.data.client_data import make_federation_data
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 
 
-def layers(params: PyTree, protocol: Protocol) -> list[PyTree]:
-    """The layers' parameters in order."""
-    names = [f"conv{i}" for i in range(len(protocol.convs))] + [
-        f"fc{i}" for i in range(len(protocol.widths))
-    ]
+def layers(params: PyTree, network: Network) -> list[PyTree]:
+    """Returns the layers' parameters in order."""
+    names = [f"conv{i}" for i in range(len(network.convs))]
+    names += [f"fc{i}" for i in range(len(network.widths))]
     return [params["base"][name] for name in names] + [params["head"]]
 
 
 def main() -> None:
-    """See `side`."""
+    """Plays the protocol, see `side`."""
     protocol, problem, rounds, answer = arguments()
+    network = protocol.network
     images, labels = problem["images"], problem["labels"].astype(np.int32)
-    dataset = Dataset(
-        "images", images, labels, tuple(map(str, range(CLASSES))), preprocess=fl.Pixels(0.0, 1.0)
-    )
+    class_names = tuple(map(str, range(network.classes)))
+    dataset = Dataset("images", images, labels, class_names, preprocess=fl.Pixels(0.0, 1.0))
     nobody = np.zeros(0, np.int64)
-    users = [rows_of(protocol, user, len(labels)) for user in range(protocol.users)]
+    partition = []
+    for user in range(protocol.users):
+        rows = rows_of(protocol, user, len(labels))
+        partition.append(ClientIndices(rows, nobody, nobody))
     federation = fl.make_federation(
-        {"cnn": split_model(protocol)}, dataset.input_shape, CLASSES, protocol.users
+        {"cnn": split_model(network)}, dataset.input_shape, network.classes, protocol.users
     )
     training = fl.LocalTraining(
         optax.sgd(protocol.learning_rate),
@@ -39,16 +41,14 @@ def main() -> None:
         batch_size=protocol.batch_size,
         shuffle=False,
     )
-    data = make_federation_data(
-        dataset, [ClientIndices(own, nobody, nobody) for own in users], federation
-    )
+    data = make_federation_data(dataset, partition, federation)
     options = fl.SimulationOptions(participation=protocol.cohort / protocol.users)
     simulation = fl.make_simulation(fl.fedavg(training), federation, data, options)
     state = simulation.init()
-    given = first_weights(problem)
+    first = first_weights(problem)
     server = jax.tree.map(np.asarray, state.server)
     for layer, channels, weight, bias in zip(
-        layers(server, protocol), flattened(protocol), given[::2], given[1::2]
+        layers(server, network), flattened(network), first[::2], first[1::2]
     ):
         layer["kernel"], layer["bias"] = from_torch(weight, channels), bias
     # Placed as the weights that they replace: another placement would compile the next round once
@@ -65,10 +65,10 @@ def main() -> None:
         assert np.array_equal(report.participants, problem["cohorts"][number])
 
     def weights() -> list[np.ndarray]:
-        found = []
-        for layer, channels in zip(layers(state.server, protocol), flattened(protocol)):
-            found += [to_torch(np.asarray(layer["kernel"]), channels), np.asarray(layer["bias"])]
-        return found
+        arrays = []
+        for layer, channels in zip(layers(state.server, network), flattened(network)):
+            arrays += [to_torch(np.asarray(layer["kernel"]), channels), np.asarray(layer["bias"])]
+        return arrays
 
     play(one_round, weights, rounds, answer, f"jax {jax.__version__}")
 

@@ -1,5 +1,6 @@
 """Parts that the scripts of all sides share: arguments, processor's seconds of a round, the answer.
-NumPy alone.
+
+Imports NumPy alone.
 
 Called as `script PROTOCOL PROBLEM ROUNDS ANSWER`: it plays the first round, whose weights are
 compared, and ROUNDS more, each timed, and writes ANSWER, an npz with `seconds` and `wall` [ROUNDS],
@@ -20,13 +21,13 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def arguments() -> tuple[Protocol, dict[str, np.ndarray], int, str]:
-    """The protocol, the problem's arrays, rounds to time, and where the answer goes."""
+    """Returns the protocol, the problem's arrays, rounds to time, and the answer's path."""
     name, problem, rounds, answer = sys.argv[1:]
     return PROTOCOLS[name], dict(np.load(problem)), int(rounds), answer
 
 
 def first_weights(problem: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """weight_0, bias_0, weight_1 and so on."""
+    """Returns weight_0, bias_0, weight_1 and so on."""
     layers = sum(name.startswith("weight_") for name in problem)
     return [problem[f"{kind}_{k}"] for k in range(layers) for kind in ("weight", "bias")]
 
@@ -77,33 +78,36 @@ def play(
 
 
 def processor_seconds() -> float:
-    """User and system seconds of this process and of all below it, of those that have ended,
-    too."""
+    """Returns user and system seconds of this process and its descendants, ended ones included."""
     total = 0
     for pid in family():
         fields = _read(pid, "stat").rpartition(")")[2].split()
-        # its own, and of its children that have ended
-        total += sum(map(int, fields[11:15])) if fields else 0
+        # The process's own, and those of its children that have ended; none if it has ended itself.
+        total += sum(map(int, fields[11:15]))
     return total / _TICK
 
 
 def peak_memory() -> int:
-    """Bytes: the largest that each process has been, added up; what is shared counts in each."""
-    lines = (line for pid in family() for line in _read(pid, "status").splitlines())
-    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+    """Returns the bytes of each process's peak, added up; shared memory counts in each."""
+    total = 0
+    for pid in family():
+        for line in _read(pid, "status").splitlines():
+            if line.startswith("VmHWM"):
+                total += 1024 * int(line.split()[1])
+    return total
 
 
 def family() -> list[int]:
-    """This process and all that descend from it."""
+    """Returns the ids of this process and all that descend from it."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         fields = _read(int(folder.name), "stat").rpartition(")")[2].split()
         if fields:
             parents[int(folder.name)] = int(fields[1])
-    found = [os.getpid()]
-    for pid in found:
-        found += [child for child, parent in parents.items() if parent == pid]
-    return found
+    pids = [os.getpid()]
+    for pid in pids:  # grows meanwhile
+        pids += [child for child, parent in parents.items() if parent == pid]
+    return pids
 
 
 def _read(pid: int, name: str) -> str:

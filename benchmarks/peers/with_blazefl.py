@@ -1,5 +1,7 @@
-"""BlazeFL's FedAvg: on one core by its sequential trainer, on more by its pool of as many
-threads."""
+"""Plays a protocol by BlazeFL's FedAvg.
+
+On one core by its sequential trainer, on more by its pool of as many threads.
+"""
 
 import copy
 import os
@@ -60,7 +62,7 @@ class Server(FedAvgBaseServerHandler):
 
 
 def main() -> None:
-    """See `side`."""
+    """Plays the protocol, see `side`."""
     protocol, problem, rounds, answer = arguments()
     torch.set_num_threads(1)
     users = Users(protocol, *tensors(problem["images"], problem["labels"]))

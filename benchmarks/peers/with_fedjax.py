@@ -1,5 +1,7 @@
-"""FedJAX's federated averaging with its `jit` backend: its `pmap` backend calls what JAX has
-dropped."""
+"""Plays a protocol by FedJAX's federated averaging with its `jit` backend.
+
+Its `pmap` backend calls functions that JAX has dropped.
+"""
 
 from importlib.metadata import version
 
@@ -9,27 +11,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from protocols import CLASSES, Protocol, flattened, from_torch, rows_of, to_torch
+from protocols import Network, flattened, from_torch, rows_of, to_torch
 from side import arguments, first_weights, play
 
 # of the names that JAX has dropped the only one that fedjax 0.0.17 calls here
 jax.tree_map = jax.tree_util.tree_map
 
 
-def network(protocol: Protocol) -> hk.Transformed:
-    """Returns the protocol's model, whose k-th layer is named `layer<k>`."""
+def haiku_model(network: Network) -> hk.Transformed:
+    """Returns the network in haiku, whose k-th layer is named `layer<k>`."""
 
     def forward(batch: fedjax.BatchExample) -> jax.Array:
         x, layer = batch["x"].astype(jnp.float32) / 255, 0
-        for channels, kernel, pooled in protocol.convs:
-            x = hk.Conv2D(channels, kernel, padding="VALID", name=f"layer{layer}")(x)
+        for channels, kernel, padding, pooled in network.convs:
+            edges = [(padding, padding)] * 2
+            x = hk.Conv2D(channels, kernel, padding=edges, name=f"layer{layer}")(x)
             x = jax.nn.relu(max_pool(x) if pooled else x)
             layer += 1
         x = hk.Flatten()(x)
-        for width in protocol.widths:
+        for width in network.widths:
             x = jax.nn.relu(hk.Linear(width, name=f"layer{layer}")(x))
             layer += 1
-        return hk.Linear(CLASSES, name=f"layer{layer}")(x)
+        return hk.Linear(network.classes, name=f"layer{layer}")(x)
 
     return hk.transform(forward)
 
@@ -48,11 +51,11 @@ def loss(batch: fedjax.BatchExample, logits: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
 
 
-def from_layers(protocol: Protocol, weights: list[np.ndarray]) -> fedjax.Params:
+def from_layers(network: Network, weights: list[np.ndarray]) -> fedjax.Params:
     """Returns haiku's parameters with these weights of all layers."""
     params = {}
     for k, (channels, weight, bias) in enumerate(
-        zip(flattened(protocol), weights[::2], weights[1::2])
+        zip(flattened(network), weights[::2], weights[1::2])
     ):
         params[f"layer{k}"] = {
             "w": jnp.asarray(from_torch(weight, channels)),
@@ -61,18 +64,19 @@ def from_layers(protocol: Protocol, weights: list[np.ndarray]) -> fedjax.Params:
     return params
 
 
-def to_layers(protocol: Protocol, params: fedjax.Params) -> list[np.ndarray]:
+def to_layers(network: Network, params: fedjax.Params) -> list[np.ndarray]:
     """Returns the weights of all layers: the inverse of `from_layers`."""
     weights = []
-    for k, channels in enumerate(flattened(protocol)):
+    for k, channels in enumerate(flattened(network)):
         layer = params[f"layer{k}"]
         weights += [to_torch(np.asarray(layer["w"]), channels), np.asarray(layer["b"])]
     return weights
 
 
 def main() -> None:
-    """See `side`."""
+    """Plays the protocol, see `side`."""
     protocol, problem, rounds, answer = arguments()
+    network = protocol.network
     images, labels = problem["images"], problem["labels"].astype(np.int32)
     users = {}
     for user in range(protocol.users):
@@ -80,7 +84,7 @@ def main() -> None:
         users[user] = {"x": images[rows], "y": labels[rows]}
     federation = fedjax.InMemoryFederatedData(users)
     sample = {"x": images[:1], "y": labels[:1]}
-    model = fedjax.create_model_from_haiku(network(protocol), sample, loss)
+    model = fedjax.create_model_from_haiku(haiku_model(network), sample, loss)
     with fedjax.for_each_client_backend("jit"):
         algorithm = fedjax.algorithms.fed_avg.federated_averaging(
             grad_fn=fedjax.model_grad(model),
@@ -90,7 +94,7 @@ def main() -> None:
                 protocol.batch_size, num_epochs=protocol.epochs, skip_shuffle=True
             ),
         )
-    state = algorithm.init(from_layers(protocol, first_weights(problem)))
+    state = algorithm.init(from_layers(network, first_weights(problem)))
     rng = jax.random.key(0)  # the model draws nothing
 
     def one_round(number: int) -> None:
@@ -100,7 +104,7 @@ def main() -> None:
         jax.block_until_ready(state.params)
 
     versions = f"fedjax {version('fedjax')}, jax {jax.__version__}"
-    play(one_round, lambda: to_layers(protocol, state.params), rounds, answer, versions)
+    play(one_round, lambda: to_layers(network, state.params), rounds, answer, versions)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
-"""Flower's simulation engine with Ray: one processor for each client, as many of them as cores, and
-one thread each."""
+"""Plays a protocol by Flower's simulation engine with Ray.
+
+One processor for each client, as many of them as cores, and one thread each.
+"""
 
 import functools
 import os
@@ -75,7 +77,7 @@ class Cohorts(FedAvg):
 
 
 def main() -> None:
-    """See `side`."""
+    """Plays the protocol, see `side`."""
     protocol, problem, rounds, answer = arguments()
     name, path = sys.argv[1], os.path.abspath(sys.argv[2])
     marks = Marks()

@@ -1,4 +1,4 @@
-"""pfl-research's FederatedAveraging on its SimulatedBackend, in one process on one thread."""
+"""Plays a protocol by pfl-research's FederatedAveraging on its SimulatedBackend, on one thread."""
 
 from importlib.metadata import version
 
@@ -49,7 +49,7 @@ class MarkRounds(TrainingProcessCallback):
 
 
 def main() -> None:
-    """See `side`."""
+    """Plays the protocol, see `side`."""
     protocol, problem, rounds, answer = arguments()
     torch.set_num_threads(1)
     images, labels = tensors(problem["images"], problem["labels"])

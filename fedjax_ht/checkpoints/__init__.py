@@ -1,1 +1,1 @@
-"""What a run stores: checkpoints, checksums, and rows of metrics."""
+"""Stores what a run writes: checkpoints, their checksums, and rows of metrics."""

@@ -1,5 +1,7 @@
-"""Numbered folders that carry the checksums of their files: each is whole and unchanged, or known
-to be damaged."""
+"""The numbered folders of checkpoints, which carry the checksums of their files.
+
+Each is whole and unchanged, or known to be damaged.
+"""
 
 import hashlib
 import json
@@ -10,29 +12,37 @@ from collections.abc import Iterable
 from pathlib import Path
 
 SEAL = "seal.json"
+# the second is what earlier versions left, which wrote with orbax
 _HALF_WRITTEN = re.compile(r"[0-9]+\.(tmp|orbax-checkpoint-tmp).*")
 
 
 def numbers(parent: Path) -> list[int]:
-    """Of the numbered folders, ascending; whatever else lies there does not count. None where
-    `parent` is missing."""
-    names = [path.name for path in parent.iterdir() if path.is_dir()] if parent.exists() else []
-    return sorted(int(name) for name in names if name.isdecimal() and str(int(name)) == name)
+    """The numbers of the numbered folders, ascending; whatever else lies there does not count.
+
+    There are none where `parent` is missing.
+    """
+    if not parent.exists():
+        return []
+    folders = []
+    for path in parent.iterdir():
+        # "007" is not how a number is written
+        if path.is_dir() and path.name.isdecimal() and str(int(path.name)) == path.name:
+            folders.append(int(path.name))
+    return sorted(folders)
 
 
 def temporary(path: Path) -> Path:
-    """Where a folder is written before `place`, and what it is called while it is deleted."""
+    """The name of a folder while it is written, before `place`, and while it is deleted."""
     return path.with_name(f"{path.name}.tmp")
 
 
 def place(path: Path) -> None:
     """Seals the folder `temporary(path)` and puts it in place."""
     half = temporary(path)
-    files = {
-        str(file.relative_to(half)): _sha256(file)
-        for file in sorted(half.rglob("*"))
-        if file.is_file()
-    }
+    files = {}
+    for file in sorted(half.rglob("*")):
+        if file.is_file():
+            files[str(file.relative_to(half))] = _sha256(file)
     (half / SEAL).write_text(json.dumps({"sha256": _sha256_of(files), "files": files}))
     os.rename(half, path)
 
@@ -47,8 +57,15 @@ def seal_of(folder: Path) -> str:
 
 
 def check(folder: Path, seal: str | None = None) -> None:
-    """ValueError or OSError, one line, unless every file is as it was sealed, and the seal the
-    given one."""
+    """Compares every file with the seal of its folder.
+
+    Args:
+      folder: that was sealed.
+      seal: what `seal_of` gave when the folder was written; None leaves that out.
+
+    Raises:
+      ValueError, OSError: a file is not as it was sealed, or the seal is another. One line.
+    """
     files = _checksums(folder)
     if seal is not None and _sha256_of(files) != seal:
         raise ValueError(f"{folder} is not the one that was written with it")
@@ -58,7 +75,11 @@ def check(folder: Path, seal: str | None = None) -> None:
 
 
 def read_json(folder: Path, name: str) -> dict:
-    """A file of a sealed folder; ValueError or OSError where it has changed."""
+    """The content of a JSON file in a sealed folder.
+
+    Raises:
+      ValueError, OSError: the file has changed since, or is missing. One line.
+    """
     text = (folder / name).read_bytes()
     if hashlib.sha256(text).hexdigest() != _checksums(folder).get(name):
         raise ValueError(f"{folder / name} has changed since it was written")
@@ -73,14 +94,21 @@ def remove(path: Path) -> None:
 
 def remove_half_written(parent: Path) -> None:
     """Deletes what a killed process left half written or half deleted."""
-    for path in parent.iterdir() if parent.exists() else ():
+    if not parent.exists():
+        return
+    for path in parent.iterdir():
         if path.is_dir() and _HALF_WRITTEN.fullmatch(path.name):
             shutil.rmtree(path)
 
 
 def set_aside(paths: Iterable[Path], root: Path) -> Path | None:
-    """Moves what there is of some files and folders below `root` to root/set_aside_1, or the next
-    free number, under their own names; returns that folder, None where nothing was there."""
+    """Moves files and folders below `root` to root/set_aside_1, or the next free number.
+
+    They keep their paths below `root`; a path that does not exist is left out.
+
+    Returns:
+      The folder that they are in now; None where no path exists.
+    """
     paths = [path for path in paths if path.exists()]
     if not paths:
         return None

@@ -1,5 +1,8 @@
-"""Pytrees of arrays on disk, by orbax: leaves by position, so that it need not know a method's
-types."""
+"""Pytrees of arrays on disk: one .npz file, its arrays named by the position of the leaf.
+
+Positions instead of paths, so that a file need not know a method's types. Earlier versions wrote
+such trees with orbax; those folders are still read.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -7,22 +10,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from fedjax_ht.core.method import PyTree
 
+ARRAYS = "arrays.npz"
+
 
 def save_tree(path: Path, tree: PyTree) -> None:
-    """Writes a pytree of arrays and typed keys; every process of a run makes the same call.
+    """Writes a pytree of arrays and typed keys into a new folder.
+
+    Every process of a run makes the same call, since fetching an array that lies on several
+    processes takes all of them; the first one writes.
 
     Raises:
       OSError: it cannot be written. One line.
     """
+    arrays = {}
+    for i, leaf in enumerate(jax.tree.leaves(tree)):
+        arrays[_name(i)] = _storable(plain(leaf))
+    if jax.process_index() > 0:
+        return
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            checkpointer.save(path, args=ocp.args.StandardSave(_pack(tree)))
-    except (ValueError, RuntimeError) as error:  # tensorstore's, of a full disk too
-        raise OSError(f"{path} cannot be written: {' '.join(str(error).split())}") from error
+        path.mkdir(parents=True)
+        with open(path / ARRAYS, "wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        raise OSError(f"{path} cannot be written: {error}") from error
 
 
 def load_tree(path: Path, template: PyTree) -> PyTree:
@@ -31,37 +44,61 @@ def load_tree(path: Path, template: PyTree) -> PyTree:
     Raises:
       Exception: of any kind, if a file is missing, damaged or of another tree.
     """
-    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-        stored = checkpointer.restore(path)
+    stored = _read(path) if (path / ARRAYS).exists() else _read_orbax(path)
     leaves, structure = jax.tree.flatten(template)
     for i, leaf in enumerate(leaves):
-        like = plain(leaf)
-        value = stored[f"{i:05d}"] if like.size else like
-        if value.shape != like.shape or value.dtype != like.dtype:
-            raise ValueError(
-                f"it holds {value.dtype}{list(value.shape)}, expected "
-                f"{like.dtype}{list(like.shape)}"
-            )
-        value = (
-            jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
-            if is_key(leaf)
-            else np.require(value, requirements="W")
-        )
-        leaves[i] = jax.device_put(value, leaf.sharding) if isinstance(leaf, jax.Array) else value
+        leaves[i] = _restored(stored.get(_name(i)), leaf)
     return jax.tree.unflatten(structure, leaves)
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether it is an array of typed keys."""
+    """Returns whether a leaf is an array of typed keys."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def plain(leaf: Any) -> np.ndarray:
-    """An array, or the numbers of a typed key's, in host memory."""
-    return np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
+    """An array, or the numbers of an array of typed keys, in host memory."""
+    if is_key(leaf):
+        leaf = jax.random.key_data(leaf)
+    return np.asarray(leaf)
 
 
-def _pack(tree: PyTree) -> dict[str, np.ndarray]:
-    """The leaves that hold anything: orbax takes no empty array."""
-    leaves = map(plain, jax.tree.leaves(tree))
-    return {f"{i:05d}": leaf for i, leaf in enumerate(leaves) if leaf.size}
+def _name(position: int) -> str:
+    return f"{position:05d}"
+
+
+def _storable(array: np.ndarray) -> np.ndarray:
+    """The array as a dtype that .npy files know: the bits of bfloat16 and the like as integers."""
+    if array.dtype.kind == "V":
+        return array.view(f"u{array.dtype.itemsize}")
+    return array
+
+
+def _restored(stored: np.ndarray | None, leaf: Any) -> Any:
+    """A stored array in the form of a template's leaf."""
+    like = plain(leaf)
+    if not like.size:
+        return leaf  # orbax took no empty array, so a stored one may be missing
+    expected = _storable(like)
+    if stored is None or stored.shape != expected.shape or stored.dtype != expected.dtype:
+        form = "nothing" if stored is None else f"{stored.dtype}{list(stored.shape)}"
+        raise ValueError(f"it holds {form}, expected {like.dtype}{list(like.shape)}")
+    # host arrays of a state are written to
+    value = np.require(stored.view(like.dtype), requirements="W")
+    if is_key(leaf):
+        value = jax.random.wrap_key_data(value, impl=jax.random.key_impl(leaf))
+    return jax.device_put(value, leaf.sharding) if isinstance(leaf, jax.Array) else value
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path / ARRAYS, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def _read_orbax(path: Path) -> dict[str, np.ndarray]:
+    # flax depends on orbax, so it is there; nothing else imports it, which takes a second
+    import orbax.checkpoint as ocp
+
+    with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
+        stored = checkpointer.restore(path)
+    return {name: _storable(np.asarray(array)) for name, array in stored.items()}

@@ -1,4 +1,4 @@
-"""A run's history as files: metrics.csv, metrics.jsonl, clients.csv."""
+"""Writes and reads a run's history: metrics.csv, metrics.jsonl, clients.csv."""
 
 import csv
 import io
@@ -24,9 +24,9 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
     Args:
       history: all rows.
       workdir: where the files are.
-      written: how many of them this process has written before; only the others are then appended,
-        unless they bring a column that the files lack. 0 writes the files anew, so that a resumed
-        run leaves no row twice.
+      written: how many rows this process has written before; only the later ones are then
+        appended, unless they bring a column that the files lack. 0 writes the files anew, so that a
+        resumed run leaves no row twice.
 
     Returns:
       How many rows the files hold: all.
@@ -34,38 +34,31 @@ def write_history(history: Sequence[HistoryRow], workdir: Path | str, written: i
     workdir = Path(workdir)
     new, columns = history[written:], columns_of(history[written:])
     known = _header(workdir / "metrics.csv") if written else []
-    heads = {"metrics.jsonl": "", "metrics.csv": "", "clients.csv": ""}
-    rewritten = not known or not set(columns) <= set(known)
-    if rewritten:
-        new, columns = history, columns_of(history)
-        heads |= {"metrics.csv": _csv([columns]), "clients.csv": _csv([_client_columns(history)])}
-    else:
-        columns = known
-    texts = {
-        "metrics.jsonl": "".join(json.dumps(row) + "\n" for row in new),
-        "metrics.csv": _csv([[_cell(row.get(name, "")) for name in columns] for row in new]),
-        "clients.csv": _csv([_accuracies(row) for row in new if "clients" in row]),
-    }
-    for name, text in texts.items():
-        with (
-            atomic_open(workdir / name)
-            if rewritten
-            else (workdir / name).open("a", newline="") as file
-        ):
-            file.write(heads[name] + text)
+    if known and set(columns) <= set(known):
+        for name, text in _texts(new, known).items():
+            with (workdir / name).open("a", newline="") as file:
+                file.write(text)
+        return len(history)
+    columns = columns_of(history)
+    heads = {"metrics.csv": _csv([columns]), "clients.csv": _csv([_client_columns(history)])}
+    for name, text in _texts(history, columns).items():
+        with atomic_open(workdir / name) as file:
+            file.write(heads.get(name, "") + text)
     return len(history)
 
 
 def read_history(workdir: Path | str) -> list[HistoryRow]:
-    """The rows of a metrics.jsonl; none without that file. A last line that was cut off is left
-    out.
+    """The rows of a metrics.jsonl; none without that file.
+
+    A last line that was cut off is left out.
 
     Raises:
       ValueError: another line is broken.
     """
     path = Path(workdir) / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = []
+    if not path.exists():
+        return []
+    lines, rows = path.read_text().splitlines(), []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -78,8 +71,26 @@ def read_history(workdir: Path | str) -> list[HistoryRow]:
 
 
 def columns_of(rows: Iterable[HistoryRow]) -> list[str]:
-    """Of metrics.csv, in the order in which they first come."""
-    return list(dict.fromkeys(name for row in rows for name in row if name not in PER_CLIENT))
+    """The columns of metrics.csv, in the order in which the rows first have them."""
+    columns = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    return [name for name in columns if name not in PER_CLIENT]
+
+
+def _texts(rows: Sequence[HistoryRow], columns: Sequence[str]) -> dict[str, str]:
+    """File -> lines for these rows; `columns` are those of metrics.csv."""
+    lines, cells, scores = [], [], []
+    for row in rows:
+        lines.append(json.dumps(row) + "\n")
+        cells.append([_cell(row.get(name, "")) for name in columns])
+        if _is_evaluation(row):
+            scores.append(_accuracies(row))
+    return {
+        "metrics.jsonl": "".join(lines),
+        "metrics.csv": _csv(cells),
+        "clients.csv": _csv(scores),
+    }
 
 
 def _header(path: Path) -> list[str]:
@@ -90,16 +101,18 @@ def _header(path: Path) -> list[str]:
 
 
 def _client_columns(history: Sequence[HistoryRow]) -> list[str]:
-    first = next((row for row in history if "clients" in row), {"clients": ()})
-    return [
-        "round",
-        "trial",
-        *(f"client_{i}" for i in first.get("client_ids") or range(len(first["clients"]))),
-    ]
+    first = next(filter(_is_evaluation, history), {"clients": ()})
+    client_ids = first.get("client_ids") or range(len(first["clients"]))
+    return ["round", "trial", *(f"client_{i}" for i in client_ids)]
+
+
+def _is_evaluation(row: HistoryRow) -> bool:
+    return "clients" in row
 
 
 def _accuracies(row: HistoryRow) -> list:
-    return [row["round"], row["trial"], *("" if a is None else a for a in row["clients"])]
+    accuracies = ["" if accuracy is None else accuracy for accuracy in row["clients"]]
+    return [row["round"], row["trial"], *accuracies]
 
 
 def _cell(value: Any) -> Any:

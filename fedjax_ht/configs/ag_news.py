@@ -1,14 +1,14 @@
-r"""Local training (or :method=fedproto, fedtgp) on AG News, Dirichlet 0.1, 20 clients of HtFLlib's
-four text models.
+r"""Local training (or :method=fedproto, fedtgp) on AG News: 20 clients of HtFLlib's text models.
 
+    fedjax-ht run --config=ag_news
     fedjax-ht compare --config=ag_news:set=ag_news_test --fair=5 --trials=3 \
         --methods=local,fedproto,fedtgp,fedgh,fd,fml,lg_fedavg,fedgen,fedssa
 
-fastText, logistic regression, LSTM and BiLSTM in turn, of 64 features (HtFLlib's have 512), batches
-of 10, one epoch a round. Needs train.csv and test.csv of AG News in `data/ag_news/`; with
-set=ag_news_test the 7,600 texts of test.csv alone, in `data/ag_news/test.csv` or
-`data/ag_news_test.csv`, a seventeenth of the data. A part of each client's texts validates, for
---fair.
+Dirichlet 0.1. fastText, logistic regression, LSTM and BiLSTM in turn, of 64 features (HtFLlib's
+have 512), batches of 10, one epoch a round. A part of each client's texts validates, for --fair.
+
+Needs train.csv and test.csv of AG News in `data/ag_news/`; with set=ag_news_test the 7,600 texts of
+test.csv alone, in `data/ag_news/test.csv` or `data/ag_news_test.csv`, a seventeenth of the data.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config

@@ -1,13 +1,14 @@
-r"""Six methods among clients that attack, with a defence or without; accuracies are those of the
-honest clients.
+"""Six methods among clients that attack, with a defence or without.
 
     fedjax-ht run --config=attacked:attack=sign_flip,share=0.3
     fedjax-ht run --config=attacked:attack=sign_flip,share=0.3,robust=median
 
+Accuracies are those of the honest clients.
+
 Twenty clients with some hundred images each of a Dirichlet(1.0) split of the embedded images, three
 seeds with a split each, as in few_samples.py, next to this file, whose options the methods have,
 too. FedAvg's clients have one architecture and FedRolex's slices of one network; nobody tuned for
-them. `attack` and `robust` are as in fedjax_ht/trust/attacks.py and robust.py. Results:
+them. `attack` and `robust` are as in fedjax_ht/trust/attacks.py and defences.py. Results:
 docs/bad_clients.md.
 """
 
@@ -33,25 +34,26 @@ def get_config(argument=None):
         "fedproto@tuned",
         "fedtgp@tuned",
         "fedssa@tuned",
-        "fedrolex:model.group=conv4_quarter:model.norm=static_batch:model.rates=1,1/2,1/4:training.learning_rate=0.11",
+        "fedrolex:model.group=conv4_quarter:model.norm=static_batch:model.rates=1,1/2,1/4"
+        ":training.learning_rate=0.11",
     )
     config.dataset.image_size = 16
     config.model.group = "mlp2"
     config.attack.seed = 1
-    config.refuse_outliers = 0.0  # what is compared is the methods and the defences alone
+    config.refuse_outliers = 0.0  # a defence, too; only those of `robust` are compared
     config.trials = 3
     config.rounds = config.evaluate.every = 20
-    own = {"attack": attacked_by, "share": with_share, "robust": defended_by}
-    return apply_argument(config, argument, own, rounds=2)
+    arguments = {"attack": set_attack, "share": set_share, "robust": set_defence}
+    return apply_argument(config, argument, arguments, rounds=2)
 
 
-def attacked_by(config, value):
+def set_attack(config, value):
     config.attack.kind, config.attack.strength = value, STRENGTHS.get(value, 1.0)
 
 
-def with_share(config, value):
+def set_share(config, value):
     config.attack.share = float(value)
 
 
-def defended_by(config, value):
+def set_defence(config, value):
     config.robust = DEFENCES[value]

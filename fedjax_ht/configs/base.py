@@ -181,7 +181,7 @@ class Fields(NamedTuple):
     uplink: tuple[Any, ...] = ()
     downlink: tuple[Any, ...] = ()
     refuse_outliers: NonNegative = 1000.0  # times the round's median upload at most; 0: no bound
-    # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/robust.py
+    # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/defences.py
     robust: tuple[Any, ...] = ()
     attack: AttackFields = AttackFields()  # what some clients do, to see what that does
     # time and memory of the clients, simulated

@@ -1,13 +1,14 @@
-"""FedKTL as its paper runs it (Table 1, Dirichlet 0.1): CIFAR-100, 20 clients of HtFE8, 1,000
-rounds, StyleGAN-XL.
+"""FedKTL as its paper runs it: CIFAR-100, Dirichlet 0.1, 20 clients of HtFE8, StyleGAN-XL.
 
     fedjax-ht run --config=cifar100_fedktl_paper
     fedjax-ht run --config=cifar100_fedktl_paper:method=fedproto  (or another)
 
-Needs CIFAR-100 in `data/` and the authors' StyleGAN-XL of ImageNet at 64 pixels, which its authors
-publish as imagenet64.pkl, at `checkpoints/imagenet64.pkl` or wherever
---config.method.options.generator says. It has not been run: neither the file nor a GPU was at hand.
-The paper reports 46.94 % (best round, mean of three trials: seeds 0, 1 and 2).
+Table 1, 1,000 rounds. Needs CIFAR-100 in `data/` and the authors' StyleGAN-XL of ImageNet at 64
+pixels, which its authors publish as imagenet64.pkl, at `checkpoints/imagenet64.pkl` or wherever
+--config.method.options.generator says.
+
+It has not been run: neither the file nor a GPU was at hand. The paper reports 46.94 % (best round,
+mean of three trials: seeds 0, 1 and 2).
 
 The method is the authors' code, from which the paper's numbers come (variant="released"; what it
 does otherwise than the text is in docs/methods.md), with samples in stored order and one first

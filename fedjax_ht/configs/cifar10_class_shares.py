@@ -1,5 +1,4 @@
-r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes a client,
-ten clients a round.
+r"""FedSSA's and FedRAL's small setting on CIFAR-10: 100 clients of CNN-1..5, two classes a client.
 
     fedjax-ht run --config=cifar10_class_shares:method=fedral
     fedjax-ht run --config=cifar10_class_shares:method=fedssa,clients=50
@@ -22,9 +21,10 @@ is `accuracy`.
 The recipe of training:
 
     recipe=paper      as the papers' texts have it: SGD at 0.01, here batches of 10 and one epoch
-    (the default) recipe=released   as FedSSA's released code: 25 epochs in batches of 512, SGD at
-    0.005 with momentum 0.9, weight
-                      decay 5e-5, gradients clipped at 50, pixels normalised by ImageNet's moments
+                      (the default)
+    recipe=released   as FedSSA's released code: 25 epochs in batches of 512, SGD at 0.005 with
+                      momentum 0.9, weight decay 5e-5, gradients clipped at 50, pixels normalised by
+                      ImageNet's moments
 
 The papers search over batches of 32 to 512, 1 or 10 local epochs, 100 or 500 rounds and each
 method's own options, and name no momentum. Nothing is searched here: 500 rounds, the methods'
@@ -34,8 +34,8 @@ clients take part and 45 elsewhere, in global rounds; the code has values for te
 
     ...:method=fedssa,recipe=released --config.model.group=fedssa_cnn1 --config.training.epochs=10
 
-with the ten epochs of the authors' script for it. FedRAL's code has not been at hand; what it
-trains by is not known.
+with the ten epochs of the authors' script for it. FedRAL's code has not been at hand; its recipe of
+training is not known.
 
 Results and what they say: experiments/results/class_shares.md. Needs CIFAR-10 (python or binary
 version) in `data/`.
@@ -82,19 +82,24 @@ def set_recipe(config, value):
 
 
 def method_options(config, fedral_blocks):
-    """Options of methods that the setting fixes, by the method's name."""
+    """Returns the options of methods that the setting fixes, by the method's name."""
     options = {
         "fedral": {"blocks": fedral_blocks},  # 5 x 5 numbers each
         "fedkd": {"rounds": config.rounds},  # T reaches its end within the run
     }
-    if all(config.training[field] == value for field, value in RELEASED.items()):
+    is_released = all(config.training[field] == value for field, value in RELEASED.items())
+    if is_released:
         everybody = config.participation == 1.0
         options["fedssa"] = {"clock": "round", "stable_rounds": 2 if everybody else 45}
     return options
 
 
 def as_entry(method, options):
-    return ":".join([method, *(f"{name}={value}" for name, value in options.items())])
+    """Returns a method with options as an entry, "fedral:blocks=100"."""
+    entry = method
+    for name, value in options.items():
+        entry += f":{name}={value}"
+    return entry
 
 
 def setting(dataset, fedral_blocks, argument):
@@ -110,8 +115,8 @@ def setting(dataset, fedral_blocks, argument):
     config.rounds = 500
     config.evaluate.every = 10
     config.evaluate.mode = "trained"
-    own_arguments = {"clients": set_clients, "recipe": set_recipe}
-    config = apply_argument(config, argument, own_arguments, rounds=1)
+    arguments = {"clients": set_clients, "recipe": set_recipe}
+    config = apply_argument(config, argument, arguments, rounds=1)
     options = method_options(config, fedral_blocks)
     config.given = tuple(as_entry(method, fixed) for method, fixed in options.items())
     config.method = method_config(config.method.name, **options.get(config.method.name, {}))

@@ -1,15 +1,14 @@
-"""FedTGP and FedProto, each in both its forms, on CIFAR-10, two classes a client, 20 clients of
-CNN-1..5.
+r"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with two classes a client.
 
     fedjax-ht compare --config=cifar10_pathological
-    fedjax-ht run --config=cifar10_pathological:method=fedtgp
-    --config.method.options.variant=released
+    fedjax-ht run --config=cifar10_pathological:method=fedtgp \
+        --config.method.options.variant=released
 
-The second runs one method alone. The forms are explained in cifar10_practical.py, next to this
-file. FedTGP's and FedKTL's Table 1 have this split with other models. The whole run has not been
-recorded yet.
+20 clients of CNN-1..5; the second command runs one method alone. The forms are explained in
+cifar10_practical.py, next to this file. FedTGP's and FedKTL's Table 1 have this split with other
+models.
 
-Needs CIFAR-10 (python or binary version) in `data/`.
+The whole run has not been recorded yet. Needs CIFAR-10 (python or binary version) in `data/`.
 """
 
 from fedjax_ht.configs.base import partition_config

@@ -1,15 +1,15 @@
-"""FedTGP and FedProto, each in both its forms, on CIFAR-10, Dirichlet 0.1, 20 clients of CNN-1..5.
+"""FedTGP and FedProto, each in both its forms, on CIFAR-10 with Dirichlet 0.1.
 
     fedjax-ht compare --config=cifar10_practical
     fedjax-ht run --config=cifar10_practical:method=fedtgp --config.method.options.variant=released
 
-The second runs one method alone. FedTGP's and FedKTL's Table 1 have this split with other models,
-all 60,000 images and 1,000 rounds. The two forms differ in how hard and along what clients are
-pulled to the global prototypes:
+20 clients of CNN-1..5; the second command runs one method alone. FedTGP's and FedKTL's Table 1 have
+this split with other models, all 60,000 images and 1,000 rounds. The two forms differ in how hard
+and along what clients are pulled to the global prototypes:
 
-    fedtgp, fedproto                       the paper's text: Euclidean distance of class means,
-    lambda 0.1 fedtgp:variant=released, fedproto:...  the released code: mean square between sample
-    and prototype, lambda 10
+    fedtgp, fedproto      the paper's text: Euclidean distance of class means, lambda 0.1
+    fedtgp:variant=released, fedproto:variant=released
+                          the released code: mean square between sample and prototype, lambda 10
 
 FedTGP's authors' script has lambda 10, so that the published numbers are of the second. Neither
 form has been recorded here in full; the first, on 10,000 images, is in

@@ -1,5 +1,4 @@
-"""FedRolex (or :method=heterofl, feddropout, fedrolex+dfrd, ...) in DFRD's setting on CIFAR-10:
-meant for a GPU.
+"""FedRolex (or :method=heterofl, fedrolex+dfrd, ...) in DFRD's setting on CIFAR-10.
 
     fedjax-ht run --config=cifar10_sliced:method=fedrolex+dfrd
     fedjax-ht run --config=cifar10_sliced:method=fedavg+dfrd --config.model.rates=1
@@ -13,7 +12,8 @@ released code's defaults. And the network: which one the paper has for CIFAR-10 
 that was not at hand. It is the 4-conv CNN here, as for Fashion-MNIST; the released code also offers
 ResNets (--config.model.group=preact_resnet18, preact_resnet20 or preact_resnet34).
 
-It has not been run to the end. Needs CIFAR-10 (python or binary version) in `data/`.
+Meant for a GPU; it has not been run to the end. Needs CIFAR-10 (python or binary version) in
+`data/`.
 """
 
 from fedjax_ht.configs import fashion_mnist_sliced

@@ -1,5 +1,4 @@
-"""FedAvg among a thousand users of one CNN: the CIFAR-10 benchmark by which pfl-research compares
-simulators.
+"""FedAvg among a thousand users of one CNN, pfl-research's benchmark of simulators on CIFAR-10.
 
     fedjax-ht run --config=cifar10_users
 
@@ -10,6 +9,7 @@ the server model's.
 
 The published code reads CIFAR-10's planes of colour as if they were interleaved pixels, which
 scrambles its images. Here they are not scrambled, so accuracies lie apart; a round costs the same.
+
 Seconds beside other simulators: benchmarks/results/peers_cpu.md. Needs CIFAR-10 (python or binary
 version) in `data/`.
 """

@@ -1,11 +1,11 @@
-"""What working together is worth to clients with few samples: local training, LG-FedAvg and FedSSA,
-equally tuned.
+"""Local training, LG-FedAvg and FedSSA, equally tuned, among clients with few samples.
 
     fedjax-ht compare --config=demo
 
-Twenty clients with five architectures, four classes each and some hundred images to train on; three
-trials, each with a seed and a split of its own. Settings are those that nine of each method's were
-searched for by validation, on the first of these splits (few_samples.py:classes=4).
+It shows what working together is worth. Twenty clients with five architectures, four classes each
+and some hundred images to train on; three trials, each with a seed and a split of its own. Of nine
+settings a method, the best was chosen by validation on the first of these splits
+(few_samples.py:classes=4).
 """
 
 from fedjax_ht.configs import few_samples

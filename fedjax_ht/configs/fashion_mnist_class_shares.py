@@ -1,12 +1,12 @@
-"""FedSSA's and FedRAL's small setting on Fashion-MNIST: 100 clients of CNN-1..5, two classes a
-client, ten a round.
+"""FedSSA's and FedRAL's small setting on Fashion-MNIST: 100 clients, two classes each.
 
     fedjax-ht run --config=fashion_mnist_class_shares:method=fedral
     fedjax-ht run --config=fashion_mnist_class_shares:method=fedral,recipe=released
 
 FedRAL, Table 3 (column "pathological"), on 50,000 training, 10,000 validation and 10,000 test
-images; everything else as in cifar10_class_shares.py, next to this file. `recipe=released` is how
-FedSSA's code trains; it has no Fashion-MNIST, so that pixels stay in [-1, 1].
+images, CNN-1..5, ten clients a round; everything else as in cifar10_class_shares.py, next to this
+file. `recipe=released` is how FedSSA's code trains; it has no Fashion-MNIST, so that pixels stay in
+[-1, 1].
 
 Results and what they say: experiments/results/class_shares.md. Needs the four files of
 Fashion-MNIST (idx, gzipped or not) in `data/`.

@@ -1,5 +1,4 @@
-r"""Where distillation has something to win, on a CPU: FedRolex (or :method=fedrolex+dfrd, ...) on
-16 pixels a side.
+r"""FedRolex (or :method=fedrolex+dfrd, ...) on 16 pixels a side: distillation on a CPU.
 
     fedjax-ht run --config=fashion_mnist_distil
     fedjax-ht run --config=fashion_mnist_distil:method=fedrolex+dfrd

@@ -1,10 +1,9 @@
-"""FedTGP (or :method=fedproto, local) on Fashion-MNIST, two classes a client, 20 clients of
-CNN-1..5.
+"""FedTGP (or :method=fedproto, local) on Fashion-MNIST with two classes a client.
 
     fedjax-ht run --config=fashion_mnist_pathological
 
-Accuracy and time of the whole run have not been recorded yet.
-Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
+20 clients of CNN-1..5. Accuracy and time of the whole run have not been recorded yet. Needs the
+four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, partition_config

@@ -1,9 +1,10 @@
-"""FedTGP (or :method=fedproto, local) on Fashion-MNIST, Dirichlet 0.1, 20 clients of CNN-1..5.
+"""FedTGP (or :method=fedproto, local) on Fashion-MNIST with Dirichlet 0.1.
 
     fedjax-ht run --config=fashion_mnist_practical
 
-The whole run has not been recorded yet; its first round, compilation included, took 47 s on 2 CPU
-cores. Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
+20 clients of CNN-1..5. The whole run has not been recorded yet; its first round, compilation
+included, took 47 s on 2 CPU cores. Needs the four files of Fashion-MNIST (idx, gzipped or not) in
+`data/`.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, partition_config

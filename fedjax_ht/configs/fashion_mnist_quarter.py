@@ -1,14 +1,15 @@
-"""FedAvg (or :method=fedavg+dfrd, dfrd) in DFRD's setting on Fashion-MNIST with one network for all
-clients: the 4-conv CNN with a quarter of its channels, 16-32-64-128, which a CPU can distil.
+r"""FedAvg (or :method=fedavg+dfrd, dfrd) in DFRD's setting with one network, on a CPU.
 
     fedjax-ht run --config=fashion_mnist_quarter
     fedjax-ht run --config=fashion_mnist_quarter:method=fedavg+dfrd
     fedjax-ht compare --config=fashion_mnist_quarter \
         --methods=fedavg,fedavg+dfrd,fedavg+dfrd:variant=released,fedavg+dense,fedavg+fedftg
 
+All clients have the 4-conv CNN with a quarter of its channels, 16-32-64-128, on Fashion-MNIST.
 DFRD's own homogeneous rows are of the whole width (`model.group=conv4`). Everything else as in
-fashion_mnist_sliced.py, next to this file. Needs the four files of Fashion-MNIST (idx, gzipped or
-not) in `data/`.
+fashion_mnist_sliced.py, next to this file.
+
+Needs the four files of Fashion-MNIST (idx, gzipped or not) in `data/`.
 """
 
 from fedjax_ht.configs import fashion_mnist_sliced

@@ -1,5 +1,4 @@
-r"""Twenty clients with five architectures, some hundred training images each, and validation sets
-to choose by.
+"""Eight methods among twenty clients with five architectures and some hundred training images each.
 
     fedjax-ht compare --config=few_samples --fair=9 --trials=6
     fedjax-ht compare --config=few_samples:classes=4 --fair=9 --trials=6
@@ -70,11 +69,11 @@ def get_config(argument=None):
     config.training.learning_rate = 0.05
     config.rounds = 24
     config.evaluate.every = 6
-    return apply_argument(config, argument, {"classes": few_classes}, rounds=2)
+    return apply_argument(config, argument, {"classes": set_classes}, rounds=2)
 
 
-def few_classes(config, value):
-    """Clients of so many classes."""
+def set_classes(config, value):
+    """Deals every client images of so many classes."""
     if not value.isdigit():
         raise ValueError(f"classes={value}: it must be a number, such as classes=4")
     config.partition = partition_config("pathological", classes_per_client=int(value), **SHARES)

@@ -1,5 +1,4 @@
-r"""FedAvg and LG-FedAvg with differential privacy beside none: what it costs with a hundred
-clients.
+"""FedAvg and LG-FedAvg among a hundred clients, with differential privacy and without.
 
     fedjax-ht run --config=private
     fedjax-ht run --config=private:unit=client,noise=4
@@ -7,7 +6,9 @@ clients.
 
 A hundred clients with about a hundred of the embedded images each (16x16, Dirichlet(1.0)), one
 perceptron for all, whose 8,554 numbers FedAvg averages; LG-FedAvg averages the head's 330. Nobody
-tuned for it. Results: docs/privacy.md.
+tuned for it.
+
+Results: docs/privacy.md.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
@@ -29,13 +30,12 @@ def get_config(argument=None):
     config.privacy.clip = 0.5
     config.trials = 3
     config.rounds = config.evaluate.every = 20
-    own = {"unit": hidden, "noise": noised}
-    return apply_argument(config, argument, own, rounds=2)
+    return apply_argument(config, argument, {"unit": set_unit, "noise": set_noise}, rounds=2)
 
 
-def hidden(config, value):
+def set_unit(config, value):
     config.privacy.unit = value
 
 
-def noised(config, value):
+def set_noise(config, value):
     config.privacy.noise = float(value)

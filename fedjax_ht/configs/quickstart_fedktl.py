@@ -1,14 +1,13 @@
-"""FedKTL end to end on the embedded data: Fashion-MNIST clients, a generator that has only seen
-natural images.
+"""FedKTL end to end on the embedded data, with a generator that has only seen natural images.
 
     fedjax-ht run --config=quickstart_fedktl
 
-The images that the server sends, one a class, are in fedktl/images below the run's folder. The
-learning rate is the paper's 0.01: with the 0.05 of quickstart.py ArcFace hardly learns (40 % after
-20 rounds).
+Clients of Fashion-MNIST. The images that the server sends, one a class, are in fedktl/images below
+the run's folder. The learning rate is the paper's 0.01: with the 0.05 of quickstart.py ArcFace
+hardly learns (40 % after 20 rounds).
 
 FedKTL starts more quickly than local training, with the pairs and without them (mu=0): that is
-ArcFace rather than the images. What was recorded, on other data: experiments/results/fedktl.md.
+ArcFace rather than the images. Results recorded on other data: experiments/results/fedktl.md.
 A run takes some minutes on one core.
 """
 

@@ -1,9 +1,9 @@
-"""FedKTL on 100 classes of Tiny-ImageNet at 32 pixels, as many as CIFAR-100 has, with the generator
-of garments.
+"""FedKTL with the generator of garments on 100 classes of Tiny-ImageNet at 32 pixels.
 
     fedjax-ht run --config=tiny_imagenet_100_fedktl
 
-6,000 images, 20 clients of CNN-1..5, Dirichlet 0.1; the arms are those of tiny_imagenet_fedktl.py.
+As many classes as CIFAR-100 has: 6,000 images, 20 clients of CNN-1..5, Dirichlet 0.1; the arms are
+those of tiny_imagenet_fedktl.py, next to this file, whose data it needs, too.
 """
 
 from fedjax_ht.configs import tiny_imagenet_fedktl

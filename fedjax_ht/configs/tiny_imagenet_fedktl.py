@@ -1,5 +1,4 @@
-"""FedKTL with the generator of natural images on 40 classes of Tiny-ImageNet at 32 pixels that it
-has not seen.
+"""FedKTL with the generator of natural images on 40 classes of Tiny-ImageNet that it has not seen.
 
     fedjax-ht run --config=tiny_imagenet_fedktl
     fedjax-ht run --config=tiny_imagenet_fedktl:method=local
@@ -9,9 +8,9 @@ has not seen.
     fedjax-ht run --config=tiny_imagenet_fedktl:arms=ablations
     fedjax-ht run --config=tiny_imagenet_fedktl:arms=mu
 
-The small form of FedKTL's Table 7: what the transfer is worth (mu 0), what of that the clients'
-prototypes are worth (fixed valid pairs), and what pairs of noise do. 20 clients of CNN-1..5,
-Dirichlet 0.1, 5,000 images; classes=20 behind the file's name takes fewer. Needs
+The small form of FedKTL's Table 7, at 32 pixels: what the transfer is worth (mu 0), what of that
+the clients' prototypes are worth (fixed valid pairs), and what pairs of noise do. 20 clients of
+CNN-1..5, Dirichlet 0.1, 5,000 images; classes=20 behind the file's name takes fewer. Needs
 `tiny_imagenet_32.npz` in `data/` (JPEG files, see `data.sources.npz`).
 
 The last two commands run `ABLATIONS` and `MU` one after another: what Table 7 and Table 17 leave

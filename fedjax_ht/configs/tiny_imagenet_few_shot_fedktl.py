@@ -1,14 +1,13 @@
-"""One client with two images of each of 100 classes of Tiny-ImageNet, and the generator of natural
-images.
+"""One client with two images of each of 100 classes of Tiny-ImageNet learns from natural images.
 
     fedjax-ht run --config=tiny_imagenet_few_shot_fedktl
     fedjax-ht run --config=tiny_imagenet_few_shot_fedktl --config.method.options.mu=0.0
     fedjax-ht run --config=tiny_imagenet_few_shot_fedktl:method=local
     fedjax-ht run --config=tiny_imagenet_few_shot_fedktl:shots=9 --config.partition.seed=2
 
-FedKTL's Table 9 with as many classes as CIFAR-100 has, none of which the generator has seen: 2, 9
-or 23 images of each (shots=9, shots=23), tested on what is left of 53 a class. Every
-`partition.seed` draws other images. Needs `tiny_imagenet_32.npz` in `data/`.
+FedKTL's Table 9 with the generator of natural images and as many classes as CIFAR-100 has, none of
+which the generator has seen: 2, 9 or 23 images of each (shots=9, shots=23), tested on what is left
+of 53 a class. Every `partition.seed` draws other images. Needs `tiny_imagenet_32.npz` in `data/`.
 """
 
 from fedjax_ht.configs import few_shot_fedktl

@@ -1,5 +1,4 @@
-"""How functions become programs on the devices of a mesh: one program a bucket on CPU, one for all
-on GPUs."""
+"""Compiles functions to programs on a mesh: one a bucket on CPU, one for all buckets on GPUs."""
 
 import functools
 import logging
@@ -23,7 +22,7 @@ GRAPHED = (
     "CONDITIONAL",
     "WHILE",
 )
-"""What XLA may put into a CUDA graph: all that it does by itself, and conditionals and loops."""
+"""Kinds of work that XLA may put into a CUDA graph: its defaults, conditionals and loops."""
 
 
 _IN_GRAPHS = {
@@ -33,9 +32,11 @@ _IN_GRAPHS = {
 }
 
 GRAPH_OPTIONS = {(0, 10): _IN_GRAPHS, (0, 11): _IN_GRAPHS, (0, 12): _IN_GRAPHS}
-"""Options of programs on GPUs, by the (major, minor) versions of jax that programs were compiled
-with, see benchmarks/gpu_aot.py. They are no promise of jax, and XLA refuses those that it does not
-know."""
+"""Options of programs on GPUs by the (major, minor) versions of jax.
+
+Programs were compiled with each of these, see benchmarks/gpu_aot.py. The options are no promise of
+jax, and XLA refuses those that it does not know.
+"""
 
 
 def compiler_options(platform: str) -> dict[str, str] | None:
@@ -61,88 +62,117 @@ def _warn_of_no_graphs(version: str) -> None:
     tried = ", ".join(f"{major}.{minor}" for major, minor in GRAPH_OPTIONS)
     logging.warning(
         f"rounds on this GPU run without CUDA graphs, and so slower: jax is {version}, their "
-        "options were "
-        f"tried with jax {tried}; install one of these"
+        f"options were tried with jax {tried}; install one of these"
     )
 
 
 def compile_ahead(calls: Sequence[tuple[Callable, tuple]]) -> None:
-    """Compiles jitted functions for the arguments that they are about to be called with, side by
-    side.
+    """Compiles jitted functions side by side for the arguments of their next calls.
 
     Tracing is Python's and goes on one core, while XLA compiles what is traced on the others; by
     itself it leaves much of a program's compilation to one core, too. The calls themselves then
     find their programs.
+
+    Args:
+      calls: (jitted function, its arguments).
     """
     if len(calls) < 2 or jax.config.jax_disable_jit:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for job in [pool.submit(run.lower(*args).compile) for run, args in calls]:
+        # The next function is traced here while a thread compiles the one before.
+        jobs = [pool.submit(run.lower(*args).compile) for run, args in calls]
+        for job in jobs:
             job.result()
 
 
 def platform_of(mesh: Mesh) -> str:
-    """Of a mesh's devices, which are of one kind."""
+    """Returns "cpu", "gpu" or "tpu", which all devices of a mesh are."""
     return mesh.devices.flat[0].platform
 
 
 def on_mesh(run: Callable, mesh: Mesh, donate: bool) -> Callable:
-    """Compiles a function of (states, schedule, servers, data, when): every device runs its own
-    clients.
+    """Compiles a function so that every device runs its own clients.
 
-    States, schedule and data may be dicts by bucket. What it returns is sharded over the clients.
+    Args:
+      run: of (states, schedule, servers, data, when) on one device; states, schedule and data may
+        be dicts by bucket.
+      mesh: of the devices.
+      donate: the states' buffers become those of the result, so that client states are held once;
+        the caller's states are gone afterwards.
+
+    Returns:
+      The function of all devices' arguments: states and schedules have the devices' parts one
+      behind another, and a schedule's count is int32 [devices]. Results are sharded likewise.
     """
 
-    def local(states, schedule, *shared):
-        def own(s):
-            return s._replace(count=s.count[0])
+    def is_schedule(x):
+        return isinstance(x, Schedule)
 
-        return run(
-            states, jax.tree.map(own, schedule, is_leaf=lambda x: isinstance(x, Schedule)), *shared
-        )
+    def with_local_count(schedule):
+        # A device's part of the counts has one entry.
+        return schedule._replace(count=schedule.count[0])
+
+    def local(states, schedule, *shared):
+        return run(states, jax.tree.map(with_local_count, schedule, is_leaf=is_schedule), *shared)
 
     sharded = jax.shard_map(
         local,
         mesh=mesh,
         in_specs=(SHARDED, SHARDED, REPLICATED, REPLICATED, REPLICATED),
         out_specs=SHARDED,
+        # Devices do not communicate, so that there is no replication to check.
         check_vma=False,
     )
     return jax.jit(
         sharded,
-        donate_argnums=0 if donate else (),
+        donate_argnums=0 if donate else (),  # argument 0 are the states
         compiler_options=compiler_options(platform_of(mesh)),
     )
 
 
 def buckets_on_mesh(runs: Mapping[str, Callable], mesh: Mesh, donate: bool) -> Callable:
-    """Compiles functions of (states, schedule, servers, data, when), one a bucket, to one of
-    ({bucket: states}, {bucket: schedule}, servers, {bucket: data}, when) that returns {bucket:
-    result}, of the buckets that it is given.
+    """Compiles the functions of all buckets to one.
 
     On GPUs that is one program: buckets do not depend on each other, so that they are parallel
     branches of its graph. On CPU it is one program a bucket: there is nothing to win
     (docs/architecture.md), and less to compile anew.
+
+    Args:
+      runs: bucket name -> function of (states, schedule, servers, data, when).
+      mesh, donate: see `on_mesh`.
+
+    Returns:
+      Function of ({bucket: states}, {bucket: schedule}, servers, {bucket: data}, when) that returns
+      {bucket: result}, of the buckets whose states it gets.
     """
     if platform_of(mesh) == "gpu":
 
         def together(states, schedules, servers, data, when):
-            return {
-                name: runs[name](own, schedules[name], servers, data[name], when)
-                for name, own in states.items()
-            }
+            results = {}
+            for name, run in runs.items():
+                if name in states:
+                    results[name] = run(states[name], schedules[name], servers, data[name], when)
+            return results
 
         return on_mesh(together, mesh, donate)
-    programs, called = {name: on_mesh(run, mesh, donate) for name, run in runs.items()}, set()
+    return _ProgramPerBucket({name: on_mesh(run, mesh, donate) for name, run in runs.items()})
 
-    def one_by_one(states, schedules, servers, data, when):
-        given = {
-            name: (own, schedules[name], servers, data[name], when) for name, own in states.items()
-        }
-        compile_ahead(
-            [(programs[name], args) for name, args in given.items() if name not in called]
-        )
-        called.update(given)
-        return {name: programs[name](*args) for name, args in given.items()}
 
-    return one_by_one
+class _ProgramPerBucket:
+    """The function of all buckets that calls a compiled program for each.
+
+    It remembers which programs were called before: the others are compiled side by side first.
+    """
+
+    def __init__(self, programs: Mapping[str, Callable]) -> None:
+        self._programs = programs
+        self._called: set[str] = set()
+
+    def __call__(self, states, schedules, servers, data, when) -> dict:
+        arguments = {}
+        for name in states:
+            arguments[name] = states[name], schedules[name], servers, data[name], when
+        new = [name for name in arguments if name not in self._called]
+        compile_ahead([(self._programs[name], arguments[name]) for name in new])
+        self._called.update(new)
+        return {name: self._programs[name](*args) for name, args in arguments.items()}

@@ -1,5 +1,7 @@
-"""Checks what the functions of a method return where they are traced, which costs no time in a
-compiled program."""
+"""Checks of what a method's functions return, made where they are traced.
+
+They cost no time in a compiled program.
+"""
 
 import contextlib
 import functools
@@ -22,10 +24,11 @@ TRACED = (
     "predict",
 )
 CLEARER = {"Trees 0 and 1 differ": "it differs", "tree 0": "before", "tree 1": "after"}
+"""Phrases of chex, and what a message of this library says instead."""
 
 
 def guarded(method: Method) -> Method:
-    """Returns the method, its functions made to refuse in one line what the contract rules out.
+    """Makes a method's functions refuse in one line what the contract rules out.
 
     What a function raises itself gets a note that names the function, see `BaseException.add_note`:
     the traceback alone would name the function of this library that happened to trace it first.
@@ -38,25 +41,20 @@ def _guarded(method: Method) -> Method:
 
     def receive(bucket, client, downlink, data, ctx):
         new = calls["receive"](bucket, client, downlink, data, ctx)
-        _require_form(f"the client's state that receive of {method.name!r} returns", client, new)
+        _require_state(method, "receive", "client", client, new)
         return new
 
     def client_update(bucket, client, downlink, data, ctx):
         out = calls["client_update"](bucket, client, downlink, data, ctx)
-        new, uplink, metrics = _require_values(
-            method, "client_update", out, "(client, uplink, metrics)"
-        )
-        _require_form(
-            f"the client's state that client_update of {method.name!r} returns", client, new
-        )
+        values = "(client, uplink, metrics)"
+        new, uplink, metrics = _require_values(method, "client_update", out, values)
+        _require_state(method, "client_update", "client", client, new)
         return new, uplink, _require_metrics(method, "client_update", metrics)
 
     def server_update(federation, server, received, ctx):
         out = calls["server_update"](federation, server, received, ctx)
         new, metrics = _require_values(method, "server_update", out, "(server, metrics)")
-        _require_form(
-            f"the server's state that server_update of {method.name!r} returns", server, new
-        )
+        _require_state(method, "server_update", "server", server, new)
         return new, _require_metrics(method, "server_update", metrics)
 
     def predict(bucket, client, downlink, x, mask):
@@ -70,7 +68,7 @@ def _guarded(method: Method) -> Method:
 
 
 def _noted(method: Method, name: str) -> Callable:
-    """Returns a method's function; what it raises says whose it is."""
+    """Wraps a function of the method so that what it raises gets a note that names it."""
     function = getattr(method, name)
 
     @functools.wraps(function)
@@ -90,8 +88,12 @@ def _noted(method: Method, name: str) -> Callable:
 
 
 @contextlib.contextmanager
-def one_line(what: str) -> Iterator[None]:
-    """Within it a failed assertion of chex is a ValueError of one line that begins with `what`."""
+def one_line(subject: str) -> Iterator[None]:
+    """Turns a failed assertion of chex into a ValueError of one line.
+
+    Args:
+      subject: how the line begins.
+    """
     try:
         yield
     except AssertionError as error:
@@ -100,11 +102,11 @@ def one_line(what: str) -> Iterator[None]:
         reason = re.sub(r"(differ in leaves '[^']*'): \n.*", r"\1", reason, flags=re.DOTALL)
         for phrase, clearer in CLEARER.items():
             reason = reason.replace(phrase, clearer)
-        raise ValueError(f"{what}: {' '.join(reason.split())}") from error
+        raise ValueError(f"{subject}: {' '.join(reason.split())}") from error
 
 
 def _require_values(method: Method, name: str, out: Any, values: str) -> tuple:
-    """Returns what a function returned, if it is a tuple of as many values as `values` names."""
+    """Returns a function's output, if it is a tuple of as many values as `values` names."""
     count = values.count(",") + 1
     if not isinstance(out, tuple) or len(out) != count:
         returned = f"{len(out)} values" if isinstance(out, tuple) else f"a {type(out).__name__}"
@@ -112,10 +114,18 @@ def _require_values(method: Method, name: str, out: Any, values: str) -> tuple:
     return out
 
 
-def _require_form(what: str, before: PyTree, after: PyTree) -> None:
-    """Refuses a state of another structure, other shapes or other dtypes."""
+def _require_state(method: Method, name: str, side: str, before: PyTree, after: PyTree) -> None:
+    """Refuses a state of another structure, other shapes or other dtypes.
+
+    Args:
+      method: for the message.
+      name: of the function that returns the state.
+      side: "client" or "server".
+      before, after: the states.
+    """
     forms = jax.eval_shape(lambda *trees: trees, before, after)
-    with one_line(f"{what} must have the form of the one it was given"):
+    state = f"the {side}'s state that {name} of {method.name!r} returns"
+    with one_line(f"{state} must have the form of the one it was given"):
         chex.assert_trees_all_equal_shapes_and_dtypes(*forms)
 
 

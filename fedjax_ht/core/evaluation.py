@@ -1,5 +1,4 @@
-"""Evaluation, compiled: who classifies how many samples of a split correctly, clients and the
-server's own model."""
+"""The compiled evaluation: counts correct predictions of clients and of the server's own model."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,14 +15,14 @@ from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, 
 from fedjax_ht.core.statistics import collect_statistics
 
 
-class Asked(NamedTuple):
-    """What to score: arguments of the compiled evaluation, so that one serves a round and an
-    evaluation.
+class EvaluationRequest(NamedTuple):
+    """The states and sets to score: an argument of the compiled evaluation, so that one program
+    serves rounds and evaluations.
 
     Attributes:
-      received: bool, the clients after `receive` with the newest downlink, else as their training
+      received: bool; the clients after `receive` with the newest downlink, else as their training
         left them.
-      splits: name of a clients' set -> bool.
+      splits: name of a clients' set -> bool, score it.
     """
 
     received: jax.Array
@@ -54,11 +53,13 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
 
     def body(i, correct):
         scores, batch = scored(i)
-        hits = {
-            rule: (jnp.argmax(s, -1) == batch.y) & jnp.isfinite(jnp.max(s, -1)) & batch.mask
-            for rule, s in scores.items()
-        }
-        return {rule: correct[rule] + jnp.sum(h, dtype=jnp.int32) for rule, h in hits.items()}
+        counts = {}
+        for rule, s in scores.items():
+            predicted = jnp.isfinite(jnp.max(s, -1))
+            # The last batch is filled up with samples that are masked out here.
+            hits = (jnp.argmax(s, -1) == batch.y) & predicted & batch.mask
+            counts[rule] = correct[rule] + jnp.sum(hits, dtype=jnp.int32)
+        return counts
 
     rules = jax.eval_shape(scored, jnp.int32(0))[0]
     batches = (split.count + batch_size - 1) // batch_size
@@ -66,13 +67,23 @@ def score(predict: Callable, data: Data, split: Split, batch_size: int) -> Score
     return Scores(correct, split.count)
 
 
-def as_asked(
-    method: Method, bucket: Bucket, client, downlink, own: Data, root, round, info, received
+def received_where(
+    method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info, received
 ) -> PyTree:
-    """The client's state after receipt where `received`, bool, else as it is."""
-    took = receive(method, bucket, client, downlink, own, root, round, info)
-    # Leaf by leaf: most methods receive nothing, or a head, and the rest needs no copy.
-    return jax.tree.map(lambda a, b: b if a is b else jnp.where(received, a, b), took, client)
+    """Returns the client's state after receipt where `received` is True, else as it is.
+
+    Args:
+      method, bucket, client, downlink, data, root, round, info: as for `round.receive`; `data` is
+        the client's own.
+      received: bool scalar, traced.
+    """
+    after = receive(method, bucket, client, downlink, data, root, round, info)
+
+    def choose(new, old):
+        # Most methods receive nothing, or a head: what `receive` hands on as it is needs no copy.
+        return old if new is old else jnp.where(received, new, old)
+
+    return jax.tree.map(choose, after, client)
 
 
 def score_splits(
@@ -80,43 +91,62 @@ def score_splits(
     bucket: Bucket,
     client,
     downlink,
-    own: Data,
-    wanted: dict[str, jax.Array],
+    data: Data,
+    requested: dict[str, jax.Array],
     batch_size: int,
 ) -> dict[str, Scores]:
-    """Scores one client on its own sets; one that is not wanted, name -> bool, counts as empty."""
+    """Scores one client on its own sets.
+
+    Args:
+      method, bucket: of the client.
+      client, downlink: its state and what it holds of the server.
+      data: its own.
+      requested: name of a set -> bool scalar; a set that is not requested counts as empty.
+      batch_size: samples a call.
+    """
 
     def predict(x, mask):
         return method.predict(bucket, client, downlink, x, mask)
 
-    splits = {name: own.splits[name] for name in wanted}
-    splits = {
-        name: s._replace(count=jnp.where(wanted[name], s.count, 0)) for name, s in splits.items()
-    }
-    return {name: score(predict, own, split, batch_size) for name, split in splits.items()}
+    scores = {}
+    for name, is_requested in requested.items():
+        split = data.splits[name]
+        # Requests are traced: an empty set takes no turn of the loop over batches.
+        split = split._replace(count=jnp.where(is_requested, split.count, 0))
+        scores[name] = score(predict, data, split, batch_size)
+    return scores
 
 
-def as_scored(
+def make_scored_state(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """(client, Participant, servers, the client's own data, round, received) -> (the method with
-    the trial's settings, the client's state as an evaluation scores it, downlink); `received` as of
-    `Asked`, the others as of a round. Of clients that keep nothing (`keeps`, see
-    `forms.keeps_state`) it is what comes down."""
+    """Makes the function that prepares a client for being scored.
+
+    Args:
+      method, federation, bucket, channel: as of a round.
+      keeps: clients keep a state between rounds, see `forms.keeps_state`; of clients that do not,
+        the state is what comes down.
+
+    Returns:
+      (client, Participant, servers, the client's own data, round, received) -> (the method with the
+      trial's settings, the client's state as an evaluation scores it, downlink); `received` as of
+      `EvaluationRequest`, the others as of a round.
+    """
 
     def prepare(
-        client, participant: Participant, servers: TrialServers, own: Data, round, received
+        client, participant: Participant, servers: TrialServers, data: Data, round, received
     ):
         server, root, settings = servers.of(participant.trial)
-        mine, info = method.at(settings), participant.info
-        downlink = send(mine, federation, bucket, channel, server, root, round, info)
+        trial_method, info = method.at(settings), participant.info
+        downlink = send(trial_method, federation, bucket, channel, server, root, round, info)
         if keeps:
-            client = as_asked(mine, bucket, client, downlink, own, root, round, info, received)
-        else:
-            client = receive(
-                mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info
+            client = received_where(
+                trial_method, bucket, client, downlink, data, root, round, info, received
             )
-        return mine, client, downlink
+        else:
+            client = any_state(trial_method, bucket, root)
+            client = receive(trial_method, bucket, client, downlink, data, root, round, info)
+        return trial_method, client, downlink
 
     return prepare
 
@@ -124,9 +154,12 @@ def as_scored(
 def received_state(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel
 ) -> Callable:
-    """Returns (participant, servers, data, round) -> the state of a client that keeps nothing
-    between rounds, as the newest downlink leaves it; compiled."""
-    prepare = as_scored(method, federation, bucket, channel, keeps=False)
+    """Compiles the state of a client that keeps nothing, as the newest downlink leaves it.
+
+    Returns:
+      (Participant, servers, data, round) -> the client's state.
+    """
+    prepare = make_scored_state(method, federation, bucket, channel, keeps=False)
 
     def run(participant: Participant, servers: TrialServers, data: Data, round):
         return prepare((), participant, servers, view(data, participant), round, True)[1]
@@ -142,16 +175,33 @@ def client_evaluation(
     batch_size: int,
     keeps: bool = True,
 ) -> Callable:
-    """(client, Participant, servers, data, round, Asked) -> {split: Scores}, for one client. A set
-    that is not asked for counts as empty."""
-    prepare = as_scored(method, federation, bucket, channel, keeps)
+    """Makes the evaluation of one client.
+
+    Args:
+      method, federation, bucket, channel, keeps: as for `make_scored_state`.
+      batch_size: samples a call.
+
+    Returns:
+      (client, Participant, servers, data, round, EvaluationRequest) -> {split: Scores}; a set that
+      is not requested counts as empty.
+    """
+    prepare = make_scored_state(method, federation, bucket, channel, keeps)
 
     def run(
-        client, participant: Participant, servers: TrialServers, data: Data, round, asked: Asked
+        client,
+        participant: Participant,
+        servers: TrialServers,
+        data: Data,
+        round,
+        request: EvaluationRequest,
     ):
-        own = view(data, participant)
-        mine, client, downlink = prepare(client, participant, servers, own, round, asked.received)
-        return score_splits(mine, bucket, client, downlink, own, asked.splits, batch_size)
+        data = view(data, participant)
+        trial_method, client, downlink = prepare(
+            client, participant, servers, data, round, request.received
+        )
+        return score_splits(
+            trial_method, bucket, client, downlink, data, request.splits, batch_size
+        )
 
     return run
 
@@ -165,26 +215,35 @@ def bucket_evaluation(
     batch_size: int,
     keeps: bool = True,
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, (round, Asked)) -> {split: Scores [P]}, on
-    one device.
+    """Makes the evaluation of a bucket's clients on one device.
 
-    The states stay; of clients that keep nothing they are (). Arguments as `bucket_round`, and
-    samples a call.
+    Args:
+      method, federation, bucket, channel, lanes: as for `round.bucket_round`.
+      batch_size: samples a call.
+      keeps: see `make_scored_state`; of clients that keep nothing the states are ().
+
+    Returns:
+      (states, schedule of Participant, servers, data, (round, EvaluationRequest)) -> {split: Scores
+      [P]}. The states stay as they are.
     """
-    one = client_evaluation(method, federation, bucket, channel, batch_size, keeps)
+    evaluate = client_evaluation(method, federation, bucket, channel, batch_size, keeps)
 
     def run(
-        states, schedule: Schedule, servers: TrialServers, data: Data, when: tuple[jax.Array, Asked]
+        states,
+        schedule: Schedule,
+        servers: TrialServers,
+        data: Data,
+        when: tuple[jax.Array, EvaluationRequest],
     ):
-        # The states are read, not carried through the loop: evaluation changes none and must not
-        # copy them.
-        def score_one(_, slot_and_own):
-            slot, own = slot_and_own
+        def score_client(_, slot_and_participant):
+            slot, participant = slot_and_participant
             client = jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states)
-            return (), one(client, own, servers, data, *when)
+            return (), evaluate(client, participant, servers, data, *when)
 
-        plan = schedule._replace(own=(schedule.slots, schedule.own))
-        return run_clients(score_one, (), plan, lanes)[1]
+        # The states are read by slot, not carried through the loop: evaluation changes none and
+        # must not copy them.
+        schedule = schedule._replace(arguments=(schedule.slots, schedule.arguments))
+        return run_clients(score_client, (), schedule, lanes)[1]
 
     return run
 
@@ -192,27 +251,32 @@ def bucket_evaluation(
 def global_evaluation(
     method: Method, federation: Federation, statistics: str, batch_size: int
 ) -> Callable:
-    """((server, {"train", "test"} -> Split), data) -> Scores of the server's own model by its head.
+    """Makes the evaluation of the server's own model by its head.
 
     Args:
+      method, federation: of the server.
       statistics: what "static_batch" norms go by, as `SimulationOptions.global_statistics`.
-      Others as `bucket_evaluation`.
+      batch_size: samples a call.
+
+    Returns:
+      ((server, {"train", "test"} -> Split), data) -> Scores.
     """
     bucket = federation.global_model
 
-    def run(own: tuple[PyTree, dict[str, Split]], data: Data) -> Scores:
-        server, splits = own
+    def run(server_and_splits: tuple[PyTree, dict[str, Split]], data: Data) -> Scores:
+        server, splits = server_and_splits
         params, stats = method.global_params(server), {}
         if statistics == "training":
             stats = collect_statistics(bucket, params, data, splits["train"], batch_size)
 
         def predict(x, mask):
-            return {
-                "head": logits(
-                    bucket, params, features(bucket, params, stats, x, mask, train=False)[0]
-                )
-            }
+            representations, _ = features(bucket, params, stats, x, mask, train=False)
+            return {"head": logits(bucket, params, representations)}
 
         return score(predict, data, splits["test"], batch_size)
 
     return run
+
+
+# Former names.
+Asked, as_asked, as_scored = EvaluationRequest, received_where, make_scored_state

@@ -1,5 +1,5 @@
-"""The one place where clients are batched: how a bucket's participants run through a function of
-one client."""
+"""The one place where clients are batched: a bucket's participants run through a function of one
+client."""
 
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple
@@ -13,8 +13,8 @@ from fedjax_ht.core.bounds import Count
 from fedjax_ht.core.method import PyTree
 
 Lanes = Count | Literal["auto"] | Mapping[str, Count]
-"""Clients that run side by side: a number for all buckets, one a bucket, or what `simulation.lanes`
-makes of it."""
+"""Clients that run side by side: a number for all buckets, one a bucket, or "auto", for which
+`simulation.lanes` chooses."""
 
 
 class Schedule(NamedTuple):
@@ -22,32 +22,55 @@ class Schedule(NamedTuple):
 
     Attributes:
       slots: int32 [P], position in the stacked states; out of range for padding.
-      own: pytree with leading axis P, each client's own arguments.
+      arguments: pytree with leading axis P, what each client's function takes beside its state.
       count: int32 scalar, how many are real; they come first.
     """
 
     slots: jax.Array
-    own: PyTree
+    arguments: PyTree
     count: jax.Array
+
+    @property
+    def own(self) -> PyTree:
+        """The clients' `arguments`, by their former name."""
+        return self.arguments
 
 
 def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:
-    """Rows to provide in a bucket so that any draw of participants fits, a multiple of the lanes;
-    and the lanes, of which no more are left than there are rows."""
+    """Returns the rows of a schedule into which any draw of participants fits, and its lanes.
+
+    Args:
+      participants: clients of a round, of all buckets.
+      bucket_size: clients of the bucket.
+      lanes: wanted; no more are used than there are rows.
+
+    Returns:
+      The capacity P, a multiple of the lanes; and the lanes.
+    """
     most = max(1, min(participants, bucket_size))
-    width = min(lanes, most)
-    return -(-most // width) * width, width
+    lanes = min(lanes, most)
+    return -(-most // lanes) * lanes, lanes
 
 
 def longest_first(steps: np.ndarray) -> np.ndarray:
-    """Order of participants by number of steps, so that lanes of one chunk finish together. int [P]
-    -> int [P]."""
+    """Orders participants by number of steps, so that lanes of one chunk finish together.
+
+    Args:
+      steps: int [P], of each participant.
+
+    Returns:
+      int [P], positions in `steps`; equal ones keep their order.
+    """
     return np.argsort(-np.asarray(steps), kind="stable")
 
 
 def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
-    """Share of lane-steps in which a lane has finished and waits for its chunk, for participants in
-    running order."""
+    """Returns the share of lane-steps in which a lane has finished and waits for its chunk.
+
+    Args:
+      steps: int [P], of participants in running order.
+      lanes: clients of a chunk.
+    """
     padded = np.zeros(-(-len(steps) // lanes) * lanes, np.int64)
     padded[: len(steps)] = steps
     total = padded.reshape(-1, lanes).max(1).sum() * lanes
@@ -55,11 +78,19 @@ def wasted_lane_steps(steps: np.ndarray, lanes: int) -> float:
 
 
 def each(fn: Callable[[PyTree], PyTree], xs: PyTree, apart: bool = False) -> PyTree:
-    """fn over the leading axis of xs, stacked: one after another on CPU, or where `apart` asks for
-    it, else vmapped; a single one as it is."""
+    """Applies `fn` over the leading axis of `xs` and stacks the results.
+
+    Args:
+      fn: of one entry.
+      xs: pytree with a leading axis.
+      apart: one entry after another on every device, as they always run on CPU; else vmapped.
+    """
     if jax.tree.leaves(xs)[0].shape[0] == 1:
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], fn(jax.tree.map(lambda x: x[0], xs)))
-    return lax.map(fn, xs) if apart or jax.default_backend() == "cpu" else jax.vmap(fn)(xs)
+        # A single entry needs neither a loop nor a batch axis.
+        return _with_axis(fn(_row(xs, 0)))
+    if apart or jax.default_backend() == "cpu":
+        return lax.map(fn, xs)
+    return jax.vmap(fn)(xs)
 
 
 def run_clients(
@@ -68,7 +99,7 @@ def run_clients(
     schedule: Schedule,
     lanes: int,
 ) -> tuple[PyTree, PyTree]:
-    """Runs `fn(state, own) -> (new state, output)` over a schedule, `lanes` clients at a time.
+    """Runs `fn(state, arguments) -> (new state, output)` over a schedule, `lanes` at a time.
 
     The number of chunks is dynamic: padding beyond the last real chunk costs nothing, so one
     compiled function serves any number of participants.
@@ -83,32 +114,70 @@ def run_clients(
     Returns:
       The states, and the outputs with a leading axis [P] in schedule order, zeros for padding.
     """
-    # no call is left of it; it is traced once, for its shapes and to run
+    # Traced once, for its shapes and to run; inlined, so that no call is left of it.
     fn = jax.jit(fn, inline=True)
-
-    def one(tree):
-        return jax.tree.map(lambda x: x[0], tree)
-
-    output_shapes = jax.eval_shape(
-        lambda states, own: fn(one(states), one(own))[1], states, schedule.own
-    )
-    capacity = schedule.slots.shape[0]
-    outputs = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape), x.dtype), output_shapes)
+    # A client axis of one would turn matrix products into batched ones.
     batched = fn if lanes == 1 else jax.vmap(fn)
-
-    def read(x, start):
-        return x[start] if lanes == 1 else lax.dynamic_slice_in_dim(x, start, lanes)
+    outputs = _empty_outputs(fn, states, schedule)
 
     def chunk(i, carry):
         states, outputs = carry
         start = i * lanes
-        slot, own = jax.tree.map(lambda x: read(x, start), (schedule.slots, schedule.own))
-        new, out = batched(
-            jax.tree.map(lambda x: x[jnp.minimum(slot, x.shape[0] - 1)], states), own
-        )
-        states = jax.tree.map(lambda x, y: x.at[slot].set(y, mode="drop"), states, new)
-        where = start if lanes == 1 else start + jnp.arange(lanes)
-        return states, jax.tree.map(lambda x, y: x.at[where].set(y), outputs, out)
+        slots = _rows(schedule.slots, start, lanes)
+        arguments = _rows(schedule.arguments, start, lanes)
+        new_states, new_outputs = batched(_at_slots(states, slots), arguments)
+        # Written by index into the loop's carry: XLA updates the stacked states in place, and a
+        # padded row's slot, out of range, is dropped.
+        states = jax.tree.map(lambda x, y: x.at[slots].set(y, mode="drop"), states, new_states)
+        rows = start if lanes == 1 else start + jnp.arange(lanes)
+        outputs = jax.tree.map(lambda x, y: x.at[rows].set(y), outputs, new_outputs)
+        return states, outputs
 
     chunks = (schedule.count + lanes - 1) // lanes
     return lax.fori_loop(0, chunks, chunk, (states, outputs))
+
+
+def _empty_outputs(fn: Callable, states: PyTree, schedule: Schedule) -> PyTree:
+    """Returns zeros in the form of all clients' outputs, [P, ...]."""
+
+    def output(states, arguments):
+        return fn(_row(states, 0), _row(arguments, 0))[1]
+
+    def zeros(shape):
+        return jnp.zeros((schedule.slots.shape[0], *shape.shape), shape.dtype)
+
+    return jax.tree.map(zeros, jax.eval_shape(output, states, schedule.arguments))
+
+
+def _at_slots(states: PyTree, slots: jax.Array) -> PyTree:
+    """Reads the states at `slots`; padding, whose slot is out of range, reads the last one."""
+
+    def read(x):
+        return x[jnp.minimum(slots, x.shape[0] - 1)]
+
+    return jax.tree.map(read, states)
+
+
+def _rows(tree: PyTree, start: jax.Array, lanes: int) -> PyTree:
+    """Reads the rows of a chunk; of a single lane one row, without its axis."""
+    if lanes == 1:
+        return _row(tree, start)
+
+    def cut(x):
+        return lax.dynamic_slice_in_dim(x, start, lanes)
+
+    return jax.tree.map(cut, tree)
+
+
+def _row(tree: PyTree, i: int | jax.Array) -> PyTree:
+    def read(x):
+        return x[i]
+
+    return jax.tree.map(read, tree)
+
+
+def _with_axis(tree: PyTree) -> PyTree:
+    def widen(x):
+        return jnp.asarray(x)[None]
+
+    return jax.tree.map(widen, tree)

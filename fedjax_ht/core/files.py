@@ -1,4 +1,4 @@
-"""Files that are either the old or the new one, never half of either."""
+"""Writes files that are either the old or the new one, never half of either."""
 
 import contextlib
 import os
@@ -10,16 +10,19 @@ from typing import IO
 
 @contextlib.contextmanager
 def atomic_open(path: Path | str, mode: str = "w") -> Iterator[IO]:
-    """Opens a temporary file beside `path` and renames it into place when the block ends without an
-    error."""
+    """Opens a temporary file beside `path`, and renames it into place at the end of the block.
+
+    It is removed if the block ends with an error.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    text = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
-        with os.fdopen(
-            handle, mode, **({} if "b" in mode else {"encoding": "utf-8", "newline": ""})
-        ) as file:
+        with os.fdopen(handle, mode, **text) as file:
             yield file
+        # mkstemp lets nobody else read; the permissions of any new file need the umask, which can
+        # only be read by setting it
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)

@@ -1,17 +1,19 @@
-"""The forms of a method's messages, and whether its clients keep anything, told from its trace:
-nothing is run, and no form need cross a wire."""
+"""Forms of a method's messages: shapes and dtypes, found by tracing.
+
+Nothing is run, and no form need cross a wire.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.federation import Bucket, Federation
-from fedjax_ht.core.influence import Sources, influences
 from fedjax_ht.core.inputs import usual_rule, zeros
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
+from fedjax_ht.core.programs import influences, union
 from fedjax_ht.core.round import Channel, any_state, client_step, receive, send
-from fedjax_ht.core.uploads import is_payload, leaves_of
+from fedjax_ht.core.wire import payload_leaves
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)
 _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
@@ -20,7 +22,16 @@ _INFO = ClientInfo(_NUMBER, _NUMBER, _NUMBER)
 def downlink_form(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel
 ) -> PyTree:
-    """Returns what comes down to a client of a bucket, as `jax.ShapeDtypeStruct`s."""
+    """Returns the shapes and dtypes of the downlink of a bucket's clients.
+
+    Args:
+      method: the method whose `broadcast` is traced.
+      federation, bucket: the federation and the receiver's bucket.
+      channel: transforms of messages; they may change shapes.
+
+    Returns:
+      A message of `jax.ShapeDtypeStruct`s.
+    """
 
     def sent(key, round, info):
         server = method.init_server(federation, round_key(key, Purpose.INIT_SERVER, 0))
@@ -30,7 +41,13 @@ def downlink_form(
 
 
 def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> PyTree:
-    """Returns what a client of a bucket sends up, as `jax.ShapeDtypeStruct`s."""
+    """Returns the shapes and dtypes of the uplink of a bucket's clients, as `downlink_form` does.
+
+    Args:
+      method: the method whose `client_update` is traced.
+      federation, bucket: the federation and the sender's bucket.
+      channel: transforms of messages; they may change shapes.
+    """
 
     def step(data, downlink, key, round, info):
         client = any_state(method, bucket, key)
@@ -41,36 +58,38 @@ def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel:
 
 
 def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> bool:
-    """Tells whether anything of a client's state outlives the next downlink."""
+    """Returns True if anything of a client's state outlives the next downlink.
+
+    It is read off the trace of `receive`; a method whose `receive` cannot be traced keeps state.
+    """
 
     def received(client, downlink, data, key, round, info):
         return receive(method, bucket, client, downlink, data, key, round, info)
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), _key())
     downlink = downlink_form(method, federation, bucket, channel)
+    data = _data_form(bucket)
     try:
-        _, sources = influences(
-            received, client, downlink, _data_form(bucket), _key(), _NUMBER, _INFO
-        )
+        _, sources = influences(received, client, downlink, data, _key(), _NUMBER, _INFO)
     except Exception:  # it raises again, and is named, where a round is traced
         return True
-    return any(
-        0 in source for source in jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources))
-    )
-
-
-def _data_form(bucket: Bucket) -> Data:
-    """A client's view of no samples."""
-    none = Split(np.zeros(1, np.int32), np.int32(0))
-    splits = dict.fromkeys(("train", "val", "test"), none)
-    return Data(
-        zeros(bucket.input_shape), np.zeros(1, np.int32), usual_rule(bucket.input_shape), splits
-    )
+    return 0 in union(sources)  # argument 0 is the client's state
 
 
 def sends_payload(form: PyTree) -> bool:
-    """Whether there are numbers in a message of that form besides counts and indices."""
-    return any(map(is_payload, leaves_of(form)))
+    """Returns True if a message of this form has numbers besides counts and indices."""
+    return bool(payload_leaves(form))
+
+
+def _data_form(bucket: Bucket) -> Data:
+    """Returns a client's view of no samples."""
+    none = Split(np.zeros(1, np.int32), np.int32(0))
+    return Data(
+        inputs=zeros(bucket.input_shape),
+        labels=np.zeros(1, np.int32),
+        preprocess=usual_rule(bucket.input_shape),
+        splits=dict.fromkeys(("train", "val", "test"), none),
+    )
 
 
 def _key():

@@ -1,4 +1,4 @@
-"""What a sample is: how a stored one becomes what a model sees, and of what shape that is."""
+"""Samples: the rule by which a stored one becomes what a model sees, and the shape of that."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 InputShape = Any
-"""Of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
+"""The form of one sample as a model sees it: the shape of a float32 array, such as (H, W, C); a
 `jax.ShapeDtypeStruct` where it is of another dtype; or a pytree of these."""
 
 CHANNELS = (1, 3)  # of an image
@@ -19,8 +19,9 @@ as a `jax.tree_util.Partial`."""
 
 
 class Pixels(NamedTuple):
-    """Images: bytes, or floats in [0, 1], to (x - mean) / std by channel; bytes are divided by 255
-    before.
+    """Normalises images, bytes or floats in [0, 1], to (x - mean) / std by channel.
+
+    Bytes are divided by 255 before.
 
     Attributes:
       mean, std: float32 [C], of pixels in [0, 1]; one number serves every channel.
@@ -42,94 +43,104 @@ class Pixels(NamedTuple):
         return (pixels - self.mean) / self.std
 
     def pixels(self, x: jax.Array) -> jax.Array:
-        """What a model sees -> float [..., C] in [0, 1]."""
+        """Inverts `normalise`: what a model sees -> float [..., C] in [0, 1]."""
         return x * self.std + self.mean
 
     @property
     def black(self) -> jax.Array:
-        """What a model sees of a black pixel, float [C]."""
+        """A black pixel as a model sees it, float [C]."""
         return -self.mean / self.std
 
 
 class AsStored(NamedTuple):
-    """Floats as float32 and integers as int32: sensor windows, tokens, rows of a table."""
+    """Gives floats as float32 and integers as int32: sensor windows, tokens, rows of a table."""
 
     def __call__(self, inputs: Any) -> Any:
-        def one(x: jax.Array) -> jax.Array:
-            return x.astype(jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32)
+        def cast(x: jax.Array) -> jax.Array:
+            is_float = jnp.issubdtype(x.dtype, jnp.floating)
+            return x.astype(jnp.float32 if is_float else jnp.int32)
 
-        return jax.tree.map(one, inputs)
+        return jax.tree.map(cast, inputs)
 
 
 def usual_rule(shape: InputShape) -> Preprocess:
-    """What a set of such samples is preprocessed by, where only the kind of rule matters: a trace
-    without data."""
+    """The rule for samples of this shape, where only its kind matters: in a trace without data."""
     return Pixels() if is_image(shape) else AsStored()
 
 
 def zeros(shape: InputShape, count: int = 1) -> Any:
-    """What a model sees of `count` samples, all zero."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract(shape, count))
+    """Zeros in the form of `count` samples as a model sees them."""
+
+    def zero(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(zero, abstract(shape, count))
 
 
 def abstract(shape: InputShape, count: int) -> Any:
-    """As `zeros`, `jax.ShapeDtypeStruct`s instead of arrays."""
+    """The form of `count` samples as a model sees them, as `jax.ShapeDtypeStruct`s."""
 
-    def one(leaf) -> jax.ShapeDtypeStruct:
-        own, dtype = (leaf, jnp.float32) if isinstance(leaf, tuple) else (leaf.shape, leaf.dtype)
-        return on_device((count, *own), dtype)
+    def batched(leaf) -> jax.ShapeDtypeStruct:
+        if isinstance(leaf, tuple):
+            return on_device((count, *leaf), jnp.float32)
+        return on_device((count, *leaf.shape), leaf.dtype)
 
-    return jax.tree.map(one, shape, is_leaf=_is_shape)
+    return jax.tree.map(batched, shape, is_leaf=_is_shape)
 
 
 def on_device(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """Returns the form that an array of the host has on a device: numbers of at most 32 bits,
-    unless jax is set to 64. From jax 0.11 on others are warned of."""
+    """The form that an array of the host has on a device.
+
+    Numbers have at most 32 bits, unless jax is set to 64; from jax 0.11 on others are warned of.
+    """
     return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
 
 
 def shape_of(samples: Any) -> InputShape:
-    """The `InputShape` of what a model sees, arrays (or `jax.ShapeDtypeStruct`s) with a leading
-    sample axis."""
+    """The `InputShape` of samples as a model sees them, with a leading sample axis.
 
-    def one(x):
-        own = tuple(x.shape[1:])
-        return own if x.dtype == jnp.float32 else jax.ShapeDtypeStruct(own, x.dtype)
+    Args:
+      samples: arrays or `jax.ShapeDtypeStruct`s, or a pytree of them.
+    """
 
-    return jax.tree.map(one, samples)
+    def unbatched(x):
+        shape = tuple(x.shape[1:])
+        return shape if x.dtype == jnp.float32 else jax.ShapeDtypeStruct(shape, x.dtype)
+
+    return jax.tree.map(unbatched, samples)
 
 
 def plain(shape: InputShape) -> InputShape:
-    """With a tuple where a list was given for the shape of an array."""
-    return (
-        tuple(shape)
-        if isinstance(shape, list) and all(isinstance(n, int) for n in shape)
-        else shape
-    )
+    """Gives a tuple for a list of numbers, the shape of an array; anything else as it is."""
+    if isinstance(shape, list) and all(isinstance(n, int) for n in shape):
+        return tuple(shape)
+    return shape
 
 
 def is_array(shape: InputShape) -> bool:
-    """Whether a sample is one float array."""
+    """Returns whether a sample is one float array."""
     return type(shape) is tuple and all(isinstance(n, int) for n in shape)
 
 
 def is_image(shape: InputShape) -> bool:
-    """Whether a sample is one float image of one or three channels."""
+    """Returns whether a sample is one float image of one or three channels."""
     return is_array(shape) and len(shape) == 3 and shape[-1] in CHANNELS
 
 
 def channels_first(shape: tuple[int, ...]) -> bool:
-    """Returns whether images of this shape, four axes, are [N, C, H, W] by their channels, of which
-    there are one or three; where both orders would do they are [N, H, W, C]."""
+    """Returns whether images of this shape, four axes, are [N, C, H, W] by their channels.
+
+    There are one or three channels; images that both orders would fit are [N, H, W, C].
+    """
     return shape[-1] not in CHANNELS and shape[1] in CHANNELS
 
 
-def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
+def image_shape(shape: InputShape, subject: str) -> tuple[int, int, int]:
     """(H, W, C) of images.
 
     Args:
-      shape: what a model sees of one sample.
-      who: that needs images, for the message.
+      shape: of one sample as a model sees it.
+      subject: that needs images, for the message.
 
     Raises:
       ValueError: it is no float image of one or three channels.
@@ -137,30 +148,34 @@ def image_shape(shape: InputShape, who: str) -> tuple[int, int, int]:
     if is_image(shape):
         return shape
     raise ValueError(
-        f"{who} needs images, float [H, W, 1 or 3]; these models take {described(shape)}"
+        f"{subject} needs images, float [H, W, 1 or 3]; these models take {described(shape)}"
     )
 
 
-def pixels_of(preprocess: Preprocess, who: str) -> Pixels:
-    """The rule of a set of images; of one that does more, such as `data.shift.Rotated`, the `rule`
-    that it has.
+def pixels_of(preprocess: Preprocess, subject: str) -> Pixels:
+    """The `Pixels` of a set of images, which a rule that does more has as its `rule`.
+
+    Args:
+      preprocess: `Pixels`, or a rule such as `data.shift.Rotated`.
+      subject: that goes from pixels to what a model sees, or back, for the message.
 
     Raises:
-      ValueError: it is no `Pixels`, and has none; `who` needs it to go from pixels to what a model
-        sees, or back.
+      ValueError: the rule is no `Pixels`, and has none.
     """
     rule = getattr(preprocess, "rule", preprocess)
     if not isinstance(rule, Pixels):
         raise ValueError(
-            f"{who} needs to know what a pixel is: give the dataset preprocess=fl.Pixels(mean, std)"
+            f"{subject} needs to know what a pixel is: give the dataset "
+            "preprocess=fl.Pixels(mean, std)"
         )
     return rule
 
 
 def described(shape: InputShape) -> str:
-    """For messages: "(32, 32, 3)", "int32 (200,)", "((200,), int32 ())"."""
-    leaves = jax.tree.leaves(shape, is_leaf=_is_shape)
-    texts = [str(x) if isinstance(x, tuple) else f"{x.dtype} {x.shape}" for x in leaves]
+    """Describes a shape in a message: "(32, 32, 3)", "int32 (200,)", "((200,), int32 ())"."""
+    texts = []
+    for leaf in jax.tree.leaves(shape, is_leaf=_is_shape):
+        texts.append(str(leaf) if isinstance(leaf, tuple) else f"{leaf.dtype} {leaf.shape}")
     return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
 
 

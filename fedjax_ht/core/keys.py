@@ -1,5 +1,8 @@
-"""Every random number is folded from (seed, purpose, round, client id): never from a position or a
-loop counter."""
+"""Keys of all random numbers, folded from (seed, purpose, round, client id).
+
+They never depend on a position or a loop counter, so that a client draws the same numbers whoever
+else takes part, and on whatever device it runs.
+"""
 
 import enum
 from collections.abc import Sequence
@@ -30,20 +33,25 @@ class Purpose(enum.IntEnum):
 
 
 def round_key(root: jax.Array, purpose: Purpose, round: jax.Array) -> jax.Array:
-    """The server's key of a round; `root` is jax.random.key(seed)."""
+    """Returns the server's key of a round; `root` is jax.random.key(seed)."""
     return jax.random.fold_in(jax.random.fold_in(root, purpose), round)
 
 
 def client_key(
     root: jax.Array, purpose: Purpose, round: jax.Array, client_id: jax.Array
 ) -> jax.Array:
-    """A client's key of a round."""
+    """Returns a client's key of a round; arguments as for `round_key`."""
     return jax.random.fold_in(round_key(root, purpose, round), client_id)
 
 
 def privacy_key(key: jax.Array, secret: Sequence[int] = ()) -> jax.Array:
-    """The stream of a key that hides what is private; `secret` are 32-bit words that the seed does
-    not tell."""
+    """Returns the key of noise that hides private data.
+
+    Args:
+      key: of the round, and perhaps of the client.
+      secret: 32-bit words that cannot be derived from the seed; without them whoever knows the seed
+        knows the noise.
+    """
     key = jax.random.fold_in(key, Purpose.PRIVACY)
     for word in secret:
         key = jax.random.fold_in(key, word)
@@ -51,5 +59,5 @@ def privacy_key(key: jax.Array, secret: Sequence[int] = ()) -> jax.Array:
 
 
 def host_generator(seed: int, purpose: Purpose, round: int) -> np.random.Generator:
-    """For choices made on the host, such as who takes part."""
+    """Returns NumPy's generator of choices made on the host, such as the participants."""
     return np.random.default_rng([seed, int(purpose), round])

@@ -1,8 +1,6 @@
-"""Local training of one client: epochs or steps over its own samples. One function for every
-method.
+"""Local training of one client: epochs or steps over its samples, by one function for all methods.
 
-Trip counts are dynamic: under `vmap` a finished client is masked by the loop itself, alone it stops
-early.
+Trip counts are dynamic: under `vmap` the loop itself masks a finished client, alone it stops early.
 """
 
 import dataclasses
@@ -14,34 +12,80 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from fedjax_ht.core.batches import (
+    Batch,
+    ClassSums,
+    add_trees,
+    class_means,
+    class_sums,
+    forward_batch,
+    inputs_at,
+    no_class_sums,
+    shuffled,
+    sum_by_class,
+    take_batch,
+)
 from fedjax_ht.core.bounds import Count, check_fields
 from fedjax_ht.core.method import Data, PyTree, Split
 
+__all__ = [
+    "Batch",
+    "ClassSums",
+    "LocalTraining",
+    "Loss",
+    "LossFn",
+    "TrainingResult",
+    "class_means",
+    "class_sums",
+    "descend",
+    "forward_batch",
+    "inputs_at",
+    "label_counts",
+    "num_steps",
+    "shuffled",
+    "sum_by_class",
+    "take_batch",
+    "train",
+]
+
 Augment = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(key, normalised images float [B, H, W, C], black: what a black pixel is among them, float [C])
--> images; of inputs that are no images it takes those, and 0.0."""
+"""(key, normalised images float [B, H, W, C], the value of a black pixel float [C]) -> images.
+
+For inputs that are no images it is called with these and 0.0.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class LocalTraining:
-    """How every client trains.
+    """The recipe by which every client trains.
 
     Attributes:
-      optimizer: made new each round, so that no optimiser state lives between rounds.
-      batch_size: samples a step.
-      epochs: passes over the client's training samples.
-      steps: if set, this number of steps instead of `epochs`. In stored order they go on where
-        those of the round before ended, as in DFRD's released code: round t begins with batch t *
-        steps, modulo the client's batches. Nothing is kept of a client for it, so that one that was
-        not there leaves out what it would have seen.
-      shuffle: a new order every epoch; False visits samples in stored order (released code of
+      optimizer: its state is made anew in each round, so that none lives between rounds.
+      batch_size: samples per step.
+      epochs: passes over the client's training samples in a round.
+      steps: if set, number of steps in a round instead of `epochs`. In stored order they go on
+        where those of the round before ended, as in DFRD's released code: round t begins with batch
+        t * steps, modulo the client's batches. No state is kept for it, so that a client that was
+        absent leaves out the batches of that round.
+      shuffle: a new order in every epoch; False visits samples in stored order (released code of
         HtFLlib).
       drop_remainder: leave out an epoch's last partial batch, as long as the client fills one batch
         at all; False trains on it, masked.
-      augment: applied to every training batch on the device, or None.
-      schedule: (round int32, from 0) -> what the optimiser's updates are multiplied by, such as an
-        `optax` schedule from 1 on; or None. An optimiser made new each round cannot know the round
-        by itself.
+      augment: applied to every training batch on the device; None changes nothing.
+      schedule: (round int32, from 0) -> factor on the optimiser's updates, such as an `optax`
+        schedule that starts at 1; None is 1. An optimiser made anew in each round cannot know the
+        round by itself.
+
+    Raises:
+      ValueError: a field is out of its bounds. One line.
+
+    Example:
+      >>> fl.LocalTraining(optax.adam(1e-3), batch_size=32, epochs=5).epochs
+      5
+      >>> fl.LocalTraining(optax.sgd(0.1), batch_size=0)
+      Traceback (most recent call last):
+      ...
+      ValueError: batch_size is 0; it must be an integer of at least 1
     """
 
     optimizer: optax.GradientTransformation
@@ -62,34 +106,28 @@ class LocalTraining:
             )
 
 
-class Batch(NamedTuple):
-    """x: what a model sees, such as images float32 [B, H, W, C]; y int32 [B]; mask bool [B]: False
-    marks padding."""
-
-    x: PyTree
-    y: jax.Array
-    mask: jax.Array
-
-
 class Loss(NamedTuple):
-    """What a per-batch loss returns: the scalar to descend on, new batch statistics, and rows to
-    sum per class."""
+    """The result of a loss of one batch.
+
+    Attributes:
+      value: the scalar to descend on.
+      stats: the new batch statistics.
+      rows: float [B, D] to sum by class, such as features; None sums nothing.
+    """
 
     value: jax.Array
     stats: PyTree
-    rows: jax.Array | None = None  # float [B, D], or None
-
-
-class ClassSums(NamedTuple):
-    """Sums over samples by class: sums float32 [C, D], counts float32 [C]."""
-
-    sums: jax.Array
-    counts: jax.Array
+    rows: jax.Array | None = None
 
 
 class TrainingResult(NamedTuple):
-    """params and stats after training; the mean loss of the steps; per-class sums of `Loss.rows`,
-    or None."""
+    """The result of a client's training.
+
+    Attributes:
+      params, stats: after training.
+      loss: float32 scalar, the mean loss of the steps.
+      class_sums: sums of `Loss.rows` by class; None without rows.
+    """
 
     params: PyTree
     stats: PyTree
@@ -101,8 +139,12 @@ LossFn = Callable[[PyTree, PyTree, Batch, jax.Array], Loss]  # (params, stats, b
 
 
 def num_steps(training: LocalTraining, num_samples: Any) -> Any:
-    """Optimiser steps of one round for a client with `num_samples` samples (an int or an array of
-    them)."""
+    """Counts the optimiser steps of one round.
+
+    Args:
+      training: the recipe.
+      num_samples: the client's training samples, an int or an array of them.
+    """
     if training.steps is not None:
         return (num_samples > 0) * training.steps
     return training.epochs * _steps_per_epoch(training, num_samples)
@@ -115,30 +157,6 @@ def _steps_per_epoch(training: LocalTraining, count):
     return (count + size - 1) // size
 
 
-def inputs_at(data: Data, index: jax.Array) -> PyTree:
-    """What a model sees of the samples at indices int32 [B]."""
-    return data.preprocess(jax.tree.map(lambda x: x[index], data.inputs))
-
-
-def take_batch(
-    data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int
-) -> Batch:
-    """`size` samples of `order` from `start`; positions at or past `count` are masked out."""
-    positions = start + jnp.arange(size)
-    # Past the end some sample is read, and masked.
-    index = order[jnp.minimum(positions, order.shape[0] - 1)]
-    return Batch(inputs_at(data, index), data.labels[index], positions < count)
-
-
-def shuffled(key: jax.Array, split: Split) -> jax.Array:
-    """The split's indices in random order, padding last: the same order however long the padding
-    is."""
-    positions = jnp.arange(split.indices.shape[0])
-    bits = jax.random.bits(key, positions.shape) >> 1  # the top bit marks padding
-    bits = jnp.where(positions < split.count, bits, jnp.uint32(1 << 31))
-    return split.indices[jnp.argsort(bits, stable=True)]
-
-
 def train(
     training: LocalTraining,
     loss_fn: LossFn,
@@ -149,18 +167,33 @@ def train(
     num_classes: int,
     split: str = "train",
 ) -> TrainingResult:
-    """Trains one client on one of its splits. A client without samples comes back unchanged, with
-    loss 0.
+    """Trains one client on one of its splits.
 
     Args:
       training: the recipe; static.
-      loss_fn: the method's loss of one batch; it must respect `batch.mask`.
-      params: what the optimiser steps; a method may put several models in one pytree.
+      loss_fn: (params, stats, batch, key) -> Loss, the method's loss of one batch; it must respect
+        `batch.mask`.
+      params: the parameters to train; a method may put several models in one pytree.
       stats: batch statistics, carried along and replaced by `Loss.stats`.
-      data: the client's view.
+      data: the client's view of the data.
       key: folds into the shuffles, the augmentation and the loss.
       num_classes: rows of the class sums.
-      split: which of `data.splits` to train on.
+      split: key of `data.splits`.
+
+    Returns:
+      The result; of a client without samples params and stats are unchanged, and the loss is 0.
+
+    Example:
+      >>> x, labels = jnp.array([[1.0], [2.0], [3.0]]), jnp.array([0, 1, 0])
+      >>> split = fl.Split(indices=jnp.arange(3), count=jnp.int32(3))
+      >>> data = fl.Data(x, labels, preprocess=lambda x: x, splits={"train": split})
+      >>> def loss(w, stats, batch, key):
+      ...     error = (batch.x[:, 0] * w - 2 * batch.x[:, 0]) ** 2
+      ...     return fl.Loss(fl.masked_mean(error, batch.mask), stats)
+      >>> recipe = fl.LocalTraining(optax.sgd(0.05), batch_size=3, epochs=20)
+      >>> result = fl.train(recipe, loss, jnp.float32(0), (), data, jax.random.key(0), 2)
+      >>> round(float(result.params), 3)
+      2.0
     """
     if data.trainer is not None:
         data, trainer = data._replace(trainer=None), data.trainer
@@ -177,22 +210,20 @@ def train(
 
     def step(order, number, state):
         params, opt_state, stats, total, sums = state
-        batch = take_batch(
-            data, order, source.count, number % per_epoch * training.batch_size, training.batch_size
-        )
+        size = training.batch_size
+        batch = take_batch(data, order, source.count, number % per_epoch * size, size)
         if training.augment is not None:
-            batch = batch._replace(
-                x=training.augment(jax.random.fold_in(augment_key, number), batch.x, black)
-            )
-        gradients, out = jax.grad(loss_of, has_aux=True)(
-            params, stats, batch, jax.random.fold_in(loss_key, number)
-        )
+            view_key = jax.random.fold_in(augment_key, number)
+            batch = batch._replace(x=training.augment(view_key, batch.x, black))
+        step_key = jax.random.fold_in(loss_key, number)
+        gradients, out = jax.grad(loss_of, has_aux=True)(params, stats, batch, step_key)
         params, opt_state = descend(training, data, gradients, opt_state, params)
         if sums is not None:
-            sums = _add(sums, class_sums(out.rows, batch, num_classes))
+            sums = add_trees(sums, class_sums(out.rows, batch, num_classes))
         return params, opt_state, out.stats, total + out.value, sums
 
     def epoch(number, state):
+        # A loop in a loop, so that an order is drawn once per epoch and not once per step.
         order = _order(training, shuffle_key, number, source)
         first = number * per_epoch
         last = jnp.minimum(first + per_epoch, start + steps)
@@ -210,8 +241,7 @@ def train(
 def descend(
     training: LocalTraining, data: Data, gradients: PyTree, state: PyTree, params: PyTree
 ) -> tuple:
-    """A step of the recipe's optimiser in `data.round`: the parameters and the optimiser's state
-    behind it."""
+    """Takes an optimiser step in round `data.round`; returns the parameters and its new state."""
     updates, state = training.optimizer.update(gradients, state, params)
     if training.schedule is not None:
         factor = training.schedule(0 if isinstance(data.round, tuple) else data.round)
@@ -222,8 +252,11 @@ def descend(
 def label_counts(
     training: LocalTraining, data: Data, key: jax.Array, num_classes: int, split: str = "train"
 ) -> jax.Array:
-    """The labels that `train` steps on, given the same arguments: int32 [num_classes], repeated
-    samples repeatedly."""
+    """Counts the labels that `train` steps on, given the same arguments.
+
+    Returns:
+      int32 [num_classes]; samples of several steps count several times.
+    """
     source = data.splits[split]
     per_epoch = jnp.maximum(_steps_per_epoch(training, source.count), 1)
     steps, shuffle_key = num_steps(training, source.count), jax.random.split(key, 3)[0]
@@ -242,74 +275,25 @@ def label_counts(
 
 
 def _first_batch(training: LocalTraining, data: Data, per_epoch: jax.Array) -> jax.Array | int:
-    """Which of an epoch's batches a round begins with."""
+    """Returns the number of the epoch's batch that a round begins with."""
     if training.shuffle or training.steps is None or isinstance(data.round, tuple):
         return 0
     return data.round * training.steps % per_epoch
 
 
 def _order(training: LocalTraining, key: jax.Array, epoch: jax.Array, source: Split) -> jax.Array:
-    """Indices in the order of one epoch."""
+    """Returns the split's indices in the order of one epoch."""
     return shuffled(jax.random.fold_in(key, epoch), source) if training.shuffle else source.indices
-
-
-def class_sums(rows: jax.Array, batch: Batch, num_classes: int) -> ClassSums:
-    """Adds up rows float [B, D] by label, masked samples left out."""
-    membership = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, C]
-    # A padded row may hold anything; zero times NaN would still be NaN.
-    return ClassSums(membership.T @ jnp.where(batch.mask[:, None], rows, 0), membership.sum(0))
-
-
-def class_means(sums: ClassSums) -> jax.Array:
-    """float32 [C, D]; zero where a class has no sample."""
-    return sums.sums / jnp.maximum(sums.counts, 1)[:, None]
-
-
-def forward_batch() -> int:
-    """Samples of a forward pass whose result does not depend on it: on CPU so few that what a layer
-    makes of them stays in the cache."""
-    return 16 if jax.default_backend() == "cpu" else 64
-
-
-def sum_by_class(
-    extract: Callable[[jax.Array, jax.Array], jax.Array],
-    data: Data,
-    num_classes: int,
-    batch_size: int | None = None,
-    split: str = "train",
-) -> ClassSums:
-    """One pass over a split, in stored order, that sums `extract(x, mask) [B, D]` by class: how
-    prototypes are made."""
-    source, batch_size = data.splits[split], batch_size or forward_batch()
-
-    def rows(i):
-        batch = take_batch(data, source.indices, source.count, i * batch_size, batch_size)
-        return extract(batch.x, batch.mask), batch
-
-    def body(i, sums):
-        return _add(sums, class_sums(*rows(i), num_classes))
-
-    width = jax.eval_shape(rows, jnp.int32(0))[0].shape[-1]
-    batches = (source.count + batch_size - 1) // batch_size
-    return lax.fori_loop(
-        0, batches, body, ClassSums(jnp.zeros((num_classes, width)), jnp.zeros(num_classes))
-    )
-
-
-def _add(a: PyTree, b: PyTree) -> PyTree:
-    return jax.tree.map(jnp.add, a, b)
 
 
 def _zero_sums(
     loss_fn, params, stats, data, source, batch_size, key, num_classes
 ) -> ClassSums | None:
+    """Returns the class sums before the first step; None where the loss returns no rows."""
+
     def rows():
         batch = take_batch(data, source.indices, source.count, jnp.int32(0), batch_size)
         return loss_fn(params, stats, batch, key).rows
 
-    shape = jax.eval_shape(rows)
-    return (
-        None
-        if shape is None
-        else ClassSums(jnp.zeros((num_classes, shape.shape[-1])), jnp.zeros(num_classes))
-    )
+    form = jax.eval_shape(rows)
+    return None if form is None else no_class_sums(num_classes, form.shape[-1])

@@ -1,7 +1,7 @@
-"""Devices: clients are sharded over one mesh axis, in one process or in many; the server lives on
-one device.
+"""Devices: clients are sharded over one mesh axis; the server lives on one device.
 
-Every process runs the same server step on its own first device, from the same uplinks.
+There may be many processes: each runs the same server step on its own first device, from the same
+uplinks.
 """
 
 import jax
@@ -13,20 +13,25 @@ from fedjax_ht.core.method import PyTree
 
 AXIS = "clients"
 SHARDED, REPLICATED = PartitionSpec(AXIS), PartitionSpec()
-_ALIGNED = 64  # bytes: XLA uses an array of the host in place if it starts at a multiple of it
+_ALIGNED = 64  # bytes; XLA uses an array of the host in place if it starts at a multiple of it
 
 
 def client_mesh(devices: int | None = None) -> Mesh:
-    """A mesh over the first `devices` devices of all processes; None takes all.
+    """Makes a mesh over the first `devices` devices of all processes; None takes all.
 
     Raises:
       ValueError: there are not so many devices, or not the same number from every process.
     """
-    found = jax.devices()
-    if devices is not None and not 1 <= devices <= len(found):
-        raise ValueError(f"devices is {devices}; there are {len(found)} ({found[0].platform})")
-    chosen = found[:devices]
-    if len({sum(d.process_index == p for d in chosen) for p in range(jax.process_count())}) > 1:
+    available = jax.devices()
+    if devices is not None and not 1 <= devices <= len(available):
+        raise ValueError(
+            f"devices is {devices}; there are {len(available)} ({available[0].platform})"
+        )
+    chosen = available[:devices]
+    per_process = np.zeros(jax.process_count(), int)
+    for device in chosen:
+        per_process[device.process_index] += 1
+    if (per_process != per_process[0]).any():
         raise ValueError(
             f"devices is {devices}; every process must give as many of its devices as the others"
         )
@@ -34,36 +39,41 @@ def client_mesh(devices: int | None = None) -> Mesh:
 
 
 def scatter(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Host arrays with a leading client axis, a multiple of the devices -> sharded over it."""
+    """Shards host arrays over their leading client axis, a multiple of the devices."""
     return _place(tree, NamedSharding(mesh, SHARDED))
 
 
 def spread(mesh: Mesh, tree: PyTree) -> PyTree:
-    """The same arrays on every device."""
+    """Copies arrays to every device."""
     return _place(tree, NamedSharding(mesh, REPLICATED))
 
 
 def share(mesh: Mesh, tree: PyTree) -> PyTree:
-    """As `spread`, for large NumPy arrays that no program writes to: on CPU all devices of a
-    process use one memory, where each would copy an array of its own.
+    """Copies large NumPy arrays that no program writes to, such as images, to every device.
 
-    It is the array's own memory, such as a file that is mapped, if nobody can write to it and XLA
+    On CPU all devices of a process use one memory, where `spread` would copy an array for each. It
+    is the array's own memory, such as a file that is mapped, if nobody can write to it and XLA
     takes it as it is; else one copy.
     """
     if mesh.devices.flat[0].platform == "cpu":
-        tree = jax.tree.map(lambda x: _aligned_copy(x) if _needs_copy(x) else x, tree)
+        tree = jax.tree.map(_usable_in_place, tree)
     return spread(mesh, tree)
 
 
+def _usable_in_place(x):
+    return _aligned_copy(x) if _needs_copy(x) else x
+
+
 def _needs_copy(x) -> bool:
-    """Whether it is an array that XLA would copy, or must not take as it is, since somebody can
-    write to it."""
+    """Returns whether XLA would copy an array, or must not use its memory, which can be written."""
     owner = x
     while isinstance(owner, np.ndarray):
-        if owner.flags.writeable:
+        if owner.flags.writeable:  # by its owner, even if x itself is a read-only view
             return True
         owner = owner.base
-    return isinstance(x, np.ndarray) and (x.ctypes.data % _ALIGNED != 0 or not x.flags.c_contiguous)
+    if not isinstance(x, np.ndarray):
+        return False
+    return x.ctypes.data % _ALIGNED != 0 or not x.flags.c_contiguous
 
 
 def _aligned_copy(x: np.ndarray) -> np.ndarray:
@@ -79,32 +89,34 @@ def _place(tree: PyTree, sharding: NamedSharding) -> PyTree:
         return jax.device_put(tree, sharding)
 
     def fill(x):
+        # Every process has the whole array and gives its own devices their part.
         x = np.asarray(x)
-        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+        return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
     return jax.tree.map(fill, tree)
 
 
 def collect(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Sharded arrays -> whole, on the server's device."""
-    tree = jax.tree.map(
-        lambda x: x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True), tree
-    )
-    return jax.device_put(tree, mesh.local_devices[0])
+    """Gathers sharded arrays on the server's device."""
+    return jax.device_put(jax.tree.map(_gathered, tree), mesh.local_devices[0])
 
 
 def fetch(tree: PyTree) -> PyTree:
-    """Arrays of any placement -> NumPy, whole on every process; one transfer."""
-    gathered = jax.tree.map(
-        lambda x: x if _is_local(x) else multihost_utils.process_allgather(x, tiled=True), tree
-    )
-    return jax.device_get(gathered)
+    """Returns arrays of any placement as NumPy, whole on every process, in one transfer."""
+    return jax.device_get(jax.tree.map(_gathered, tree))
 
 
 def server_copy(tree: PyTree) -> PyTree:
-    """The server's copy of arrays that are spread over all devices; nothing moves."""
-    return jax.tree.map(lambda x: x.addressable_data(0), tree)
+    """Returns the server's copy of arrays that are spread over all devices; nothing moves."""
+
+    def local(x):
+        return x.addressable_data(0)
+
+    return jax.tree.map(local, tree)
 
 
-def _is_local(x) -> bool:
-    return not isinstance(x, jax.Array) or x.is_fully_addressable
+def _gathered(x):
+    """Returns an array whole on every process; one that this process reaches stays as it is."""
+    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+        return x
+    return multihost_utils.process_allgather(x, tiled=True)

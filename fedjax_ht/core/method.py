@@ -1,5 +1,4 @@
-"""The contract of a federated method: a NamedTuple of pure functions, and the types that pass
-between them.
+"""The contract of a federated method: a NamedTuple of pure functions, and their types.
 
 A method is written for ONE client. The executor decides how the clients of a bucket run (one after
 another, vmapped in lanes, sharded), so nothing here carries a client axis unless its shape says so.
@@ -23,14 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax
 
-from fedjax_ht.core.federation import (
-    Bucket,
-    Federation,
-    PyTree,
-    head_scores,
-    init_variables,
-    own_features,
-)
+from fedjax_ht.core.bucket import Bucket, PyTree, head_scores, init_variables, own_features
+from fedjax_ht.core.federation import Federation
 
 if TYPE_CHECKING:
     from fedjax_ht.core.local_training import LocalTraining
@@ -39,7 +32,7 @@ Metrics = dict[str, jax.Array]  # name -> float32 scalar
 
 
 class ClientInfo(NamedTuple):
-    """What the system knows of one client; every field is traced.
+    """The system's knowledge of one client; every field is traced.
 
     Attributes:
       id: int32 scalar, the client's id in the whole federation.
@@ -53,18 +46,18 @@ class ClientInfo(NamedTuple):
 
 
 class Context(NamedTuple):
-    """Where a call stands.
+    """The circumstances of a call of one of a method's functions.
 
     Attributes:
-      key: already folded from (seed, round, client id).
+      key: random key, already folded from (seed, round, client id).
       round: int32 scalar, from 0.
-      info: of the client; None on the server.
+      info: the client's; None on the server.
       pretrained: `Pretrained.variables`, for server_update; () elsewhere.
-      shared_key: folded from (seed, round) alone, the same for the server and all clients: what
-        broadcast drew for a client, server_update draws again from this key and the client's id.
-        None for init_client.
-      data: of `Method.sees_data`, for server_update: all clients' training samples as the split
-        "train"; else None.
+      shared_key: folded from (seed, round) alone, the same for the server and all clients:
+        server_update can repeat a draw of broadcast from this key and the client's id. None for
+        init_client.
+      data: all clients' training samples as the split "train", for the server_update of a method
+        with `Method.sees_data`; else None.
     """
 
     key: jax.Array
@@ -76,8 +69,12 @@ class Context(NamedTuple):
 
 
 class Split(NamedTuple):
-    """One client's share of a set: int32 [max] indices into `Data.inputs`, of which the first
-    `count` are real."""
+    """One client's share of a data set.
+
+    Attributes:
+      indices: int32 [max], into `Data.inputs`; the first `count` are real, the others padding.
+      count: int32 scalar.
+    """
 
     indices: jax.Array
     count: jax.Array
@@ -88,14 +85,14 @@ class Data(NamedTuple):
 
     Attributes:
       inputs: an array with a leading sample axis [N], such as images uint8 [N, H, W, C], or a
-        pytree of such.
+        pytree of such arrays.
       labels: int32 [N].
-      preprocess: what a model sees of them, see `core.inputs`.
+      preprocess: (inputs of a batch) -> the model's input, see `core.inputs`.
       splits: {"train" | "val" | "test" | ...: Split}.
-      round: int32 scalar in client_update, the round, by which training in stored order knows where
-        it goes on (see `LocalTraining.steps`); () elsewhere.
-      trainer: a `jax.tree_util.Partial` of what trains in place of `local_training.train`, with its
-        arguments (see `trust.dp_sgd`); None where that trains itself.
+      round: int32 scalar, the round, in client_update, where training in stored order reads it (see
+        `LocalTraining.steps`); () elsewhere.
+      trainer: a `jax.tree_util.Partial` that trains in place of `local_training.train`, with its
+        arguments (see `trust.dp_sgd`); None without.
     """
 
     inputs: PyTree
@@ -107,14 +104,13 @@ class Data(NamedTuple):
 
 
 class Received(NamedTuple):
-    """A bucket's uplinks at the server, stacked over its participants by ascending client id,
-    padding last.
+    """A bucket's uplinks at the server, stacked by ascending client id, padding last.
 
     Attributes:
-      uplink: the method's uplink with a leading client axis [P].
+      uplink: the method's uplink with a leading axis [P] over the participants.
       info: ClientInfo with a leading axis [P].
-      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Never read
-        the others' values.
+      arrived: bool [P], False for padding, drop-outs and uplinks that were not finite. Values of
+        these rows may be NaN and must not be read.
     """
 
     uplink: PyTree
@@ -123,49 +119,48 @@ class Received(NamedTuple):
 
 
 def init_model(bucket: Bucket, ctx: Context) -> PyTree:
-    """The default `init_client`: a client's state is its model, {"params": {"base", "head"},
-    "stats"}."""
+    """Draws a client's model as its state, {"params": {"base", "head"}, "stats"}; a default."""
     return init_variables(bucket, ctx.key)
 
 
 def send_server(federation: Federation, bucket: Bucket, server: PyTree, ctx: Context) -> PyTree:
-    """The default `broadcast`: the server's state goes to every client."""
+    """Sends the server's state to every client; the default `broadcast`."""
     return server
 
 
 def keep_state(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """The default `receive`: the downlink leaves the client's state as it is."""
+    """Leaves a client's state as it is; the default `receive`."""
     return client
 
 
 def predict_by_head(
     bucket: Bucket, client: PyTree, downlink: PyTree, x: PyTree, mask: jax.Array
 ) -> dict[str, jax.Array]:
-    """The default `predict`: the logits of the model in the client's state, as the rule "head"."""
+    """Scores by the logits of a client's model, as the rule "head"; the default `predict`."""
     return {"head": head_scores(bucket, client, x, mask)}
 
 
 def always_fits(federation: Federation) -> None:
-    """The default `check`: the method runs on any federation."""
+    """Takes any federation; the default `check`."""
 
 
 class Wire(NamedTuple):
-    """What a method's messages mean, for code that compares, sums, delays or hides them.
+    """The meaning of a method's messages, for code that compares, sums, delays or hides them.
 
     Attributes:
-      positions: what a position in an uplink means to `trust.robust`, which compares uplinks: the
-        same in all uplinks of one shape ("alike"); in a smaller one what it means in a larger one
-        ("nested"); or every client's own ("own").
-      server_reads: "sums" where server_update is a function of sums over clients and of nothing
-        else of single uplinks: entry by entry over uplinks of one shape, of what masks say is sent,
-        with weights that are equal where counts (`ClientInfo.num_samples`, `Metadata`) are. Noise
-        on a sum then hides every client (`trust.privacy`), and a server need see no more. Else
+      positions: meaning of an entry's position in an uplink, for `trust.vectors`, which compares
+        uplinks: the same in all uplinks of one shape ("alike"); in a smaller uplink the same as in
+        a larger one ("nested"); or another for every client ("own").
+      server_reads: "sums" where server_update is a function of sums over clients and of no single
+        uplink: entry by entry over uplinks of one shape, of the entries that masks send, with
+        weights that are equal where counts (`ClientInfo.num_samples`, `Metadata`) are. Noise on a
+        sum then hides every client (`trust.privacy`), and a server needs to see no more. Else
         "uploads".
-      redrawn: True where server_update works out again, from the round or its shared key, what
-        broadcast chose for each client of this very round: an upload that arrives in a later one
-        would be taken for something else.
+      redrawn: True where server_update draws again, from the round or its shared key, the choices
+        of broadcast for each client of this very round: an upload that arrives in a later round
+        would be misread.
     """
 
     positions: Literal["alike", "nested", "own"] = "alike"
@@ -174,18 +169,18 @@ class Wire(NamedTuple):
 
 
 class View(NamedTuple):
-    """What can be looked at of a method. Nothing here changes a result.
+    """Functions to look into a method. None of them changes a result.
 
     Attributes:
-      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], what a client
-        makes of inputs before it compares classes; by default the features of the model in its
-        state. None: there is nothing to look at.
-      prototypes: (server) -> Masked float [C, K] among those features, one a class; or None.
-      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, what the server shows
-        of its state, image i being of class i mod num_classes; or None.
-      warn: (a round's metrics, client and server, as floats) -> one line for the user where they
-        say that something is wrong, such as weights that grow without bound, or None. Host code;
-        the runner prints each line once.
+      features: (bucket, client, x as of `Batch`, mask bool [B]) -> float [B, K], the
+        representations that a client compares classes in; by default the features of its model.
+        None: there are none.
+      prototypes: (server) -> Masked float [C, K] among those features, one for each class; or None.
+      pictures: (federation, server) -> {title: float [n, H, W, C] in [0, 1]}, images of the
+        server's state, image i being of class i mod num_classes; or None.
+      warn: (a round's metrics, client and server, as floats) -> one line for the user where
+        something is wrong, such as weights that grow without bound, or None. Host code; the runner
+        prints each line once.
     """
 
     features: Callable | None = own_features
@@ -198,9 +193,9 @@ class Pretrained(NamedTuple):
     """A part of the server that was trained before, such as a generator.
 
     Attributes:
-      variables: arrays that server_update reads and nothing changes, `Context.pretrained`. They are
-        an argument of the compiled server step, not a constant in it, and are in no checkpoint.
-      trained_on: names of the datasets that it has seen; a run on one of them must be asked for.
+      variables: arrays that server_update reads as `Context.pretrained`. They never change, are an
+        argument of the compiled server step, not a constant in it, and are in no checkpoint.
+      trained_on: names of the datasets that it has seen; a run on one of them must be confirmed.
       host: True if it is host code; server_update is then not jitted.
     """
 
@@ -210,12 +205,13 @@ class Pretrained(NamedTuple):
 
 
 class Method(NamedTuple):
-    """A federated method. `bucket` and `federation` are static; see the module's text for the order
-    of calls.
+    """A federated method, as pure functions.
+
+    `bucket` and `federation` are static; the module's docstring gives the order of calls.
 
     Attributes:
-      name: as in the registry and in tables.
-      training: the recipe that client_update trains by; it says how many steps that takes.
+      name: name in the registry and in tables.
+      training: the recipe that client_update trains by; the number of steps is counted from it.
       init_server: (federation, key) -> Server.
       client_update: (bucket, client, downlink, data, ctx) -> (Client, Uplink, Metrics), after
         `receive`.
@@ -228,16 +224,29 @@ class Method(NamedTuple):
       rules: the rules that `predict` returns; the first is the one the method reports. (A dict
         forgets its order when it passes through jit.)
       global_params: (server) -> parameters of `Federation.global_model`, whose own head is scored
-        on everybody's test samples; or None.
+        on all clients' test samples; or None.
       check: (federation) -> None; raises a one-line ValueError, before any compilation, where the
         method cannot run.
       sees_data: True for a control whose server_update reads the clients' training samples,
         `Context.data`: no real server could run it.
       vary: (settings) -> this method with other numbers, such as a learning rate or a lambda, which
         may be traced: one program then serves many of them. See `varied`; None without any.
-      wire: what messages mean.
-      view: what can be looked at.
-      pretrained: what the server had before the first round.
+      wire: the meaning of its messages.
+      view: functions to look into it.
+      pretrained: a part of the server that was trained before.
+
+    Example:
+      A method that sends nothing, and whose clients do not even train:
+
+      >>> method = fl.Method(
+      ...     name="idle",
+      ...     training=fl.LocalTraining(optax.sgd(0.1)),
+      ...     init_server=lambda federation, key: (),
+      ...     client_update=lambda bucket, client, downlink, data, ctx: (client, (), {}),
+      ...     server_update=lambda federation, server, received, ctx: (server, {}),
+      ... )
+      >>> method.rules  # that of the default `predict`
+      ('head',)
     """
 
     name: str
@@ -259,26 +268,31 @@ class Method(NamedTuple):
     pretrained: Pretrained = Pretrained()
 
     def at(self, settings: PyTree) -> "Method":
-        """The method with these numbers; itself where none vary."""
+        """Returns the method with these numbers; the method itself where none vary."""
         return self if self.vary is None else self.vary(settings)
 
 
 def varied(make: Callable[[PyTree], Method], settings: PyTree) -> Method:
-    """A method whose numbers are arguments of its compiled functions.
+    """Makes a method whose numbers are arguments of its compiled functions.
 
     Args:
-      make: settings -> the method, such as `lambda s: fedtgp(LocalTraining(optax.sgd(s["rate"])),
-        weight=s["weight"])`. It is called with traced scalars: no number among them may decide a
-        shape or a branch.
-      settings: values to begin with; whatever is asked of the method outside compiled functions is
-        asked of these.
+      make: (settings) -> the method. It is called with traced scalars: no number among them may
+        decide a shape or a branch.
+      settings: first values; outside compiled functions the method has these.
+
+    Example:
+      >>> def make(settings):
+      ...     recipe = fl.LocalTraining(optax.sgd(settings["rate"]))
+      ...     return fl.fedproto(recipe, weight=settings["weight"])
+      >>> method = fl.varied(make, {"rate": 0.1, "weight": 1.0})
+      >>> method.at({"rate": 0.01, "weight": 5.0}).name  # no new compilation in a simulation
+      'fedproto'
     """
     return make(settings)._replace(vary=make)
 
 
 def around(method: Method, wrap: Callable[[Method], Method]) -> Method:
-    """Returns the method that `wrap` makes of this one, whatever its settings: of what it varies
-    into, too."""
+    """Wraps a method, and the methods that its settings make of it."""
     wrapped = wrap(method)
     if method.vary is None:
         return wrapped

@@ -33,15 +33,20 @@ def _one_by_one(stacked: PyTree, weights: jax.Array) -> PyTree:
         return jax.tree.map(lambda total, x: total + _weighted(row(x, i), share), totals, stacked)
 
     forms = jax.eval_shape(_fused, stacked, weights)
+    # Sums are made in float32, whatever the arrays' dtypes.
     zeros = jax.tree.map(lambda form: jnp.zeros(form.shape, jnp.float32), forms)
     totals = lax.fori_loop(0, len(weights), add, zeros)
     return jax.tree.map(lambda total, form: total.astype(form.dtype), totals, forms)
 
 
 def _fused(stacked: PyTree, weights: jax.Array) -> PyTree:
-    return jax.tree.map(lambda x: jnp.sum(_weighted(x, weights), axis=0).astype(x.dtype), stacked)
+    def total(x):
+        return jnp.sum(_weighted(x, weights), axis=0).astype(x.dtype)
+
+    return jax.tree.map(total, stacked)
 
 
 def _weighted(x: jax.Array, weights: jax.Array) -> jax.Array:
     weights = weights.reshape(weights.shape + (1,) * (x.ndim - weights.ndim))
+    # `where` besides the product: zero times NaN is NaN.
     return jnp.where(weights > 0, x, 0) * weights

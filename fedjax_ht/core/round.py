@@ -59,7 +59,7 @@ class TrialServers(NamedTuple):
     settings: PyTree = ()
 
     def of(self, trial: jax.Array) -> tuple[PyTree, jax.Array, PyTree]:
-        """The state, the root key and the settings of one trial."""
+        """Returns the state, the root key and the settings of one trial."""
         # A known index, where there is one trial alone, keeps the server shared by clients side by
         # side.
         which = 0 if self.seeds.shape[0] == 1 else trial
@@ -68,23 +68,31 @@ class TrialServers(NamedTuple):
 
 
 class ClientResult(NamedTuple):
-    """What one client's round leaves behind, beside its state."""
+    """The result of one client's round, beside its state.
+
+    Attributes:
+      uplink: as the server may get it; () where it was taken out.
+      arrived: bool, whether it reaches the server.
+      finite: bool; True for padding.
+      metrics: the method's.
+      uplink_cost, downlink_cost: of the messages.
+    """
 
     uplink: PyTree
-    arrived: jax.Array  # bool
-    finite: jax.Array  # bool
-    metrics: dict[str, jax.Array]
+    arrived: jax.Array
+    finite: jax.Array
+    metrics: Metrics
     uplink_cost: wire.WireCost
     downlink_cost: wire.WireCost
 
 
-class Taught(NamedTuple):
-    """What one client makes of a downlink, where it is.
+class ClientUpdate(NamedTuple):
+    """The result of a downlink at the client that it came to.
 
     Attributes:
-      client: its state after training; of a result that is not finite the caller keeps the old one.
+      client: its state after training; the caller keeps the old one of a result that is not finite.
       uplink: as it leaves the client.
-      finite: bool, of both.
+      finite: bool scalar, whether both are finite.
       metrics: the method's.
     """
 
@@ -102,7 +110,7 @@ class Channel(NamedTuple):
 
 
 def all_finite(tree: PyTree) -> jax.Array:
-    """True if every float that would be read is finite; masked-out entries are not read."""
+    """Returns whether every float that would be read is finite; masked-out entries are not read."""
     broken = []
     for leaf in jax.tree.leaves(wire.sent(tree)):
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
@@ -114,23 +122,33 @@ def all_finite(tree: PyTree) -> jax.Array:
 
 
 def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
-    """`yes` where a scalar condition holds, else `no`, leaf by leaf; typed keys included."""
+    """Selects `yes` where a scalar condition holds, else `no`, leaf by leaf, typed keys too."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), yes, no)
 
 
+Call = Callable[..., PyTree]
+"""(stage, function, *arguments) -> function(*arguments): makes the calls of a round. All that a
+stage traces is among its arguments, so that a caller may compile each stage by itself."""
+
+
+def call_directly(stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
+    """Calls a stage as a part of the program around it."""
+    return fn(*arguments)
+
+
 def view(data: Data, participant: Participant) -> Data:
-    """The bucket's stacked data as one client sees it; padding has no samples."""
-    who = participant.member
+    """Returns the bucket's stacked data as one client sees it; padding has no samples."""
 
-    def one(split: Split) -> Split:
-        return Split(split.indices[who], jnp.where(participant.valid, split.count[who], 0))
+    def of_client(split: Split) -> Split:
+        count = jnp.where(participant.valid, split.count[participant.member], 0)
+        return Split(split.indices[participant.member], count)
 
-    return data._replace(splits={name: one(split) for name, split in data.splits.items()})
+    return data._replace(splits={name: of_client(split) for name, split in data.splits.items()})
 
 
 def without_samples(data: Data) -> Data:
-    """A client's view of no samples. Their number is a constant, so that loops over them leave the
-    program."""
+    """Returns a client's view of no samples. Their number is a constant, so that loops over them
+    leave the program."""
     nothing = {name: split._replace(count=np.int32(0)) for name, split in data.splits.items()}
     return data._replace(splits=nothing)
 
@@ -138,7 +156,7 @@ def without_samples(data: Data) -> Data:
 def client_context(
     purpose: Purpose, root: jax.Array, round: jax.Array, info: ClientInfo
 ) -> Context:
-    """Where a client's call of a round stands."""
+    """Makes the context of a client's call in a round."""
     shared = round_key(root, Purpose.SHARED, round)
     return Context(client_key(root, purpose, round, info.id), round, info, shared_key=shared)
 
@@ -148,37 +166,72 @@ def send(
     federation: Federation,
     bucket: Bucket,
     channel: Channel,
-    server,
-    root,
-    round,
-    info,
+    server: PyTree,
+    root: jax.Array,
+    round: jax.Array,
+    info: ClientInfo,
+    call: Call = call_directly,
 ) -> PyTree:
-    """The downlink as a client receives it."""
-    ctx = client_context(Purpose.BROADCAST, root, round, info)
-    downlink = method.broadcast(federation, bucket, server, ctx)
-    return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
+    """Returns the downlink as a client receives it: `broadcast`, then the channel's transforms.
+
+    Args:
+      method, federation, bucket, channel: what is bound.
+      server: the server's state.
+      root: key of the trial.
+      round: int32 scalar.
+      info: of the client.
+      call: makes the calls of the stages "broadcast" and "downlink".
+    """
+
+    def broadcast(server, root, round, info):
+        ctx = client_context(Purpose.BROADCAST, root, round, info)
+        return method.broadcast(federation, bucket, server, ctx)
+
+    def transform(downlink, root, round, info):
+        return channel.downlink(client_key(root, Purpose.DOWNLINK, round, info.id), downlink)
+
+    downlink = call("broadcast", broadcast, server, root, round, info)
+    return call("downlink", transform, downlink, root, round, info)
 
 
 def receive(
     method: Method, bucket: Bucket, client, downlink, data: Data, root, round, info
 ) -> PyTree:
-    """The client's state after receipt."""
+    """Returns the client's state after receipt."""
     ctx = client_context(Purpose.RECEIVE, root, round, info)
     return method.receive(bucket, client, downlink, data, ctx)
 
 
-def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
-    """(client, downlink, its own data, root, round, info) -> Taught: all that happens where the
-    client is."""
+def client_step(
+    method: Method, bucket: Bucket, channel: Channel, call: Call = call_directly
+) -> Callable:
+    """Returns all that happens where the client is, in its order.
 
-    def run(client, downlink, own: Data, root, round, info: ClientInfo) -> Taught:
-        received = receive(method, bucket, client, downlink, own, root, round, info)
+    Args:
+      method, bucket, channel: what is bound.
+      call: makes the calls of the stages "receive", "client_update" and "uplink".
+
+    Returns:
+      (client, downlink, the client's own data, root, round, info) -> ClientUpdate.
+    """
+
+    def take(client, downlink, data: Data, root, round, info):
+        return receive(method, bucket, client, downlink, data, root, round, info)
+
+    def train(client, downlink, data: Data, root, round, info):
         ctx = client_context(Purpose.TRAIN, root, round, info)
-        trained, uplink, metrics = method.client_update(
-            bucket, received, downlink, own._replace(round=round), ctx
-        )
-        uplink = channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
-        return Taught(trained, uplink, all_finite((trained, uplink)), metrics)
+        return method.client_update(bucket, client, downlink, data._replace(round=round), ctx)
+
+    def transform(uplink, root, round, info):
+        return channel.uplink(client_key(root, Purpose.UPLINK, round, info.id), uplink)
+
+    def run(client, downlink, data: Data, root, round, info: ClientInfo) -> ClientUpdate:
+        inputs = (downlink, data, root, round, info)
+        received = call("receive", take, client, *inputs)
+        trained, uplink, metrics = call("client_update", train, received, *inputs)
+        uplink = call("uplink", transform, uplink, root, round, info)
+        finite = all_finite((trained, uplink))
+        return ClientUpdate(client=trained, uplink=uplink, finite=finite, metrics=metrics)
 
     return run
 
@@ -186,35 +239,47 @@ def client_step(method: Method, bucket: Bucket, channel: Channel) -> Callable:
 def client_round(
     method: Method, federation: Federation, bucket: Bucket, channel: Channel, keeps: bool = True
 ) -> Callable:
-    """(client, participant, servers, data, round) -> (client, ClientResult), for one client. Where
-    clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that comes in
-    is ()."""
+    """Returns one client's round: (client, participant, servers, data, round) -> (client,
+    ClientResult).
+
+    Where clients keep nothing between rounds (`keeps`, see `forms.keeps_state`), the client that
+    comes in is ().
+    """
 
     def run(client, participant: Participant, servers: TrialServers, data: Data, round):
-        own, info = view(data, participant), participant.info
+        of_client, info = view(data, participant), participant.info
         server, root, settings = servers.of(participant.trial)
-        mine = method.at(settings)
-        downlink = send(mine, federation, bucket, channel, server, root, round, info)
+        trial_method = method.at(settings)
+        downlink = send(trial_method, federation, bucket, channel, server, root, round, info)
         if not keeps:
-            client = receive(
-                mine, bucket, any_state(mine, bucket, root), downlink, own, root, round, info
-            )
-        trained, uplink, finite, metrics = client_step(mine, bucket, channel)(
-            client, downlink, own, root, round, info
-        )
+            blank = any_state(trial_method, bucket, root)
+            client = receive(trial_method, bucket, blank, downlink, of_client, root, round, info)
+        step = client_step(trial_method, bucket, channel)
+        update = step(client, downlink, of_client, root, round, info)
         # A client whose result is not finite keeps its old state, or what came down, and does not
         # arrive.
-        client = select(participant.valid & finite, trained, client)
-        arrived = participant.valid & finite & ~participant.dropped
-
-        def cost(message):
-            return jax.tree.map(jnp.int32, wire.wire_elements(message))
-
-        return client, ClientResult(
-            uplink, arrived, finite | ~participant.valid, metrics, cost(uplink), cost(downlink)
-        )
+        client = select(participant.valid & update.finite, update.client, client)
+        result = client_result(participant.valid, participant.dropped, downlink, update)
+        return client, result
 
     return run
+
+
+def client_result(valid, dropped, downlink: PyTree, update: ClientUpdate) -> ClientResult:
+    """Makes a participant's result; `valid` is False for padding, `dropped` where its uplink gets
+    lost, bool scalars."""
+
+    def cost(message):
+        return jax.tree.map(jnp.int32, wire.wire_elements(message))
+
+    return ClientResult(
+        uplink=update.uplink,
+        arrived=valid & update.finite & ~dropped,
+        finite=update.finite | ~valid,
+        metrics=update.metrics,
+        uplink_cost=cost(update.uplink),
+        downlink_cost=cost(downlink),
+    )
 
 
 def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
@@ -224,22 +289,18 @@ def any_state(method: Method, bucket: Bucket, key: jax.Array) -> PyTree:
 
 
 def first_states(method: Method, bucket: Bucket, mesh: Mesh) -> Callable:
-    """((seeds uint32 [P], client ids int32 [P], settings [P]), sharded, `weights_of` the bucket, on
-    all devices) -> the clients' first states, sharded; compiled."""
+    """Returns what makes clients' first states, compiled: ((seeds uint32 [P], client ids int32 [P],
+    settings [P]), sharded, `weights_of` the bucket, on all devices) -> states [P], sharded."""
 
     def local(args, weights):
-        given = put_weights(bucket, weights)
+        weighted = put_weights(bucket, weights)
 
-        def one(args):
+        def first_state(args):
             seed, client_id, settings = args
-            ctx = Context(
-                client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id),
-                jnp.int32(0),
-                None,
-            )
-            return method.at(settings).init_client(given, ctx)
+            key = client_key(jax.random.key(seed), Purpose.INIT_CLIENT, 0, client_id)
+            return method.at(settings).init_client(weighted, Context(key, jnp.int32(0), None))
 
-        return lax.map(one, args)
+        return lax.map(first_state, args)
 
     run = jax.shard_map(
         local, mesh=mesh, in_specs=(SHARDED, REPLICATED), out_specs=SHARDED, check_vma=False
@@ -255,18 +316,24 @@ def bucket_round(
     lanes: int,
     score: Callable | None = None,
 ) -> Callable:
-    """(states, schedule of Participant, servers, data, (round, what to score)) -> (states,
-    (ClientResult, scores) [P]), on one device.
+    """Returns the round of a bucket on one device.
 
-    `score` is for clients that keep nothing between rounds, whose states are (): (client,
-    participant, servers, data, round, what to score) -> scores of what training left. Without it
-    scores are ().
+    Args:
+      method, federation, bucket, channel: what is bound.
+      lanes: clients side by side.
+      score: for clients that keep nothing between rounds, whose states are (): (client,
+        participant, servers, data, round, what to score) -> scores of what training left. Without
+        it scores are ().
+
+    Returns:
+      (states, schedule of Participant, servers, data, (round, what to score)) -> (states,
+      (ClientResult, scores) [P]).
     """
-    one = client_round(method, federation, bucket, channel, keeps=score is None)
+    run_client = client_round(method, federation, bucket, channel, keeps=score is None)
 
     def run(states, schedule: Schedule, servers: TrialServers, data: Data, when):
         def train(client, participant: Participant):
-            client, result = one(client, participant, servers, data, when[0])
+            client, result = run_client(client, participant, servers, data, when[0])
             if score is None:
                 return client, (result, ())
             return (), (result, score(client, participant, servers, data, *when))
@@ -277,8 +344,8 @@ def bucket_round(
 
 
 def server_step(method: Method, federation: Federation) -> Callable:
-    """(server, {bucket: Received}, root, round, Pretrained.variables, Context.data) -> (server,
-    metrics); nothing changes if nobody arrives."""
+    """Returns (server, {bucket: Received}, root, round, Pretrained.variables, Context.data) ->
+    (server, metrics); nothing changes if no uplink arrives."""
 
     def run(server, received: dict[str, Received], root, round, pretrained=(), data=None):
         shared = round_key(root, Purpose.SHARED, round)
@@ -291,11 +358,21 @@ def server_step(method: Method, federation: Federation) -> Callable:
 
 
 def gather_received(received: dict[str, Received]) -> Received:
-    """All buckets' uplinks as one, ordered by client id with the absent last; for uplinks of
-    bucket-free shapes.
+    """Gathers all buckets' uplinks, of bucket-free shapes, as one, ordered by client id with the
+    absent last.
 
     Order and padding then cannot leak into what the server computes. A sum over one bucket needs no
     such copy: its rows ascend by client id, and who is absent weighs nothing.
+
+    Example:
+      >>> def uploads(ids, rows, arrived):
+      ...     info = fl.ClientInfo(jnp.array(ids), jnp.array([5, 5]), jnp.array([0, 0]))
+      ...     return fl.Received(jnp.array(rows), info, jnp.array(arrived))
+      >>> narrow = uploads([1, 3], [[1.0], [3.0]], arrived=[True, False])
+      >>> wide = uploads([0, 2], [[0.0], [2.0]], arrived=[True, True])
+      >>> joined = fl.gather_received({"narrow": narrow, "wide": wide})
+      >>> joined.uplink[:, 0], joined.arrived
+      (Array([0., 1., 2., 3.], dtype=float32), Array([ True,  True,  True, False], dtype=bool))
     """
     joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *received.values())
     rank = jnp.where(joined.arrived, joined.info.id, jnp.iinfo(jnp.int32).max)

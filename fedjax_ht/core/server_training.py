@@ -1,5 +1,4 @@
-"""A server that trains on what it received: epochs of mini-batches over the valid rows, as one
-compiled loop."""
+"""Training at the server: epochs of mini-batches over the valid rows, as one compiled loop."""
 
 from collections.abc import Callable
 
@@ -13,11 +12,17 @@ from fedjax_ht.core.method import PyTree, Split
 
 
 def compact(valid: jax.Array) -> Split:
-    """Indices of the rows where valid [M] is True, in order and first, so that padding between them
-    changes nothing."""
-    return Split(
-        jnp.argsort(~valid, stable=True).astype(jnp.int32), jnp.sum(valid, dtype=jnp.int32)
-    )
+    """Lists the valid rows as a split, so that padding between them changes nothing.
+
+    Args:
+      valid: bool [M].
+
+    Returns:
+      Indices int32 [M], those of valid rows first and in order; and their count.
+    """
+    # A stable sort by the flag: its length is static, which a list of the valid rows would not be.
+    indices = jnp.argsort(~valid, stable=True).astype(jnp.int32)
+    return Split(indices, jnp.sum(valid, dtype=jnp.int32))
 
 
 def train_on_rows(
@@ -31,15 +36,15 @@ def train_on_rows(
     batch_size: int,
     drop_single: bool = False,
 ) -> tuple[PyTree, jax.Array]:
-    """Trains `params` on the valid rows, shuffled anew each epoch; the last batch of an epoch is
-    masked.
+    """Trains parameters on the valid rows, shuffled anew in each epoch.
 
-    The number of steps follows the number of valid rows at run time.
+    The last batch of an epoch is masked. The number of steps follows the number of valid rows at
+    run time.
 
     Args:
-      optimizer: made new at each call.
+      optimizer: its state is made anew at each call.
       loss_fn: (params, batch of rows, mask bool [B], key) -> scalar.
-      params: what is trained.
+      params: the parameters to train.
       rows: pytree with leading axis [M], in an order that does not depend on buckets or padding.
       valid: bool [M].
       key: folds into shuffles and losses.
@@ -73,10 +78,15 @@ def train_with_stats(
     batch_size: int,
     drop_single: bool = False,
 ) -> tuple[PyTree, PyTree, jax.Array]:
-    """`train_on_rows` of a model that keeps batch statistics.
+    """Trains as `train_on_rows`, a model that keeps batch statistics.
 
-    Args and returns as there, with `stats` behind `params`: loss_fn is (params, stats, batch, mask,
-    key) -> (scalar, stats).
+    Args:
+      loss_fn: (params, stats, batch of rows, mask bool [B], key) -> (scalar, stats).
+      stats: the batch statistics.
+      Others: as of `train_on_rows`.
+
+    Returns:
+      params, stats, and the mean loss over the last epoch (0 if there was no step).
     """
     source = compact(valid)
     batches = (source.count + batch_size - 1) // batch_size
@@ -90,6 +100,7 @@ def train_with_stats(
         def step(i, carry):
             params, stats, state, total = carry
             position = i * batch_size + jnp.arange(batch_size)
+            # Past the end some row is read, and masked.
             index = order[jnp.minimum(position, order.shape[0] - 1)]
             batch = jax.tree.map(lambda x: x[index], rows)
             step_key = jax.random.fold_in(loss_key, number * batches + i)

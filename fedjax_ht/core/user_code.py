@@ -1,4 +1,4 @@
-"""Code of a user's own, which a config names as "module:function"."""
+"""Functions of a user's own modules, which a config names as "module:function"."""
 
 import contextlib
 import importlib
@@ -6,63 +6,82 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from fedjax_ht.core.names import meant
 
 
-def is_own(name: str) -> bool:
-    """Whether it is written as "module:function"."""
+def names_user_function(name: str) -> bool:
+    """Returns whether a name is written as "module:function"."""
     return re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", name) is not None
 
 
-def call_own(what: str, name: str, *arguments: Any) -> Any:
-    """What a function of a module returns; the module lies in the current folder or is installed.
+def call_user_function(purpose: str, name: str, *arguments: Any) -> Any:
+    """Calls a function of a module in the current folder, or of one that is installed.
 
     Args:
-      what: the function is for, to begin a message with: "generator".
+      purpose: of the function, to begin a message with: "generator".
       name: "module:function".
       *arguments: of the function.
+
+    Returns:
+      The function's result.
 
     Raises:
       ValueError: there is no such module or function, or it raises something. One line.
     """
-    place, _, function = name.partition(":")
+    place, _, function_name = name.partition(":")
     with _current_folder():
+        function = _function(purpose, name, _module(purpose, name, place), function_name)
         try:
-            module = importlib.import_module(place)
+            return function(*arguments)
         except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
-                there = f"there is no module {error.name} in {os.getcwd()}, and none is installed"
-                raise ValueError(f"{what} {name!r}: {there}") from error
-            raise _failed(what, name, error) from error
-        if not callable(make := getattr(module, function, None)):
-            own = [
-                key
-                for key, value in vars(module).items()
-                if getattr(value, "__module__", "") == place
-            ]
-            there = meant(function, own, f"its functions are {', '.join(own) or 'none'}")
+            raise _failure(purpose, name, error) from error
+
+
+def _module(purpose: str, name: str, place: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # The module itself or a package around it is missing, not one that it imports.
+        if f"{place}.".startswith(f"{error.name}."):
             raise ValueError(
-                f"{what} {name!r}: {module.__file__} has no function {function}{there}"
-            )
-        try:
-            return make(*arguments)
-        except Exception as error:
-            raise _failed(what, name, error) from error
+                f"{purpose} {name!r}: there is no module {error.name} in {os.getcwd()}, and none "
+                "is installed"
+            ) from error
+        raise _failure(purpose, name, error) from error
+    except Exception as error:
+        raise _failure(purpose, name, error) from error
 
 
-def _failed(what: str, name: str, error: Exception) -> ValueError:
-    said = (str(error).splitlines() or [""])[0]
-    return ValueError(f"{what} {name!r} raises {type(error).__name__}: {said}")
+def _function(purpose: str, name: str, module: ModuleType, function_name: str) -> Any:
+    function = getattr(module, function_name, None)
+    if callable(function):
+        return function
+    known = []
+    for key, value in vars(module).items():
+        if getattr(value, "__module__", "") == module.__name__:
+            known.append(key)
+    hint = meant(function_name, known, f"its functions are {', '.join(known) or 'none'}")
+    raise ValueError(f"{purpose} {name!r}: {module.__file__} has no function {function_name}{hint}")
+
+
+def _failure(purpose: str, name: str, error: Exception) -> ValueError:
+    first_line = (str(error).splitlines() or [""])[0]
+    return ValueError(f"{purpose} {name!r} raises {type(error).__name__}: {first_line}")
 
 
 @contextlib.contextmanager
 def _current_folder() -> Iterator[None]:
-    """Modules in the current folder are found, which a console script does not look for there."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    """Makes modules in the current folder importable, which a console script does not."""
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path.remove(folder)
+
+
+# Former names.
+is_own, call_own = names_user_function, call_user_function

@@ -1,15 +1,17 @@
-"""What crosses the wire, and what it costs.
+"""Messages between server and clients: their leaves, their payload, and what they cost.
 
-`broadcast` returns the downlink and `client_update` the uplink; every count, and every transform
-(noise, quantisation), works on these two pytrees. Plain leaves are sent whole. Two wrappers say
-more:
+A message is a pytree: `broadcast` returns the downlink, `client_update` the uplink. A plain array
+is sent whole. Two wrappers are leaves of a message, too:
 
-* `Masked(values, mask)`: only entries whose mask is True are sent, each with its index.
-* `Metadata(value)`: counts and the like, tallied apart from the payload.
+* `Masked(values, mask)`: only the rows whose mask is True are sent, each with its index.
+* `Metadata(value)`: counts and the like, which are counted apart from the payload.
+
+The payload is all floating-point arrays outside `Metadata`. Code that compares, clips, sums or
+disturbs messages goes through the functions of this module.
 """
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +19,41 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import NonNegative, Share, checked
 from fedjax_ht.core.method import PyTree
 
-INDEX_BYTES = 4  # an entry of a Masked leaf travels with an int32 index
+INDEX_BYTES = 4  # a row of a Masked leaf travels with an int32 index
 
 Late = Literal["lost", "arrives"]
-"""What becomes of an upload that comes after its round's deadline: nothing, or it counts in a later
-round."""
+"""An upload that misses its round's deadline is dropped, or counts in a later round."""
 
 
 class Masked(NamedTuple):
-    """values [*m, *rest] of which the rows with mask bool [*m] True are sent; the others are never
-    read."""
+    """An array of which only some rows are sent.
+
+    Attributes:
+      values: [*m, *rest].
+      mask: bool [*m], True for the rows that are sent. The receiver never reads the others.
+    """
 
     values: jax.Array
     mask: jax.Array
 
 
 class Metadata(NamedTuple):
-    """What is sent but is not payload, such as sample counts: an array or a Masked."""
+    """A part of a message that is no payload, such as sample counts.
+
+    Attributes:
+      value: an array or a `Masked`.
+    """
 
     value: jax.Array | Masked
 
 
 class WireCost(NamedTuple):
-    """Elements and bytes of one message; ints, or int32 scalars where a mask decides."""
+    """Elements and bytes of one message; ints, or int32 scalars where a mask decides.
+
+    Attributes:
+      payload_elements, payload_bytes: of arrays and of the sent rows of `Masked`.
+      metadata_elements, metadata_bytes: of `Metadata`, and of the indices of sent rows.
+    """
 
     payload_elements: jax.Array | int
     payload_bytes: jax.Array | int
@@ -52,40 +66,150 @@ class WireCost(NamedTuple):
         return self.payload_bytes + self.metadata_bytes
 
 
-def _is_leaf(x) -> bool:
+# Leaves
+
+
+def is_masked(x: Any) -> bool:
+    """Returns True for `Masked`; as `is_leaf` of a tree map it looks inside `Metadata`."""
+    return isinstance(x, Masked)
+
+
+def is_leaf(x: Any) -> bool:
+    """Returns True where a message's tree ends before its arrays: at `Masked` and `Metadata`."""
     return isinstance(x, Masked | Metadata)
 
 
-def sent(message: PyTree) -> PyTree:
-    """Sets to zero what the masks of a message, or of any pytree, do not send: nobody reads it."""
+def leaves_of(message: PyTree) -> list:
+    """Returns the arrays, `Masked` and `Metadata` of a message, in the order of `jax.tree`."""
+    return jax.tree.leaves(message, is_leaf=is_leaf)
 
-    def shown(leaf):
-        if not isinstance(leaf, Masked):
+
+def from_leaves(message: PyTree, leaves: Sequence) -> PyTree:
+    """Builds a message of the same structure from other leaves; the inverse of `leaves_of`."""
+    return jax.tree.unflatten(jax.tree.structure(message, is_leaf=is_leaf), leaves)
+
+
+def values_of(leaf: Any) -> jax.Array:
+    """Returns the array of a leaf that is no `Metadata`, with the rows that are not sent."""
+    return leaf.values if is_masked(leaf) else leaf
+
+
+# Sent rows
+
+
+def over_rows(x: jax.Array, values: jax.Array) -> jax.Array:
+    """Appends axes of length 1 to an array by row, [*m], so that it broadcasts to [*m, *rest]."""
+    return x.reshape(x.shape + (1,) * (values.ndim - x.ndim))
+
+
+def sent_rows(leaf: Any) -> jax.Array:
+    """Returns which entries of a leaf are sent, bool, broadcastable to its array."""
+    if is_masked(leaf):
+        return over_rows(leaf.mask, leaf.values)
+    return jnp.array(True)
+
+
+def dense(message: PyTree) -> PyTree:
+    """Replaces every `Masked` by its values, with zeros where nothing is sent.
+
+    Args:
+      message: any pytree; a `Masked` inside `Metadata` is replaced, too.
+    """
+
+    def filled(leaf):
+        if not is_masked(leaf):
             return leaf
-        rows = leaf.mask.reshape(leaf.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
-        return Masked(jnp.where(rows, leaf.values, 0), leaf.mask)
+        # `where` and no product: rows that are not sent may hold NaN.
+        return jnp.where(sent_rows(leaf), leaf.values, 0)
 
-    return jax.tree.map(shown, message, is_leaf=lambda x: isinstance(x, Masked))
+    return jax.tree.map(filled, message, is_leaf=is_masked)
+
+
+def sent(message: PyTree) -> PyTree:
+    """Sets the rows that are not sent to zero and keeps the masks.
+
+    Args:
+      message: any pytree.
+    """
+
+    def cleared(leaf):
+        return Masked(dense(leaf), leaf.mask) if is_masked(leaf) else leaf
+
+    return jax.tree.map(cleared, message, is_leaf=is_masked)
+
+
+# Payload
+
+
+def is_payload(leaf: Any) -> bool:
+    """Returns True for a leaf of floats; counts, indices and `Metadata` are no payload."""
+    if isinstance(leaf, Metadata):
+        return False
+    values = values_of(leaf)
+    if not hasattr(values, "dtype"):  # a Python number
+        values = jnp.asarray(values)
+    return jnp.issubdtype(values.dtype, jnp.floating)
+
+
+def payload_leaves(message: PyTree) -> dict[int, Any]:
+    """Returns the payload of a message.
+
+    Returns:
+      Place among `leaves_of(message)` -> array or `Masked`, in ascending order.
+    """
+    leaves = enumerate(leaves_of(message))
+    return {place: leaf for place, leaf in leaves if is_payload(leaf)}
+
+
+def with_payload(message: PyTree, arrays: dict[int, jax.Array]) -> PyTree:
+    """Replaces arrays of a message's payload; masks and all other leaves stay.
+
+    Args:
+      message: of any structure.
+      arrays: place among `leaves_of(message)` -> the new array, or the new `Masked.values`.
+    """
+    leaves = leaves_of(message)
+    for place, values in arrays.items():
+        leaf = leaves[place]
+        leaves[place] = leaf._replace(values=values) if is_masked(leaf) else values
+    return from_leaves(message, leaves)
+
+
+# Cost
 
 
 def wire_elements(message: PyTree) -> WireCost:
-    """Counts one message (no client axis). The one place where elements and bytes are counted."""
-    cost = [0, 0, 0, 0]
-    for leaf in jax.tree.leaves(message, is_leaf=_is_leaf):
-        if isinstance(leaf, Masked):
-            entries = jnp.sum(leaf.mask, dtype=jnp.int32)
-            elements = entries * (leaf.values.size // leaf.mask.size)
-            cost[0], cost[1] = cost[0] + elements, cost[1] + elements * leaf.values.dtype.itemsize
-            cost[2], cost[3] = cost[2] + entries, cost[3] + entries * INDEX_BYTES
-        elif isinstance(leaf, Metadata):
-            inner = wire_elements(leaf.value)
-            cost[2] = cost[2] + inner.payload_elements + inner.metadata_elements
-            cost[3] = cost[3] + inner.payload_bytes + inner.metadata_bytes
-        else:
-            leaf = jnp.asarray(leaf)
-            cost[0], cost[1] = cost[0] + leaf.size, cost[1] + leaf.size * leaf.dtype.itemsize
-    return WireCost(*cost)
+    """Counts the elements and bytes of one message, the only place where they are counted.
 
+    Args:
+      message: of one client, without a client axis.
+    """
+    payload_elements = payload_bytes = metadata_elements = metadata_bytes = 0
+    for leaf in leaves_of(message):
+        if isinstance(leaf, Metadata):
+            inner = wire_elements(leaf.value)
+            metadata_elements += inner.payload_elements + inner.metadata_elements
+            metadata_bytes += inner.bytes
+            continue
+        if isinstance(leaf, Masked):
+            values, rows = leaf.values, jnp.sum(leaf.mask, dtype=jnp.int32)
+            elements = rows * (values.size // leaf.mask.size)
+            metadata_elements += rows
+            metadata_bytes += rows * INDEX_BYTES
+        else:
+            values = jnp.asarray(leaf)
+            elements = values.size
+        payload_elements += elements
+        payload_bytes += elements * values.dtype.itemsize
+    return WireCost(
+        payload_elements=payload_elements,
+        payload_bytes=payload_bytes,
+        metadata_elements=metadata_elements,
+        metadata_bytes=metadata_bytes,
+    )
+
+
+# Transforms
 
 # (key, message) -> message of the same structure
 Transform = Callable[[jax.Array, PyTree], PyTree]
@@ -93,45 +217,43 @@ Transform = Callable[[jax.Array, PyTree], PyTree]
 
 @checked
 def gaussian_noise(scale: NonNegative, coefficient: Share, only: str = "") -> Transform:
-    """x (1 - coefficient) + N(0, scale^2) for every float leaf of the payload: the noise of
-    FedPCL's code (Tan et al., NeurIPS 2022), which FedKTL's appendix D takes with 0.05 and 0.2 for
-    prototypes and vectors, with 0.2 and 0.2 for images. FedKTL's images cross the wire in [-1, 1],
-    and its vectors in units, so that these numbers fit.
+    """Makes the transform x (1 - coefficient) + N(0, scale^2) of every payload array.
+
+    It is the noise of FedPCL's code (Tan et al., NeurIPS 2022), which FedKTL's appendix D takes
+    with 0.05 and 0.2 for prototypes and vectors, and with 0.2 and 0.2 for images. FedKTL's images
+    cross the wire in [-1, 1], and its vectors in units, so that these numbers fit.
 
     Args:
-      scale, coefficient: s and p.
-      only: a field of the message, such as "images"; "" is all of them. A message without it is a
-        ValueError.
+      scale, coefficient: s and p of FedPCL.
+      only: the one field of the message that gets noise, such as "images"; "" is all of them.
+
+    Returns:
+      A transform; it raises a ValueError for a message without the field `only`.
 
     Raises:
-      ValueError: a number out of its bounds.
+      ValueError: a number is out of its bounds.
     """
 
-    def transform(key, message):
-        leaves, structure = jax.tree.flatten(message, is_leaf=_is_leaf)
+    def noisy(key, message):
+        arrays = {}
+        for place, leaf in payload_leaves(message).items():
+            values = values_of(leaf)
+            # Folding in the place keeps a leaf's draw whatever the other leaves are.
+            leaf_key = jax.random.fold_in(key, place)
+            noise = scale * jax.random.normal(leaf_key, values.shape, values.dtype)
+            arrays[place] = values * (1 - coefficient) + noise
+        return with_payload(message, arrays)
 
-        def noisy(leaf, key):
-            if isinstance(leaf, Metadata):
-                return leaf
-            if isinstance(leaf, Masked):
-                return Masked(noisy(leaf.values, key), leaf.mask)
-            if not jnp.issubdtype(leaf.dtype, jnp.floating):
-                return leaf
-            return leaf * (1 - coefficient) + scale * jax.random.normal(key, leaf.shape, leaf.dtype)
-
-        keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-        return jax.tree.unflatten(structure, [noisy(leaf, k) for leaf, k in zip(leaves, keys)])
-
-    def in_one_field(key, message):
+    def noisy_field(key, message):
         fields = getattr(message, "_fields", ())
         if only not in fields:
             raise ValueError(
                 f"gaussian_noise is for field {only!r}; the message has "
                 f"{', '.join(fields) or 'none'}"
             )
-        return message._replace(**{only: transform(key, getattr(message, only))})
+        return message._replace(**{only: noisy(key, getattr(message, only))})
 
-    return in_one_field if only else transform
+    return noisy_field if only else noisy
 
 
 TRANSFORMS: dict[str, Callable[..., Transform]] = {"gaussian_noise": gaussian_noise}
@@ -139,7 +261,7 @@ TRANSFORMS: dict[str, Callable[..., Transform]] = {"gaussian_noise": gaussian_no
 
 
 def chain(transforms: tuple[Transform, ...]) -> Transform:
-    """Applies transforms in order, each with its own key; an empty tuple is the identity."""
+    """Composes transforms in order, each with its own key; an empty tuple is the identity."""
 
     def transform(key, message):
         for i, step in enumerate(transforms):

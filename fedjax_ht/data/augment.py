@@ -14,20 +14,24 @@ def flip(key: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.where(mirrored, x[:, :, ::-1], x)
 
 
-def padded_crop(key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4) -> jax.Array:
-    """Pads each side with black, a number or one for each channel, and crops back to size at a
-    random place.
+def padded_crop(
+    key: jax.Array, x: jax.Array, black: jax.Array | float = 0.0, pad: int = 4
+) -> jax.Array:
+    """Pads each side with black and crops back to size at a random place.
 
-    HeteroFL's and DFRD's released crops pad before they normalise, so that of normalised pixels
-    black is -mean / std and not 0. FedSSA's crops what is normalised, and pads 0, the mean colour
-    ("mean_padded_crop").
+    Black is a number, or one for each channel. HeteroFL's and DFRD's released crops pad before they
+    normalise, so that of normalised pixels black is -mean / std and not 0. FedSSA's crops what is
+    normalised, and pads 0, the mean colour ("mean_padded_crop").
     """
     batch, height, width, channels = x.shape
-    border = jnp.broadcast_to(jnp.asarray(black, x.dtype), (batch, height + 2 * pad, width + 2 * pad, channels))
+    border = jnp.broadcast_to(
+        jnp.asarray(black, x.dtype), (batch, height + 2 * pad, width + 2 * pad, channels)
+    )
     padded = border.at[:, pad : pad + height, pad : pad + width].set(x)
     corners = jax.random.randint(key, (x.shape[0], 2), 0, 2 * pad + 1)
+
     def crop(image, at):
-        return (lax.dynamic_slice(image, (at[0], at[1], 0), x.shape[1:]))
+        return lax.dynamic_slice(image, (at[0], at[1], 0), x.shape[1:])
 
     return jax.vmap(crop)(padded, corners)
 
@@ -39,18 +43,23 @@ def random_erasing(
     scale: tuple[float, float] = (0.04, 0.2),
     ratio: tuple[float, float] = (0.5, 2.0),
 ) -> jax.Array:
-    """Sets a random rectangle to zero, of normalised pixels the mean colour: share of the image
-    from `scale`, height over width log-uniform in `ratio`."""
+    """Sets a random rectangle to zero, which is the mean colour of normalised pixels.
+
+    Its share of the image is uniform in `scale`, height over width log-uniform in `ratio`.
+    """
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 5)
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
-    aspect = jnp.exp(jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1])))
+    aspect = jnp.exp(
+        jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1]))
+    )
     h = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, width)
     top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
     left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+
     def inside(at, size, n):
-        return ((jnp.arange(n) >= at[:, None]) & (jnp.arange(n) < (at + size)[:, None]))
+        return (jnp.arange(n) >= at[:, None]) & (jnp.arange(n) < (at + size)[:, None])
 
     box = inside(top, h, height)[:, :, None] & inside(left, w, width)[:, None, :]
     box &= jax.random.bernoulli(keys[4], probability, (batch, 1, 1))
@@ -72,26 +81,32 @@ def resized_crop(
     batch, height, width, _ = x.shape
     keys = jax.random.split(key, 4)
     area = jax.random.uniform(keys[0], (batch,), minval=scale[0], maxval=scale[1]) * height * width
-    aspect = jnp.exp(jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1])))
+    aspect = jnp.exp(
+        jax.random.uniform(keys[1], (batch,), minval=jnp.log(ratio[0]), maxval=jnp.log(ratio[1]))
+    )
     h = jnp.clip(jnp.round(jnp.sqrt(area / aspect)), 1, height)
     w = jnp.clip(jnp.round(jnp.sqrt(area * aspect)), 1, width)
     top = jnp.floor(jax.random.uniform(keys[2], (batch,)) * (height - h + 1))
     left = jnp.floor(jax.random.uniform(keys[3], (batch,)) * (width - w + 1))
+
     def stretch(image, top, h, left, w):
-        return (_stretch(_stretch(image, top, h, 0), left, w, 1))
+        return _stretch(_stretch(image, top, h, 0), left, w, 1)
 
     return jax.vmap(stretch)(x, top, h, left, w)
 
 
 def _stretch(image: jax.Array, start: jax.Array, size: jax.Array, axis: int) -> jax.Array:
-    """The `size` pixels from `start` along an axis, interpolated to the axis's length; pixel
-    centres are at halves."""
+    """Interpolates the `size` pixels from `start` along an axis to the axis's length.
+
+    Pixel centres are at halves.
+    """
     n = image.shape[axis]
     at = start + jnp.clip((jnp.arange(n) + 0.5) * size / n - 0.5, 0, size - 1)
     low = jnp.floor(at)
     share = jnp.expand_dims(at - low, [i for i in range(image.ndim) if i != axis])
+
     def pixel(i):
-        return (jnp.take(image, i.astype(jnp.int32), axis, mode="clip"))
+        return jnp.take(image, i.astype(jnp.int32), axis, mode="clip")
 
     return (1 - share) * pixel(low) + share * pixel(low + 1)
 
@@ -105,8 +120,9 @@ def colour_jitter(
     hue: float = 0.1,
     probability: float = 0.8,
 ) -> jax.Array:
-    """Changes brightness, contrast, saturation and hue of each image, in this order (torchvision
-    draws the order).
+    """Changes brightness, contrast, saturation and hue of each image, in this order.
+
+    torchvision draws the order.
 
     Args:
       key: of the draws.
@@ -117,8 +133,9 @@ def colour_jitter(
     """
     shape = (x.shape[0], 1, 1, 1)
     keys = jax.random.split(key, 5)
+
     def factor(key, spread):
-        return (jax.random.uniform(key, shape, minval=1 - spread, maxval=1 + spread))
+        return jax.random.uniform(key, shape, minval=1 - spread, maxval=1 + spread)
 
     out = jnp.clip(factor(keys[0], brightness) * x, 0, 1)
     out = _blend(out, luminance(out).mean((1, 2, 3), keepdims=True), factor(keys[1], contrast))
@@ -139,13 +156,17 @@ def luminance(x: jax.Array) -> jax.Array:
 
 
 def turn_hue(x: jax.Array, turn: jax.Array) -> jax.Array:
-    """Turns the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles; value and HSV
-    saturation stay."""
+    """Turns the hue of RGB pixels [..., 3] in [0, 1] by `turn` [...] circles.
+
+    Value and HSV saturation stay.
+    """
     r, g, b = x[..., 0], x[..., 1], x[..., 2]
     value = x.max(-1)
     chroma = value - x.min(-1)
     safe = jnp.where(chroma > 0, chroma, 1)  # grey has no hue, and any serves
-    sixth = jnp.where(value == r, (g - b) / safe, jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe))
+    sixth = jnp.where(
+        value == r, (g - b) / safe, jnp.where(value == g, 2 + (b - r) / safe, 4 + (r - g) / safe)
+    )
     # A channel rises, holds, falls and rests along the circle, each a third behind the one before.
     k = (jnp.array([5.0, 3.0, 1.0]) + (sixth + 6 * turn)[..., None]) % 6
     return value[..., None] - chroma[..., None] * jnp.clip(jnp.minimum(k, 4 - k), 0, 1)

@@ -1,7 +1,9 @@
-"""A dataset and its partition as a simulation takes them: inputs once, and per bucket its clients'
-padded indices."""
+"""Arranges a dataset and its partition for a simulation.
 
-from collections.abc import Sequence
+The inputs are there once, and for each bucket the padded indices of its clients.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -31,65 +33,95 @@ class FederationData(NamedTuple):
     pooled: dict[str, Split]
 
 
-def make_federation_data(dataset: Dataset, partition: Partition, federation: Federation) -> FederationData:
+def make_federation_data(
+    dataset: Dataset, partition: Partition, federation: Federation
+) -> FederationData:
     """Arranges the data by bucket.
 
     Raises:
       ValueError: the partition, the inputs or the classes do not fit the federation.
     """
+    _check_fit(dataset, partition, federation)
+    splits = {name: [getattr(client, name) for client in partition] for name in _SPLITS}
+    counts, pooled = {}, {}
+    for name, indices in splits.items():
+        counts[name] = np.array(list(map(len, indices)))
+        if name != "val":
+            together = stack([mixed(np.concatenate(indices))])
+            pooled[name] = jax.tree.map(lambda x: x[0], together)  # one client's row
+        if name != "train":
+            splits[name] = list(map(mixed, indices))
+    buckets = {}
+    for bucket in federation.buckets:
+        members = federation.members(bucket)
+        stacked = {}
+        for name, indices in splits.items():
+            stacked[name] = stack([indices[i] for i in members])
+        buckets[bucket.name] = Data(dataset.inputs, dataset.labels, dataset.preprocess, stacked)
+    return FederationData(buckets, counts, pooled)
+
+
+_SPLITS = ("train", "val", "test")
+
+
+def _check_fit(dataset: Dataset, partition: Partition, federation: Federation) -> None:
     if len(partition) != federation.num_clients:
-        raise ValueError(f"the partition has {len(partition)} clients, the federation {federation.num_clients}")
+        raise ValueError(
+            f"the partition has {len(partition)} clients, the federation {federation.num_clients}"
+        )
     if dataset.num_classes != federation.num_classes:
-        raise ValueError(f"{dataset.name} has {dataset.num_classes} classes, the federation {federation.num_classes}")
+        raise ValueError(
+            f"{dataset.name} has {dataset.num_classes} classes, the federation "
+            f"{federation.num_classes}"
+        )
     for bucket in federation.buckets:
         if bucket.input_shape != dataset.input_shape:
             raise ValueError(
                 f"model {bucket.name!r} takes {described(bucket.input_shape)}, "
                 f"{dataset.name} has {described(dataset.input_shape)}"
             )
-    shared = (dataset.inputs, dataset.labels, dataset.preprocess)
-    buckets = {}
-    for bucket in federation.buckets:
-        clients = [partition[i] for i in federation.members(bucket)]
-        evaluated = {name: stack([mixed(getattr(c, name)) for c in clients]) for name in ("val", "test")}
-        buckets[bucket.name] = Data(*shared, {"train": stack([c.train for c in clients])} | evaluated)
-    counts = {name: np.array([len(getattr(c, name)) for c in partition]) for name in ("train", "val", "test")}
-    pooled = {name: mixed(np.concatenate([getattr(c, name) for c in partition])) for name in ("train", "test")}
-    pooled = {name: jax.tree.map(lambda x: x[0], stack([indices])) for name, indices in pooled.items()}
-    return FederationData(buckets, counts, pooled)
 
 
 def join_trials(trials: Sequence[FederationData]) -> FederationData:
-    """Several splits of the same samples as one: splits [trials * n, max], counts [trials,
-    num_clients], and pooled sets [trials, max]."""
+    """Joins several splits of the same samples.
 
-    def join(splits: Sequence[Split], axis) -> Split:
-        width = max(s.indices.shape[-1] for s in splits)
-        def pad(x):
-            return (np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])]))
-
-        return Split(axis([pad(s.indices) for s in splits]), axis([s.count for s in splits]))
-
+    Returns:
+      Splits [trials * n, max], counts [trials, num_clients], and pooled sets [trials, max].
+    """
     first = trials[0]
-    buckets = {
-        name: bucket._replace(
-            splits={k: join([t.buckets[name].splits[k] for t in trials], np.concatenate) for k in bucket.splits}
-        )
-        for name, bucket in first.buckets.items()
-    }
-    counts = {name: np.stack([t.counts[name] for t in trials]) for name in first.counts}
-    pooled = {name: join([t.pooled[name] for t in trials], np.stack) for name in first.pooled}
+    buckets, counts, pooled = {}, {}, {}
+    for name, bucket in first.buckets.items():
+        splits = {}
+        for split in bucket.splits:
+            of_trials = [trial.buckets[name].splits[split] for trial in trials]
+            splits[split] = _join(of_trials, np.concatenate)
+        buckets[name] = bucket._replace(splits=splits)
+    for name in first.counts:
+        counts[name] = np.stack([trial.counts[name] for trial in trials])
+    for name in first.pooled:
+        pooled[name] = _join([trial.pooled[name] for trial in trials], np.stack)
     return FederationData(buckets, counts, pooled)
 
 
+def _join(splits: Sequence[Split], combine: Callable) -> Split:
+    """Joins splits by `combine`, padded to the longest of them."""
+    width = max(split.indices.shape[-1] for split in splits)
+    padded = []
+    for split in splits:
+        missing = width - split.indices.shape[-1]
+        before = [(0, 0)] * (split.indices.ndim - 1)
+        padded.append(np.pad(split.indices, [*before, (0, missing)]))
+    return Split(combine(padded), combine([split.count for split in splits]))
+
+
 def mixed(indices: np.ndarray) -> np.ndarray:
-    """The same indices in an order of their own, always the same."""
+    """Puts indices into a random order, the same for every call with as many of them."""
     return np.random.default_rng(0).permutation(indices)
 
 
 def stack(indices: list[np.ndarray]) -> Split:
     """Pads index arrays to one length: indices int32 [n, max(1, longest)], count int32 [n]."""
-    counts = np.array([len(x) for x in indices], np.int32)
+    counts = np.array(list(map(len, indices)), np.int32)
     padded = np.zeros((len(indices), max(1, counts.max(initial=0))), np.int32)
     for row, values in zip(padded, indices):
         row[: len(values)] = values

@@ -21,8 +21,11 @@ from fedjax_ht.core.names import meant
 
 
 class ClientIndices(NamedTuple):
-    """Which samples of a `Dataset` one client holds; each an int64 array of indices, possibly
-    empty."""
+    """The samples of a `Dataset` that one client holds.
+
+    Attributes:
+      train, val, test: int64 arrays of indices, possibly empty.
+    """
 
     train: np.ndarray
     val: np.ndarray
@@ -34,11 +37,12 @@ Partition = tuple[ClientIndices, ...]  # position i is the client with id i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Dataset:
-    """An immutable labelled set of any kind of samples, kept as it is stored: what a model sees of
-    it is made on the device, per batch.
+    """An immutable labelled set of any kind of samples, kept as it is stored.
+
+    What a model sees of it is made on the device, per batch.
 
     Attributes:
-      name: what the user asked for, such as "cifar10".
+      name: as the user named it, such as "cifar10".
       inputs: an array with a leading sample axis [N], or a pytree of such arrays: images uint8 [N,
         H, W, C], sensor windows float [N, T, channels], tokens int [N, length], rows of a table
         float [N, columns]. A read-only view of what was given: who keeps that and writes to it
@@ -67,46 +71,39 @@ class Dataset:
     vocabulary: int | None = None
 
     def __post_init__(self):
-        arrays = jax.tree.leaves(self.inputs)
-        if not arrays or not all(isinstance(x, np.ndarray) and x.dtype.kind in "iuf" for x in arrays):
-            raise ValueError(f"{self.name}: inputs must be NumPy arrays of integers or floats, [N, ...]")
-        labels = _whole_numbers(self.name, self.labels)
-        for x in arrays:
-            if labels.shape != x.shape[:1]:
-                raise ValueError(
-                    f"{self.name}: {len(x) if x.ndim else 'no axis of'} samples but labels of shape {labels.shape}"
-                )
-            if 0 in x.shape[1:]:
-                shape = list(x.shape[1:])
-                raise ValueError(f"{self.name}: a sample is {shape}, an array without any number")
-            refuse_not_finite(f"{self.name}: inputs", x)
+        name, inputs = self.name, self.inputs
+        labels = _whole_numbers(name, self.labels)
+        _check_inputs(name, inputs, labels)
         if len(labels) and not 0 <= labels.min() <= labels.max() < self.num_classes:
             raise ValueError(
-                f"{self.name}: labels run from {labels.min()} to {labels.max()}, "
+                f"{name}: labels run from {labels.min()} to {labels.max()}, "
                 f"but there are {self.num_classes} class names"
             )
-        object.__setattr__(self, "labels", labels.astype(np.int32))
         if self.vocabulary is not None:
-            _check_tokens(self.name, self.inputs, self.vocabulary)
+            _check_tokens(name, inputs, self.vocabulary)
+        fields = {
+            "labels": labels.astype(np.int32),
+            "preprocess": _preprocess(name, inputs, self.preprocess),
+            # views, since the arrays are the caller's, and these become read-only
+            "inputs": jax.tree.map(lambda x: x.view(), inputs),
+        }
         if self.groups is not None:
-            if self.groups.shape != self.labels.shape or self.groups.dtype.kind not in "iu":
-                raise ValueError(f"{self.name}: groups are {self.groups.dtype} {self.groups.shape}, not integers [N]")
-            object.__setattr__(self, "groups", self.groups.astype(np.int32))
-        object.__setattr__(self, "preprocess", _preprocess(self.name, self.inputs, self.preprocess))
-        # the arrays are the caller's
-        object.__setattr__(self, "inputs", jax.tree.map(lambda x: x.view(), self.inputs))
+            fields["groups"] = _checked_groups(name, self.groups, labels)
+        for field, value in fields.items():
+            object.__setattr__(self, field, value)  # the dataclass is frozen
         for x in (*jax.tree.leaves(self.inputs), self.labels):
             x.flags.writeable = False
 
     @property
     def num_classes(self) -> int:
+        """The number of classes."""
         return len(self.class_names)
 
     @property
     def input_shape(self) -> InputShape:
-        """Of one sample as a model sees it, such as (H, W, C), see `core.inputs.InputShape`."""
-        one = jax.tree.map(lambda x: on_device((1, *x.shape[1:]), x.dtype), self.inputs)
-        return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, one))
+        """The shape of one sample as a model sees it, such as (H, W, C); see `core.inputs`."""
+        samples = jax.tree.map(lambda x: on_device((1, *x.shape[1:]), x.dtype), self.inputs)
+        return shape_of(jax.eval_shape(lambda rule, x: rule(x), self.preprocess, samples))
 
 
 def refuse_not_finite(name: str, x: np.ndarray) -> None:
@@ -115,11 +112,17 @@ def refuse_not_finite(name: str, x: np.ndarray) -> None:
     Raises:
       ValueError: a value is NaN, infinite or beyond float32.
     """
-    # The extremes need no array of the size of x, and are NaN where any value is.
-    if x.dtype.kind != "f" or not x.size or -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
+    if x.dtype.kind != "f" or not x.size:
         return
-    sample = next(i for i, row in enumerate(x) if not np.all(np.abs(np.float64(row)) <= FLOAT))
-    raise ValueError(f"{name} has values that are NaN, infinite or beyond float32, first in sample {sample}")
+    # The extremes need no array of the size of x, and are NaN where any value is.
+    if -FLOAT <= float(x.min()) <= float(x.max()) <= FLOAT:
+        return
+    for sample, row in enumerate(x):
+        if not np.all(np.abs(np.float64(row)) <= FLOAT):
+            raise ValueError(
+                f"{name} has values that are NaN, infinite or beyond float32, first in sample "
+                f"{sample}"
+            )
 
 
 def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
@@ -129,7 +132,10 @@ def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
       ValueError: they are no array, or not whole numbers.
     """
     if not isinstance(labels, np.ndarray):
-        raise ValueError(f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers [N]")
+        raise ValueError(
+            f"{name}: labels are a {type(labels).__name__}; they must be a NumPy array of integers "
+            "[N]"
+        )
     if labels.dtype.kind not in "iubf":
         raise ValueError(
             f"{name}: labels are {labels.dtype}; they must be integers from 0: "
@@ -138,19 +144,53 @@ def _whole_numbers(name: str, labels: np.ndarray) -> np.ndarray:
     if labels.dtype.kind == "f":
         broken = labels[~np.isfinite(labels) | (labels != np.floor(labels))]
         if broken.size:
-            raise ValueError(f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers from 0")
+            raise ValueError(
+                f"{name}: labels have values such as {broken[0]:g}; they must be whole numbers "
+                "from 0"
+            )
     return labels.astype(np.int64)
+
+
+def _check_inputs(name: str, inputs: Any, labels: np.ndarray) -> None:
+    """Refuses inputs that are no arrays of finite numbers, one sample for each label."""
+    arrays = jax.tree.leaves(inputs)
+    if not arrays or not all(map(_is_numbers, arrays)):
+        raise ValueError(f"{name}: inputs must be NumPy arrays of integers or floats, [N, ...]")
+    for x in arrays:
+        if labels.shape != x.shape[:1]:
+            count = len(x) if x.ndim else "no axis of"
+            raise ValueError(f"{name}: {count} samples but labels of shape {labels.shape}")
+        if 0 in x.shape[1:]:
+            shape = list(x.shape[1:])
+            raise ValueError(f"{name}: a sample is {shape}, an array without any number")
+        refuse_not_finite(f"{name}: inputs", x)
+
+
+def _is_numbers(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.dtype.kind in "iuf"
+
+
+def _checked_groups(name: str, groups: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The groups as int32 [N]."""
+    if groups.shape != labels.shape or groups.dtype.kind not in "iu":
+        raise ValueError(f"{name}: groups are {groups.dtype} {groups.shape}, not integers [N]")
+    return groups.astype(np.int32)
 
 
 def _check_tokens(name: str, inputs: Any, vocabulary: int) -> None:
     if not isinstance(inputs, np.ndarray) or inputs.ndim != 2 or inputs.dtype.kind not in "iu":
-        raise ValueError(f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]")
+        raise ValueError(
+            f"{name}: vocabulary is {vocabulary}, which is for tokens, an integer array [N, length]"
+        )
     if inputs.size and not 0 <= inputs.min() <= inputs.max() < vocabulary:
-        raise ValueError(f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is {vocabulary}")
+        raise ValueError(
+            f"{name}: token ids run from {inputs.min()} to {inputs.max()}; vocabulary is "
+            f"{vocabulary}"
+        )
 
 
 def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None) -> Preprocess:
-    """A set's rule, as a pytree."""
+    """A set's rule, as a pytree; None gives the one for such inputs."""
     images = isinstance(inputs, np.ndarray) and inputs.ndim == 4
     if images and isinstance(preprocess, Pixels | None) and channels_first(inputs.shape):
         raise ValueError(
@@ -158,23 +198,39 @@ def _preprocess(name: str, inputs: Any, preprocess: Preprocess | Callable | None
             "give inputs.transpose(0, 2, 3, 1), or preprocess=fl.AsStored() if they are not images"
         )
     if preprocess is None:
-        bytes_ = [x for x in jax.tree.leaves(inputs) if x.dtype == np.uint8]
-        if bytes_ and not images:
-            raise ValueError(
-                f"{name}: uint8 {list(bytes_[0].shape)} could be anything: images are [N, H, W, channels], tokens of "
-                "another integer type; or say by preprocess what a model sees of it"
-            )
-        preprocess = Pixels() if bytes_ else AsStored()
+        preprocess = _usual_rule(name, inputs, images)
     if not isinstance(preprocess, Pixels):
-        own = jax.tree_util.all_leaves([preprocess])  # a function, and no pytree yet
-        return jax.tree_util.Partial(preprocess) if own else preprocess
+        # a function is a leaf, and no pytree yet
+        is_function = jax.tree_util.all_leaves([preprocess])
+        return jax.tree_util.Partial(preprocess) if is_function else preprocess
     if not images:
         raise ValueError(f"{name}: preprocess is Pixels, which is for images [N, H, W, channels]")
-    return Pixels(*(_by_channel(name, field, getattr(preprocess, field), inputs.shape[-1]) for field in Pixels._fields))
+    channels = inputs.shape[-1]
+    return Pixels(
+        mean=_by_channel(name, "mean", preprocess.mean, channels),
+        std=_by_channel(name, "std", preprocess.std, channels),
+    )
+
+
+def _usual_rule(name: str, inputs: Any, images: bool) -> Preprocess:
+    """`Pixels` for images of bytes, `AsStored` for what is no bytes."""
+    for x in jax.tree.leaves(inputs):
+        if x.dtype != np.uint8:
+            continue
+        if images:
+            return Pixels()
+        raise ValueError(
+            f"{name}: uint8 {list(x.shape)} could be anything: images are [N, H, W, channels], "
+            "tokens of another integer type; or say by preprocess what a model sees of it"
+        )
+    return AsStored()
 
 
 def _by_channel(name: str, field: str, value: Any, channels: int) -> np.ndarray:
-    """float32 [channels]; one number serves all."""
+    """The mean or standard deviation of each channel, float32 [channels].
+
+    One number serves all.
+    """
     values = np.ravel(np.asarray(value, np.float32))
     if len(values) not in (1, channels):
         raise ValueError(f"{name}: {field} has {len(values)} values for {channels} channels")
@@ -182,8 +238,9 @@ def _by_channel(name: str, field: str, value: Any, channels: int) -> np.ndarray:
 
 
 def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
-    """`count` random samples of a dataset, in the order they had; the publisher's sets shrink with
-    it.
+    """Draws `count` random samples of a dataset, in the order they had.
+
+    The publisher's sets shrink with it.
 
     Raises:
       ValueError: there are not that many samples, or the data came split over clients already.
@@ -191,38 +248,60 @@ def subset(dataset: Dataset, count: int, seed: int) -> Dataset:
     if not 0 < count <= len(dataset.labels):
         raise ValueError(f"subset is {count}; {dataset.name} has {len(dataset.labels)} samples")
     if dataset.clients is not None:
-        raise ValueError(f"subset is {count}, but the clients of {dataset.name} come with their samples; set it to 0")
+        raise ValueError(
+            f"subset is {count}, but the clients of {dataset.name} come with their samples; set it "
+            "to 0"
+        )
     kept = np.sort(np.random.default_rng(seed).permutation(len(dataset.labels))[:count])
     return _selected(dataset, kept, dataset.labels, dataset.class_names)
 
 
 def of_classes(dataset: Dataset, names: Sequence[str]) -> Dataset:
-    """The samples of some classes, in the order they had; labels are positions in `names`.
+    """Selects the samples of some classes, in the order they had; labels are positions in `names`.
 
     Raises:
       ValueError: there is no such class, one is named twice, or the data came split over clients
         already.
     """
-    others = [name for name in names if name not in dataset.class_names]
-    if others or len(set(names)) < len(names):
-        first = ", ".join(dataset.class_names[:10])
-        there = f"the classes of {dataset.name} are {first}{', ...' if dataset.num_classes > 10 else ''}"
-        hint = meant(others[0], dataset.class_names, there) if others else f"; {there}"
-        raise ValueError(f"classes has {repr(others[0]) if others else 'a name twice'}{hint}")
+    _check_classes(dataset, names)
     if dataset.clients is not None:
-        raise ValueError(f"classes is given, but the clients of {dataset.name} come with their samples; leave it empty")
+        raise ValueError(
+            f"classes is given, but the clients of {dataset.name} come with their samples; leave "
+            "it empty"
+        )
     label = np.full(dataset.num_classes, -1)
     label[[dataset.class_names.index(name) for name in names]] = np.arange(len(names))
     labels = label[dataset.labels]
     return _selected(dataset, np.flatnonzero(labels >= 0), labels, tuple(names))
 
 
-def _selected(dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]) -> Dataset:
+def _check_classes(dataset: Dataset, names: Sequence[str]) -> None:
+    ending = ", ..." if dataset.num_classes > 10 else ""
+    known = f"the classes of {dataset.name} are {', '.join(dataset.class_names[:10])}{ending}"
+    for name in names:
+        if name not in dataset.class_names:
+            hint = meant(name, dataset.class_names, known)
+            raise ValueError(f"classes has {name!r}{hint}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"classes has a name twice; {known}")
+
+
+def _selected(
+    dataset: Dataset, kept: np.ndarray, labels: np.ndarray, class_names: tuple[str, ...]
+) -> Dataset:
     """The samples at indices `kept`, ascending; the publisher's sets shrink with them."""
     position = np.full(len(dataset.labels), -1)
     position[kept] = np.arange(len(kept))
-    official = {name: position[index][position[index] >= 0] for name, index in dataset.official.items()}
-    inputs = jax.tree.map(lambda x: x[kept], dataset.inputs)
-    kept_of = {"inputs": inputs, "labels": labels[kept]}
-    kept_of |= {} if dataset.groups is None else {"groups": dataset.groups[kept]}
-    return dataclasses.replace(dataset, class_names=class_names, official=official, **kept_of)
+    official = {}
+    for name, index in dataset.official.items():
+        positions = position[index]
+        official[name] = positions[positions >= 0]
+    groups = None if dataset.groups is None else dataset.groups[kept]
+    return dataclasses.replace(
+        dataset,
+        inputs=jax.tree.map(lambda x: x[kept], dataset.inputs),
+        labels=labels[kept],
+        class_names=class_names,
+        official=official,
+        groups=groups,
+    )

@@ -1,4 +1,4 @@
-"""Feature shift: domains made of one set of images, by what is done to their pixels on the device.
+"""Feature shift: domains made of one set of images by changing their pixels on the device.
 
 A sample is its image and the number of its domain; in domain 0 a model sees the image as it is.
 Whose a sample is (`Dataset.groups`) is its domain, so that partition "natural" makes clients of one
@@ -6,6 +6,7 @@ domain each.
 """
 
 import dataclasses
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from fedjax_ht.data.dataset import Dataset
 
 
 class Rotated(NamedTuple):
-    """(images, domain [N]) to images turned by the angle of their domain, then as by `rule`.
+    """Turns images, of (images, domain [N]), by the angle of their domain, then applies `rule`.
 
     Between pixels it is linear, and black outside of the image; quarter turns of squares are exact.
 
@@ -43,18 +44,19 @@ class Rotated(NamedTuple):
 
 
 class Corrupted(NamedTuple):
-    """(images, domain [N]) to images changed as `CORRUPTIONS` has it at the place of their domain,
-    then as by `rule`.
+    """Corrupts images, of (images, domain [N]), by the kind of their domain, then applies `rule`.
 
-    Noise is drawn from what is in an image, and so is the same whenever the image is seen.
+    Domain i has the i-th of `CORRUPTIONS`. Noise is drawn from what is in an image, and so is the
+    same whenever the image is seen.
     """
 
     rule: Pixels
 
     def __call__(self, inputs: tuple[jax.Array, jax.Array]) -> jax.Array:
         images, domain = inputs
+
         def change(image, i):
-            return (lax.switch(i, tuple(CORRUPTIONS.values()), image))
+            return lax.switch(i, tuple(CORRUPTIONS.values()), image)
 
         changed = jax.vmap(change)(self.rule.scaled(images), domain.astype(jnp.int32))
         return self.rule.normalise(changed)
@@ -65,33 +67,39 @@ class Corrupted(NamedTuple):
 
 
 def _turn(image: jax.Array, turn: jax.Array) -> jax.Array:
-    """[H, W, C] turned about its centre."""
+    """Turns an image [H, W, C] about its centre; `turn` is the cosine and sine."""
     height, width, _ = image.shape
     y, x = jnp.mgrid[:height, :width].astype(jnp.float32)
     y, x = y - (height - 1) / 2, x - (width - 1) / 2
     cos, sin = turn
     at = [cos * y + sin * x + (height - 1) / 2, cos * x - sin * y + (width - 1) / 2]
+
     def channel(plane):
-        return (map_coordinates(plane, at, order=1, mode="constant"))
+        return map_coordinates(plane, at, order=1, mode="constant")
 
     return jax.vmap(channel, -1, -1)(image)
 
 
 def _noise(image: jax.Array) -> jax.Array:
     values = jnp.round(255 * image).astype(jnp.uint32).ravel()
-    seed = jnp.sum(values * (jnp.arange(1, values.size + 1, dtype=jnp.uint32) * jnp.uint32(2654435761)))
+    seed = jnp.sum(
+        values * (jnp.arange(1, values.size + 1, dtype=jnp.uint32) * jnp.uint32(2654435761))
+    )
     return jnp.clip(image + 0.15 * jax.random.normal(jax.random.key(seed), image.shape), 0, 1)
 
 
 def _blur(image: jax.Array) -> jax.Array:
     """A binomial filter of five pixels each way, about a Gaussian of one pixel."""
     for axis in (0, 1):
-        n = image.shape[axis]
-        def near(k):
-            return (jnp.take(image, np.clip(np.arange(n) + k, 0, n - 1), axis))
-
+        near = functools.partial(_shifted_pixels, image, axis)
         image = (near(-2) + 4 * near(-1) + 6 * image + 4 * near(1) + near(2)) / 16
     return image
+
+
+def _shifted_pixels(image: jax.Array, axis: int, steps: int) -> jax.Array:
+    """The pixels `steps` further along an axis; those at the border stand for those beyond it."""
+    n = image.shape[axis]
+    return jnp.take(image, np.clip(np.arange(n) + steps, 0, n - 1), axis)
 
 
 def _low_contrast(image: jax.Array) -> jax.Array:
@@ -117,18 +125,19 @@ def parse_shift(text: str) -> tuple[str, int]:
     Raises:
       ValueError: it is neither, or of too few or too many domains.
     """
-    found = re.fullmatch(r"(rotate|corrupt)/(\d{1,3})", text)
-    if found and 2 <= int(found[2]) <= _MOST[found[1]]:
-        return found[1], int(found[2])
+    match = re.fullmatch(r"(rotate|corrupt)/(\d{1,3})", text)
+    if match and 2 <= int(match[2]) <= _MOST[match[1]]:
+        return match[1], int(match[2])
     raise ValueError(
-        f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or corrupt/DOMAINS, of 2 to "
-        f"{_MOST['corrupt']}, such as rotate/4"
+        f"shift is {text!r}; it must be rotate/DOMAINS, of 2 to {_MOST['rotate']}, or "
+        f"corrupt/DOMAINS, of 2 to {_MOST['corrupt']}, such as rotate/4"
     )
 
 
 def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
-    """A set of images as several domains: each sample is of one, drawn so that each has as many of
-    every class.
+    """Makes several domains of a set of images.
+
+    Each sample is of one domain, drawn so that each domain has as many of every class.
 
     Args:
       dataset: images.
@@ -146,7 +155,9 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     if not isinstance(dataset.preprocess, Pixels):
         raise ValueError(f"shift is {shift!r}; {dataset.name} has no images")
     if dataset.groups is not None:
-        raise ValueError(f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace")
+        raise ValueError(
+            f"shift is {shift!r}; {dataset.name} has groups of its own, which it would replace"
+        )
     rng = np.random.default_rng(seed)
     # class by class, mixed in each
     order = np.lexsort((rng.random(len(dataset.labels)), dataset.labels))
@@ -155,4 +166,6 @@ def shifted(dataset: Dataset, shift: str, seed: int = 0) -> Dataset:
     angles = 2 * np.pi * np.arange(domains) / domains
     turns = np.stack([np.cos(angles), np.sin(angles)], -1).astype(np.float32)
     rule = Rotated(dataset.preprocess, turns) if kind == "rotate" else Corrupted(dataset.preprocess)
-    return dataclasses.replace(dataset, inputs=(dataset.inputs, domain), preprocess=rule, groups=domain)
+    return dataclasses.replace(
+        dataset, inputs=(dataset.inputs, domain), preprocess=rule, groups=domain
+    )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import Masked, is_masked
 from fedjax_ht.deploy.envelope import HEADER
 
 
@@ -21,7 +21,7 @@ def pack(message: PyTree) -> dict[str, np.ndarray]:
     """A message's arrays by name, in order."""
     packed = {}
     for name, leaf in _named(message):
-        if isinstance(leaf, Masked):
+        if is_masked(leaf):
             mask = np.asarray(leaf.mask)
             packed[f"{name}.rows"] = np.asarray(leaf.values)[mask]
             packed[f"{name}.places"] = np.flatnonzero(mask).astype(np.int32)
@@ -43,7 +43,7 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
     """
     left, leaves = dict(arrays), []
     for name, leaf in _named(form):
-        if isinstance(leaf, Masked):
+        if is_masked(leaf):
             rows, places = (_taken(left, f"{name}.{part}", what) for part in ("rows", "places"))
             shape = leaf.values.shape[leaf.mask.ndim :]
             _check(what, f"{name}.places", places, (places.size,), np.dtype(np.int32))
@@ -65,14 +65,14 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
             leaves.append(array)
     if left:
         raise ValueError(f"{what} has {next(iter(left))!r}, which is not part of it")
-    return jax.tree.unflatten(jax.tree.structure(form, is_leaf=_is_masked), leaves)
+    return jax.tree.unflatten(jax.tree.structure(form, is_leaf=is_masked), leaves)
 
 
 def most_bytes(form: PyTree) -> int:
     """Bytes of a message's arrays, with their headers, where it sends all that its form allows."""
     size = 0
     for _, leaf in _named(form):
-        if isinstance(leaf, Masked):
+        if is_masked(leaf):
             places = int(np.prod(leaf.mask.shape, dtype=int)) * np.dtype(np.int32).itemsize
             size += _nbytes(leaf.values) + places + 2 * HEADER
         else:
@@ -84,15 +84,11 @@ def _nbytes(leaf: jax.ShapeDtypeStruct) -> int:
     return int(np.prod(leaf.shape, dtype=int)) * np.dtype(leaf.dtype).itemsize
 
 
-def _is_masked(x: Any) -> bool:
-    return isinstance(x, Masked)
-
-
 def _named(message: PyTree) -> Iterator[tuple[str, Any]]:
     """The leaves of a message, each with a name: where it is, such as "prototypes" or
     "params.base.kernel"."""
     for i, (path, leaf) in enumerate(
-        jax.tree_util.tree_leaves_with_path(message, is_leaf=_is_masked)
+        jax.tree_util.tree_leaves_with_path(message, is_leaf=is_masked)
     ):
         words = [
             str(getattr(key, "name", getattr(key, "key", getattr(key, "idx", "")))) for key in path

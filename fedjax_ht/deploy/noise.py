@@ -26,9 +26,9 @@ from ml_collections import ConfigDict
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
 from fedjax_ht.deploy import ledger
+from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy, private
-from fedjax_ht.trust.robust import Defence, defended
 
 LEDGER = "told.json"  # the file of counts
 WORDS = 4  # twice what a key of jax has room for

@@ -29,7 +29,7 @@ from fedjax_ht.simulation.options import choose_participants
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.simulation.report import Evaluation, RoundReport, evaluation, round_report
 from fedjax_ht.simulation.simulation import Simulation
-from fedjax_ht.simulation.steps import SimulationState
+from fedjax_ht.simulation.state import SimulationState
 from fedjax_ht.simulation.trials import of_trial
 
 PAUSE_SECONDS = 1.0

@@ -17,8 +17,8 @@ from fedjax_ht.deploy.server import Transport, make_server
 from fedjax_ht.experiment.build import evaluated_clients
 from fedjax_ht.experiment.run_folder import read_json, remember_fields
 from fedjax_ht.experiment.run_lock import locked
-from fedjax_ht.report import table
 from fedjax_ht.report.bad_clients import why_silent
+from fedjax_ht.report.results import run_results
 from fedjax_ht.simulation.history import Row, run_rounds
 
 DONE = "summary.md"
@@ -91,7 +91,7 @@ def serve(
         if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
             raise Ended(silence)
         with atomic_open(workdir / DONE) as file:
-            file.write(table.markdown({plan.label: history}) + "\n")
+            file.write(run_results({plan.label: history}).markdown() + "\n")
         return history
 
 

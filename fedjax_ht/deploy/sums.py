@@ -15,10 +15,19 @@ import numpy as np
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method, PyTree, Received
-from fedjax_ht.core.uploads import comparable, is_leaf, is_payload, leaves_of
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import (
+    Masked,
+    from_leaves,
+    is_masked,
+    is_payload,
+    leaves_of,
+    over_rows,
+    sent_rows,
+    values_of,
+)
 from fedjax_ht.deploy.envelope import HEADER
 from fedjax_ht.deploy.masks import FEWEST, MOST
+from fedjax_ht.trust.vectors import comparable
 
 
 def summed_clients(
@@ -85,24 +94,24 @@ def as_vector(uplink: PyTree) -> np.ndarray:
     """A client's uplink for a sum, float32 [n]."""
     parts = []
     for leaf in leaves_of(uplink):
-        if isinstance(leaf, Masked):
-            values, mask = np.asarray(leaf.values, np.float32), np.asarray(leaf.mask)
-            rows = mask.reshape(mask.shape + (1,) * (values.ndim - mask.ndim))
-            parts += [
-                np.where(rows, values, np.float32(0)).ravel(),
-                mask.astype(np.float32).ravel(),
-            ]
-        else:
-            parts.append(np.asarray(leaf, np.float32).ravel())
+        values = np.asarray(values_of(leaf), np.float32)
+        if is_masked(leaf):
+            # Rows that are not sent may be NaN, which no sum would lose again.
+            values = np.where(np.asarray(sent_rows(leaf)), values, np.float32(0))
+        parts.append(values.ravel())
+        if is_masked(leaf):
+            parts.append(np.asarray(leaf.mask, np.float32).ravel())
     return np.concatenate(parts)
 
 
 def vector_bytes(form: PyTree) -> int:
     """Bytes of a client's masked vector, 8 for each of its numbers, with its header."""
-    sizes = [
-        x.size for leaf in leaves_of(form) for x in (leaf if isinstance(leaf, Masked) else [leaf])
-    ]
-    return 8 * sum(sizes) + HEADER
+    return 8 * _vector_size(form) + HEADER
+
+
+def _vector_size(form: PyTree) -> int:
+    """Returns the length of `as_vector` of an uplink of this form."""
+    return sum(x.size for x in jax.tree.leaves(form))
 
 
 def uplinks_of(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[int, PyTree]:
@@ -117,17 +126,15 @@ def uplinks_of(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[
       ValueError: it is no such sum. One line.
     """
     clients, k = sorted(clients), len(clients)
-    leaves, out, start = leaves_of(form), {client: [] for client in sorted(clients)}, 0
-    sizes = [x.size for leaf in leaves for x in (leaf if isinstance(leaf, Masked) else [leaf])]
-    if total.shape != (sum(sizes),) or not np.isfinite(total).all():
+    out, start, size = {client: [] for client in clients}, 0, _vector_size(form)
+    if total.shape != (size,) or not np.isfinite(total).all():
         raise ValueError(
-            f"it is no sum of {k} uplinks: {total.shape} numbers, and {sum(sizes)} must be there, "
-            "finite"
+            f"it is no sum of {k} uplinks: {total.shape} numbers, and {size} must be there, finite"
         )
-    for leaf in leaves:
-        values = leaf.values if isinstance(leaf, Masked) else leaf
+    for leaf in leaves_of(form):
+        values = values_of(leaf)
         found, start = total[start : start + values.size].reshape(values.shape), start + values.size
-        if not isinstance(leaf, Masked):
+        if not is_masked(leaf):
             share = (found / k).astype(leaf.dtype)
             for own in out.values():
                 own.append(share)
@@ -139,9 +146,8 @@ def uplinks_of(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[
         count = np.rint(said)
         if (np.abs(said - count) > 0.25).any() or (count < 0).any() or (count > k).any():
             raise ValueError(f"it is no sum of {k} uplinks: its counts are none from 0 to {k}")
-        rows = count.reshape(count.shape + (1,) * (values.ndim - count.ndim))
+        rows = over_rows(count, values)
         share = np.where(rows > 0, found / np.maximum(rows, 1), 0).astype(values.dtype)
         for i, own in enumerate(out.values()):
             own.append(Masked(share, count > i))
-    structure = jax.tree.structure(form, is_leaf=is_leaf)
-    return {client: jax.tree.unflatten(structure, own) for client, own in out.items()}
+    return {client: from_leaves(form, own) for client, own in out.items()}

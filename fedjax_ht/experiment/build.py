@@ -36,9 +36,9 @@ from fedjax_ht.models import model_group, sliced_network, width_budgets
 from fedjax_ht.models.registry import GROUPS
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.epsilon import accounting
 from fedjax_ht.trust.privacy import Privacy, private
-from fedjax_ht.trust.robust import DEFENCES
 
 SEE = "see fedjax_ht/configs/base.py for the fields"
 

@@ -23,10 +23,10 @@ from fedjax_ht.experiment.build import Experiment, build
 from fedjax_ht.experiment.entries import Entry, recorded
 from fedjax_ht.experiment.run_lock import is_primary
 
-VERSION = 1
+VERSION = 2
 """Of a run's folder. A folder without a number is of version 0, before data and split were noted in
-it. Whoever adds a field to the base config gives it a default that leaves earlier runs as they
-were: `completed` relies on it."""
+it; up to version 1 orbax wrote the checkpoints. Whoever adds a field to the base config gives it a
+default that leaves earlier runs as they were: `completed` relies on it."""
 
 LEVELS = 32
 """Of objects and arrays in each other in a JSON file of a run's folder, at most."""

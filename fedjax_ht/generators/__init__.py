@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from fedjax_ht.core.user_code import call_own, is_own
+from fedjax_ht.core.user_code import call_user_function, names_user_function
 from fedjax_ht.generators import npz
 from fedjax_ht.generators.base import Card, Generator
 
 __all__ = ["SHIPPED", "Card", "Generator", "open_generator"]
 
 SHIPPED = {file.stem: file for file in sorted((Path(__file__).parent / "shipped").glob("*.npz"))}
-"""Those that come with the library, by name; each has a card (.md) beside it."""
+"""Generators that come with the library, by name; each has a card (.md) beside it."""
 
 
 def open_generator(path: str | Path) -> Generator:
-    """A generator, whatever its kind.
+    """Opens a generator, whatever its kind.
 
     Args:
       path: the name of one that comes with the library, "fashion_mnist_32" or "natural_32";
@@ -22,27 +22,34 @@ def open_generator(path: str | Path) -> Generator:
         `generators.convert` wrote, of an embedded generator (both .npz), or of a folder of Stable
         Diffusion with the sub-folders unet and vae.
 
+    Returns:
+      The generator, with a card that says where it comes from.
+
     Raises:
       FileNotFoundError: there is nothing at `path`.
       ImportError: a folder of Stable Diffusion, and its packages are not installed.
       ValueError: the file is damaged or of another kind, or there is no function that returns a
         generator. One line.
+
+    Example:
+      >>> import jax
+      >>> import fedjax_ht as fl
+      >>> generator = fl.open_generator("fashion_mnist_32")
+      >>> generator.card.trained_on
+      ('fashion_mnist', 'fashion_mnist_10k')
+      >>> w = generator.sample_w(generator.variables, jax.random.key(0), 2)
+      >>> generator.synthesize(generator.variables, w).shape
+      (2, 32, 32, 3)
     """
     name = str(path)  # before `Path` makes "mine:make" of "./mine:make", which names a file
     path = SHIPPED.get(name, Path(path))
-    if is_own(name) and not path.exists():
-        made = call_own("generator", name)
-        if not isinstance(made, Generator):
-            kind = type(made).__name__
-            raise ValueError(
-                f"generator {name!r} returns {kind}; it must return a fedjax_ht.Generator"
-            )
-        return made
+    if names_user_function(name) and not path.exists():
+        return _users_generator(name)
     if not path.exists():
-        known = (
-            f"; those that come with the library are named without a folder: {', '.join(SHIPPED)}"
+        raise FileNotFoundError(
+            f"no generator at {path}; those that come with the library are named without a folder: "
+            f"{', '.join(SHIPPED)}"
         )
-        raise FileNotFoundError(f"no generator at {path}{known}")
     # Each kind is imported when it is needed: diffusion brings torch.
     if path.is_dir():
         if not (path / "unet").is_dir() or not (path / "vae").is_dir():
@@ -56,8 +63,22 @@ def open_generator(path: str | Path) -> Generator:
         from fedjax_ht.generators.stylegan3_files import load_snapshot
 
         return load_snapshot(path)
-    if path.suffix != ".npz":
-        raise ValueError(f"{path}: expected a .pkl snapshot, a .npz, or a folder with unet and vae")
+    if path.suffix == ".npz":
+        return _npz_generator(path)
+    raise ValueError(f"{path}: expected a .pkl snapshot, a .npz, or a folder with unet and vae")
+
+
+def _users_generator(name: str) -> Generator:
+    generator = call_user_function("generator", name)
+    if not isinstance(generator, Generator):
+        raise ValueError(
+            f"generator {name!r} returns {type(generator).__name__}; it must return a "
+            "fedjax_ht.Generator"
+        )
+    return generator
+
+
+def _npz_generator(path: Path) -> Generator:
     kind = npz.read(path, arrays=False)[0]["format"]
     if kind == "stylegan3":
         from fedjax_ht.generators.stylegan3_files import load_converted

@@ -1,5 +1,4 @@
-"""What a pre-trained image generator is to the library: latents, images, and a card that says where
-it comes from."""
+"""The protocol of pre-trained image generators: latents, images, and a card of their origin."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,8 +30,7 @@ class Card(NamedTuple):
 class Generator(NamedTuple):
     """A frozen generator G = G_s after G_m (FedKTL): noise -> valid latent w -> image.
 
-    A user's own decoder is two functions: Generator(Card("mine"), 128, lambda _, key, n: ...,
-    lambda _, w: ...).
+    A user's own decoder is two functions.
 
     Attributes:
       card: where it comes from.
@@ -44,6 +42,25 @@ class Generator(NamedTuple):
         generator.
       num_labels: how many classes `conditional` knows.
       host: True if `synthesize` is host code on NumPy arrays; it is then not compiled.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import fedjax_ht as fl
+      >>> def sample_w(variables, key, n):
+      ...     return jax.random.normal(key, (n, 16))
+      >>> def synthesize(variables, w):
+      ...     return jax.nn.sigmoid(w @ variables["kernel"]).reshape(len(w), 8, 8, 3)
+      >>> generator = fl.Generator(
+      ...     card=fl.Card("mine"),
+      ...     latent_dim=16,
+      ...     sample_w=sample_w,
+      ...     synthesize=synthesize,
+      ...     variables={"kernel": jnp.ones((16, 192))},
+      ... )
+      >>> w = generator.sample_w(generator.variables, jax.random.key(0), 4)
+      >>> generator.synthesize(generator.variables, w).shape
+      (4, 8, 8, 3)
     """
 
     card: Card

@@ -16,7 +16,7 @@ from fedjax_ht.generators.stylegan3_files import read_snapshot, save_converted, 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line; a mistake is one line and exit code 2."""
+    """Runs the command line; a mistake ends in one line and exit code 2."""
     parser = argparse.ArgumentParser(
         prog="python -m fedjax_ht.generators.convert", description=__doc__.splitlines()[0]
     )
@@ -48,14 +48,14 @@ def _fail(message: str) -> NoReturn:
 
 
 def _card(card: Card, chosen: argparse.Namespace) -> Card:
-    said = {
-        name: value
-        for name in ("name", "domain", "licence")
-        if (value := getattr(chosen, name)) is not None
-    }
+    """Returns the card with what the flags say of it."""
+    fields = {}
+    for name in ("name", "domain", "licence"):
+        if getattr(chosen, name) is not None:
+            fields[name] = getattr(chosen, name)
     if chosen.trained_on is not None:
-        said["trained_on"] = tuple(filter(None, chosen.trained_on.split(",")))
-    return card._replace(**said)
+        fields["trained_on"] = tuple(filter(None, chosen.trained_on.split(",")))
+    return card._replace(**fields)
 
 
 if __name__ == "__main__":

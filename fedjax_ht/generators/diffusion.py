@@ -1,5 +1,4 @@
-"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code of diffusers and torch
-behind the protocol.
+"""Stable Diffusion (Rombach et al., CVPR 2022) as a generator: host code of diffusers and torch.
 
     w ~ N(0, I), the flat latent that denoising starts from  ->  denoising, guided by one fixed
     prompt  ->  decoder
@@ -28,19 +27,23 @@ _SCHEDULERS = ("PNDMScheduler", "DDIMScheduler")  # they draw no noise: w alone 
 
 
 class Networks(NamedTuple):
-    """What denoises: diffusers' networks, on one device, and the embeddings of no prompt and of the
-    prompt."""
+    """The networks of a folder on one device, and the embedded prompts.
+
+    Attributes:
+      unet, vae, scheduler: diffusers'.
+      prompts: torch float32 [2, tokens, width], of no prompt and of the prompt.
+    """
 
     unet: Any
     vae: Any
     scheduler: Any
-    prompts: Any  # torch float32 [2, tokens, width]
+    prompts: Any
 
 
 def load_diffusion(
     path: Path | str, prompt: str = "a cat", steps: int = 50, guidance: float = 7.5
 ) -> Generator:
-    """The generator in a folder of Stable Diffusion. It runs on torch's GPU where there is one.
+    """Loads the generator in a folder of Stable Diffusion; it runs on a GPU where torch has one.
 
     Args:
       path: a folder with the sub-folders unet, vae and scheduler; for a new prompt also tokenizer
@@ -64,13 +67,12 @@ def load_diffusion(
             )
     networks = _load_networks(path, prompt)
     shape = _latent_shape(networks.unet)
-    if networks.vae.config.latent_channels != shape[
-        0
-    ] or networks.unet.config.cross_attention_dim != (width := networks.prompts.shape[-1]):
+    prompt_width = networks.unet.config.cross_attention_dim
+    channels, width = networks.vae.config.latent_channels, networks.prompts.shape[-1]
+    if channels != shape[0] or width != prompt_width:
         raise ValueError(
-            f"{path}: the unet takes {shape[0]} channels and prompts of "
-            f"{networks.unet.config.cross_attention_dim}; "
-            f"the vae has {networks.vae.config.latent_channels}, the text encoder {width}"
+            f"{path}: the unet takes {shape[0]} channels and prompts of {prompt_width}; the vae "
+            f"has {channels}, the text encoder {width}"
         )
     dim = int(np.prod(shape))
 
@@ -84,10 +86,10 @@ def load_diffusion(
     origin = f"Stable Diffusion folder {path.name}, prompt {prompt!r}, {steps} steps, "
     origin += f"guidance {guidance}"
     return Generator(
-        Card(path.name, licence="the folder's own", origin=origin),
-        dim,
-        sample_w,
-        synthesize,
+        card=Card(path.name, licence="the folder's own", origin=origin),
+        latent_dim=dim,
+        sample_w=sample_w,
+        synthesize=synthesize,
         host=True,
     )
 
@@ -105,19 +107,19 @@ def _load_networks(path: Path, prompt: str) -> Networks:
     vae = _pretrained(diffusers.AutoencoderKL, path / "vae").to(device)
     scheduler = _load_scheduler(diffusers, path / "scheduler")
     prompts = torch.from_numpy(_prompt_embedding(path, prompt)).to(device)
-    return Networks(unet, vae, scheduler, prompts)
+    return Networks(unet=unet, vae=vae, scheduler=scheduler, prompts=prompts)
 
 
 def _pretrained(kind: Any, folder: Path) -> Any:
-    """The network in `folder`, in float32; of a folder that has only half-precision files,
-    those."""
+    """Loads the network in `folder` as float32; half-precision files are read if there are no
+    others."""
     files = [file.name for file in folder.iterdir() if file.suffix in (".safetensors", ".bin")]
     half = bool(files) and all(".fp16." in name for name in files)
     try:
         network = kind.from_pretrained(
             folder, local_files_only=True, variant="fp16" if half else None
         )
-    # diffusers, safetensors and torch each have their own for a damaged folder
+    # diffusers, safetensors and torch each raise exceptions of their own for a damaged folder.
     except Exception as error:
         raise ValueError(
             f"{folder}: no {kind.__name__} can be read from it: {one_line(error)}"
@@ -141,14 +143,16 @@ def _load_scheduler(diffusers: Any, folder: Path) -> Any:
 
 
 def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
-    """float32 [2, tokens, width]: of the empty prompt, and of `prompt`; from `PROMPT_FILE` if it is
-    of this prompt."""
+    """Returns the embeddings of the empty prompt and of `prompt`, float32 [2, tokens, width].
+
+    They are read from `PROMPT_FILE` if it is of this prompt, else encoded and kept there.
+    """
     cache = path / PROMPT_FILE
     if cache.is_file():
         try:
             with opened_npz(cache) as file:
                 kept, embedding = str(file["prompt"]), np.asarray(file["embedding"], np.float32)
-        # zipfile, zlib and numpy each have their own for a damaged file
+        # zipfile, zlib and numpy each raise exceptions of their own for a damaged file.
         except Exception as error:
             raise ValueError(
                 f"{cache}: damaged; without it the prompt is encoded anew ({one_line(error)})"
@@ -156,7 +160,7 @@ def _prompt_embedding(path: Path, prompt: str) -> np.ndarray:
         if kept == prompt:
             return embedding
     embedding = _encode(path, prompt)
-    # a read-only folder: encoded again next time
+    # A read-only folder keeps nothing: the prompt is encoded again next time.
     with contextlib.suppress(OSError), atomic_open(cache, "wb") as file:
         np.savez(file, prompt=np.array(prompt), embedding=embedding)
     return embedding
@@ -190,12 +194,17 @@ def _encode(path: Path, prompt: str) -> np.ndarray:
 
 
 def _latent_shape(unet: Any) -> tuple[int, int, int]:
+    """Returns (channels, height, width) of a latent."""
     size = unet.config.sample_size
-    return (unet.config.in_channels, *((size, size) if isinstance(size, int) else size))
+    height, width = (size, size) if isinstance(size, int) else size
+    return unet.config.in_channels, height, width
 
 
 def _denoise(networks: Networks, latent: np.ndarray, steps: int, guidance: float) -> np.ndarray:
-    """The image, float32 [h, w, 3] in [0, 1], of a latent float32 [channels, height, width]."""
+    """Denoises a latent float32 [channels, height, width] to an image float32 [h, w, 3] in [0, 1].
+
+    Guided without a classifier (Ho and Salimans, 2022).
+    """
     import torch
 
     unet, vae, scheduler, prompts = networks

@@ -40,7 +40,7 @@ def init_variables(
     latent_dim: int = 512,
     image_channels: int = 3,
 ) -> PyTree:
-    """An untrained generator.
+    """Draws the weights of an untrained generator.
 
     Args:
       key: of the random weights.
@@ -58,18 +58,17 @@ def init_variables(
     keys = jax.random.split(key, 4)
     layer_keys = jax.random.split(keys[2], len(widths))
     mapping_keys = jax.random.split(keys[0])
+    mapping = {}
+    for i, inputs in enumerate((NOISE_DIM, latent_dim)):
+        weight = normal(mapping_keys[i], (inputs, latent_dim)) / _MAPPING_RATE
+        mapping[str(i)] = {"weight": weight, "bias": jnp.zeros(latent_dim)}
+    convolutions = {}
+    for i, (inputs, outputs) in enumerate(widths):
+        convolutions[str(i)] = _init_layer(layer_keys[i], inputs, outputs, latent_dim)
     return {
-        "mapping": {
-            name: {"weight": normal(k, shape) / _MAPPING_RATE, "bias": jnp.zeros(latent_dim)}
-            for name, k, shape in zip(
-                ("0", "1"), mapping_keys, ((NOISE_DIM, latent_dim), (latent_dim, latent_dim))
-            )
-        },
+        "mapping": mapping,
         "constant": normal(keys[1], (4, 4, a)),
-        "convolutions": {
-            str(i): _init_layer(k, *io, latent_dim)
-            for i, (k, io) in enumerate(zip(layer_keys, widths))
-        },
+        "convolutions": convolutions,
         "image": _init_layer(keys[3], d, image_channels, latent_dim),
         "average": jnp.zeros(latent_dim),
     }
@@ -85,13 +84,13 @@ def _init_layer(key: jax.Array, inputs: int, outputs: int, latent_dim: int) -> P
 
 
 def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Draws flat: the same numbers, but a four-dimensional draw compiles four times slower on
-    CPU."""
+    """Draws N(0, 1) of a shape."""
+    # Drawn flat: the same numbers, but a four-dimensional draw compiles four times slower on CPU.
     return jax.random.normal(key, (math.prod(shape),)).reshape(shape)
 
 
 def map_noise(variables: PyTree, z: jax.Array) -> jax.Array:
-    """G_m: float [n, 64] -> valid latents, float32 [n, H]."""
+    """Maps noise z, float [n, 64], to valid latents, float32 [n, H]: G_m."""
     x = z * jax.lax.rsqrt(jnp.mean(z * z, -1, keepdims=True) + 1e-8)
     for layer in (variables["mapping"]["0"], variables["mapping"]["1"]):
         x = activate(dense(layer, x, _MAPPING_RATE))
@@ -99,36 +98,41 @@ def map_noise(variables: PyTree, z: jax.Array) -> jax.Array:
 
 
 def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
-    """A dense layer {"weight" [I, O], "bias" [O]} at an equalised learning rate: float [n, I] ->
-    [n, O]."""
+    """Applies a dense layer at an equalised learning rate: float [n, I] -> [n, O].
+
+    Args:
+      layer: {"weight" [I, O], "bias" [O]}.
+      x: float [n, I].
+      rate: how fast the layer learns beside the others.
+    """
     return x @ (layer["weight"] * (rate / math.sqrt(x.shape[-1]))) + layer["bias"] * rate
 
 
 def activate(x: jax.Array) -> jax.Array:
-    """Leaky ReLU of slope 0.2 with the gain that keeps the second moment."""
+    """Applies leaky ReLU of slope 0.2 with the gain that keeps the second moment."""
     return jnp.where(x >= 0, x, 0.2 * x) * math.sqrt(2)
 
 
 def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:
-    """Valid latents w = G_m(z), z ~ N(0, I): float32 [n, H]."""
+    """Draws valid latents w = G_m(z), z ~ N(0, I): float32 [n, H]."""
     return map_noise(variables, jax.random.normal(key, (n, NOISE_DIM)))
 
 
 def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
-    """Latents pulled towards their mean: psi 1 changes nothing, psi 0 gives the mean. float [n, H]
-    -> the same."""
+    """Pulls latents, float [n, H], towards their mean: psi 1 changes nothing, psi 0 gives it."""
     return variables["average"] + psi * (w - variables["average"])
 
 
 def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> jax.Array:
-    """G_s before it is clipped: float [n, H] -> float [n, 32, 32, 1 or 3], mostly in [-1, 1].
+    """Renders latents, float [n, H], unclipped: float [n, 32, 32, 1 or 3], mostly in [-1, 1].
 
     `lowering` is of the convolutions, see `ops.conv2d`.
     """
     conv = functools.partial(_styled_conv, w=w, lowering=lowering)
     x = jnp.broadcast_to(variables["constant"], (len(w), *variables["constant"].shape))
     for i in range(len(variables["convolutions"])):
-        x = upsample(x) if i in _UPSAMPLED else x
+        if i in _UPSAMPLED:
+            x = upsample(x)
         x = activate(conv(variables["convolutions"][str(i)], x, demodulate=True))
     return conv(variables["image"], x, demodulate=False)
 
@@ -136,26 +140,27 @@ def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> j
 def _styled_conv(
     layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering
 ) -> jax.Array:
-    """A 3x3 convolution with input channels scaled by their style, divided by the norm that this
-    gives the output."""
+    """Convolves 3x3 with input channels scaled by their style.
+
+    With `demodulate` the output is divided by the norm that the style gives it in expectation.
+    """
     kernel = layer["kernel"] / math.sqrt(9 * x.shape[-1])
     style = dense(layer["style"], w)
     y = conv2d(x * style[:, None, None, :], kernel, padding=1, lowering=lowering)
     if demodulate:
-        y *= jax.lax.rsqrt((style * style) @ jnp.sum(kernel * kernel, (0, 1)) + 1e-8)[
-            :, None, None, :
-        ]
+        squared_norm = (style * style) @ jnp.sum(kernel * kernel, (0, 1)) + 1e-8
+        y *= jax.lax.rsqrt(squared_norm)[:, None, None, :]
     return y + layer["bias"]
 
 
 def upsample(x: jax.Array) -> jax.Array:
-    """Twice the height and width, bilinearly: float [n, h, w, C] -> [n, 2h, 2w, C]."""
+    """Doubles the height and width bilinearly: float [n, h, w, C] -> [n, 2h, 2w, C]."""
     n, height, width, channels = x.shape
     return jax.image.resize(x, (n, 2 * height, 2 * width, channels), "bilinear")
 
 
 def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:
-    """G_s: any latents, float [n, H] -> images, float32 [n, 32, 32, 3] in [0, 1]."""
+    """Makes images, float32 [n, 32, 32, 3] in [0, 1], of any latents, float [n, H]: G_s."""
     images = jnp.clip((render(variables, w) + 1) / 2, 0, 1)
     return jnp.broadcast_to(images, (*images.shape[:-1], 3))
 
@@ -163,7 +168,7 @@ def synthesize(variables: PyTree, w: jax.Array) -> jax.Array:
 def rescale_w(
     variables: PyTree, squared_distance: float, key: jax.Array, samples: int = 2000
 ) -> tuple[PyTree, float]:
-    """The same generator with another scale of w.
+    """Returns the same generator with another scale of w.
 
     The last mapping layer is multiplied by s and the weights of the styles are divided by it: leaky
     ReLU is positively homogeneous, so no image changes. FedKTL compares latents by kernels of fixed
@@ -171,17 +176,17 @@ def rescale_w(
 
     Args:
       variables: of the generator.
-      squared_distance: the median of ||w - w'||^2 that is wanted, such as 60.
+      squared_distance: the median of ||w - w'||^2 afterwards, such as 60.
       key: of the `samples` latents that distances and mean are measured on.
 
     Returns:
       The new variables, with "average" measured, and s.
     """
     w = sample_w(variables, key, samples)
-    scale = float(
-        jnp.sqrt(squared_distance / jnp.median(jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1)))
-    )
-    last = jax.tree.map(lambda x: x * scale, variables["mapping"]["1"])
+    # Distances of each latent to the next one drawn.
+    squared_distances = jnp.sum((w - jnp.roll(w, 1, 0)) ** 2, -1)
+    scale = float(jnp.sqrt(squared_distance / jnp.median(squared_distances)))
+    last = {name: x * scale for name, x in variables["mapping"]["1"].items()}
 
     def restyle(layer):
         return layer | {"style": layer["style"] | {"weight": layer["style"]["weight"] / scale}}
@@ -207,10 +212,9 @@ def save_embedded(
       card: where it comes from.
       metadata: whatever else is to be known of it, as JSON takes it.
     """
-    arrays = {
-        _name(key): np.asarray(x, np.float16)
-        for key, x in jax.tree_util.tree_leaves_with_path(variables)
-    }
+    arrays = {}
+    for key, x in jax.tree_util.tree_leaves_with_path(variables):
+        arrays[_name(key)] = np.asarray(x, np.float16)
     npz.write(
         path, {"format": FORMAT, "latent_dim": len(variables["average"]), **metadata}, card, arrays
     )
@@ -230,10 +234,11 @@ def load_embedded(path: Path | str) -> Generator:
         channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
         latent_dim = len(arrays["average"])
         image_channels = len(arrays["image/bias"])
-        wanted = jax.eval_shape(
+        # The widths that the arrays have must fit each other: as those of a generator of this size.
+        expected = jax.eval_shape(
             lambda: init_variables(jax.random.key(0), channels, latent_dim, image_channels)
         )
-        leaves, structure = jax.tree_util.tree_flatten_with_path(wanted)
+        leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
         for key, leaf in leaves:
             if arrays[_name(key)].shape != leaf.shape:
                 raise ValueError(
@@ -247,12 +252,17 @@ def load_embedded(path: Path | str) -> Generator:
     variables = jax.tree.unflatten(
         structure, [jnp.asarray(arrays[_name(key)]) for key, _ in leaves]
     )
-    return Generator(card, latent_dim, sample_w, synthesize, variables)
+    return Generator(
+        card=card,
+        latent_dim=latent_dim,
+        sample_w=sample_w,
+        synthesize=synthesize,
+        variables=variables,
+    )
 
 
 def read_metadata(path: Path | str) -> dict[str, Any]:
-    """The JSON object of a generator's .npz: "format", "latent_dim", "card", and what its maker
-    added.
+    """Reads the JSON object of a generator's .npz: "format", "latent_dim", "card" and more.
 
     Raises:
       FileNotFoundError: there is no such file.

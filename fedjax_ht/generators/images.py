@@ -1,4 +1,4 @@
-"""From a generator's images to a federation's: size and colour."""
+"""Fits a generator's images to a federation's: size and colour."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,12 @@ BATCH = 10  # images synthesised at once
 
 
 def fit(images: jax.Array, shape: tuple[int, int, int], antialias: bool = True) -> jax.Array:
-    """Scales the shorter side to the target bilinearly, cuts out the centre, and takes the
-    luminance where the target is grey. float [n, h, w, 3] in [0, 1] -> float32 [n, *shape].
+    """Scales images to a shape bilinearly and cuts out their centre.
+
+    The shorter side is scaled to the target's; a grey target gets the luminance.
 
     Args:
-      images: of a generator.
+      images: of a generator, float [n, h, w, 3] in [0, 1].
       shape: (H, W, C) with C 1 or 3.
       antialias: False takes single pixels when shrinking, as torchvision 0.15, which the authors of
         FedKTL use, did.
@@ -40,16 +41,23 @@ def synthesise(
     shape: tuple[int, int, int],
     antialias: bool,
 ) -> jax.Array:
-    """Images of latents float [n, H], fitted to a federation's shape: float32 [n, *shape] in [0,
-    1]."""
-    if generator.host:
-        return fit(
-            jnp.asarray(generator.synthesize(*jax.device_get((variables, latents)))),
-            shape,
-            antialias,
-        )
+    """Makes images of latents, fitted to a federation's shape.
 
-    def one(latent):
+    Args:
+      generator: the protocol's functions.
+      variables: of the generator.
+      latents: float [n, H].
+      shape, antialias: see `fit`.
+
+    Returns:
+      float32 [n, *shape] in [0, 1].
+    """
+    if generator.host:
+        images = generator.synthesize(*jax.device_get((variables, latents)))
+        return fit(jnp.asarray(images), shape, antialias)
+
+    def synthesise_one(latent):
         return fit(generator.synthesize(variables, latent[None]), shape, antialias)[0]
 
-    return lax.map(one, latents, batch_size=BATCH)
+    # In batches, so that memory does not grow with n.
+    return lax.map(synthesise_one, latents, batch_size=BATCH)

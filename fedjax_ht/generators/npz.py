@@ -1,5 +1,4 @@
-"""Generators in .npz files: arrays, and one JSON object with their format, their card and what else
-is to be known."""
+"""Reads and writes generators as .npz: arrays, and a JSON object with their format and card."""
 
 import json
 from collections.abc import Mapping
@@ -18,19 +17,28 @@ METADATA = "metadata"  # the entry that holds the JSON object
 def write(
     path: Path | str, metadata: Mapping[str, Any], card: Card, arrays: Mapping[str, Any]
 ) -> None:
-    """Writes arrays and metadata (with a "format") uncompressed; the file is replaced as a
-    whole."""
+    """Writes a generator's file uncompressed; it is replaced as a whole.
+
+    Args:
+      path: of the file.
+      metadata: JSON values, with a "format".
+      card: where the generator comes from.
+      arrays: by name.
+    """
     text = json.dumps({**metadata, "card": card._asdict()})
+    entries = {METADATA: np.array(text)}
+    for name, array in arrays.items():
+        entries[name] = np.asarray(array)
     with atomic_open(path, "wb") as file:
-        np.savez(
-            file,
-            **{METADATA: np.array(text)},
-            **{name: np.asarray(array) for name, array in arrays.items()},
-        )
+        np.savez(file, **entries)
 
 
 def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Metadata and, if wanted, the arrays by name. Nothing in the file is executed.
+    """Reads the metadata and the arrays by name. Nothing in the file is executed.
+
+    Args:
+      path: of the file.
+      arrays: False reads the metadata alone, and returns no arrays.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -42,8 +50,9 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
     try:
         with opened_npz(path) as file:
             metadata = json.loads(str(file[METADATA]))
-            values = {name: file[name] for name in file if arrays and name != METADATA}
-    # zipfile, zlib, numpy and json each have their own for a damaged file
+            names = [name for name in file if name != METADATA] if arrays else []
+            values = {name: file[name] for name in names}
+    # zipfile, zlib, numpy and json each raise exceptions of their own for a damaged file.
     except Exception as error:
         raise ValueError(
             f"{path}: not an .npz with an entry {METADATA} that is JSON ({one_line(error)})"
@@ -54,12 +63,13 @@ def read(path: Path | str, arrays: bool = True) -> tuple[dict[str, Any], dict[st
 
 
 def card(metadata: Mapping[str, Any]) -> Card:
-    """The card in a generator's metadata."""
+    """Returns the card in a generator's metadata; fields that cards lack are left out."""
     fields = {name: value for name, value in metadata["card"].items() if name in Card._fields}
-    return Card(**fields | {"trained_on": tuple(fields.get("trained_on", ()))})
+    fields["trained_on"] = tuple(fields.get("trained_on", ()))
+    return Card(**fields)
 
 
 def one_line(error: Exception) -> str:
-    """What an exception says, or its first line."""
-    said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-    return (said.splitlines() or [type(error).__name__])[0]
+    """Returns the first line of an exception's message, or its type where there is none."""
+    message = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return (message.splitlines() or [type(error).__name__])[0]

@@ -1,5 +1,4 @@
-"""Opens the .pkl snapshots of StyleGAN3 and StyleGAN-XL without torch and without running anything
-that they ask for.
+"""Opens the .pkl snapshots of StyleGAN3 and StyleGAN-XL without torch, and runs nothing of them.
 
 A snapshot pickles a dictionary of networks. Each network carries the source of its class, which the
 official loader executes; here it stays text. Names that arrays are written with are recorded and
@@ -22,11 +21,12 @@ from fedjax_ht.data.files.safe_pickle import (
     build,
     damage_is_a_value_error,
 )
-from fedjax_ht.data.files.torch_files import TENSOR_CALLS, build_tensor, read_storage
+from fedjax_ht.data.files.tensors import TENSOR_CALLS, build_tensor
+from fedjax_ht.data.files.torch_files import read_storage
 
 
 class _Ignored(Call):
-    """What is done with a name that is not understood: whatever it is, nothing comes of it."""
+    """A call of a name that is not understood: it is recorded, and nothing comes of it."""
 
     def _ignore(self, *_):
         pass
@@ -61,25 +61,25 @@ class Module(NamedTuple):
     state: dict[str, Any]
 
     def has_module(self, name: str) -> bool:
-        """Whether it has a sub-module of this name."""
+        """Returns whether the module has a sub-module of this name."""
         return name in self._group("_modules")
 
     def module(self, name: str) -> "Module":
-        """The sub-module of this name."""
-        return _module(
-            f"{self.name}.{name}", self._entry("sub-module", name, self._group("_modules"))
-        )
+        """Returns the sub-module of this name."""
+        value = self._entry("sub-module", name, self._group("_modules"))
+        return _module(f"{self.name}.{name}", value)
 
     def array(self, name: str) -> np.ndarray | None:
-        """The parameter or buffer of this name; None where the module has it as None."""
-        value = self._entry(
-            "array", name, {**self._group("_parameters"), **self._group("_buffers")}
-        )
+        """Returns the parameter or buffer of this name; None where the module has it as None."""
+        arrays = {**self._group("_parameters"), **self._group("_buffers")}
+        value = self._entry("array", name, arrays)
+        if value is None:
+            return None
         with damage_is_a_value_error():
-            return None if value is None else build_tensor(f"{self.name}.{name}", value, _storage)
+            return build_tensor(f"{self.name}.{name}", value, _storage)
 
     def attribute(self, name: str) -> Any:
-        """The plain value or numpy array of this name."""
+        """Returns the plain value or NumPy array of this name."""
         value = self._entry("attribute", name, self.state)
         with damage_is_a_value_error():
             match value:
@@ -90,7 +90,7 @@ class Module(NamedTuple):
             return build(value)
 
     def number(self, name: str) -> float:
-        """The finite number of this name."""
+        """Returns the finite number of this name."""
         value = self.attribute(name)
         if (
             not np.isscalar(value)
@@ -113,7 +113,9 @@ class Module(NamedTuple):
 
 
 def open_snapshot(path: Path | str) -> Module:
-    """The network "G_ema" of a snapshot. Takes about as much memory as the file has bytes.
+    """Opens the network "G_ema" of a snapshot.
+
+    It takes about as much memory as the file has bytes.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -124,12 +126,11 @@ def open_snapshot(path: Path | str) -> Module:
         raise FileNotFoundError(f"no snapshot at {path}")
     try:
         with open_regular(path) as file, damage_is_a_value_error():
-            content = Recorder(file, _ALLOWED, "", others=_Ignored).load()
+            content = Recorder(file, _ALLOWED, "", other_names=_Ignored).load()
         if not isinstance(content, dict) or "G_ema" not in content:
             raise ValueError(
                 f"holds {_described(content)}; expected a dictionary with the network G_ema, as "
-                "StyleGAN3 and "
-                "StyleGAN-XL write it"
+                "StyleGAN3 and StyleGAN-XL write it"
             )
         return _module("G_ema", content["G_ema"])
     except ValueError as error:
@@ -149,7 +150,8 @@ def _module(name: str, value: Any) -> Module:
 
 
 def _described(value: Any) -> str:
-    return f"a {value.__name__ if isinstance(value, type) else type(value).__name__}"
+    kind = value if isinstance(value, type) else type(value)
+    return f"a {kind.__name__}"
 
 
 def _storage(record: Any) -> np.ndarray:

@@ -1,11 +1,11 @@
-"""Inference of StyleGAN3 (Karras et al., NeurIPS 2021) and StyleGAN-XL (Sauer et al., SIGGRAPH
-2022).
+"""Inference of StyleGAN3 and StyleGAN-XL.
 
     G_m: z, class  ->  dense layers  ->  w
-    G_s: w  ->  a grid of sine waves, moved and turned by w  ->  layers: 3x3 or 1x1 convolution with
-      input channels
-         scaled by w, filtered leaky ReLU  ->  image
+    G_s: w  ->  a grid of sine waves, moved and turned by w
+         ->  layers: 3x3 or 1x1 convolution with input channels scaled by w, filtered leaky ReLU
+         ->  image
 
+After Karras et al., NeurIPS 2021, and Sauer et al., SIGGRAPH 2022.
 Written from the papers' formulas. What is fixed when a network is read is computed then, in
 `stylegan3_files`: gains of equalised learning rates, the normalisation of kernels and the class
 embeddings are part of the variables. The styles of a layer are normalised by their own mean square;
@@ -28,7 +28,7 @@ _EPSILON = 1e-8
 
 
 class Layer(NamedTuple):
-    """What is static of a synthesis layer.
+    """The static description of a synthesis layer.
 
     Attributes:
       inputs, outputs: channels.
@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 
 
 class Network(NamedTuple):
-    """What is static of a generator.
+    """The static description of a generator.
 
     Attributes:
       family: "stylegan3" or "styleganxl"; they differ in the range of the images and in how classes
@@ -84,30 +84,30 @@ class Network(NamedTuple):
 
 
 def make_generator(network: Network, variables: Variables, card: Card) -> Generator:
-    """The generator of a network whose variables fit (`expected_shapes`)."""
+    """Makes the generator of a network whose variables fit (`expected_shapes`)."""
     conditional = functools.partial(sample_class, network) if network.num_classes else None
     return Generator(
-        card,
-        network.latent_dim,
-        functools.partial(sample_w, network),
-        functools.partial(synthesize, network),
-        variables,
-        conditional,
-        network.num_classes,
+        card=card,
+        latent_dim=network.latent_dim,
+        sample_w=functools.partial(sample_w, network),
+        synthesize=functools.partial(synthesize, network),
+        variables=variables,
+        conditional=conditional,
+        num_labels=network.num_classes,
     )
 
 
 def expected_shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a network's variables, all float32."""
+    """Returns names and shapes of a network's variables, all float32."""
     shapes, width = {}, network.noise_dim + network.class_dim
     for i in range(network.mapping_layers):
         shapes |= _dense_shapes(f"mapping/{i}", width, network.latent_dim)
         width = network.latent_dim
-    classes = (network.num_classes,) if network.num_classes else ()
-    by_class = network.family == "styleganxl"
-    shapes["average"] = (*(classes if by_class else ()), network.latent_dim)
-    if classes:
-        shapes["classes"] = (*classes, network.class_dim)
+    shapes["average"] = (network.latent_dim,)
+    if network.num_classes:
+        shapes["classes"] = (network.num_classes, network.class_dim)
+        if network.family == "styleganxl":  # it has a mean latent for each class
+            shapes["average"] = (network.num_classes, network.latent_dim)
     waves = network.layers[0].inputs
     shapes |= {"input/transform": (3, 3), "input/frequencies": (waves, 2), "input/phases": (waves,)}
     shapes |= {"input/weight": (waves, waves)} | _dense_shapes("input/style", network.latent_dim, 4)
@@ -128,22 +128,20 @@ def _dense_shapes(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, 
 
 
 def sample_w(network: Network, variables: Variables, key: jax.Array, n: int) -> jax.Array:
-    """Valid latents of all classes alike: float32 [n, H]."""
+    """Draws valid latents, of all classes alike: float32 [n, H]."""
     if not network.num_classes:
         return map_noise(network, variables, jax.random.normal(key, (n, network.noise_dim)))
     label_key, key = jax.random.split(key)
-    return sample_class(
-        network, variables, key, jax.random.randint(label_key, (n,), 0, network.num_classes)
-    )
+    labels = jax.random.randint(label_key, (n,), 0, network.num_classes)
+    return sample_class(network, variables, key, labels)
 
 
 def sample_class(
     network: Network, variables: Variables, key: jax.Array, labels: jax.Array
 ) -> jax.Array:
-    """Valid latents of the classes `labels`, int [n]: float32 [n, H]."""
-    return map_noise(
-        network, variables, jax.random.normal(key, (len(labels), network.noise_dim)), labels
-    )
+    """Draws valid latents of the classes `labels`, int [n]: float32 [n, H]."""
+    z = jax.random.normal(key, (len(labels), network.noise_dim))
+    return map_noise(network, variables, z, labels)
 
 
 def map_noise(
@@ -153,7 +151,7 @@ def map_noise(
     labels: jax.Array | None = None,
     psi: float = 1.0,
 ) -> jax.Array:
-    """G_m.
+    """Maps noise, and classes, to latents: G_m.
 
     Args:
       network, variables: the generator.
@@ -167,16 +165,18 @@ def map_noise(
     """
     with jax.default_matmul_precision("highest"):
         x = normalise(jnp.asarray(z, jnp.float32))
-        x = jnp.concatenate([x, variables["classes"][labels]], 1) if network.num_classes else x
+        if network.num_classes:
+            x = jnp.concatenate([x, variables["classes"][labels]], 1)
         for i in range(network.mapping_layers):
             x = activate(_dense(_part(variables, f"mapping/{i}"), x))
     average = variables["average"]
-    average = average if average.ndim == 1 else average[labels]
+    if average.ndim > 1:
+        average = average[labels]
     return average + psi * (x - average)
 
 
 def render(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
-    """G_s before it is clipped: float [n, H] -> float32 [n, h, w, channels], mostly in [-1, 1].
+    """Renders latents, float [n, H], unclipped: float32 [n, h, w, channels], mostly in [-1, 1].
 
     One image after the other: one image fills a device, and memory does not grow with n.
     """
@@ -186,14 +186,16 @@ def render(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
 
 
 def synthesize(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
-    """G_s: any latents, float [n, H] -> images, float32 [n, h, w, 3] in [0, 1]."""
+    """Makes images, float32 [n, h, w, 3] in [0, 1], of any latents, float [n, H]: G_s."""
     images = to_unit_range(network, render(network, variables, w))
     return jnp.broadcast_to(images, (*images.shape[:-1], 3))
 
 
 def to_unit_range(network: Network, images: jax.Array) -> jax.Array:
-    """What `render` gives -> [0, 1], clipped. StyleGAN3 takes 128 of 255 for the middle,
-    StyleGAN-XL 127.5."""
+    """Scales rendered images to [0, 1] and clips them.
+
+    StyleGAN3 takes 128 of 255 for the middle, StyleGAN-XL 127.5.
+    """
     middle = 128 if network.family == "stylegan3" else 127.5
     return jnp.clip((images * 127.5 + middle) / 255, 0, 1)
 
@@ -207,7 +209,7 @@ def _render_one(network: Network, variables: Variables, w: jax.Array) -> jax.Arr
 
 
 def _waves(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
-    """The input of the synthesis, [1, h, w, waves]: sines that w turns and moves."""
+    """Returns the input of the synthesis, [1, h, w, waves]: sines that w turns and moves."""
     t = _dense(_part(variables, "style"), w)
     cosine, sine, x, y = t / jnp.sqrt(t[0] ** 2 + t[1] ** 2)
     turn = jnp.array([[cosine, -sine, 0], [sine, cosine, 0], [0, 0, 1]])
@@ -215,6 +217,7 @@ def _waves(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
     motion = turn @ move @ variables["transform"]
     phases = variables["phases"] + variables["frequencies"] @ motion[:2, 2]
     frequencies = variables["frequencies"] @ motion[:2, :2]
+    # Waves that the grid cannot hold fade out between the bandwidth and half the sampling rate.
     beyond = jnp.linalg.norm(frequencies, axis=1) - network.bandwidth
     amplitudes = jnp.clip(1 - beyond / (network.sampling_rate / 2 - network.bandwidth), 0, 1)
     x, y = ((jnp.arange(size) + 0.5 - size / 2) / network.sampling_rate for size in network.size)
@@ -223,35 +226,37 @@ def _waves(network: Network, variables: Variables, w: jax.Array) -> jax.Array:
 
 
 def _apply(layer: Layer, variables: Variables, x: jax.Array, w: jax.Array) -> jax.Array:
-    """A modulated convolution and the filtered activation: [1, h, w, inputs] -> [1, h', w',
-    outputs]."""
+    """Applies a modulated convolution and the filtered activation.
+
+    float [1, h, w, inputs] -> [1, h', w', outputs].
+    """
     style = _dense(_part(variables, "style"), w)
     kernel = variables["weight"]
-    style = style if layer.to_rgb else normalise(style, epsilon=0)
+    if not layer.to_rgb:
+        style = normalise(style, epsilon=0)
     y = conv2d(x * (style * variables["gain"]), kernel, padding=layer.kernel - 1, lowering="native")
     if not layer.to_rgb:
         y *= jax.lax.rsqrt(style**2 @ jnp.sum(kernel**2, (0, 1)) + _EPSILON)
-    gain, slope = (1.0, 1.0) if layer.to_rgb else (math.sqrt(2), 0.2)
-    filters = variables["up_filter"], variables["down_filter"]
     return filtered_leaky_relu(
         y + variables["bias"],
-        *filters,
-        layer.up,
-        layer.down,
-        layer.padding,
-        gain,
-        slope,
-        layer.clamp,
+        up_filter=variables["up_filter"],
+        down_filter=variables["down_filter"],
+        up=layer.up,
+        down=layer.down,
+        padding=layer.padding,
+        gain=1.0 if layer.to_rgb else math.sqrt(2),
+        slope=1.0 if layer.to_rgb else 0.2,
+        clamp=layer.clamp,
     )
 
 
 def normalise(x: jax.Array, epsilon: float = _EPSILON) -> jax.Array:
-    """x / sqrt(mean of its squares), along the last axis."""
+    """Returns x / sqrt(mean of its squares), along the last axis."""
     return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + epsilon)
 
 
 def activate(x: jax.Array) -> jax.Array:
-    """Leaky ReLU of slope 0.2 with the gain that keeps the second moment."""
+    """Applies leaky ReLU of slope 0.2 with the gain that keeps the second moment."""
     return jnp.where(x >= 0, x, 0.2 * x) * math.sqrt(2)
 
 
@@ -260,9 +265,9 @@ def _dense(layer: Variables, x: jax.Array) -> jax.Array:
 
 
 def _part(variables: Variables, name: str) -> Variables:
-    """The variables below `name`, by what follows it."""
-    return {
-        key.removeprefix(f"{name}/"): value
-        for key, value in variables.items()
-        if key.startswith(f"{name}/")
-    }
+    """Returns the variables below `name`, by the rest of their names."""
+    part = {}
+    for key, value in variables.items():
+        if key.startswith(f"{name}/"):
+            part[key.removeprefix(f"{name}/")] = value
+    return part

@@ -1,5 +1,4 @@
-"""Reads StyleGAN3 and StyleGAN-XL networks: from snapshots, and from the .npz files that `convert`
-writes."""
+"""Reads StyleGAN3 and StyleGAN-XL networks, from snapshots and from `convert`'s .npz files."""
 
 import math
 from pathlib import Path
@@ -26,7 +25,7 @@ _LICENCE = "the snapshot's own; NVIDIA's are for research and evaluation only"
 
 
 def load_snapshot(path: Path | str) -> Generator:
-    """The generator in a .pkl snapshot; see `open_snapshot`.
+    """Loads the generator in a .pkl snapshot; see `open_snapshot`.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -38,14 +37,13 @@ def load_snapshot(path: Path | str) -> Generator:
 
 
 def snapshot_card(path: Path | str, network: Network) -> Card:
-    """What is known of a snapshot without being told."""
-    return Card(
-        Path(path).stem, licence=_LICENCE, origin=f"{network.family} snapshot {Path(path).name}"
-    )
+    """Returns a card with what a snapshot says of itself: its name and family."""
+    origin = f"{network.family} snapshot {Path(path).name}"
+    return Card(Path(path).stem, licence=_LICENCE, origin=origin)
 
 
 def load_converted(path: Path | str) -> Generator:
-    """The generator in a .npz that `save_converted` wrote. Nothing in the file is executed.
+    """Loads the generator in a .npz that `save_converted` wrote. Nothing in the file is executed.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -63,15 +61,17 @@ def load_converted(path: Path | str) -> Generator:
 
 
 def save_converted(path: Path | str, network: Network, variables: Variables, card: Card) -> None:
-    """Writes a .npz with the variables, the static description and the card; no pickled object is
-    in it."""
+    """Writes a .npz with the variables, the static description and the card, without pickles."""
     described = network._asdict() | {"layers": [layer._asdict() for layer in network.layers]}
     npz.write(path, {"format": FORMAT, "network": described}, card, variables)
 
 
 def read_snapshot(path: Path | str) -> tuple[Network, Variables]:
-    """The network in a .pkl snapshot: what is static, and what are arrays. Errors as
-    `load_snapshot`."""
+    """Reads the static description and the arrays of a .pkl snapshot.
+
+    Raises:
+      FileNotFoundError, ValueError: as `load_snapshot`.
+    """
     root = open_snapshot(path)
     try:
         if root.class_name not in _CLASSES:
@@ -91,24 +91,25 @@ def read_snapshot(path: Path | str) -> tuple[Network, Variables]:
 
 def _read(root: Module, synthesis: Module) -> tuple[Network, Variables]:
     mapping, waves = root.module("mapping"), synthesis.module("input")
-    classes = _class_embeddings(mapping) if root.number("c_dim") else None
+    arrays = {"average": _array(mapping, "w_avg")}
+    num_classes = class_dim = 0
+    if root.number("c_dim"):
+        arrays["classes"] = _class_embeddings(mapping)
+        num_classes, class_dim = arrays["classes"].shape
     dense = [mapping.module(f"fc{i}") for i in range(int(mapping.number("num_layers")))]
     layers = [synthesis.module(name) for name in synthesis.attribute("layer_names")]
     network = Network(
         family="styleganxl" if _is_xl(root, mapping) else "stylegan3",
         noise_dim=int(root.number("z_dim")),
         latent_dim=int(root.number("w_dim")),
-        num_classes=0 if classes is None else len(classes),
-        class_dim=0 if classes is None else classes.shape[1],
+        num_classes=num_classes,
+        class_dim=class_dim,
         mapping_layers=len(dense),
         size=tuple(int(length) for length in waves.attribute("size")),
         sampling_rate=float(waves.number("sampling_rate")),
         bandwidth=float(waves.number("bandwidth")),
         output_scale=float(synthesis.number("output_scale")),
         layers=tuple(_layer(module) for module in layers),
-    )
-    arrays = {"average": _array(mapping, "w_avg")} | (
-        {} if classes is None else {"classes": classes}
     )
     for i, module in enumerate(dense):
         arrays |= _dense(f"mapping/{i}", module, "lrelu")
@@ -130,16 +131,14 @@ def _is_xl(root: Module, mapping: Module) -> bool:
 
 
 def _class_embeddings(mapping: Module) -> np.ndarray:
-    """float [classes, E]: what a class adds to the input of the mapping."""
+    """Returns each class's part of the mapping's input, float [classes, E]."""
     if not mapping.has_module("embed_proj"):
-        # of a one-hot vector: a row of its weight
+        # A dense layer of a one-hot vector picks a row of its weight.
         embed = _dense("embed", mapping.module("embed"), "linear")
         return _normalised(embed["embed/weight"] + embed["embed/bias"])
     project = _dense("project", mapping.module("embed_proj"), "lrelu")
-    x = (
-        _array(mapping.module("embed"), "weight") @ project["project/weight"]
-        + project["project/bias"]
-    )
+    embedded = _array(mapping.module("embed"), "weight")
+    x = embedded @ project["project/weight"] + project["project/bias"]
     return _normalised(np.where(x >= 0, x, 0.2 * x) * math.sqrt(2))
 
 
@@ -148,11 +147,8 @@ def _normalised(x: np.ndarray) -> np.ndarray:
 
 
 def _layer(module: Module) -> Layer:
-    up, down, clamp = (
-        module.array("up_filter"),
-        module.array("down_filter"),
-        module.attribute("conv_clamp"),
-    )
+    up, down = module.array("up_filter"), module.array("down_filter")
+    clamp = module.attribute("conv_clamp")
     return Layer(
         inputs=int(module.number("in_channels")),
         outputs=int(module.number("out_channels")),
@@ -175,20 +171,19 @@ def _layer_arrays(name: str, layer: Layer, module: Module) -> dict[str, np.ndarr
         gain = gain / math.sqrt(layer.inputs * layer.kernel**2)
     else:
         weight = weight / np.sqrt(np.mean(weight * weight, (1, 2, 3), keepdims=True))
-    filters = {kind: module.array(kind) for kind in ("up_filter", "down_filter")}
-    return {
+    arrays = {
         f"{name}/weight": weight.transpose(2, 3, 1, 0),
         f"{name}/bias": _array(module, "bias"),
         f"{name}/gain": gain,
-        **{
-            f"{name}/{kind}": np.ones(1) if taps is None else taps for kind, taps in filters.items()
-        },
-        **_dense(f"{name}/style", module.module("affine"), "linear"),
     }
+    for kind in ("up_filter", "down_filter"):
+        taps = module.array(kind)
+        arrays[f"{name}/{kind}"] = np.ones(1) if taps is None else taps
+    return arrays | _dense(f"{name}/style", module.module("affine"), "linear")
 
 
 def _dense(name: str, module: Module, activation: str) -> dict[str, np.ndarray]:
-    """A fully connected layer, its gains multiplied in."""
+    """Returns the arrays of a fully connected layer, its gains multiplied in."""
     if module.attribute("activation") != activation:
         raise ValueError(
             f"{module.name} has the activation {module.attribute('activation')!r}; expected "
@@ -196,11 +191,10 @@ def _dense(name: str, module: Module, activation: str) -> dict[str, np.ndarray]:
         )
     weight = _array(module, "weight") * module.number("weight_gain")
     bias = module.array("bias")
-    bias = (
-        np.zeros(len(weight))
-        if bias is None
-        else np.asarray(bias, np.float64) * module.number("bias_gain")
-    )
+    if bias is None:
+        bias = np.zeros(len(weight))
+    else:
+        bias = np.asarray(bias, np.float64) * module.number("bias_gain")
     return {f"{name}/weight": weight.T, f"{name}/bias": bias}
 
 
@@ -212,39 +206,14 @@ def _array(module: Module, name: str) -> np.ndarray:
 
 
 def _network_from_json(fields: dict[str, Any]) -> Network:
-    layers = tuple(
-        Layer(**layer | {"padding": tuple(layer["padding"])}) for layer in fields["layers"]
-    )
-    return Network(**fields | {"size": tuple(fields["size"]), "layers": layers})
+    """Returns the network that `save_converted` described; JSON has lists in place of tuples."""
+    layers = [Layer(**layer | {"padding": tuple(layer["padding"])}) for layer in fields["layers"]]
+    return Network(**fields | {"size": tuple(fields["size"]), "layers": tuple(layers)})
 
 
 def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
-    """The arrays as variables, if they fit the network and the network fits together."""
-    if not network.layers:
-        raise ValueError("the synthesis has no layers")
-    if network.mapping_layers > len(arrays):
-        raise ValueError(
-            f"it says {short(network.mapping_layers)} mapping layers and holds {len(arrays)} arrays"
-        )
-    channels, sizes = network.layers[0].inputs, network.size
-    for i, layer in enumerate(network.layers):
-        if (
-            layer.inputs != channels
-            or layer.to_rgb != (i == len(network.layers) - 1)
-            or min(layer.up, layer.down) < 1
-        ):
-            raise ValueError(f"layer {i} does not fit the one before it: {layer}")
-        edges = sum(layer.padding[:2]), sum(layer.padding[2:])
-        lost = layer.up_taps + layer.down_taps - 2
-        sizes = [
-            -(-((n + layer.kernel - 1) * layer.up + e - lost) // layer.down)
-            for n, e in zip(sizes, edges)
-        ]
-        if min(sizes) < 1:
-            raise ValueError(f"layer {i} leaves an image of {sizes[0]} x {sizes[1]} pixels")
-        channels = layer.outputs
-    if channels not in (1, 3):
-        raise ValueError(f"its images have {channels} channels; expected 1 or 3")
+    """Returns the arrays as variables, if they fit the network and the network fits together."""
+    _check_network(network, len(arrays))
     expected = expected_shapes(network)
     if unknown := arrays.keys() ^ expected.keys():
         raise ValueError(f"the arrays {', '.join(sorted(unknown))} are missing or unknown")
@@ -254,3 +223,31 @@ def _checked(network: Network, arrays: dict[str, np.ndarray]) -> Variables:
         if not np.isfinite(arrays[name]).all():
             raise ValueError(f"{name} holds values that are not finite")
     return {name: jnp.asarray(arrays[name], jnp.float32) for name in expected}
+
+
+def _check_network(network: Network, num_arrays: int) -> None:
+    """Refuses a network whose layers do not fit each other, before anything of its size is made."""
+    if not network.layers:
+        raise ValueError("the synthesis has no layers")
+    if network.mapping_layers > num_arrays:
+        raise ValueError(
+            f"it says {short(network.mapping_layers)} mapping layers and holds {num_arrays} arrays"
+        )
+    channels, (width, height) = network.layers[0].inputs, network.size
+    for i, layer in enumerate(network.layers):
+        is_last = i == len(network.layers) - 1
+        if layer.inputs != channels or layer.to_rgb != is_last or min(layer.up, layer.down) < 1:
+            raise ValueError(f"layer {i} does not fit the one before it: {layer}")
+        width = _length_after(layer, width, sum(layer.padding[:2]))
+        height = _length_after(layer, height, sum(layer.padding[2:]))
+        if min(width, height) < 1:
+            raise ValueError(f"layer {i} leaves an image of {width} x {height} pixels")
+        channels = layer.outputs
+    if channels not in (1, 3):
+        raise ValueError(f"its images have {channels} channels; expected 1 or 3")
+
+
+def _length_after(layer: Layer, length: int, padding: int) -> int:
+    """Returns the side of a layer's output, by `filters.filtered_leaky_relu`'s rule."""
+    lost = layer.up_taps + layer.down_taps - 2
+    return -(-((length + layer.kernel - 1) * layer.up + padding - lost) // layer.down)

@@ -1,7 +1,9 @@
 """The scale of a generator's latents, raw or in units of their own spread.
 
 FedKTL's weights, its kernels' bandwidths and its optimiser's step mean something else where w is
-larger or smaller, although a scale of w shows in no image. "raw" takes w as the file has it, as the
+larger or smaller, although a scale of w shows in no image.
+
+"raw" takes w as the file has it, as the
 paper and its code do: with the authors' generator every number means what it meant to them.
 "spread" gives the w of every generator one spread, so that two generators can be compared with the
 same numbers.
@@ -29,16 +31,25 @@ SAMPLES = 1000  # latents that the spread is measured on
 
 
 class Ball(NamedTuple):
-    """The smallest ball about the mean of valid latents that holds `SAMPLES` of them: centre float
-    [H], radius []."""
+    """The smallest ball about the mean of valid latents that holds `SAMPLES` of them.
+
+    Attributes:
+      centre: float [H], the mean.
+      radius: float scalar.
+    """
 
     centre: jax.Array
     radius: jax.Array
 
 
 class Weights(NamedTuple):
-    """variables: of the generator within. unit: float32 scalar, its w is unit times the w in units.
-    ball: in units."""
+    """The variables of a generator that takes and gives w in units.
+
+    Attributes:
+      variables: of the generator within.
+      unit: float32 scalar; the generator's w is `unit` times the w in units.
+      ball: in units.
+    """
 
     variables: PyTree
     unit: jax.Array
@@ -46,12 +57,14 @@ class Weights(NamedTuple):
 
 
 def in_units(generator: Generator, latents: Latents) -> Generator:
-    """Returns the same generator, which takes and gives w divided by its unit, and has `Weights` as
-    variables.
+    """Returns the same generator, which takes and gives w divided by its unit.
 
     Args:
       generator: whose w is measured, on latents drawn by a fixed key.
       latents: "raw", the unit is 1; "spread", the one that makes w's spread `REFERENCE_SPREAD`.
+
+    Returns:
+      A generator with `Weights` as variables.
 
     Raises:
       ValueError: all latents are the same, or not finite.
@@ -86,8 +99,11 @@ def in_units(generator: Generator, latents: Latents) -> Generator:
 
 
 def into(ball: Ball, latents: jax.Array) -> jax.Array:
-    """Latents outside the ball moved to its surface, towards the centre; the others stay. float [n,
-    H] -> the same."""
+    """Moves latents outside the ball to its surface, towards the centre; the others stay.
+
+    float [n, H] -> [n, H].
+    """
     away = latents - ball.centre
+    # At least 1e-12: the square root has no gradient at the centre.
     distance = jnp.sqrt(jnp.maximum(jnp.sum(away * away, -1, keepdims=True), 1e-12))
     return jnp.where(distance > ball.radius, ball.centre + away * (ball.radius / distance), latents)

@@ -1,5 +1,4 @@
-"""Losses as small pure functions; every one respects a sample mask, so that padding changes
-nothing."""
+"""Losses as pure functions; each takes a mask of the real samples, so that padding is inert."""
 
 from fedjax_ht.losses.adversarial import (
     disagreement,

@@ -1,5 +1,4 @@
-"""A generator against a student: images on which it does not follow its teachers yet; and images
-like the clients'."""
+"""Adversarial losses of a generator: images on which a student does not follow its teachers yet."""
 
 from typing import Literal
 
@@ -13,7 +12,7 @@ from fedjax_ht.losses.distillation import KLOrder, kl_divergence, ordered
 from fedjax_ht.ops import safe_norm
 
 Selection = Literal["diamond", "triangle", "nabla", "xor"]
-"""Which samples count, by what teacher and student predict (DFRD, Section 3.1 and Table 3).
+"""The samples that count, by the predictions of teacher and student (DFRD, Section 3.1, Table 3).
 
 diamond: the teacher the label, the student another class (DFRD).
 triangle: all (FedFTG).
@@ -22,7 +21,7 @@ xor: just one of them the label (DENSE, as released with DFRD).
 """
 
 Normaliser = Literal["batch", "selected"]
-"""Over what the mean of a loss of selected samples is taken.
+"""The divisor of a mean over selected samples.
 
 batch: all samples, so that the loss grows with the share that is selected (DFRD's Eq. 3, where each
   sample's term is multiplied by 0 or 1).
@@ -33,16 +32,25 @@ selected: the selected samples alone (as released).
 def selected(
     teacher: jax.Array, student: jax.Array, labels: jax.Array, selection: Selection
 ) -> jax.Array:
-    """Logits float [B, C] twice and labels int [B] -> bool [B]; of equal logits the first counts as
-    the prediction."""
-    guess, own = jnp.argmax(teacher, -1), jnp.argmax(student, -1)
-    right, learned = guess == labels, own == labels
-    return {
-        "diamond": right & ~learned,
-        "triangle": jnp.ones_like(right),
-        "nabla": guess != own,
-        "xor": right != learned,
-    }[selection]
+    """Selects samples by the predictions of teacher and student.
+
+    Args:
+      teacher, student: logits, float [B, C]; of equal logits the first is the prediction.
+      labels: int [B].
+      selection: see `Selection`.
+
+    Returns:
+      bool [B].
+    """
+    predicted, learned = jnp.argmax(teacher, -1), jnp.argmax(student, -1)
+    teacher_right, student_right = predicted == labels, learned == labels
+    masks = {
+        "diamond": teacher_right & ~student_right,
+        "triangle": jnp.ones_like(teacher_right),
+        "nabla": predicted != learned,
+        "xor": teacher_right != student_right,
+    }
+    return masks[selection]
 
 
 def transferability(
@@ -68,7 +76,7 @@ def transferability(
       mask: bool [B].
       selection: see `Selection`.
       temperature: divides the logits; the loss is not scaled by its square.
-      order: of the two sides.
+      order: order of the two sides.
       student_path: differentiate through the student, too; else it is a constant, and a generator
         is led by the teacher alone.
       normaliser: see `Normaliser`.
@@ -80,23 +88,32 @@ def transferability(
     student = student if student_path else lax.stop_gradient(student)
     first, second = ordered(teacher, student, order)
     value = -kl_divergence(first / temperature, second / temperature, chosen)
-    return value if normaliser == "selected" else value * chosen.sum() / jnp.maximum(mask.sum(), 1)
+    if normaliser == "batch":
+        value = value * chosen.sum() / jnp.maximum(mask.sum(), 1)
+    return value
 
 
 def disagreement(teacher: jax.Array, student: jax.Array, mask: jax.Array) -> jax.Array:
-    """Minus the mean over all samples of KL(teacher || student), where they predict the same class
-    0 (DENSE's L_adv).
+    """Computes minus the mean KL(teacher || student) where they disagree (DENSE's L_adv).
 
-    Logits float [B, C] twice, both differentiated, mask bool [B] -> scalar.
+    Args:
+      teacher, student: logits, float [B, C], both differentiated.
+      mask: bool [B].
+
+    Returns:
+      Scalar: the mean is over all samples; those with equal predictions count with 0.
     """
     return transferability(teacher, student, jnp.argmax(teacher, -1), mask, selection="nabla")
 
 
 def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
-    """|mean - mean'| + |var - var'|, Euclidean: how far a norm's input is from what it was
-    elsewhere (DENSE's L_bn).
+    """Computes |mean - mean'| + |var - var'|, Euclidean norms (DENSE's L_bn of one layer).
 
-    float [..., 2, K] twice, mean and variance -> [...].
+    Args:
+      moments, target: float [..., 2, K], mean and variance of a norm's input.
+
+    Returns:
+      float [...].
     """
     return safe_norm(jnp.sum((moments - target) ** 2, -1)).sum(-1)
 
@@ -104,24 +121,35 @@ def moment_distance(moments: jax.Array, target: jax.Array) -> jax.Array:
 def weighted_cross_entropy(
     logits: jax.Array, labels: jax.Array, weights: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Sum over clients of the mean over samples of weight times cross-entropy (FedFTG).
+    """Sums over clients the mean over samples of weight times cross-entropy (FedFTG).
 
-    logits float [N, B, C] of N clients, labels int [B], weights float [N, B], mask bool [B] ->
-    scalar.
+    Args:
+      logits: float [N, B, C], of N clients.
+      labels: int [B].
+      weights: float [N, B].
+      mask: bool [B].
+
+    Returns:
+      Scalar, in nats.
     """
     labels = jnp.broadcast_to(labels, weights.shape)
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return masked_mean(jnp.sum(weights * each, 0), mask)
+    errors = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return masked_mean(jnp.sum(weights * errors, 0), mask)
 
 
 def weighted_kl(
-    given: jax.Array, logits: jax.Array, weights: jax.Array, mask: jax.Array
+    first: jax.Array, second: jax.Array, weights: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    """Sum over clients of the mean over samples of weight times KL(softmax(given) ||
-    softmax(logits)) (FedFTG).
+    """Sums over clients the mean over samples of weight times a KL (FedFTG).
 
-    float [N, B, C] or [B, C] twice, weights float [N, B], mask bool [B] -> scalar. Both sides are
-    differentiated.
+    Args:
+      first, second: logits, float [N, B, C] or [B, C]; the KL is that of softmax(first) from
+        softmax(second). Both sides are differentiated.
+      weights: float [N, B].
+      mask: bool [B].
+
+    Returns:
+      Scalar, in nats.
     """
-    first, second = jax.nn.log_softmax(given), jax.nn.log_softmax(logits)
+    first, second = jax.nn.log_softmax(first), jax.nn.log_softmax(second)
     return masked_mean(jnp.sum(weights * jnp.sum(jnp.exp(first) * (first - second), -1), 0), mask)

@@ -11,8 +11,20 @@ CLAMP = 1e-7  # keeps the cosine off +-1, where the angle's slope is infinite
 
 
 def cosines(rows: jax.Array, vectors: jax.Array) -> jax.Array:
-    """Cosines of rows float [B, K] with unit columns float [K, C] -> [B, C]; 0 for a row of
-    zeros."""
+    """Computes the cosines of rows with fixed unit vectors.
+
+    Args:
+      rows: float [B, K].
+      vectors: float [K, C], columns of length 1.
+
+    Returns:
+      float [B, C]; 0 for a row of zeros.
+
+    Example:
+      >>> fl.cosines(jnp.array([[3.0, 4.0], [0.0, 0.0]]), jnp.eye(2))
+      Array([[0.6, 0.8],
+             [0. , 0. ]], dtype=float32)
+    """
     squared = jnp.sum(rows * rows, -1, keepdims=True)
     return rows * jax.lax.rsqrt(jnp.maximum(squared, 1e-12)) @ vectors
 
@@ -20,16 +32,20 @@ def cosines(rows: jax.Array, vectors: jax.Array) -> jax.Array:
 def arcface_loss(
     cosine: jax.Array, labels: jax.Array, mask: jax.Array, scale: float = 64.0, margin: float = 0.5
 ) -> jax.Array:
-    """Cross-entropy over scale * cos(theta_c), the true class's angle widened by the margin (FedKTL
-    Eq. 1; Deng et al., CVPR 2019). Where theta + margin passes pi nothing falls back, as in
-    FedKTL's code.
+    """Computes ArcFace's loss (FedKTL Eq. 1; Deng et al., CVPR 2019).
+
+    It is the cross-entropy over scale * cos(theta_c), with the true class's angle widened by the
+    margin. Where theta + margin passes pi there is no fallback, as in FedKTL's code.
 
     Args:
-      cosine: float [B, C].
+      cosine: float [B, C], see `cosines`.
       labels: int [B].
       mask: bool [B].
       scale: s; 1 with margin 0 is the plain softmax over cosines (FedKTL, Table 17).
       margin: m, in radians.
+
+    Returns:
+      Scalar, in nats.
     """
     true = jnp.clip(jnp.take_along_axis(cosine, labels[:, None], 1), -1 + CLAMP, 1 - CLAMP)
     # cos(arccos(true) + margin)

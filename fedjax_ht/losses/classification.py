@@ -1,4 +1,4 @@
-"""Cross-entropy over a masked batch."""
+"""Cross-entropy of a masked batch."""
 
 import jax
 import jax.numpy as jnp
@@ -6,12 +6,36 @@ import optax
 
 
 def masked_mean(values: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean of values [B] where mask [B] is True, 0 where it never is; masked-out values may be
-    anything, even NaN."""
+    """Computes the mean of the values under a mask.
+
+    Args:
+      values: float [B]; values outside the mask are never read and may be NaN.
+      mask: bool [B].
+
+    Returns:
+      Scalar; 0 where the mask is empty.
+
+    Example:
+      >>> fl.masked_mean(jnp.array([1.0, 3.0, jnp.nan]), jnp.array([True, True, False]))
+      Array(2., dtype=float32)
+    """
     return jnp.sum(jnp.where(mask, values, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean softmax cross-entropy. logits float [B, C], labels int [B], mask bool [B] -> scalar, in
-    nats."""
+    """Computes the mean softmax cross-entropy.
+
+    Args:
+      logits: float [B, C].
+      labels: int [B].
+      mask: bool [B], the real samples.
+
+    Returns:
+      Scalar, in nats.
+
+    Example:
+      >>> logits = jnp.array([[2.0, 0.0], [0.0, 0.0]])
+      >>> fl.cross_entropy(logits, jnp.array([0, 1]), mask=jnp.array([False, True]))
+      Array(0.6931472, dtype=float32)
+    """
     return masked_mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels), mask)

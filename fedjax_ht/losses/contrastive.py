@@ -1,5 +1,4 @@
-"""Contrastive losses: FedTGP's of global prototypes with an adaptive margin, and the supervised one
-of two views."""
+"""Contrastive losses: FedTGP's with an adaptive margin, and the supervised one of two views."""
 
 from typing import Literal
 
@@ -15,18 +14,27 @@ MarginRule = Literal["paper", "released"]
 def adaptive_margin(
     centres: jax.Array, present: jax.Array, cap: float, rule: MarginRule = "paper"
 ) -> jax.Array:
-    """The margin of FedTGP's contrastive loss (Eq. 9), capped at tau.
+    """Computes the margin of FedTGP's contrastive loss (Eq. 9), capped at tau.
 
     Args:
       centres: float [C, K], the mean of the clients' prototypes per class.
-      present: bool [C], classes that anyone uploaded; the others are never read.
+      present: bool [C], the classes that a client uploaded; the others are never read.
       cap: tau.
       rule: "paper" takes the largest distance between any two centres, "released" the largest
         distance of a centre to its nearest neighbour.
 
     Returns:
       Scalar; `cap` where fewer than two classes are present.
+
+    Example:
+      >>> centres = jnp.array([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]])
+      >>> everyone = jnp.ones(3, bool)
+      >>> fl.adaptive_margin(centres, everyone, cap=100.0)
+      Array(5., dtype=float32)
+      >>> fl.adaptive_margin(centres, everyone, cap=2.0)
+      Array(2., dtype=float32)
     """
+    # Centres of absent classes may be NaN, and are compared like others.
     centres = jnp.where(present[:, None], centres, 0)
     pairs = present[:, None] & present[None, :] & ~jnp.eye(len(centres), dtype=bool)
     # Direct differences: the expanded square would lose the digits of near neighbours.
@@ -46,15 +54,27 @@ def margin_contrastive(
     global_prototypes: jax.Array,
     margin: jax.Array,
 ) -> jax.Array:
-    """Cross-entropy over negative distances to the global prototypes, the true class `margin`
-    further (FedTGP Eq. 10).
+    """Computes FedTGP's contrastive loss of the clients' prototypes (Eq. 10).
+
+    It is the cross-entropy over negative distances to the global prototypes, where the true class
+    counts as `margin` further away.
 
     Args:
       prototypes: float [B, K], the clients' prototypes.
-      labels: int [B].
+      labels: int [B], their classes.
       mask: bool [B].
       global_prototypes: float [C, K].
       margin: scalar, 0 for the standard contrastive loss.
+
+    Returns:
+      Scalar, in nats.
+
+    Example:
+      >>> prototypes, labels = jnp.array([[0.0, 1.0]]), jnp.array([0])
+      >>> everyone, global_prototypes = jnp.array([True]), jnp.eye(2)
+      >>> loss = fl.margin_contrastive(prototypes, labels, everyone, global_prototypes, margin=0.0)
+      >>> round(float(loss), 3)  # log(1 + exp(sqrt(2))): the prototype is the other class's
+      1.632
     """
     distances = pairwise_distance(prototypes, global_prototypes)
     distances = distances + margin * jax.nn.one_hot(labels, len(global_prototypes))
@@ -64,7 +84,7 @@ def margin_contrastive(
 def supervised_contrastive(
     first: jax.Array, second: jax.Array, labels: jax.Array, mask: jax.Array, temperature: float
 ) -> jax.Array:
-    """Pulls together the views of all samples of a class (Khosla et al., NeurIPS 2020, Eq. 2).
+    """Computes the supervised contrastive loss of two views (Khosla et al., NeurIPS 2020, Eq. 2).
 
     Every view i of a real sample is an anchor; its positives p are all other views of its class,
     its own second view among them: the mean over i and p of -log softmax over all other views a of
@@ -75,14 +95,17 @@ def supervised_contrastive(
       labels: int [B].
       mask: bool [B].
       temperature: above 0.
+
+    Returns:
+      Scalar.
     """
     views = jnp.concatenate([first, second])
     labels, mask = jnp.tile(labels, 2), jnp.tile(mask, 2)
     views = jnp.where(mask[:, None], views, 0)
-    others = mask[None, :] & ~jnp.eye(len(views), dtype=bool)
+    compared = mask[None, :] & ~jnp.eye(len(views), dtype=bool)
     # Large and not infinite: without any other view the softmax would be NaN.
-    similarity = jnp.where(others, views @ views.T / temperature, -1e30)
+    similarity = jnp.where(compared, views @ views.T / temperature, -1e30)
     log_share = similarity - jax.nn.logsumexp(similarity, axis=1, keepdims=True)
-    positives = others & (labels[:, None] == labels[None, :])
+    positives = compared & (labels[:, None] == labels[None, :])
     of_positives = jnp.sum(jnp.where(positives, log_share, 0), 1) / jnp.maximum(positives.sum(1), 1)
     return masked_mean(-of_positives, mask)

@@ -1,4 +1,4 @@
-"""Distillation: how far one model's prediction is from another's."""
+"""Distillation: the divergence of one model's prediction from another's."""
 
 from typing import Literal
 
@@ -8,19 +8,23 @@ import jax.numpy as jnp
 from fedjax_ht.losses.classification import masked_mean
 
 KLOrder = Literal["teacher_student", "student_teacher"]
-"""Of a divergence, which is not symmetric: KL(teacher || student), as distillation usually has it,
-or KL(student || teacher)."""
+"""The order of a divergence's sides: KL(teacher || student), as distillation usually has it, or
+KL(student || teacher)."""
 
 
 def kl_divergence(teacher: jax.Array, logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Mean over samples of KL(softmax(teacher) || softmax(logits)): float [B, C] twice, mask bool
-    [B] -> scalar, nats.
+    """Computes the mean over samples of KL(softmax(teacher) || softmax(logits)).
 
-    Both sides are differentiated; a loss that takes the teacher as given passes it through
-    `jax.lax.stop_gradient`.
+    Args:
+      teacher, logits: float [B, C]. Both sides are differentiated; a loss with a constant teacher
+        passes it through `jax.lax.stop_gradient`.
+      mask: bool [B].
+
+    Returns:
+      Scalar, in nats.
     """
-    given, own = jax.nn.log_softmax(teacher), jax.nn.log_softmax(logits)
-    return masked_mean(jnp.sum(jnp.exp(given) * (given - own), -1), mask)
+    log_target, log_share = jax.nn.log_softmax(teacher), jax.nn.log_softmax(logits)
+    return masked_mean(jnp.sum(jnp.exp(log_target) * (log_target - log_share), -1), mask)
 
 
 def ordered(teacher: jax.Array, student: jax.Array, order: KLOrder) -> tuple[jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""What a generator is trained on beside its classes."""
+"""Losses of a generator beside that of its classes: diversity, and the length of embeddings."""
 
 from typing import Literal
 
@@ -13,17 +13,24 @@ DiversityForm = Literal["squares", "norms"]
 
 
 def diversity_loss(noise: jax.Array, generated: jax.Array) -> jax.Array:
-    """exp(-E_{j,k} d_noise(j, k) d_features(j, k)), the mean square and the mean absolute
-    difference of two samples.
+    """Computes FedGen's diversity loss, exp(-E_{j,k} d_noise(j, k) d_features(j, k)).
 
-    noise float [B, D], generated float [B, K] -> scalar; 1 where all that is generated is alike.
+    The distances of two samples j and k are the mean squared difference of their noise and the mean
+    absolute difference of their features.
+
+    Args:
+      noise: float [B, D].
+      generated: float [B, K], the features generated from it.
+
+    Returns:
+      Scalar; 1 where all generated features are alike.
     """
 
-    # one sample at a time: the differences of all pairs at once are B^2 K numbers, far slower on
-    # CPU
-    def to_all(one):
-        of_noise = jnp.mean((noise - one[0]) ** 2, -1)
-        return jnp.mean(of_noise * jnp.mean(jnp.abs(generated - one[1]), -1))
+    # One sample at a time: the differences of all pairs at once are B^2 K numbers, far slower on
+    # CPU.
+    def to_all(sample):
+        of_noise = jnp.mean((noise - sample[0]) ** 2, -1)
+        return jnp.mean(of_noise * jnp.mean(jnp.abs(generated - sample[1]), -1))
 
     return jnp.exp(-jnp.mean(lax.map(to_all, (noise, generated))))
 
@@ -31,13 +38,13 @@ def diversity_loss(noise: jax.Array, generated: jax.Array) -> jax.Array:
 def image_diversity(
     images: jax.Array, noise: jax.Array, mask: jax.Array, form: DiversityForm = "squares"
 ) -> jax.Array:
-    """exp(-E_{j,k} d(s_j, s_k) d(h_j, h_k)), over all pairs of real samples (DFRD's L_div).
+    """Computes DFRD's L_div, exp(-E_{j,k} d(s_j, s_k) d(h_j, h_k)) over pairs of real samples.
 
     Args:
       images: float [B, ...], s.
       noise: float [B, D], h.
       mask: bool [B].
-      form: what d is, of n coordinates. "squares" is the mean squared difference, as released.
+      form: the distance d of n coordinates. "squares" is the mean squared difference, as released.
         "norms" is the Euclidean distance, as printed, but divided by sqrt(n): the printed form of
         two images is 0 in float32, with its slope.
 
@@ -55,10 +62,14 @@ def image_diversity(
 
 
 def embedding_excess(embedding: jax.Array, mask: jax.Array, bound: float) -> jax.Array:
-    """Mean over samples of max(|E(y)| - bound sqrt(d), 0): keeps a class embedding from growing
-    (DFRD's released L_ey).
+    """Computes DFRD's released L_ey, the mean over samples of max(|E(y)| - bound sqrt(d), 0).
 
-    embedding float [B, d], mask bool [B], bound above 0 -> scalar.
+    It keeps a class embedding from growing.
+
+    Args:
+      embedding: float [B, d], E(y).
+      mask: bool [B].
+      bound: above 0.
     """
     norms = safe_norm(jnp.sum(embedding**2, -1))
     return masked_mean(jnp.maximum(norms - bound * embedding.shape[-1] ** 0.5, 0), mask)

@@ -11,13 +11,15 @@ BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)  # FedKTL's released code
 def kernel_means(
     x: jax.Array, y: jax.Array, weights: jax.Array, bandwidths: jax.Array
 ) -> jax.Array:
-    """Mean of each kernel over all pairs: sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)). float32
-    [len(bandwidths)].
+    """Computes the mean of each kernel over pairs, sum_jk p_j p_k exp(-|x_j - y_k|^2 / (2 a)).
 
     Args:
       x, y: float [B, H].
-      weights: float [B] that sum to 1, of the rows of both.
-      bandwidths: float [A], in units of squared distance.
+      weights: float [B] that sum to 1, the p of the rows of both.
+      bandwidths: float [A], a, in units of squared distance.
+
+    Returns:
+      float32 [A].
     """
     squared = squared_distance(x, y)
     kernels = jnp.exp(-0.5 * squared / jnp.asarray(bandwidths)[:, None, None])
@@ -27,15 +29,27 @@ def kernel_means(
 def mmd_loss(
     x: jax.Array, y: jax.Array, mask: jax.Array, bandwidths: jax.Array = BANDWIDTHS
 ) -> jax.Array:
-    """Squared maximum mean discrepancy, the biased estimate with its diagonal, summed over kernels
-    (FedKTL Eq. 3).
+    """Computes the squared maximum mean discrepancy of two samples (FedKTL Eq. 3).
+
+    It is the biased estimate, with its diagonal.
 
     Args:
       x, y: float [B, H], two samples of one size.
-      mask: bool [B], the real rows of both; 0 where there is none.
-      bandwidths: float [A]; the kernel is the sum of exp(-d^2 / (2 a)).
+      mask: bool [B], the real rows of both.
+      bandwidths: float [A]; the kernel is the sum over a of exp(-d^2 / (2 a)).
+
+    Returns:
+      Scalar; 0 where the mask is empty.
+
+    Example:
+      >>> x, everyone = jnp.array([[0.0], [1.0]]), jnp.array([True, True])
+      >>> fl.mmd_loss(x, x, everyone)  # equal samples
+      Array(0., dtype=float32)
+      >>> bool(fl.mmd_loss(x, x + 5.0, everyone) > 0.1)
+      True
     """
     weights = mask / jnp.maximum(mask.sum(), 1)
-    x, y = (jnp.where(mask[:, None], rows, 0) for rows in (x, y))
+    # Rows outside the mask may be NaN, and zero times NaN is NaN.
+    x, y = jnp.where(mask[:, None], x, 0), jnp.where(mask[:, None], y, 0)
     within = kernel_means(x, x, weights, bandwidths) + kernel_means(y, y, weights, bandwidths)
     return jnp.sum(within - 2 * kernel_means(x, y, weights, bandwidths))

@@ -1,5 +1,4 @@
-"""How far a client's features lie from the global prototypes: the regulariser of FedProto and
-FedTGP."""
+"""Distances of a client's features to the global prototypes, the pull of FedProto and FedTGP."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +14,11 @@ def class_prototype_distance(
     prototypes: jax.Array,
     available: jax.Array,
 ) -> jax.Array:
-    """Euclidean distance of a batch's class-mean features to the global prototypes (FedTGP Eq. 11,
-    FedProto Eq. 7).
+    """Computes the distance of a batch's class means to global prototypes (FedTGP Eq. 11).
 
-    A mini-batch's estimate of the paper's loss between class prototypes: the average is over the
-    classes that occur in the batch and have a global prototype.
+    It is Euclidean (FedProto's Eq. 7 has such a distance, too). A mini-batch estimates the paper's
+    loss between class prototypes: the average is over the classes that occur in the batch and have
+    a global prototype.
 
     Args:
       features: float [B, K].
@@ -45,13 +44,13 @@ def sample_prototype_mse(
     prototypes: jax.Array,
     available: jax.Array,
 ) -> jax.Array:
-    """Mean square between each sample's feature and its class's global prototype, over samples and
-    features.
+    """Computes the mean square between samples' features and their classes' global prototypes.
 
-    The form of the released code of FedProto and FedTGP. A sample whose class has no prototype
-    counts with zero loss. Arguments as `class_prototype_distance`.
+    This is the form of the released code of FedProto and FedTGP; the mean is over samples and
+    features. A sample whose class has no prototype counts with zero loss. Arguments as of
+    `class_prototype_distance`.
     """
-    target = jnp.where(
-        available[labels][:, None], prototypes[labels], jax.lax.stop_gradient(features)
-    )
+    known = available[labels][:, None]
+    # Without a prototype the target is the feature itself, as a constant.
+    target = jnp.where(known, prototypes[labels], jax.lax.stop_gradient(features))
     return masked_mean(jnp.mean((features - target) ** 2, -1), mask)

@@ -1,4 +1,4 @@
-"""Federated methods: one file a method, each a factory of pure functions of the file's name.
+"""The federated methods: one file each, with a factory of the file's name.
 
 The factories are names of `fedjax_ht` itself (`fedjax_ht.fedssa`); here `fedssa` is the module.
 """

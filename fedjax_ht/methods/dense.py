@@ -1,23 +1,27 @@
-"""DENSE (Zhang et al., NeurIPS 2022), as DFRD runs it: in every round, with DFRD's generator and
-loop.
+"""DENSE (Zhang et al., NeurIPS 2022): a generator against teachers and student, distillation.
 
-    server:  u = mean_i f_i(s), y uniform
-             G:  CE(u, y) + b_adv L_adv + b_bn L_bn
-                 L_adv = -mean_b eps_b KL(u || f), eps = 1 where u and f predict different classes,
-                 else 0 L_bn  = mean over clients and layers of |mean - mean_i| + |var - var_i| of
-                 batch norms' inputs
+    client:  trains and uploads as the base says, see `shared.bases`
+    server:  averages as the base says; then, with u = mean_i f_i(s) and y uniform,
+             G:  CE(u, y) + b_adv L_adv + b_bn L_bn, where
+                 L_adv = -mean_b eps_b KL(u || f), eps = 1 where u and f predict different
+                         classes, else 0
+                 L_bn  = mean over clients and layers of |mean - mean_i| + |var - var_i| of the
+                         batch norms' inputs
              f:  KL(u || f) at temperature T
-    clients, averaging:  those of the base, see `methods.bases`
+    predict: the client's model; the server's in a column of its own
+    up:      W_R: the client's model, all of it
+    down:    0, on a base W_R: nothing, or what the base sends
 
-Settled here:
+Settled here, after DFRD, which runs DENSE in every round, with DFRD's generator and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10, and L_adv = -KL(f || u)
-  through the teachers alone, over samples of which just one of u and f is right (see `variants`).
-  variant="paper" is how DFRD's text describes DENSE, which is DENSE's own L_adv: adversarial="own"
-  is that in either form. Its one-shot round, its pool of images and its generator are not here.
-* KL at temperature T are not scaled by T^2, as in DFRD's code; temperature_squared=True does, as
-  DENSE's own.
+  through the teachers alone, over samples of which just one of u and f is right (see
+  `shared.variants`). variant="paper" is how DFRD's text describes DENSE, which is DENSE's own
+  L_adv: adversarial="own" is that in either form. Its one-shot round, its pool of images and its
+  generator are not here.
+* KL at temperature T are not scaled by T^2, as in DFRD's code; temperature_squared=True scales
+  them, as DENSE's own code does.
 * b_bn is 0, as in the code behind DFRD's comparison. Norms keep no running statistics there: with
-  b_bn above 0 clients upload mean_i and var_i of their trained model on up to 256 of their own
+  b_bn above 0 clients upload mean_i and var_i of their trained model on up to 256 of their
   samples, before the scaler. Released are averages over local steps behind it, which the server
   compares with values before it.
 * The generator is not conditional (merge="none"), as DENSE's own is not; of the two released
@@ -44,14 +48,12 @@ Adversarial = Literal["dfrd", "own"]
 
 
 def batch_norm_loss(batch: Synthetic) -> jax.Array:
-    """L_bn, over the clients present; 0 where the models have no batch norm."""
+    """Computes L_bn over the clients present; 0 where the models have no batch norm."""
     seen, target = batch.opinions.moments, batch.teachers.moments
-    distances = [
-        jnp.stack(
-            jax.tree.leaves(jax.tree.map(moment_distance, seen[bucket], target[bucket]))
-        ).mean(0)
-        for bucket in seen
-    ]
+    distances = []
+    for bucket in seen:
+        by_layer = jax.tree.leaves(jax.tree.map(moment_distance, seen[bucket], target[bucket]))
+        distances.append(jnp.stack(by_layer).mean(0))  # [P], the bucket's clients
     return masked_mean(jnp.concatenate(distances), batch.teachers.present)
 
 
@@ -64,13 +66,17 @@ def dense(
     selection: Selection | None = None,
     normaliser: Normaliser | None = None,
 ) -> Objective:
-    """DENSE as a `Method`, see above. None is the variant's value (see `variants`).
+    """Makes DENSE's losses, and by `distilling` the method.
+
+    An option that is None takes the variant's value, see `shared.variants`.
 
     Args:
-      recipe: counts="none" is the plain mean and uniform labels; others weigh as DFRD does.
-      b_adv, b_bn: weights of the generator's terms.
-      adversarial, selection: see the module's text.
-      normaliser: see `losses.adversarial.Normaliser`.
+      recipe: options of the server's training; counts="none" is the plain mean and uniform labels,
+        other counts weigh as DFRD does.
+      b_adv, b_bn: weights of the generator's terms L_adv and L_bn.
+      adversarial: L_adv as DFRD's code has it ("dfrd") or as DENSE's ("own").
+      selection: samples of L_adv, see `losses.adversarial.Selection`.
+      normaliser: divisor of L_adv, see `losses.adversarial.Normaliser`.
     """
 
     def generator_loss(batch: Synthetic) -> jax.Array:
@@ -80,8 +86,11 @@ def dense(
         else:
             apart = recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
         value = cross_entropy(u, batch.labels, mask) + b_adv * apart
-        return value + b_bn * batch_norm_loss(batch) if b_bn else value
+        if b_bn:  # without it the clients upload no moments to compare with
+            value = value + b_bn * batch_norm_loss(batch)
+        return value
 
-    return Objective(
-        generator_loss, lambda batch: student_loss(batch, recipe), with_moments=b_bn > 0
-    )
+    def student(batch: Synthetic) -> jax.Array:
+        return student_loss(batch, recipe)
+
+    return Objective(generator_loss, student, with_moments=b_bn > 0)

@@ -1,25 +1,27 @@
-"""DFRD (NeurIPS 2023): data-free robust distillation of heterogeneous clients' models into a global
-one.
+"""DFRD (Luo et al., NeurIPS 2023): data-free distillation of the clients' models into a global one.
 
-    server:  tau_{i,y}, p(y) from the labels that clients trained on in this round; u = sum_i
-      tau_{i,y} f_i(s)
-             G:  CE(u, y) - b_tran mean_b eps_b KL(u || f), eps = 1 where u is right and f wrong,
-               else 0
-                 + b_div exp(-mean_{jk} |s_j - s_k| |h_j - h_k|)
-             f:  KL(f || u) on images of G + alpha KL(f || u) on images of its moving average w~, as
-               of the last round
-             w~ <- lambda w~ + (1 - lambda) w, once a round
-    clients, averaging:  those of the base, clients weighted by their samples, see `methods.bases`
+    client:  trains and uploads as the base says, see `shared.bases`, and its label counts
+    server:  averages as the base says, by samples; then, with tau_{i,y} and p(y) from the labels
+             that clients trained on in this round and u = sum_i tau_{i,y} f_i(s),
+             G:  CE(u, y) - b_tran mean_b eps_b KL(u || f)
+                 + b_div exp(-mean_{jk} |s_j - s_k| |h_j - h_k|),
+                 eps = 1 where u is right and f wrong, else 0
+             f:  KL(f || u) on images of G + alpha KL(f || u) on images of its moving average w~,
+                 as of the last round
+             w~ <- lambda w~ + (1 - lambda) w, once per round
+    predict: the client's model; the server's in a column of its own
+    up:      W_R: the client's model, all of it
+    down:    0, on a base W_R: nothing, or what the base sends
 
 That is variant="paper". variant="released" is the authors' code: both KL at temperature 10 and in
 the other order, L_tran through the teachers alone and over the selected samples, squared distances
 in L_div, a term L_ey, labels seen in any round, and the weights that the base has by itself.
-`variants` has both, option by option, and what the text leaves open.
+`shared.variants` has both, option by option, and what the text leaves open.
 
 Settled here, for both:
-* KL at a temperature are not scaled by T^2; temperature_squared=True does. At T = 10 that is a
-  hundred times more: without it the student's slope is some fifty times smaller than at T = 1.
-  DENSE's own code scales.
+* KL at a temperature are not scaled by T^2; temperature_squared=True scales them. At T = 10 that is
+  a hundred times more: without it the student's slope is some fifty times smaller than at T = 1.
+  DENSE's own code scales them.
 * Order of L_tran (Eq. 3): tran_order. The text prints KL(u, f); the released code computes KL(f ||
   u). The first is large where u is sure of a class that f rules out, the second where f is sure of
   a class that u rules out.
@@ -58,13 +60,10 @@ from fedjax_ht.models.conditional import EMBEDDED
 def student_loss(batch: Synthetic, recipe: Distillation) -> jax.Array:
     """Computes the KL of the ensemble's and the student's predictions (Eq. 7), in the recipe's
     order."""
-    teacher, student = (
-        batch.opinions.ensemble / recipe.temperature,
-        batch.student / recipe.temperature,
-    )
-    return recipe.kl_scale * kl_divergence(
-        *ordered(teacher, student, recipe.distil_order), batch.everyone
-    )
+    teacher = batch.opinions.ensemble / recipe.temperature
+    student = batch.student / recipe.temperature
+    sides = ordered(teacher, student, recipe.distil_order)
+    return recipe.kl_scale * kl_divergence(*sides, batch.everyone)
 
 
 def adversarial_loss(
@@ -74,8 +73,13 @@ def adversarial_loss(
     selection: Selection,
     normaliser: Normaliser,
 ) -> jax.Array:
-    """Computes L_tran (Eq. 3) as the recipe has it, but for its scale; u are the ensemble's
-    logits."""
+    """Computes L_tran (Eq. 3) as the recipe has it, without `Distillation.kl_scale`.
+
+    Args:
+      u: float [B, C], the ensemble's logits.
+      batch: images, their labels and what the student says of them.
+      recipe, selection, normaliser: options, see `losses.transferability`.
+    """
     return transferability(
         u,
         batch.student,
@@ -100,15 +104,18 @@ def dfrd(
     normaliser: Normaliser | None = None,
     diversity: DiversityForm | None = None,
 ) -> Objective:
-    """DFRD as a `Method`, see above. None is the variant's value (see `variants`).
+    """Makes DFRD's losses, and by `distilling` the method.
+
+    An option that is None takes the variant's value, see `shared.variants`.
 
     Args:
-      recipe: of its fields merge is varied in Table 4; alpha=0 is ablation "-EMA" of Table 5.
+      recipe: options of the server's training; merge is varied in Table 4, alpha=0 is ablation
+        "-EMA" of Table 5.
       b_tran, b_div, b_ey: weights of the generator's terms; 0 are ablations of Table 5.
-      gamma: how long an embedding may be, in sqrt(d).
-      selection: rows of Table 3.
-      normaliser: see `losses.adversarial.Normaliser`.
-      diversity: see `losses.image_diversity`.
+      gamma: greatest length of an embedding without penalty, in units of sqrt(d).
+      selection: samples of L_tran, the rows of Table 3.
+      normaliser: divisor of L_tran, see `losses.adversarial.Normaliser`.
+      diversity: distances of L_div, see `losses.image_diversity`.
     """
 
     def generator_loss(batch: Synthetic) -> jax.Array:
@@ -118,10 +125,11 @@ def dfrd(
             b_tran * recipe.kl_scale * adversarial_loss(u, batch, recipe, selection, normaliser)
         )
         value += b_div * image_diversity(made.images, made.merged, mask, diversity)
-        return (
-            value + b_ey * embedding_excess(made.embedding, mask, gamma)
-            if recipe.merge in EMBEDDED
-            else value
-        )
+        if recipe.merge in EMBEDDED:
+            value += b_ey * embedding_excess(made.embedding, mask, gamma)
+        return value
 
-    return Objective(generator_loss, lambda batch: student_loss(batch, recipe))
+    def student(batch: Synthetic) -> jax.Array:
+        return student_loss(batch, recipe)
+
+    return Objective(generator_loss, student)

@@ -1,18 +1,21 @@
-"""FD, federated distillation (Jeong et al., 2018; as a baseline called FedDistill): clients share
-class logits.
+"""FD, federated distillation (Jeong et al., 2018): clients share class logits.
 
-    client:  L = CE + lambda * R(logits, Z_y); upload the mean logits of every own class, gathered
-      while training
+    client:  L = CE + lambda * R(logits, Z_y); uploads the mean logits of every class that it has
+             samples of, gathered while training
     server:  Z_c <- the mean over this round's uploaders of class c; Z is replaced each round
     predict: the client's own model
+    up:      C_i C: class means of logits
+    down:    C' C: their means over the clients
+
+As a baseline it is called FedDistill, too.
 
 Settled here:
 * R is the mean square on raw logits, the form behind the FedTGP and FedKTL tables.
   regulariser="soft_cross_entropy" takes softmax(Z_y) for the label, as HtFLlib did later. What it
   does today, a cross-entropy against raw logits, is not a loss with a minimum: not offered.
 * A sample whose class has no row in Z adds nothing; in the first round none has.
-* Each client is sent the mean over all uploaders, itself among them; Jeong et al. leave the
-  client's own part out.
+* Each client is sent the mean over all uploaders, itself included; Jeong et al. leave the client's
+  part out.
 * The mean is uniform over a class's uploaders. Logits are those of training mode before each step,
   over all epochs.
 """
@@ -38,19 +41,24 @@ Regulariser = Literal["mse_logits", "soft_cross_entropy"]
 def soft_cross_entropy(
     outputs: jax.Array, labels: jax.Array, mask: jax.Array, targets: jax.Array, available: jax.Array
 ) -> jax.Array:
-    """Cross-entropy against softmax(targets[label]), a mean over the batch; 0 for a sample whose
-    class has no target.
+    """Computes the mean cross-entropy of outputs against softmax(targets[label]).
+
+    A sample whose class has no target counts with loss 0.
 
     Args:
       outputs: logits, float [B, C].
       labels: int [B].
       mask: bool [B].
       targets: logits of each class, float [C, C]; rows that are not available are never read.
-      available: bool [C].
+      available: bool [C], the classes that have a target.
+
+    Returns:
+      Scalar, in nats.
     """
     known = available[labels]
-    wanted = jax.nn.softmax(jnp.where(known[:, None], targets[labels], 0))
-    return masked_mean(jnp.where(known, optax.softmax_cross_entropy(outputs, wanted), 0), mask)
+    # Rows that are not available may be NaN: they are replaced before the softmax.
+    soft_labels = jax.nn.softmax(jnp.where(known[:, None], targets[labels], 0))
+    return masked_mean(jnp.where(known, optax.softmax_cross_entropy(outputs, soft_labels), 0), mask)
 
 
 REGULARISERS = {"mse_logits": sample_prototype_mse, "soft_cross_entropy": soft_cross_entropy}
@@ -62,16 +70,16 @@ def fd(
     weight: Annotated[NonNegative, SearchRange(0.01, 10.0)] = 1.0,
     regulariser: Regulariser = "mse_logits",
 ) -> Method:
-    """FD as a `Method`, see above.
+    """Makes FD, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      weight: lambda.
-      regulariser: see the module's text.
+      weight: lambda, the regulariser's weight.
+      regulariser: R, see the module's docstring.
     """
     distance = REGULARISERS[regulariser]
 
-    def init_server(federation, key):  # Z, of which a row counts once somebody uploaded its class
+    def init_server(federation, key):  # Z; its mask marks the classes that have been uploaded
         c = federation.num_classes
         return Masked(jnp.zeros((c, c)), jnp.zeros(c, bool))
 
@@ -96,7 +104,8 @@ def fd(
     def server_update(federation, server, received, ctx):
         values, present = prototypes.uploaded(gather_received(received))
         new = Masked(prototypes.mean_by_class(values, present), present.any(0))
-        new = select(present.any(), new, server)  # clients without samples alone say nothing
+        # A round in which only clients without samples arrive keeps Z.
+        new = select(present.any(), new, server)
         return new, {"classes": new.mask.sum()}
 
     return Method(

@@ -1,17 +1,18 @@
-"""FedAPEN (Qin et al., KDD 2023): a private and a shared model teach each other and predict
-together.
+"""FedAPEN (Qin et al., KDD 2023): mutual learning of a private and a shared model, an ensemble.
 
-    client:  s_i <- s; learn w in [0, 1] by 10 epochs of CE(w p_i(x) + (1 - w) s_i(x), y) on the
-      adaptability set;
-             then on the same training batches, a = p_i(x), b = s_i(x), the other model's output a
-             constant, L_p = CE(a, y) + KL(softmax b || softmax a) + CE(w a + (1 - w) b, y)
-             L_s = CE(b, y) + KL(softmax a || softmax b) + CE(w a + (1 - w) b, y);  upload s_i
+    client:  s_i <- s; learns w in [0, 1] by 10 epochs of CE(w p_i(x) + (1 - w) s_i(x), y) on the
+             adaptability set; then on the same training batches, with a = p_i(x), b = s_i(x) and
+             the other model's output a constant,
+             L_p = CE(a, y) + KL(softmax b || softmax a) + CE(w a + (1 - w) b, y)
+             L_s = CE(b, y) + KL(softmax a || softmax b) + CE(w a + (1 - w) b, y);  uploads s_i
     server:  s <- uniform mean of the s_i, batch statistics included
     predict: w p_i(x) + (1 - w) s(x)
+    up:      A + its batch statistics: the auxiliary model
+    down:    A + its batch statistics: the auxiliary model
 
 Settled here:
 * w is learned by `receive`: the paper learns it after a round's aggregation, with the newest s and
-  for the round that follows, which is when a client hears of s. Before the first aggregation there
+  for the round that follows, which is when a client receives s. Before the first aggregation there
   is nothing to learn it with: w = 0.5. A client that missed rounds learns it once, when it takes
   part again.
 * The adaptability set is every twentieth of the client's training samples in stored order, 5 %
@@ -38,39 +39,43 @@ from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
 
 BATCH = 64  # samples a step on the adaptability set
-EPOCHS, LEARNING_RATE = 10, 1e-3  # of w
+EPOCHS, LEARNING_RATE = 10, 1e-3  # of the training of w
 
 
 class Rows(NamedTuple):
-    """Adaptability samples as w sees them: both models' logits float [M, num_classes], labels int
-    [M]."""
+    """Adaptability samples as w sees them.
 
-    own: jax.Array
+    Attributes:
+      private, shared: float [M, num_classes], the logits of the two models.
+      labels: int [M].
+    """
+
+    private: jax.Array
     shared: jax.Array
     labels: jax.Array
 
 
 def hold_out(data: Data, every: int) -> Data:
-    """Moves each `every`-th training sample to the split "adapt"; the rest stays in order in
-    "train"."""
+    """Moves each `every`-th training sample to the split "adapt"; the others stay in "train"."""
     indices, count = data.splits["train"]
-    width = len(indices)
-    position = np.arange(width)
+    # Static positions: as padding is last, the first count // every of `held` are real samples.
+    position = np.arange(len(indices))
     kept = position[(position + 1) % every != 0]
     held = position[every - 1 :: every]
-    adapt = Split(indices[held if len(held) else np.zeros(1, int)], count // every)
-    return data._replace(
-        splits=data.splits | {"train": Split(indices[kept], count - count // every), "adapt": adapt}
-    )
+    if not len(held):  # a split needs an entry, though its count is 0
+        held = np.zeros(1, int)
+    adapt = Split(indices[held], count // every)
+    train = Split(indices[kept], count - count // every)
+    return data._replace(splits=data.splits | {"train": train, "adapt": adapt})
 
 
-def ensemble(weight: jax.Array, own: jax.Array, shared: jax.Array) -> jax.Array:
+def ensemble(weight: jax.Array, private: jax.Array, shared: jax.Array) -> jax.Array:
     """Weighted logits of both models, float [B, num_classes]."""
-    return weight * own + (1 - weight) * shared
+    return weight * private + (1 - weight) * shared
 
 
 def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, every step of which is cut short where it would leave [0, 1]."""
+    """Wraps an optimizer so that a step ends where it would leave [0, 1]."""
 
     def update(gradients, state, params):
         updates, state = optimizer.update(gradients, state, params)
@@ -80,10 +85,21 @@ def in_unit_interval(optimizer: optax.GradientTransformation) -> optax.GradientT
 
 
 def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array) -> jax.Array:
-    """w after SGD on the ensemble's cross-entropy over the valid rows; as it was without any."""
+    """Trains w by SGD on the ensemble's cross-entropy over the valid rows.
+
+    Args:
+      weight: float32 scalar, w so far.
+      rows: logits and labels of the adaptability samples.
+      valid: bool [M], the real rows.
+      key: folds into the shuffles.
+
+    Returns:
+      The new w; `weight` where no row is valid.
+    """
 
     def loss(weight, batch: Rows, mask, key):
-        return cross_entropy(ensemble(weight, batch.own, batch.shared), batch.labels, mask)
+        outputs = ensemble(weight, batch.private, batch.shared)
+        return cross_entropy(outputs, batch.labels, mask)
 
     optimizer = in_unit_interval(optax.sgd(LEARNING_RATE))
     return train_on_rows(optimizer, loss, weight, rows, valid, key, EPOCHS, BATCH)[0]
@@ -93,20 +109,25 @@ def learn_weight(weight: jax.Array, rows: Rows, valid: jax.Array, key: jax.Array
 def fedapen(
     training: LocalTraining, adapt_every: Annotated[int, Within(2)] = 20, learned: bool = True
 ) -> Method:
-    """FedAPEN as a `Method`, see above.
+    """Makes FedAPEN, whose algorithm the module's docstring gives.
 
     Args:
       training: local training, of both models.
-      adapt_every: one training sample in this many is kept for the adaptability set; of two, some
-        are trained on.
+      adapt_every: one training sample in this many is kept for the adaptability set; at least 2, so
+        that some are left to train on.
       learned: ablation, False keeps w = 0.5 ("FedEN"), with the same adaptability set left out of
         training.
     """
 
+    def init_server(federation, key):
+        return init_variables(federation.shared, key)
+
+    def init_client(bucket, ctx):
+        return init_pair(bucket, ctx) | {"weight": jnp.float32(0.5)}
+
     def both_scores(bucket, client, x, mask):
-        return head_scores(bucket, client, x, mask), head_scores(
-            bucket.shared, client["shared"], x, mask
-        )
+        private = head_scores(bucket, client, x, mask)
+        return private, head_scores(bucket.shared, client["shared"], x, mask)
 
     def adaptability_rows(bucket, client: PyTree, data: Data) -> tuple[Rows, jax.Array]:
         source = data.splits["adapt"]
@@ -123,24 +144,22 @@ def fedapen(
         if not learned:
             return client
         rows, valid = adaptability_rows(bucket, client, hold_out(data, adapt_every))
-        valid &= ctx.round > 0
+        valid &= ctx.round > 0  # the first s is random: there is nothing to learn from it
         return client | {"weight": learn_weight(client["weight"], rows, valid, ctx.key)}
 
     def client_update(bucket, client, downlink, data, ctx):
-        def losses(own, shared, batch, beside):
-            together = cross_entropy(
-                ensemble(client["weight"], own.logits, shared.logits), batch.y, batch.mask
-            )
+        def losses(private, shared, batch, extra):
+            outputs = ensemble(client["weight"], private.logits, shared.logits)
+            together = cross_entropy(outputs, batch.y, batch.mask)
 
-            def side(model, teacher):
+            def loss_of(model, teacher):
                 labels = cross_entropy(model.logits, batch.y, batch.mask)
                 return labels + kl_divergence(teacher.logits, model.logits, batch.mask) + together
 
-            return side(own, shared), side(shared, own)
+            return loss_of(private, shared), loss_of(shared, private)
 
-        client, _, result = train_pair(
-            training, bucket, client, hold_out(data, adapt_every), ctx, losses
-        )
+        kept = hold_out(data, adapt_every)
+        client, _, result = train_pair(training, bucket, client, kept, ctx, losses)
         return client, client["shared"], {"loss": result.loss, "weight": client["weight"]}
 
     def server_update(federation, server, received, ctx):
@@ -148,14 +167,15 @@ def fedapen(
         return mean_of_copies(received.uplink, received, server)[0], {}
 
     def predict(bucket, client, downlink, x, mask):
-        own, shared = both_scores(bucket, client, x, mask)
-        return {"ensemble": ensemble(client["weight"], own, shared), "head": own, "shared": shared}
+        private, shared = both_scores(bucket, client, x, mask)
+        together = ensemble(client["weight"], private, shared)
+        return {"ensemble": together, "head": private, "shared": shared}
 
     return Method(
         name="fedapen",
         training=training,
-        init_server=lambda federation, key: init_variables(federation.shared, key),
-        init_client=lambda bucket, ctx: init_pair(bucket, ctx) | {"weight": jnp.float32(0.5)},
+        init_server=init_server,
+        init_client=init_client,
         receive=receive,
         client_update=client_update,
         server_update=server_update,

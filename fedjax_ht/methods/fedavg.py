@@ -1,7 +1,10 @@
 """FedAvg (McMahan et al., AISTATS 2017): clients of one architecture average their parameters.
 
-    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads that arrived
     client:  w_i <- w, then local epochs of cross-entropy
+    server:  w <- sum_i n_i w_i / sum_i n_i over the uploads that arrived
+    predict: the client's copy of the model
+    up:      W: all parameters
+    down:    W: all parameters
 
 Batch statistics are never averaged: each client keeps its own (as PFLlib does). The server's model
 is scored in a federation of slices (`make_sliced_federation`), which keep none.
@@ -25,7 +28,13 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Uplink(NamedTuple):
-    """A client's parameters and, where they are weighted by it, its number of samples."""
+    """A client's upload.
+
+    Attributes:
+      params: the model's parameters {"base", "head"}.
+      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
+        not weigh by it.
+    """
 
     params: PyTree
     num_samples: Metadata | tuple
@@ -33,12 +42,20 @@ class Uplink(NamedTuple):
 
 @checked
 def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """FedAvg as a `Method`, see above.
+    """Makes FedAvg, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      weighting: of the average, by the clients' numbers of training samples, or equal over those
-        that have any.
+      weighting: weights of the average, the clients' numbers of training samples ("samples") or
+        equal for all clients that have any ("uniform").
+
+    Returns:
+      The method; its `check` refuses a federation of several architectures.
+
+    Example:
+      >>> method = fl.fedavg(fl.LocalTraining(optax.sgd(0.1)))
+      >>> method.name, method.wire.server_reads
+      ('fedavg', 'sums')
     """
 
     def check(federation):
@@ -48,6 +65,9 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
                 "fedavg averages whole models and needs one architecture for all clients, got "
                 f"{names}"
             )
+
+    def init_server(federation, key):
+        return init_variables(federation.buckets[0], key)["params"]
 
     def receive(bucket, client, downlink, data, ctx):
         return {"params": downlink, "stats": client["stats"]}
@@ -61,16 +81,20 @@ def fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
         (received,) = received.values()
         weights = client_weights(received, received.uplink.num_samples)
         new = weighted_mean(received.uplink.params, weights)
-        return select(weights.any(), new, server), {}  # clients without samples alone say nothing
+        # A round in which only clients without samples arrive has no mean.
+        return select(weights.any(), new, server), {}
+
+    def global_params(server):
+        return server
 
     return Method(
         name="fedavg",
         training=training,
         check=check,
-        init_server=lambda federation, key: init_variables(federation.buckets[0], key)["params"],
+        init_server=init_server,
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        global_params=lambda server: server,
+        global_params=global_params,
         wire=Wire(server_reads="sums"),
     )

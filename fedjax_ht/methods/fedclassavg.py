@@ -1,13 +1,15 @@
-"""FedClassAvg (Jang et al., ICPP 2022): clients average their classifiers and learn features by
-supervised contrast.
+"""FedClassAvg (Jang et al., ICPP 2022): clients average classifiers, with supervised contrast.
 
     client:  before its first round, one local pass from its own classifier (pretraining); then, in
-      every round,
-             classifier_i <- classifier and a local pass on two random views x1, x2 of each batch,
-             features f1, f2: L = SupCon(f1, f2, y) + CE(classifier_i(f1), y) + mu / 2 sum over its
-             tensors of mean((w - w_start)^2), w_start being the classifier that the pass started
-             from
+             every round, classifier_i <- classifier and a local pass on two random views x1, x2 of
+             each batch with features f1, f2:
+             L = SupCon(f1, f2, y) + CE(classifier_i(f1), y)
+                 + mu / 2 sum over its tensors of mean((w - w_start)^2),
+             w_start being the classifier that the pass started from
     server:  classifier <- sum_i n_i classifier_i / sum_i n_i over the uploads that arrived
+    predict: the client's extractor, the classifier behind a ReLU
+    up:      H: the classifier
+    down:    H: the classifier
 
 Settled here:
 * The contrastive loss is that of Khosla et al. on features as they are, at temperature 100.
@@ -15,9 +17,9 @@ Settled here:
   1428.6.
 * The classifier is the model's head behind a ReLU, in training and in prediction.
 * Views are cut, flipped, jittered and greyed on the device, in place of `training.augment`.
-* What pretraining does to the classifier is overwritten in the first round, as released. A client
-  that has not taken part yet keeps its own classifier, and is scored with it, until it has
-  pretrained at its first participation.
+* The pretrained classifier is overwritten in the first round, as released. A client that has not
+  taken part yet keeps its own classifier, and is scored with it, until it has pretrained at its
+  first participation.
 * The authors leave out the proximal term in an epoch's first batch, where for one epoch it is zero
   anyway.
 * The optimizer is that of `training`, as for all methods. The authors' is Adam at 1e-4 with b1 0.5
@@ -50,11 +52,20 @@ from fedjax_ht.methods.shared.heads import head_uplink, init_head, mean_head, ta
 from fedjax_ht.methods.shared.prototypes import Variant
 
 BASE_TEMPERATURE = 0.07  # of the released code
-VIEW = (resized_crop, flip, colour_jitter, random_grayscale)
+VIEW = (resized_crop, flip, colour_jitter, random_grayscale)  # the steps of `random_view`
 
 
 def random_view(key: jax.Array, data: Data, x: jax.Array) -> jax.Array:
-    """One random view of each image; float [B, H, W, C], normalised as in `data`, in and out."""
+    """Draws one random view of each image.
+
+    Args:
+      key: folds into the draws.
+      data: whose normalisation the images have.
+      x: float [B, H, W, C], normalised.
+
+    Returns:
+      float [B, H, W, C], normalised in the same way.
+    """
     rule = pixels_of(data.preprocess, "FedClassAvg")
     pixels = rule.pixels(x)
     for i, step in enumerate(VIEW):
@@ -63,14 +74,14 @@ def random_view(key: jax.Array, data: Data, x: jax.Array) -> jax.Array:
 
 
 def check(federation: Federation) -> None:
-    """ValueError unless models take images and have heads of one shape."""
+    """Raises a ValueError unless the models take images and have heads of one shape."""
     for bucket in federation.buckets:
         image_shape(bucket.input_shape, "FedClassAvg")
     require_equal_heads(federation)
 
 
 def proximity(head: PyTree, start: PyTree) -> jax.Array:
-    """Sum over a classifier's tensors of the mean square of their distance to those of another."""
+    """Sums over a classifier's tensors the mean squared distance to those of `start`."""
     return sum(jax.tree.leaves(jax.tree.map(lambda w, v: jnp.mean((w - v) ** 2), head, start)))
 
 
@@ -81,13 +92,13 @@ def fedclassavg(
     temperature: Annotated[Positive, SearchRange(0.05, 0.5)] = 100.0,
     variant: Variant = "paper",
 ) -> Method:
-    """FedClassAvg as a `Method`, see above.
+    """Makes FedClassAvg, whose algorithm the module's docstring gives.
 
     Args:
-      training: local training.
+      training: local training; its `augment` is not used.
       mu: weight of the proximal term.
-      temperature: of the contrastive loss.
-      variant: see the module's text.
+      temperature: temperature of the contrastive loss.
+      variant: "paper" or "released", see the module's docstring.
     """
     scale = temperature / BASE_TEMPERATURE if variant == "released" else 1.0
     training = dataclasses.replace(training, augment=None)
@@ -116,27 +127,25 @@ def fedclassavg(
         return select(ctx.info.last_round >= 0, take_head(client, downlink), client)
 
     def client_update(bucket, client, downlink, data, ctx):
+        # Two passes at the first participation, of which the first pretrains. In one loop, so that
+        # the compiled program holds the local training once.
         passes = jnp.where(ctx.info.last_round >= 0, 1, 2)
 
-        def one(left, carry):
+        def one_pass(i, carry):
             client, _ = carry
+            left = passes - i
             client = select(left == 1, take_head(client, downlink), client)
             return local_pass(bucket, client, data, jax.random.fold_in(ctx.key, left))
 
-        client, loss = lax.fori_loop(
-            0, passes, lambda i, carry: one(passes - i, carry), (client, jnp.float32(0))
-        )
+        client, loss = lax.fori_loop(0, passes, one_pass, (client, jnp.float32(0)))
         return client, head_uplink(client, ctx, "samples"), {"loss": loss}
 
     def server_update(federation, server, received, ctx):
         return mean_head(server, gather_received(received)), {}
 
     def predict(bucket, client, downlink, x, mask):
-        return {
-            "head": logits(
-                bucket, client["params"], jax.nn.relu(own_features(bucket, client, x, mask))
-            )
-        }
+        rows = jax.nn.relu(own_features(bucket, client, x, mask))
+        return {"head": logits(bucket, client["params"], rows)}
 
     return Method(
         name="fedclassavg",

@@ -1,13 +1,16 @@
-"""Federated Dropout (Caldas et al., 2018), in DFRD's form: every client trains random channels of
-each layer.
+"""FedDropout, federated dropout (Caldas et al., 2018): a client trains random channels.
 
-    in each round a client of rate R draws ceil(R K) of a layer's K channels; see `partial_training`
-    for the round
+    client:  of rate R holds ceil(R K) of a layer's K channels, drawn anew in each round, and trains
+             them by cross-entropy
+    server:  averages each entry over the clients that hold it, see `shared.partial_training`
+    predict: the client's slice; the whole network in a column of its own
+    up:      W_R - (C - C_i) (K_R + 1): the slice, of the head the rows of the client's classes
+    down:    W_R: random channels, drawn for each client and round
 
-Settled here:
+Settled here, in DFRD's form:
 * Clients have rates of their own, as in DFRD; Caldas et al. use one for all.
 * Channels that an identity shortcut adds to each other are drawn together. per_layer draws every
-  layer for itself, as released: the slice then adds different channels of the global model.
+  layer by itself, as released: the slice then adds different channels of the global model.
 * Nothing is rescaled, neither weights nor activations.
 """
 
@@ -27,6 +30,6 @@ def feddropout(
     whole_head: bool = False,
     per_layer: bool = False,
 ) -> Method:
-    """Arguments as of `partial_training`."""
+    """Makes Federated Dropout; arguments as of `shared.partial_training.partial_training`."""
     options = (weighting, masked_loss, label_split, whole_head, per_layer)
     return partial_training("feddropout", "random", training, *options)

@@ -1,20 +1,26 @@
-"""FedFTG (Zhang et al., CVPR 2022), as DFRD runs it: with DFRD's generator, optimisers and loop.
+"""FedFTG (Zhang et al., CVPR 2022): data-free distillation from every client's model by itself.
 
-    server:  tau_{i,y}, p(y) as DFRD's; q_i = softmax(f_i), p = softmax(f)
-             G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(q_i || p)) + b_div exp(-mean_{jk} |s_j -
-               s_k| |z_j - z_k|)
+    client:  trains and uploads as the base says, see `shared.bases`, and its label counts
+    server:  averages as the base says; then, with tau_{i,y} and p(y) as DFRD's, q_i = softmax(f_i)
+             and p = softmax(f),
+             G:  sum_i mean tau_{i,y} (CE(f_i, y) - b_md KL(q_i || p))
+                 + b_div exp(-mean_{jk} |s_j - s_k| |z_j - z_k|)
              f:  sum_i mean tau_{i,y} KL(q_i || p)
-    clients, averaging:  those of the base, see `methods.bases`
+    predict: the client's model; the server's in a column of its own
+    up:      W_R: the client's model, all of it
+    down:    0, on a base W_R: nothing, or what the base sends
 
-Every teacher is followed by itself, not their ensemble, and all samples count. Settled here:
+Every teacher is followed by itself, not their ensemble, and all samples count.
+
+Settled here, after DFRD, which runs FedFTG with DFRD's generator, optimisers and loop:
 * variant="released" is the code of DFRD's comparison: temperature 10; divergences that are means
   over the C classes, so C times weaker than DFRD's and DENSE's sums; -KL(p || q_i) in L_md, through
-  the teachers alone; squared distances (see `variants`). FedFTG's own code leads L_md through the
-  student, with L1 distances of logits.
+  the teachers alone; squared distances (see `shared.variants`). FedFTG's own code leads L_md
+  through the student, with L1 distances of logits.
 * In variant="paper" the generator ascends and the student descends on the same KL(q_i || p),
   differentiated through both. FedFTG's text was not at hand for the order of the two sides:
   tran_order and distil_order.
-* The divergences are not scaled by T^2; temperature_squared=True does.
+* The divergences are not scaled by T^2; temperature_squared=True scales them.
 """
 
 import jax
@@ -36,31 +42,34 @@ def fedftg(
     kl_reduce: Reduction | None = None,
     diversity: DiversityForm | None = None,
 ) -> Objective:
-    """FedFTG as a `Method`, see above. None is the variant's value (see `variants`).
+    """Makes FedFTG's losses, and by `distilling` the method.
+
+    An option that is None takes the variant's value, see `shared.variants`.
 
     Args:
-      recipe: how the server trains.
+      recipe: options of the server's training.
       b_md, b_div: weights of the generator's terms.
-      kl_reduce: see the module's text.
-      diversity: see `losses.image_diversity`.
+      kl_reduce: sum or mean over classes in the divergences.
+      diversity: distances of the diversity term, see `losses.image_diversity`.
     """
 
     def divergence(student: jax.Array, batch: Synthetic, order: KLOrder) -> jax.Array:
-        sides = ordered(
-            batch.opinions.logits / recipe.temperature, student / recipe.temperature, order
-        )
+        teachers = batch.opinions.logits / recipe.temperature
+        sides = ordered(teachers, student / recipe.temperature, order)
         value = recipe.kl_scale * weighted_kl(*sides, batch.opinions.weights, batch.everyone)
-        return value / student.shape[-1] if kl_reduce == "mean_classes" else value
+        if kl_reduce == "mean_classes":
+            value = value / student.shape[-1]
+        return value
 
     def generator_loss(batch: Synthetic) -> jax.Array:
         logits, weights, _ = batch.opinions
         value = weighted_cross_entropy(logits, batch.labels, weights, batch.everyone)
         student = batch.student if recipe.student_path else lax.stop_gradient(batch.student)
         value -= b_md * divergence(student, batch, recipe.tran_order)
-        return value + b_div * image_diversity(
-            batch.generated.images, batch.noise, batch.everyone, diversity
-        )
+        images, mask = batch.generated.images, batch.everyone
+        return value + b_div * image_diversity(images, batch.noise, mask, diversity)
 
-    return Objective(
-        generator_loss, lambda batch: divergence(batch.student, batch, recipe.distil_order)
-    )
+    def student_loss(batch: Synthetic) -> jax.Array:
+        return divergence(batch.student, batch, recipe.distil_order)
+
+    return Objective(generator_loss, student_loss)

@@ -1,13 +1,14 @@
-"""FedGen (Zhu et al., ICML 2021): a generator of features, trained on the clients' heads, teaches
-every client.
+"""FedGen (Zhu et al., ICML 2021): a generator of features, trained on the heads, teaches clients.
 
-    server:  head <- sum_i n_i head_i / n; G descends on E_y sum_i (n_i^y / n^y) CE(head_i(G(y)), y)
-      + diversity loss,
-             y drawn from the uploaders' labels, n_i^y samples of class y at client i
-    client:  head_i <- head, then L = CE(m_i(x), y) + alpha_t CE(head_i(G(y')), y')
-             + beta_t KL(head_i(G(y)) || m_i(x)), the KL's first side fixed, y' drawn from those
-             labels, G frozen
-    predict: own extractor, the head averaged
+    client:  head_i <- head, then, with G frozen and y' drawn from the uploaders' labels,
+             L = CE(m_i(x), y) + alpha_t CE(head_i(G(y')), y') + beta_t KL(head_i(G(y)) || m_i(x)),
+             the KL's first side being a constant
+    server:  head <- sum_i n_i head_i / n; G descends on
+             E_y sum_i (n_i^y / n^y) CE(head_i(G(y)), y) + diversity loss, y drawn from the
+             uploaders' labels, with n_i^y samples of class y at client i
+    predict: the client's extractor and the averaged head
+    up:      H: the head, and label counts
+    down:    H + G, G once it has been trained: the head, the generator of features, label counts
 
 Settled here:
 * The paper's objectives with its authors' weights: alpha 10 and beta 10, both times 0.98^t, as is
@@ -15,15 +16,16 @@ Settled here:
   variant="released" is HtFLlib: neither KL nor diversity, alpha 1 without decay and from the first
   round, CE of the averaged logits, Adam at 0.1.
 * y and y' follow the label counts of the last round's uploaders (HtFLlib gathers all clients'
-  labels before the first round; the authors' code draws uniformly over labels at the server).
-  Counts are metadata.
+  labels before the first round; the authors' code draws uniformly over labels at the server). The
+  counts are metadata.
 * G normalises by the batch it generates, everywhere, so that no running statistics travel (the
   authors' clients use running ones). Its noise is uniform, as in all code. Its Adam starts anew
   every round.
-* The authors' code drops the two terms after 20 local epochs: not reproduced, since nobody trains
-  so long in a round.
+* The authors' code drops the two terms after 20 local epochs: not reproduced, since no recipe here
+  trains so long in a round.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, NamedTuple
 
 import jax
@@ -36,27 +38,28 @@ from fedjax_ht.core.federation import features, logits, require_equal_heads
 from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.methods.shared.supervised import count_labels
+from fedjax_ht.methods.shared.variants import settled
 from fedjax_ht.models.generator import FeatureGenerator
 
 
 class Recipe(NamedTuple):
-    """What a variant stands for.
+    """The numbers of a variant.
 
     Attributes:
       alpha, beta: weights of the client's two terms.
-      decay: a factor on them, and on server_lr, every round.
+      decay: factor on alpha, beta and server_lr in every round.
       diversity: weight of the generator's diversity loss.
       ensemble: the generator's loss is that of the averaged logits, not the average of the clients'
         losses.
-      weight_decay: of the generator, added to its gradients.
-      server_lr, server_steps, server_batch_size: of the generator's training; a size of 0 is the
-        clients' own.
+      weight_decay: weight decay of the generator, added to its gradients.
+      server_lr, server_steps, server_batch_size: Adam's rate, steps and batch size of the
+        generator's training; a size of 0 is that of the local training.
     """
 
     alpha: float
@@ -70,15 +73,40 @@ class Recipe(NamedTuple):
     server_batch_size: int
 
 
-RECIPES = {
-    "paper": Recipe(10.0, 10.0, 0.98, 1.0, False, 1e-2, 3e-4, 50, 128),
-    "released": Recipe(1.0, 0.0, 1.0, 0.0, True, 0.0, 0.1, 100, 0),
+FORMS: Mapping[Variant, Recipe] = {
+    "paper": Recipe(
+        alpha=10.0,
+        beta=10.0,
+        decay=0.98,
+        diversity=1.0,
+        ensemble=False,
+        weight_decay=1e-2,
+        server_lr=3e-4,
+        server_steps=50,
+        server_batch_size=128,
+    ),
+    "released": Recipe(
+        alpha=1.0,
+        beta=0.0,
+        decay=1.0,
+        diversity=0.0,
+        ensemble=True,
+        weight_decay=0.0,
+        server_lr=0.1,
+        server_steps=100,
+        server_batch_size=0,
+    ),
 }
 
 
 class Server(NamedTuple):
-    """head and generator: parameters. label_counts float32 [C], of the last round. ready: G teaches
-    from now on."""
+    """The server's state.
+
+    Attributes:
+      head, generator: parameters.
+      label_counts: float32 [C], training samples by class of the last round's uploaders.
+      ready: bool scalar, True as soon as the generator may teach.
+    """
 
     head: PyTree
     generator: PyTree
@@ -87,7 +115,7 @@ class Server(NamedTuple):
 
 
 class Downlink(NamedTuple):
-    """generator: leaves are Masked by whether it is ready."""
+    """A client's downlink; the leaves of `generator` are Masked by `Server.ready`."""
 
     head: PyTree
     generator: PyTree
@@ -96,7 +124,7 @@ class Downlink(NamedTuple):
 
 
 class Uplink(NamedTuple):
-    """head, and int32 [C] training samples by class."""
+    """A client's upload: its head, and Metadata(int32 [C]), its training samples by class."""
 
     head: PyTree
     label_counts: Metadata
@@ -115,61 +143,63 @@ def fedgen(
     server_steps: Count | None = None,
     server_batch_size: Whole | None = None,
 ) -> Method:
-    """FedGen as a `Method`, see above.
+    """Makes FedGen, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      variant: see the module's text.
-      noise_dim, hidden_dim: of the generator.
-      Others: as `Recipe`; None takes the variant's own.
+      variant: "paper" or "released", see the module's docstring.
+      noise_dim, hidden_dim: widths of the generator's noise and of its hidden layer.
+      alpha, beta, diversity, server_lr, server_steps, server_batch_size: see `Recipe`; None takes
+        the variant's value.
     """
-    given = {"alpha": alpha, "beta": beta, "diversity": diversity, "server_lr": server_lr}
-    given |= {"server_steps": server_steps, "server_batch_size": server_batch_size}
-    recipe = RECIPES[variant]._replace(
-        **{name: value for name, value in given.items() if value is not None}
-    )
+    options = {
+        "alpha": alpha,
+        "beta": beta,
+        "diversity": diversity,
+        "server_lr": server_lr,
+        "server_steps": server_steps,
+        "server_batch_size": server_batch_size,
+    }
+    recipe = FORMS[variant]._replace(**settled(variant, options, FORMS))
     steps, batch_size = recipe.server_steps, recipe.server_batch_size or training.batch_size
 
     def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, jax.Array]:
-        """The noise drawn, and the features made of it."""
+        """Returns the noise drawn, and the features generated from it."""
         module = FeatureGenerator(bucket.num_classes, hidden_dim, bucket.feature_dim)
         noise = jax.random.uniform(key, (labels.shape[0], noise_dim))
         return noise, module.apply({"params": generator}, noise, labels, mask)
 
     def draw(key, label_counts, size) -> tuple[jax.Array, jax.Array]:
-        """Labels int32 [size], in proportion to the counts, and a mask that lets all of them
-        pass."""
-        return jax.random.categorical(key, jnp.log(label_counts), shape=(size,)), jnp.ones(
-            size, bool
-        )
+        """Draws labels int32 [size] in proportion to the counts; and a mask of True."""
+        labels = jax.random.categorical(key, jnp.log(label_counts), shape=(size,))
+        return labels, jnp.ones(size, bool)
 
     def init_server(federation, key):
         head_key, generator_key = jax.random.split(key)
         c = federation.num_classes
         example = jnp.zeros((1, noise_dim)), jnp.zeros(1, jnp.int32), jnp.ones(1, bool)
-        generator = FeatureGenerator(c, hidden_dim, federation.feature_dim).init(
-            generator_key, *example
-        )["params"]
+        module = FeatureGenerator(c, hidden_dim, federation.feature_dim)
         return Server(
-            init_head(federation, head_key),
-            generator,
-            jnp.ones(c),
-            jnp.array(variant == "released"),
+            head=init_head(federation, head_key),
+            generator=module.init(generator_key, *example)["params"],
+            label_counts=jnp.ones(c),
+            ready=jnp.array(variant == "released"),
         )
 
     def broadcast(federation, bucket, server, ctx):
         generator = jax.tree.map(lambda x: Masked(x, server.ready), server.generator)
         return Downlink(
-            server.head, generator, Metadata(server.label_counts), Metadata(server.ready)
+            head=server.head,
+            generator=generator,
+            label_counts=Metadata(server.label_counts),
+            ready=Metadata(server.ready),
         )
+
+    def receive(bucket, client, downlink, data, ctx):
+        return take_head(client, downlink.head)
 
     def client_update(bucket, client, downlink, data, ctx):
-        def is_masked(x):
-            return isinstance(x, Masked)
-
-        generator = jax.tree.map(
-            lambda x: jnp.where(x.mask, x.values, 0), downlink.generator, is_leaf=is_masked
-        )
+        generator = dense(downlink.generator)
         strength = downlink.ready.value * recipe.decay ** ctx.round.astype(jnp.float32)
 
         def loss(params, stats, batch: Batch, key) -> Loss:
@@ -181,9 +211,9 @@ def fedgen(
             value = cross_entropy(outputs, batch.y, batch.mask)
             labels, everyone = draw(label_key, downlink.label_counts.value, training.batch_size)
             _, generated = generate(bucket, generator, noise_keys[0], labels, everyone)
-            teaching = recipe.alpha * cross_entropy(
-                logits(bucket, params, generated), labels, everyone
-            )
+            taught = logits(bucket, params, generated)
+            teaching = recipe.alpha * cross_entropy(taught, labels, everyone)
+            # A beta of 0 that no program varies leaves the second term out of the program.
             if traced(recipe.beta) or recipe.beta:
                 _, alike = generate(bucket, generator, noise_keys[1], batch.y, batch.mask)
                 teacher = lax.stop_gradient(logits(bucket, params, alike))
@@ -198,29 +228,31 @@ def fedgen(
 
     def server_update(federation, server, received, ctx):
         uplink, _, arrived = gather_received(received)
-        # [P, C]
-        counts = jnp.where(arrived[:, None], uplink.label_counts.value, 0).astype(jnp.float32)
+        counts = jnp.where(arrived[:, None], uplink.label_counts.value, 0)  # [P, C]
+        counts = counts.astype(jnp.float32)
         label_counts, samples = counts.sum(0), counts.sum(1)
         share = samples / jnp.maximum(samples.sum(), 1)
 
-        def pick(x):
+        def counted(x):  # the heads of absent clients may be NaN, and are run all the same
             return jnp.where((samples > 0).reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
 
-        heads, bucket = jax.tree.map(pick, uplink.head), head_bucket(federation)
+        heads, bucket = jax.tree.map(counted, uplink.head), head_bucket(federation)
 
         def loss(generator, key):
             label_key, noise_key = jax.random.split(key)
             labels, everyone = draw(label_key, label_counts, batch_size)
             noise, generated = generate(bucket, generator, noise_key, labels, everyone)
-            # [P, B, C]
-            outputs = jax.vmap(lambda head: logits(bucket, {"head": head}, generated))(heads)
+
+            def outputs_of(head):
+                return logits(bucket, {"head": head}, generated)
+
+            outputs = jax.vmap(outputs_of)(heads)  # [P, B, C]
             if recipe.ensemble:
                 value = cross_entropy(jnp.einsum("p,pbc->bc", share, outputs), labels, everyone)
             else:
-                # [P, B]
-                each = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])
-                owners = counts[:, labels] / jnp.maximum(label_counts[labels], 1)
-                value = jnp.mean(jnp.sum(owners * each, axis=0))
+                errors = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])
+                owners = counts[:, labels] / jnp.maximum(label_counts[labels], 1)  # [P, B]
+                value = jnp.mean(jnp.sum(owners * errors, axis=0))
             return value + recipe.diversity * diversity_loss(noise, generated)
 
         rate = recipe.server_lr * recipe.decay ** ctx.round.astype(jnp.float32)
@@ -234,7 +266,12 @@ def fedgen(
 
         start = (server.generator, optimizer.init(server.generator), jnp.float32(0))
         generator, _, total = lax.fori_loop(0, steps, step, start)
-        new = Server(weighted_mean(uplink.head, samples), generator, label_counts, jnp.array(True))
+        new = Server(
+            head=weighted_mean(uplink.head, samples),
+            generator=generator,
+            label_counts=label_counts,
+            ready=jnp.array(True),
+        )
         return select(samples.any(), new, server), {"generator_loss": total / steps}
 
     return Method(
@@ -243,7 +280,7 @@ def fedgen(
         check=require_equal_heads,
         init_server=init_server,
         broadcast=broadcast,
-        receive=lambda bucket, client, downlink, data, ctx: take_head(client, downlink.head),
+        receive=receive,
         client_update=client_update,
         server_update=server_update,
     )

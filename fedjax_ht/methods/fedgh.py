@@ -1,10 +1,11 @@
 """FedGH (Yi et al., ACM MM 2023): the server trains one global head on the clients' prototypes.
 
-    client:  head_i <- head, then local epochs of cross-entropy; upload the mean feature P_i^c of
-      every own class
+    client:  head_i <- head, then local epochs of cross-entropy; uploads the mean feature P_i^c of
+             every class that it has samples of
     server:  S epochs over the uploaded (P_i^c, c) of cross-entropy by the global head
-    predict: the client's extractor and the head that it holds, the global one as soon as it is
-      received
+    predict: the client's extractor and the global head, once received
+    up:      C_i K: class means of features
+    down:    H: the head that they train
 
 Settled here:
 * The server's head is trained, by SGD on shuffled mini-batches as in HtFLlib. In the authors' code
@@ -13,7 +14,7 @@ Settled here:
 * server_batch_size=1 is the authors' one prototype at a time, without their clipping.
 * Prototypes are those of the model just trained, in evaluation mode, one mean over all samples of a
   class.
-* The authors score the client's own head after training, HtFLlib the global head:
+* The authors score the client's head after training, HtFLlib the global head: see
   `SimulationOptions.evaluate`.
 """
 
@@ -40,31 +41,27 @@ def fedgh(
     server_lr: Annotated[Positive, SearchRange(0.001, 0.1)] = 0.01,
     server_batch_size: Count = 10,
 ) -> Method:
-    """FedGH as a `Method`, see above.
+    """Makes FedGH, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      server_epochs: S, passes over the uploaded prototypes a round.
-      server_lr, server_batch_size: of the server's SGD.
+      server_epochs: S, passes over the uploaded prototypes per round.
+      server_lr, server_batch_size: learning rate and batch size of the server's SGD.
     """
     optimizer = optax.sgd(server_lr)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        return (
-            client,
-            prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)),
-            {"loss": result.loss},
-        )
+        uplink = prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data))
+        return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         bucket = head_bucket(federation)
         rows = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
 
         def loss(head, batch, mask, key):
-            return cross_entropy(
-                logits(bucket, {"head": head}, batch.prototypes), batch.labels, mask
-            )
+            outputs = logits(bucket, {"head": head}, batch.prototypes)
+            return cross_entropy(outputs, batch.labels, mask)
 
         head, final_loss = train_on_rows(
             optimizer, loss, server, rows, rows.valid, ctx.key, server_epochs, server_batch_size

@@ -1,22 +1,23 @@
-"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a shared mentee teach each
-other; the mentee's updates are sent compressed.
+"""FedKD (Wu et al., Nature Communications 2022): mutual learning with a compressed shared mentee.
 
     client:  g_i <- g; on the same batches, with c = CE(m_i(x), y), q = CE(g_i(x), y), h and r the
-      features of both,
+             features of both models,
              L_m = c + (KL(softmax g_i(x) || softmax m_i(x)) + MSE(h, W_i r)) / (c + q)
-             L_g = q + (KL(softmax m_i(x) || softmax g_i(x)) + MSE(h, W_i r)) / (c + q);  upload
-             compress(g_i - g)
-    server:  U <- compress(uniform mean of the updates); g <- g + U; send U
-    compress: every matrix to the fewest singular components that keep a share T of its energy; T
-      rises linearly over
-             the rounds from `start` to `end`
-    predict: m_i
+             L_g = q + (KL(softmax m_i(x) || softmax g_i(x)) + MSE(h, W_i r)) / (c + q);
+             uploads compress(g_i - g)
+    server:  U <- compress(uniform mean of the updates); g <- g + U; sends U
+    predict: m_i, the private model
+    up:      k (p + q + 1) per p x q matrix of rank k, or p q: the auxiliary model's change
+    down:    the same; A to clients that the last round did not reach: the mean change
+
+compress: every matrix to the fewest singular components that keep a share T of its energy; T rises
+linearly over the rounds from `start` to `end`.
 
 Settled here:
-* What is compressed is the update to the last global weights. A client that does not have those,
-  because it missed the round before (or its answer got lost), is sent g itself, uncompressed; so is
-  everybody in the first round. Only participants are sent anything; HtFLlib's server sends to all
-  clients after every round.
+* The update to the last global weights is compressed. A client that does not have those weights,
+  because it missed the round before (or its upload got lost), is sent g itself, uncompressed; so
+  are all clients in the first round. Only participants are sent anything; HtFLlib's server sends to
+  all clients after every round.
 * The paper's models have no convolutions; here a kernel [h, w, I, O] is one matrix [h w I, O]. A
   matrix whose components would be no smaller is sent whole and as it is, like the biases; full rank
   is allowed.
@@ -56,18 +57,18 @@ from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shar
 from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.models.layers import uniform_fan_in
 
-LEAST_LOSS = 1e-6
+LEAST_LOSS = 1e-6  # c + q divides the losses, and may vanish
 
 
 class Server(NamedTuple):
-    """The mentee, and how it became what it is.
+    """The mentee, and its last step.
 
     Attributes:
       params: g.
       step: U, a pytree of `LowRank`.
       made: int32 scalar, the round in which `step` was made; -1 before.
-      answered: bool [num_clients], who answered in that round, and so holds the g that `step`
-        changes.
+      answered: bool [num_clients], the clients whose upload arrived in that round, and which so
+        hold the g that `step` changes.
     """
 
     params: PyTree
@@ -77,8 +78,12 @@ class Server(NamedTuple):
 
 
 class Downlink(NamedTuple):
-    """message: a pytree of `LowRank`. absolute: bool, True where the message is g itself, not a
-    change to it."""
+    """A client's downlink.
+
+    Attributes:
+      message: a pytree of `LowRank`.
+      absolute: Metadata(bool scalar), True where the message is g itself, not a change to it.
+    """
 
     message: PyTree
     absolute: Metadata
@@ -92,13 +97,13 @@ def fedkd(
     rounds: Count = 1000,
     variant: Variant = "paper",
 ) -> Method:
-    """FedKD as a `Method`, see above.
+    """Makes FedKD, whose algorithm the module's docstring gives.
 
     Args:
       training: local training, of both models and W.
       start, end: T in the first round and after `rounds` rounds; 1 sends everything uncompressed.
-      rounds: over which T rises.
-      variant: see the module's text.
+      rounds: number of rounds over which T rises.
+      variant: "paper" or "released", see the module's docstring.
     """
     released = variant == "released"
 
@@ -106,7 +111,7 @@ def fedkd(
         return start + (end - start) * jnp.minimum(round / rounds, 1)
 
     def reference(params: PyTree) -> PyTree:
-        """What a compressed message is relative to."""
+        """Returns the weights that a compressed message changes, zeros where it has no such."""
         return jax.tree.map(jnp.zeros_like, params) if released else params
 
     def pack(params: PyTree, round: jax.Array) -> PyTree:
@@ -121,18 +126,17 @@ def fedkd(
     def init_server(federation, key):
         params = init_variables(federation.shared, key)["params"]
         return Server(
-            params,
-            send_nothing(params, variant),
-            jnp.int32(-1),
-            jnp.zeros(federation.num_clients, bool),
+            params=params,
+            step=send_nothing(params, variant),
+            made=jnp.int32(-1),
+            answered=jnp.zeros(federation.num_clients, bool),
         )
 
     def init_client(bucket, ctx):
         width = bucket.shared.feature_dim
         key = jax.random.fold_in(ctx.key, 2)
-        return init_pair(bucket, ctx) | {
-            "projection": uniform_fan_in(key, (width, bucket.feature_dim), width)
-        }
+        projection = uniform_fan_in(key, (width, bucket.feature_dim), width)
+        return init_pair(bucket, ctx) | {"projection": projection}
 
     def broadcast(federation, bucket, server, ctx):
         known = server.answered[ctx.info.id] & (ctx.info.last_round == server.made)
@@ -141,27 +145,24 @@ def fedkd(
         return Downlink(message, Metadata(~known))
 
     def receive(bucket, client, downlink, data, ctx):
-        """The client keeps g itself: it is what the next update changes."""
+        # The client's copy becomes g itself: the next update changes it.
         last = client["shared"]["params"]
         base = select(downlink.absolute.value, jax.tree.map(jnp.zeros_like, last), reference(last))
         return take_shared(client, params=add(base, unpack(downlink.message)))
 
-    def losses(own, shared, batch, projection):
-        own_labels, shared_labels = (
-            cross_entropy(m.logits, batch.y, batch.mask) for m in (own, shared)
-        )
-        both = jnp.maximum(own_labels + shared_labels, LEAST_LOSS)
-        scale = 1 / own.logits.shape[-1] if released else 1.0
-        gap = jnp.mean(jnp.square(own.features - shared.features @ projection), axis=-1)
+    def losses(private, shared, batch, projection):
+        private_error = cross_entropy(private.logits, batch.y, batch.mask)
+        shared_error = cross_entropy(shared.logits, batch.y, batch.mask)
+        both = jnp.maximum(private_error + shared_error, LEAST_LOSS)
+        scale = 1 / private.logits.shape[-1] if released else 1.0
+        gap = jnp.mean(jnp.square(private.features - shared.features @ projection), axis=-1)
         hidden = masked_mean(gap, batch.mask)
 
-        def side(labels, model, teacher):
-            return (
-                labels
-                + (scale * kl_divergence(teacher.logits, model.logits, batch.mask) + hidden) / both
-            )
+        def loss_of(error, model, teacher):
+            divergence = scale * kl_divergence(teacher.logits, model.logits, batch.mask)
+            return error + (divergence + hidden) / both
 
-        return side(own_labels, own, shared), side(shared_labels, shared, own)
+        return loss_of(private_error, private, shared), loss_of(shared_error, shared, private)
 
     def client_update(bucket, client, downlink, data, ctx):
         last = client["shared"]["params"]
@@ -177,9 +178,15 @@ def fedkd(
         zero = jax.tree.map(jnp.zeros_like, server.params)
         mean, taught = mean_of_copies(jax.vmap(unpack)(received.uplink), received, zero)
         step = pack(mean, ctx.round)
+        # Ids past the last client are dropped by the scatter: absent rows mark no client.
         ids = jnp.where(received.arrived, received.info.id, federation.num_clients)
         answered = jnp.zeros_like(server.answered).at[ids].set(True, mode="drop")
-        new = Server(add(reference(server.params), unpack(step)), step, ctx.round, answered)
+        new = Server(
+            params=add(reference(server.params), unpack(step)),
+            step=step,
+            made=ctx.round,
+            answered=answered,
+        )
         return select(taught, new, server), {}
 
     return Method(

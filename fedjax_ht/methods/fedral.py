@@ -1,15 +1,15 @@
-"""FedRAL (Yi et al., ICCV 2025): clients share a small matrix that turns their representations
-towards common ones.
+"""FedRAL (Yi et al., ICCV 2025): clients share a small matrix that aligns their representations.
 
-    client:  A_k <- A^{t-1}; the model and A_k descend together on the cross-entropy of head(R + R
-      A_k), R = features(x)
-             (Eq. 5 is the step of A_k)
-    upload:  the m_k diagonal blocks of A_k, r^2 / m_k numbers, r being the width of R
-    server:  A^t <- sum_k (n_k / n) blocks_k(A_k) over the round's uploads, entry by entry; what
-      nobody sent is zero
-             (Eq. 7)
-    predict: head(R + R A), A being the client's own A_k (what Eq. 5 left, not sparsified) or the
-      global A^t (Eq. 7)
+    client:  A_k <- A^{t-1}; the model and A_k descend together on the cross-entropy of
+             head(R + R A_k), R = features(x) (Eq. 5 is the step of A_k); uploads the m_k diagonal
+             blocks of A_k, r^2 / m_k numbers, r being the width of R
+    server:  A^t <- sum_k (n_k / n) blocks_k(A_k) over the round's uploads, entry by entry; entries
+             that no client sent are zero (Eq. 7)
+    predict: head(R + R A), A being the client's own A_k; by the second rule the global A^t
+    up:      K² / m_i: diagonal blocks of the angle matrix A
+    down:    the union of the blocks sent last, K² / m with one m; at first K²: A
+
+The client's A_k predicts as Eq. 5 left it, not sparsified; A^t is that of Eq. 7.
 
 Settled here (the paper leaves these open; the code that it cites has not been at hand):
 * All r^2 entries of A_k are trained; sparsification happens once, before the upload. An entry that
@@ -21,7 +21,7 @@ Settled here (the paper leaves these open; the code that it cites has not been a
   which start larger by I + A and whose gradient steps are larger by (I + A)(I + A)^T. On
   Fashion-MNIST (class shares, 10 blocks, 100 rounds, three seeds) s = 1 has 89.3 %, s = sqrt(3 r)
   93.3 %, and a frozen A of that size (angle_lr=0), which shares nothing, 93.4 %.
-* Which A predicts: Eq. 1's objective is F_k(D_k; w_k o A), with the global A; the algorithm returns
+* A at prediction: Eq. 1's objective is F_k(D_k; w_k o A), with the global A; the algorithm returns
   the clients' models without a word on A. The rule "own" takes the A_k that Eq. 5 left at the
   client's last training, whenever that was; before, zero, a plain model. The rule "global" takes
   the newest A^t that was sent. Both are scored, "own" is reported (inference="global" reports the
@@ -57,7 +57,7 @@ from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import ClientInfo, Method, PyTree, Wire
 from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.core.round import gather_received, select
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Masked, Metadata, dense
 from fedjax_ht.losses import cross_entropy
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
 from fedjax_ht.models.layers import uniform_fan_in
@@ -66,22 +66,30 @@ ENTRY_BYTES = 4  # float32
 
 
 class Uplink(NamedTuple):
-    """angle: Masked float32 [r, r], the client's blocks; and, where it weighs by them, its number
-    of samples."""
+    """A client's upload.
+
+    Attributes:
+      angle: Masked float32 [r, r], the client's blocks of A_k.
+      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
+        not weigh by it.
+    """
 
     angle: Masked
     num_samples: Metadata | tuple
 
 
 def block_mask(width: int, blocks: jax.Array | int) -> jax.Array:
-    """True on `blocks` diagonal blocks of equal side. bool [width, width]."""
+    """Marks `blocks` diagonal blocks of equal side: bool [width, width]."""
     block = jnp.arange(width) * blocks // width
     return block[:, None] == block[None, :]
 
 
 def fewest_blocks(byte_budget: float, width: int) -> int:
-    """The least number of diagonal blocks of a matrix [width, width] whose float32 entries fit into
-    `byte_budget`.
+    """Returns the least number of blocks whose float32 entries fit into `byte_budget`.
+
+    Args:
+      byte_budget: bytes of one upload.
+      width: r; the blocks are diagonal ones of a matrix [r, r], and their number divides r.
 
     Raises:
       ValueError: the diagonal alone does not fit.
@@ -96,7 +104,7 @@ def fewest_blocks(byte_budget: float, width: int) -> int:
 
 
 def align(angle: jax.Array, representations: jax.Array) -> jax.Array:
-    """R + R A: float [B, r] -> [B, r]."""
+    """Computes R + R A: float [B, r] -> [B, r]."""
     return representations + representations @ angle
 
 
@@ -110,44 +118,53 @@ def fedral(
     weighting: Weighting = "samples",
     inference: Literal["own", "global"] = "own",
 ) -> Method:
-    """FedRAL as a `Method`, see above.
+    """Makes FedRAL, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      blocks: m_k, a divisor of r for all clients, or one for each: client i takes entry i mod their
-        number. 1 sparsifies nothing (ablation B of Table 7).
-      byte_budget: decides the blocks instead: the fewest whose entries fit, for all clients or for
-        each.
-      angle_lr: eta_A, of plain SGD; None trains A by the optimiser of `training`, 0 freezes it.
-      init_scale: s, of the first A, whose entries are uniform within s / sqrt(r). With m blocks the
+      blocks: m_k, a divisor of r for all clients, or a tuple of them, of which client i takes entry
+        i mod its length. 1 sparsifies nothing (ablation B of Table 7).
+      byte_budget: bytes of an upload, or a tuple of them in the same way; decides the blocks
+        instead of `blocks`: the fewest whose entries fit. None takes `blocks`.
+      angle_lr: eta_A, the rate of plain SGD; 0 freezes A. None takes the optimiser of `training`.
+      init_scale: s of the first A, whose entries are uniform within s / sqrt(r). With m blocks the
         mean square of R A is s^2 / (3 m) times that of R: s = sqrt(3 m) makes them alike (sqrt(3)
         for a whole A); s = sqrt(3 r), entries of variance 1, makes that of R A r / m times as
         large.
-      weighting: of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros counted;
-        "uniform" (ablation C of Table 7) the plain mean over the clients that sent the entry.
-      inference: which matrix the reported accuracy takes, the client's A_k of Eq. 5 ("own") or the
-        server's A^t of Eq. 7 ("global"); the other is a second rule.
+      weighting: weights of the aggregation. "samples" is Eq. 7, n_k / n of all uploads, zeros
+        counted; "uniform" (ablation C of Table 7) the plain mean over the clients that sent the
+        entry.
+      inference: matrix of the reported accuracy, the client's A_k of Eq. 5 ("own") or the server's
+        A^t of Eq. 7 ("global"); the other one is a second rule.
+
+    Returns:
+      The method; its `check` refuses models whose feature widths differ, and blocks that do not
+      divide that width.
+
+    Example:
+      >>> method = fl.fedral(fl.LocalTraining(optax.sgd(0.1)), blocks=4)
+      >>> method.rules
+      ('own', 'global')
     """
     if angle_lr is not None:
         parts = {"model": training.optimizer, "angle": optax.sgd(angle_lr)}
-        training = dataclasses.replace(
-            training, optimizer=optax.multi_transform(parts, {name: name for name in parts})
-        )
+        optimizer = optax.multi_transform(parts, {name: name for name in parts})
+        training = dataclasses.replace(training, optimizer=optimizer)
     rules = ("own", "global") if inference == "own" else ("global", "own")
 
-    def dealt(width: int) -> list[int]:
-        """Blocks by client id, to be repeated."""
+    def blocks_of_clients(width: int) -> list[int]:
+        """Returns m_k by client id, to be repeated."""
         if byte_budget is None:
             return [int(m) for m in np.atleast_1d(blocks)]
         return [fewest_blocks(budget, width) for budget in np.atleast_1d(byte_budget)]
 
-    def own_mask(bucket: Bucket, info: ClientInfo) -> jax.Array:
-        numbers = dealt(bucket.feature_dim)
+    def mask_of(bucket: Bucket, info: ClientInfo) -> jax.Array:
+        numbers = blocks_of_clients(bucket.feature_dim)
         return block_mask(bucket.feature_dim, jnp.array(numbers)[info.id % len(numbers)])
 
     def check(federation: Federation) -> None:
         width = federation.feature_dim
-        for m in dealt(width):
+        for m in blocks_of_clients(width):
             if m < 1 or width % m:
                 raise ValueError(
                     f"blocks is {m}; it must be a divisor of the models' {width} features"
@@ -158,9 +175,8 @@ def fedral(
         return Masked(init_scale * uniform_fan_in(key, (r, r), r), jnp.ones((r, r), bool))
 
     def init_client(bucket, ctx):
-        return init_variables(bucket, ctx.key) | {
-            "angle": jnp.zeros((bucket.feature_dim, bucket.feature_dim))
-        }
+        angle = jnp.zeros((bucket.feature_dim, bucket.feature_dim))
+        return init_variables(bucket, ctx.key) | {"angle": angle}
 
     def client_update(bucket, client, downlink, data, ctx):
         def loss(params: PyTree, stats, batch: Batch, key) -> Loss:
@@ -174,14 +190,15 @@ def fedral(
         result = train(training, loss, params, client["stats"], data, ctx.key, bucket.num_classes)
         angle = result.params["angle"]
         client = {"params": result.params["model"], "stats": result.stats, "angle": angle}
-        uplink = Uplink(Masked(angle, own_mask(bucket, ctx.info)), sent_samples(ctx, weighting))
+        uplink = Uplink(Masked(angle, mask_of(bucket, ctx.info)), sent_samples(ctx, weighting))
         return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         received = gather_received(received)
         weights = client_weights(received, received.uplink.num_samples)
         new = aggregate(received.uplink.angle, weights, zeros_count=weighting == "samples")
-        return select(weights.any(), new, server), {}  # clients without samples alone say nothing
+        # A round in which only clients without samples arrive keeps A.
+        return select(weights.any(), new, server), {}
 
     def predict(bucket, client, downlink, x, mask):
         representations = own_features(bucket, client, x, mask)
@@ -206,22 +223,20 @@ def fedral(
 
 
 def aggregate(angles: Masked, weights: jax.Array, zeros_count: bool) -> Masked:
-    """The weighted mean of matrices, entry by entry; what nobody sent is zero under a False mask.
+    """Computes the weighted mean of matrices entry by entry (FedRAL Eq. 7).
 
     Args:
       angles: [P, r, r], the clients' blocks.
       weights: float [P], at least 0; a client of weight zero is never read.
       zeros_count: divide by the weight of all clients, as Eq. 7 does, so that an entry that one
-        client alone sends shrinks to its share; else by the weight of those who sent the entry, so
-        that it stays as it is.
+        client alone sends shrinks to its share; else by the weight of the clients that sent the
+        entry, so that it stays as it is.
+
+    Returns:
+      Masked float32 [r, r]; entries that no client sent are zero under a False mask.
     """
     sent = angles.mask & (weights > 0)[:, None, None]
     weighed = weights[:, None, None] * sent
     total = weights.sum() if zeros_count else weighed.sum(0)
     share = weighed / jnp.maximum(total, jnp.finfo(jnp.float32).tiny)
     return Masked(weighted_sum(angles.values, share), sent.any(0))
-
-
-def dense(angle: Masked) -> jax.Array:
-    """The matrix as the client holds it: zero where nothing was sent."""
-    return jnp.where(angle.mask, angle.values, 0)

@@ -1,8 +1,11 @@
-"""FedRolex (Alam et al., NeurIPS 2022): every client trains a window of each layer's channels,
-which rolls on.
+"""FedRolex (Alam et al., NeurIPS 2022): a client trains a rolling window of each layer's channels.
 
-    in round t a client of rate R holds channels t, t + 1, ... t + ceil(R K) - 1, modulo K; see
-    `partial_training`
+    client:  of rate R in round t holds channels t, t + 1, ... t + ceil(R K) - 1, modulo K, and
+             trains them by cross-entropy
+    server:  averages each entry over the clients that hold it, see `shared.partial_training`
+    predict: the client's slice; the whole network in a column of its own
+    up:      W_R - (C - C_i) (K_R + 1): the slice, of the head the rows of the client's classes
+    down:    W_R: a window of channels that moves on by one per round
 
 Settled here:
 * The window moves forward by one channel a round, as published; the released index goes backward.
@@ -24,7 +27,7 @@ def fedrolex(
     label_split: bool = True,
     whole_head: bool = False,
 ) -> Method:
-    """Arguments as of `partial_training`."""
+    """Makes FedRolex; arguments as of `shared.partial_training.partial_training`."""
     return partial_training(
         "fedrolex", "rolling", training, weighting, masked_loss, label_split, whole_head
     )

@@ -1,25 +1,26 @@
-"""FedSSA (Yi et al., IJCAI 2024): clients share the rows of their headers that belong to the
-classes they have seen.
+"""FedSSA (Yi et al., IJCAI 2024): clients share their headers' rows of the classes they have seen.
 
-    client:  theta_k^s <- theta^s + mu_t theta_k^s for every own class s (Eq. 4), other classes'
-      rows stay (Eq. 5);
+    client:  theta_k^s <- theta^s + mu_t theta_k^s for every class s that it has samples of (Eq. 4),
+             other classes' rows stay (Eq. 5);
              mu_t = mu_0 cos(pi t / (2 T_stable)) while t <= T_stable, then 0 (Eq. 4);
-             local epochs of cross-entropy; upload the own classes' rows
-    server:  theta^s <- mean of theta_k^s over the clients that hold class s, its newest row of each
-      (Eq. 3)
+             local epochs of cross-entropy; uploads the rows of its classes
+    server:  theta^s <- mean of theta_k^s over the clients that hold class s, the newest row of each
+             (Eq. 3)
     predict: the client's model after its local training
+    up:      C_i (K + 1): the header's rows of the client's classes
+    down:    C_i (K + 1), at first C (K + 1): the global rows of the client's classes
 
 Settled here:
 * A row of the header is a class's weights and its bias, so that it costs K + 1 elements; the paper
   counts K.
-* The header is the last linear layer, as released and as the paper counts it; its section 3.2
-  speaks of two layers.
+* The header is the last linear layer, as released and as the paper counts it; its section 3.2 has
+  two layers.
 * Eq. 3 averages over all clients that hold a class. The server keeps the newest row of each
   (owners="stored"), as released; but clients that never took part have no row, where the released
   code counts their initial ones. owners="uploaded" averages over this round's uploaders alone and
   stores nothing: with ten participants that is two clients a class. A class without a row keeps the
   server's. Stored rows are N C (K + 1) numbers on the server. owners="summed" averages as
-  "uploaded" does; the server forgets who holds which class, sends everybody the whole header, and
+  "uploaded" does; the server forgets who holds which class, sends all clients the whole header, and
   so reads nothing but sums of rows and how many there are: it can be kept from more
   (`deploy.sums`).
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own
@@ -37,10 +38,10 @@ Settled here:
   many rounds newcomers take to come: without stored rows only global rounds count. And rows longer
   than LONG_ROW are warned of, whatever made them so.
 * Clients are scored as their training left them: that is `SimulationOptions(evaluate="trained")`.
-* The server knows a client's classes from its last upload, and sends the whole header to one it has
-  not heard from.
+* The server knows a client's classes from its last upload, and sends the whole header to a client
+  without one.
 * hide_classes: clients upload the whole header with zeros in the rows of other classes, and the
-  server ignores rows of zeros (section 4.3); it then sends everybody the whole header. Noise on
+  server ignores rows of zeros (section 4.3); it then sends all clients the whole header. Noise on
   such an uplink would make owners of all.
 """
 
@@ -53,10 +54,10 @@ import jax.numpy as jnp
 from fedjax_ht.core.bounds import Count, SearchRange, Share, checked, traced
 from fedjax_ht.core.federation import Federation, require_equal_heads
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.core.method import Data, Method, PyTree, View, Wire, init_model
+from fedjax_ht.core.method import Data, Method, View, Wire, init_model
 from fedjax_ht.core.round import gather_received
 from fedjax_ht.core.wire import Masked
-from fedjax_ht.methods.shared.heads import init_head, take_head
+from fedjax_ht.methods.shared.heads import head_of, init_head, rows_of, take_head
 from fedjax_ht.methods.shared.prototypes import mean_by_class
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
 
@@ -69,13 +70,14 @@ LONG_ROW = 100.0  # length of a row of the header; the first ones are about 0.6 
 
 
 class Server(NamedTuple):
-    """What the server keeps.
+    """The server's state.
 
     Attributes:
       rows: float32 [C, K + 1], the global header.
       held: bool [num_clients, C], the classes that each client last uploaded; () with
         owners="summed".
-      newest: float32 [num_clients, C, K + 1], the rows that it did; () but with owners="stored".
+      newest: float32 [num_clients, C, K + 1], the rows that each client last uploaded; () without
+        owners="stored".
     """
 
     rows: jax.Array
@@ -83,63 +85,56 @@ class Server(NamedTuple):
     newest: jax.Array | tuple
 
 
-def rows_of(head: PyTree) -> jax.Array:
-    """A linear layer's parameters by class: its weights, then its bias; float32 [C, K + 1]."""
-    return jnp.concatenate([head["kernel"].T, head["bias"][:, None]], axis=1)
-
-
-def head_of(rows: jax.Array) -> PyTree:
-    """The inverse of `rows_of`."""
-    return {"kernel": rows[:, :-1].T, "bias": rows[:, -1]}
-
-
 def stabilisation(
     t: jax.Array, mu: float, stable_rounds: int, decay: Decay = "cosine"
 ) -> jax.Array:
-    """mu_t, the weight of a client's own history in its fused header (Eq. 4); 0 from t =
-    stable_rounds on.
+    """Computes mu_t, the weight of a client's history in its fused header (FedSSA Eq. 4).
 
-    "linear" (mu_0 (1 - t / T)) and "step" (mu_0 up to T) are other ways down than the paper's.
+    Args:
+      t: int, from 1.
+      mu: mu_0.
+      stable_rounds: T_stable; mu_t is 0 from there on.
+      decay: "cosine" is the paper's; "linear" is mu_0 (1 - t / T), "step" mu_0 up to T.
+
+    Returns:
+      float32, of the shape of `t`.
     """
     share = t / stable_rounds
-    kept = {
+    factors = {
         "cosine": jnp.cos(jnp.pi / 2 * share),
         "linear": 1 - share,
         "step": jnp.ones_like(share),
-    }[decay]
-    return jnp.where(t < stable_rounds, mu * kept, 0.0)
+    }
+    return jnp.where(t < stable_rounds, mu * factors[decay], 0.0)
 
 
 def most_growth(mu: float, stable_rounds: int, decay: Decay = "cosine") -> float:
-    """By how much fusing alone can lengthen a row: the product of 1 + mu_t, t = 1, 2, ..., of a
-    constant history."""
-    # the method may be made where a program is traced, see `Method.vary`
+    """Computes the product of 1 + mu_t, t = 1, 2, ...: how far fusing alone can lengthen a row."""
+    # The method may be made where a program is traced (`Method.vary`); this number is needed now.
     with jax.ensure_compile_time_eval():
         weights = stabilisation(jnp.arange(1, stable_rounds + 1), mu, stable_rounds, decay)
         return float(jnp.exp(jnp.sum(jnp.log1p(weights))))
 
 
 def check_linear_heads(federation: Federation) -> None:
-    """ValueError unless all heads are one equal linear layer with a bias."""
+    """Raises a ValueError unless all heads are one equal linear layer with a bias."""
     require_equal_heads(federation)
     head = jax.eval_shape(lambda key: init_head(federation, key), jax.random.key(0))
     if set(head) != {"kernel", "bias"}:
         raise ValueError(
             "fedssa fuses the rows of one linear layer, but the head is made of "
-            f"{', '.join(sorted(head))}; "
-            "choose a group whose heads are linear"
+            f"{', '.join(sorted(head))}; choose a group whose heads are linear"
         )
 
 
 def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owners: Owners) -> None:
-    """ValueError where mu compounds too far."""
-    if traced(mu):
+    """Raises a ValueError where mu compounds too far."""
+    if traced(mu):  # checked where it was chosen
         return
     if mu and owners != "stored" and clock == "client":
         raise ValueError(
             f"owners={owners!r} fuses as long as new clients come, and rows compound in every "
-            "round; take "
-            "clock='round', mu=0 or owners='stored'"
+            "round; take clock='round', mu=0 or owners='stored'"
         )
     # With the rows of all owners stored, and global rounds, a client that rarely takes part fuses
     # in few of them.
@@ -147,13 +142,13 @@ def check_growth(mu: float, stable_rounds: int, decay: Decay, clock: Clock, owne
     if growth > MOST_GROWTH and not (clock == "round" and owners == "stored"):
         raise ValueError(
             f"stable_rounds is {stable_rounds} with mu {mu}: fusing alone would lengthen rows "
-            f"{growth:.0f} times; "
-            "take fewer rounds, a smaller mu, or clock='round' with owners='stored'"
+            f"{growth:.0f} times; take fewer rounds, a smaller mu, or clock='round' with "
+            "owners='stored'"
         )
 
 
 def long_rows(metrics: dict[str, float]) -> str | None:
-    """A `View.warn`: rows that have grown beyond what training does."""
+    """Warns of rows that have grown beyond what training does; a `View.warn`."""
     if metrics["longest_row"] <= LONG_ROW and not math.isnan(metrics["longest_row"]):
         return None
     return (
@@ -172,18 +167,29 @@ def fedssa(
     semantic: bool = True,
     hide_classes: bool = False,
 ) -> Method:
-    """FedSSA as a `Method`, see above.
+    """Makes FedSSA, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
       mu: mu_0; 0 is the ablation without stabilisation.
       stable_rounds: T_stable, the round from which on global rows replace a client's own.
-      decay: of mu_t, see `stabilisation`.
-      clock: what t counts, a client's own rounds or all.
-      owners: whose rows are averaged, see the module's text.
+      decay: decay of mu_t, see `stabilisation`.
+      clock: rounds that t counts, those a client took part in ("client") or all ("round").
+      owners: rows that are averaged, see the module's docstring.
       semantic: False is the ablation without semantic aggregation: every client counts as an owner
         of every class.
-      hide_classes: see the module's text.
+      hide_classes: clients upload the whole header, see the module's docstring.
+
+    Returns:
+      The method; its `check` refuses heads that are not one linear layer.
+
+    Raises:
+      ValueError: mu compounds too far, or the options contradict each other.
+
+    Example:
+      >>> method = fl.fedssa(fl.LocalTraining(optax.sgd(0.1)), stable_rounds=3)
+      >>> method.wire.server_reads  # the server stores every owner's newest row
+      'uploads'
     """
     check_growth(mu, stable_rounds, decay, clock, owners)
     if hide_classes and owners == "summed":
@@ -191,7 +197,7 @@ def fedssa(
             "owners='summed' counts who holds a class, and hide_classes leaves nothing to count; "
             "take one"
         )
-    whole = hide_classes or owners == "summed"  # what comes down
+    whole = hide_classes or owners == "summed"  # the whole header comes down
 
     def classes(data: Data, num_classes: int) -> jax.Array:
         return own_classes(data, num_classes) if semantic else jnp.ones(num_classes, bool)
@@ -199,30 +205,29 @@ def fedssa(
     def init_server(federation, key):
         rows, n = rows_of(init_head(federation, key)), federation.num_clients
         newest = jnp.zeros((n, *rows.shape)) if owners == "stored" else ()
-        return Server(
-            rows, () if owners == "summed" else jnp.zeros((n, federation.num_classes), bool), newest
-        )
+        held = () if owners == "summed" else jnp.zeros((n, federation.num_classes), bool)
+        return Server(rows, held, newest)
 
     def init_client(bucket, ctx):
-        return init_model(bucket, ctx) | {"rounds": jnp.int32(0)}  # in which it has trained
+        return init_model(bucket, ctx) | {"rounds": jnp.int32(0)}  # rounds of training so far
 
     def broadcast(federation, bucket, server, ctx):
         if whole:
             return server.rows
         held = server.held[ctx.info.id]
-        return Masked(server.rows, held | ~held.any())
+        return Masked(server.rows, held | ~held.any())  # all rows to a client without upload
 
     def receive(bucket, client, downlink, data, ctx):
-        rows, own = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
+        rows, seen = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
         values, sent = (downlink, True) if whole else downlink
         t = (client["rounds"] if clock == "client" else ctx.round) + 1
         fused = values + stabilisation(t, mu, stable_rounds, decay) * rows
-        return take_head(client, head_of(jnp.where((own & sent)[:, None], fused, rows)))
+        return take_head(client, head_of(jnp.where((seen & sent)[:, None], fused, rows)))
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
-        rows, own = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
-        uplink = jnp.where(own[:, None], rows, 0) if hide_classes else Masked(rows, own)
+        rows, seen = rows_of(client["params"]["head"]), classes(data, bucket.num_classes)
+        uplink = jnp.where(seen[:, None], rows, 0) if hide_classes else Masked(rows, seen)
         return client | {"rounds": client["rounds"] + 1}, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
@@ -230,7 +235,8 @@ def fedssa(
         values, sent = (uplink, (uplink != 0).any(-1)) if hide_classes else uplink
         # [P, C, K + 1], [P, C]
         values, present = jnp.where(sent[..., None], values, 0), sent & arrived[:, None]
-        # without samples there is nothing to tell
+        # Ids past the last client are dropped by the scatter: a client that is absent, or has no
+        # samples and so no rows, keeps what it uploaded before.
         heard = jnp.where(present.any(1), info.id, federation.num_clients)
         held, newest = (), ()
         if owners != "summed":

@@ -1,14 +1,16 @@
-"""FedTGP (Zhang et al., AAAI 2024): the server trains global prototypes that keep apart as far as
-the clients' do.
+"""FedTGP (Zhang et al., AAAI 2024): the server trains global prototypes to keep classes apart.
 
-    client:  L = CE + lambda * R(features, global prototypes); upload the mean feature of every own
-      class
+    client:  L = CE + lambda * R(features, global prototypes); uploads the mean feature of every
+             class that it has samples of
     server:  Phat_c = F(e_c), F = Linear-ReLU-Linear on a table of embeddings e; S epochs over the
-      uploaded prototypes P
-             of cross-entropy over -||P - Phat_c||, the true class pushed delta further (Eq. 10);
-             delta = min(largest distance between class centres, tau) (Eq. 9)
-    predict: the class of the nearest global prototype; second rule, "own_prototype": among the
-      client's own classes
+             uploaded prototypes P of cross-entropy over -||P - Phat_c||, the true class pushed
+             delta further (Eq. 10); delta = min(largest distance between class centres, tau)
+             (Eq. 9)
+    predict: the class of the nearest global prototype
+    up:      C_i K: class means of features
+    down:    C K, once there are prototypes: trained class prototypes
+
+The second rule, "own_prototype", predicts among the client's classes, the third by its head.
 
 Settled here:
 * variant="released" is HtFLlib: delta is the largest nearest-neighbour distance, R the mean square
@@ -27,6 +29,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, checked
+from fedjax_ht.core.federation import require_one_feature_width
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree, View
 from fedjax_ht.core.round import gather_received
@@ -35,11 +38,14 @@ from fedjax_ht.core.wire import Masked
 from fedjax_ht.losses import adaptive_margin, margin_contrastive
 from fedjax_ht.methods.shared import prototypes
 from fedjax_ht.methods.shared.supervised import train_model
+from fedjax_ht.methods.shared.variants import settled
 from fedjax_ht.models.layers import uniform_fan_in
+
+FORMS = prototypes.FORMS  # values of options that default to None, by variant
 
 
 class Server(NamedTuple):
-    """What the server trains, and what it publishes.
+    """The server's state.
 
     Attributes:
       trained: {"embeddings" float32 [C, K], and F's "w1", "b1", "w2", "b2" unless F is ablated}.
@@ -53,20 +59,18 @@ class Server(NamedTuple):
 
 
 def init_trained(key: jax.Array, num_classes: int, dim: int, use_f: bool) -> PyTree:
-    """Embeddings from N(0, 1), F as torch initialises linear layers."""
+    """Draws `Server.trained`: embeddings from N(0, 1), F as torch initialises linear layers."""
     keys = jax.random.split(key, 5)
     trained = {"embeddings": jax.random.normal(keys[0], (num_classes, dim))}
     if use_f:
         shapes = {"w1": (dim, dim), "b1": (dim,), "w2": (dim, dim), "b2": (dim,)}
-        trained |= {
-            name: uniform_fan_in(k, shape, dim)
-            for k, (name, shape) in zip(keys[1:], shapes.items())
-        }
+        for k, (name, shape) in zip(keys[1:], shapes.items()):
+            trained[name] = uniform_fan_in(k, shape, dim)
     return trained
 
 
 def global_prototypes(trained: PyTree) -> jax.Array:
-    """Phat = F(e), float32 [C, K]; the embeddings themselves where F is ablated."""
+    """Computes Phat = F(e), float32 [C, K]; the embeddings themselves where F is ablated."""
     if "w1" not in trained:
         return trained["embeddings"]
     hidden = jax.nn.relu(trained["embeddings"] @ trained["w1"] + trained["b1"])
@@ -85,20 +89,29 @@ def fedtgp(
     margin: NonNegative | None = None,
     use_f: bool = True,
 ) -> Method:
-    """FedTGP as a `Method`, see above.
+    """Makes FedTGP, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      weight: lambda; None takes the variant's own, 0.1 (paper) or 10 (released).
-      variant: see the module's text.
+      weight: lambda, the regulariser's weight; None takes the variant's, 0.1 (paper) or 10
+        (released).
+      variant: "paper" or "released", see the module's docstring.
       tau: cap of the adaptive margin.
-      server_epochs: S, passes over the uploaded prototypes a round.
-      server_lr, server_batch_size: of the server's SGD.
-      margin: ablation, a fixed margin instead of the adaptive one; 0 is the standard contrastive
-        loss.
+      server_epochs: S, passes over the uploaded prototypes per round.
+      server_lr, server_batch_size: learning rate and batch size of the server's SGD.
+      margin: ablation, a fixed margin; 0 is the standard contrastive loss. None takes the adaptive
+        margin.
       use_f: ablation, False trains the prototypes themselves.
+
+    Returns:
+      The method; its `check` refuses models whose feature widths differ.
+
+    Example:
+      >>> method = fl.fedtgp(fl.LocalTraining(optax.sgd(0.1)), server_epochs=10)
+      >>> method.name, method.rules[0]
+      ('fedtgp', 'prototype')
     """
-    strength = weight if weight is not None else {"paper": 0.1, "released": 10.0}[variant]
+    strength = settled(variant, {"weight": weight}, FORMS)["weight"]
     optimizer = optax.sgd(server_lr)
 
     def init_server(federation, key):
@@ -108,24 +121,22 @@ def fedtgp(
     def published(server):
         return Masked(server.prototypes, jnp.full(len(server.prototypes), server.ready))
 
+    def broadcast(federation, bucket, server, ctx):
+        return published(server)
+
     def client_update(bucket, client, downlink, data, ctx):
-        client, result = train_model(
-            training, bucket, client, data, ctx, prototypes.regulariser(downlink, strength, variant)
-        )
-        return (
-            client,
-            prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data)),
-            {"loss": result.loss},
-        )
+        pull = prototypes.regulariser(downlink, strength, variant)
+        client, result = train_model(training, bucket, client, data, ctx, pull)
+        uplink = prototypes.prototype_uplink(prototypes.class_sums(bucket, client, data))
+        return client, uplink, {"loss": result.loss}
 
     def server_update(federation, server, received, ctx):
         values, present = prototypes.uploaded(gather_received(received))  # [P, C, K], [P, C]
-        centres = prototypes.mean_by_class(values, present)
-        delta = (
-            adaptive_margin(centres, present.any(0), tau, variant)
-            if margin is None
-            else jnp.float32(margin)
-        )
+        if margin is None:
+            centres = prototypes.mean_by_class(values, present)
+            delta = adaptive_margin(centres, present.any(0), tau, variant)
+        else:
+            delta = jnp.float32(margin)
 
         def loss(trained, batch, mask, key):
             return margin_contrastive(
@@ -133,15 +144,9 @@ def fedtgp(
             )
 
         rows = prototypes.as_rows(values, present)
+        schedule = ctx.key, server_epochs, server_batch_size
         trained, final_loss = train_on_rows(
-            optimizer,
-            loss,
-            server.trained,
-            rows,
-            rows.valid,
-            ctx.key,
-            server_epochs,
-            server_batch_size,
+            optimizer, loss, server.trained, rows, rows.valid, *schedule
         )
         new = Server(trained, global_prototypes(trained), server.ready | present.any())
         return new, {"server_loss": final_loss, "margin": delta}
@@ -149,11 +154,11 @@ def fedtgp(
     return Method(
         name="fedtgp",
         training=training,
-        check=lambda federation: federation.feature_dim and None,
+        check=require_one_feature_width,
         init_server=init_server,
         init_client=prototypes.init_client,
         receive=prototypes.receive,
-        broadcast=lambda federation, bucket, server, ctx: published(server),
+        broadcast=broadcast,
         client_update=client_update,
         server_update=server_update,
         predict=prototypes.scores,

@@ -2,9 +2,11 @@
 
     client:  g_i <- g; on the same batches, o = m_i(x) and q = g_i(x),
              L_m = alpha CE(o, y) + (1 - alpha) KL(softmax q || softmax o)
-             L_g = beta CE(q, y) + (1 - beta) KL(softmax o || softmax q);  upload g_i
+             L_g = beta CE(q, y) + (1 - beta) KL(softmax o || softmax q);  uploads g_i
     server:  g <- uniform mean of the g_i
-    predict: m_i
+    predict: m_i, the private model
+    up:      A: the auxiliary model
+    down:    A: the auxiliary model
 
 Settled here:
 * The teacher's side is a constant and KL is the mean over samples, as in the authors' code;
@@ -38,26 +40,31 @@ def fml(
     beta: Annotated[Share, SearchRange(0.0, 1.0, log=False)] = 0.5,
     variant: Variant = "paper",
 ) -> Method:
-    """FML as a `Method`, see above.
+    """Makes FML, whose algorithm the module's docstring gives.
 
     Args:
       training: local training, of both models.
       alpha, beta: weight of the labels in the private and in the meme model's loss; the other
         model's prediction has the rest.
-      variant: see the module's text.
+      variant: "paper" or "released", see the module's docstring.
     """
     released = variant == "released"
 
-    def losses(own, shared, batch, beside):
-        scale = 1 / own.logits.shape[-1] if released else 1.0
+    def losses(private, shared, batch, extra):
+        scale = 1 / private.logits.shape[-1] if released else 1.0
 
-        def side(model, teacher, share):
+        def loss_of(model, teacher, share):
             labels = cross_entropy(model.logits, batch.y, batch.mask)
-            return share * labels + (1 - share) * scale * kl_divergence(
-                teacher.logits, model.logits, batch.mask
-            )
+            divergence = kl_divergence(teacher.logits, model.logits, batch.mask)
+            return share * labels + (1 - share) * scale * divergence
 
-        return side(own, shared, alpha), side(shared, own, beta)
+        return loss_of(private, shared, alpha), loss_of(shared, private, beta)
+
+    def init_server(federation, key):
+        return init_variables(federation.shared, key)["params"]
+
+    def receive(bucket, client, downlink, data, ctx):
+        return take_shared(client, params=downlink)
 
     def client_update(bucket, client, downlink, data, ctx):
         client, _, result = train_pair(training, bucket, client, data, ctx, losses, joint=released)
@@ -70,9 +77,9 @@ def fml(
     return Method(
         name="fml",
         training=training,
-        init_server=lambda federation, key: init_variables(federation.shared, key)["params"],
+        init_server=init_server,
         init_client=init_pair,
-        receive=lambda bucket, client, downlink, data, ctx: take_shared(client, params=downlink),
+        receive=receive,
         client_update=client_update,
         server_update=server_update,
         wire=Wire(server_reads="sums"),

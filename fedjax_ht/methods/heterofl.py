@@ -1,10 +1,13 @@
-"""HeteroFL (Diao et al., ICLR 2021): every client trains the first channels of each layer, as many
-as its rate allows.
+"""HeteroFL (Diao et al., ICLR 2021): a client trains the first channels of each layer.
 
-    a client of rate R holds channels 0 .. ceil(R K) - 1 of a layer of K; see `partial_training` for
-    the round
+    client:  of rate R holds channels 0 .. ceil(R K) - 1 of a layer of K, and trains them by
+             cross-entropy
+    server:  averages each entry over the clients that hold it, see `shared.partial_training`
+    predict: the client's slice; the whole network in a column of its own
+    up:      W_R - (C - C_i) (K_R + 1): the slice, of the head the rows of the client's classes
+    down:    W_R: the first channels of every layer
 
-Smaller models lie in larger ones. What lies outside the widest client's model is never trained.
+Smaller models lie in larger ones. Channels outside the widest client's model are never trained.
 """
 
 from fedjax_ht.core.bounds import checked
@@ -22,7 +25,7 @@ def heterofl(
     label_split: bool = True,
     whole_head: bool = False,
 ) -> Method:
-    """Arguments as of `partial_training`."""
+    """Makes HeteroFL; arguments as of `shared.partial_training.partial_training`."""
     return partial_training(
         "heterofl", "static", training, weighting, masked_loss, label_split, whole_head
     )

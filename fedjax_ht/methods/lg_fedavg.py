@@ -1,7 +1,10 @@
 """LG-FedAvg (Liang et al., 2020): local extractors, one global head.
 
-    server:  head <- sum_i n_i head_i / sum_i n_i over the uploads that arrived
     client:  head_i <- head, then local epochs of cross-entropy on extractor and head
+    server:  head <- sum_i n_i head_i / sum_i n_i over the uploads that arrived
+    predict: the client's extractor and the global head
+    up:      H: the head
+    down:    H: the head
 
 Settled here:
 * The mean is weighted by samples, as FedGen and HtFLlib run it as a baseline; weighting="uniform"
@@ -23,11 +26,11 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 @checked
 def lg_fedavg(training: LocalTraining, weighting: Weighting = "samples") -> Method:
-    """LG-FedAvg as a `Method`, see above.
+    """Makes LG-FedAvg, whose algorithm the module's docstring gives.
 
     Args:
       training: local training.
-      weighting: of the mean, by the clients' numbers of training samples or equal.
+      weighting: weights of the mean, the clients' numbers of training samples or equal.
     """
 
     def client_update(bucket, client, downlink, data, ctx):

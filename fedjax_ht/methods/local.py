@@ -1,5 +1,11 @@
-"""Local: every client trains alone and nothing is sent. The floor that working together has to
-beat."""
+"""Local: every client trains alone and nothing is sent, the baseline that federation has to beat.
+
+client:  local epochs of cross-entropy, when it takes part in a round
+server:  nothing
+predict: the client's own model
+up:      0: nothing
+down:    0: nothing
+"""
 
 from fedjax_ht.core.bounds import checked
 from fedjax_ht.core.local_training import LocalTraining
@@ -9,18 +15,31 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 @checked
 def local(training: LocalTraining) -> Method:
-    """Cross-entropy on the client's own data; only participants train."""
+    """Makes local training: cross-entropy on the client's data; only participants train.
+
+    Args:
+      training: local training.
+    """
+
+    def init_server(federation, key):
+        return ()
+
+    def broadcast(federation, bucket, server, ctx):
+        return ()
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
         return client, (), {"loss": result.loss}
 
+    def server_update(federation, server, received, ctx):
+        return server, {}
+
     return Method(
         name="local",
         training=training,
-        init_server=lambda federation, key: (),
-        broadcast=lambda federation, bucket, server, ctx: (),
+        init_server=init_server,
+        broadcast=broadcast,
         client_update=client_update,
-        server_update=lambda federation, server, received, ctx: (server, {}),
+        server_update=server_update,
         wire=Wire(server_reads="sums"),
     )

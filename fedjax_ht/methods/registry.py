@@ -1,4 +1,4 @@
-"""The methods by the names that configs use."""
+"""The registry of methods, by the names that configs use."""
 
 from collections.abc import Callable
 
@@ -17,6 +17,7 @@ from fedjax_ht.methods.fedgen import fedgen
 from fedjax_ht.methods.fedgh import fedgh
 from fedjax_ht.methods.fedkd import fedkd
 from fedjax_ht.methods.fedktl import fedktl
+from fedjax_ht.methods.fedper import fedper
 from fedjax_ht.methods.fedproto import fedproto
 from fedjax_ht.methods.fedral import fedral
 from fedjax_ht.methods.fedrolex import fedrolex
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedssa": fedssa,
     "fedral": fedral,
     "lg_fedavg": lg_fedavg,
+    "fedper": fedper,
     "fedgen": fedgen,
     "fedgh": fedgh,
     "fd": fd,
@@ -57,11 +59,21 @@ DISTILLING = ("dense", "fedftg", "dfrd")
 
 
 def method_factory(name: str) -> Callable[..., Method]:
-    """The factory of a method by name, "BASE+METHOD" among them: a distilling method on top of one
-    that averages, with the options of both. It checks its options, see `core.bounds`.
+    """Returns a method's factory, (training, **options) -> Method, which checks its options.
+
+    Args:
+      name: a key of `METHODS`; or "BASE+METHOD", a distilling method on top of one that averages,
+        with the options of both.
 
     Raises:
       ValueError: there is no such method.
+
+    Example:
+      >>> make = fl.method_factory("fedproto")
+      >>> make(fl.LocalTraining(optax.sgd(0.1)), weight=-1.0)
+      Traceback (most recent call last):
+      ...
+      ValueError: weight is -1.0; it must be a number of at least 0 or None
     """
     base, plus, top = name.partition("+")
     if plus and top in DISTILLING and base in BASES:
@@ -72,16 +84,11 @@ def method_factory(name: str) -> Callable[..., Method]:
 
 
 def unknown_method(name: str) -> str:
-    """One line that says which methods there are."""
+    """Says in one line that there is no such method, and which methods there are."""
     bases = [base for base in BASES if base != "none"]
-    there = (
+    listed = (
         f"the methods are {', '.join(METHODS)}, and BASE+METHOD with one of {', '.join(bases)} "
-        "and one of "
-        f"{', '.join(DISTILLING)}"
+        f"and one of {', '.join(DISTILLING)}"
     )
-    return unknown(
-        "method",
-        name,
-        [*METHODS, *(f"{base}+{top}" for base in bases for top in DISTILLING)],
-        there,
-    )
+    compositions = [f"{base}+{top}" for base in bases for top in DISTILLING]
+    return unknown("method", name, [*METHODS, *compositions], listed)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class AccuracySummary(NamedTuple):
-    """All in [0, 1], over the clients that have samples; NaN if none has.
+    """Accuracies in [0, 1] over the clients that have samples; NaN if none has.
 
     Attributes:
       mean: unweighted mean over clients.
@@ -23,15 +23,22 @@ class AccuracySummary(NamedTuple):
 
 
 def summarise(accuracy: np.ndarray, counts: np.ndarray) -> AccuracySummary:
-    """accuracy float [num_clients] (NaN without samples), counts int [num_clients]."""
-    has = np.asarray(counts) > 0
-    if not has.any():
-        return AccuracySummary(*[float("nan")] * 4)
-    values, weights = np.asarray(accuracy, np.float64)[has], np.asarray(counts, np.float64)[has]
+    """Summarises clients' accuracies.
+
+    Args:
+      accuracy: float [num_clients], NaN for a client without samples.
+      counts: int [num_clients], samples.
+    """
+    scored = np.asarray(counts) > 0
+    if not scored.any():
+        nan = float("nan")
+        return AccuracySummary(mean=nan, weighted=nan, std=nan, worst=nan)
+    values = np.asarray(accuracy, np.float64)[scored]
+    weights = np.asarray(counts, np.float64)[scored]
     worst = np.sort(values)[: max(1, len(values) // 10)]
     return AccuracySummary(
-        float(values.mean()),
-        float(values @ weights / weights.sum()),
-        float(values.std()),
-        float(worst.mean()),
+        mean=float(values.mean()),
+        weighted=float(values @ weights / weights.sum()),
+        std=float(values.std()),
+        worst=float(worst.mean()),
     )

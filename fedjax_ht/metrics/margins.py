@@ -1,5 +1,4 @@
-"""How far apart class prototypes are: the prototype margins of FedTGP (Zhang et al., AAAI 2024,
-Figure 1)."""
+"""Distances between class prototypes: the margins of FedTGP (Zhang et al., AAAI 2024, Fig. 1)."""
 
 from typing import NamedTuple
 
@@ -7,12 +6,11 @@ import numpy as np
 
 
 class Margins(NamedTuple):
-    """Euclidean distances of each class's prototype to those of the other classes: float64 [...,
-    C].
+    """Euclidean distances of each class's prototype to those of the other classes.
 
     Attributes:
-      nearest: to the nearest one, the margin of FedTGP's text.
-      mean: to all of them, on the average.
+      nearest: float64 [..., C], to the nearest one, the margin of FedTGP's text.
+      mean: float64 [..., C], the mean distance to all of them.
     """
 
     nearest: np.ndarray
@@ -29,6 +27,7 @@ def prototype_margins(prototypes: np.ndarray, present: np.ndarray) -> Margins:
     Returns:
       NaN for a class without a prototype, and where no other class has one.
     """
+    # Rows that are not present may be NaN.
     rows = np.where(present[..., None], np.asarray(prototypes, np.float64), 0)
     distances = np.linalg.norm(rows[..., :, None, :] - rows[..., None, :, :], axis=-1)
     itself = np.eye(present.shape[-1], dtype=bool)

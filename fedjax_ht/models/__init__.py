@@ -2,10 +2,11 @@
 clients."""
 
 from fedjax_ht.models.cnn import cnn4, cnn5_group, mlp
+from fedjax_ht.models.groups import GROUPS, SLICED
 from fedjax_ht.models.heads import htc4_heads, vit_head
 from fedjax_ht.models.inception import googlenet
 from fedjax_ht.models.mobilenet import mobilenet_v2
-from fedjax_ht.models.registry import GROUPS, SLICED, model_group, sliced_network
+from fedjax_ht.models.registry import model_group, sliced_network
 from fedjax_ht.models.resnets import resnet
 from fedjax_ht.models.sliced import width_budgets
 from fedjax_ht.models.split import SplitModel

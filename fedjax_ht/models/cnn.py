@@ -9,8 +9,11 @@ from fedjax_ht.ops import max_pool
 
 
 class ConvFeatures(nn.Module):
-    """[conv 5x5, ReLU, max-pool 2x2] per entry of `channels`, then [linear, ReLU] per entry of
-    `widths`."""
+    """[conv 5x5, ReLU, max-pool 2x2] per entry of `channels`, then hidden layers as wide as
+    `widths`.
+
+    float [B, H, W, C] -> [B, widths[-1]]; each hidden layer is linear with a ReLU.
+    """
 
     channels: tuple[int, ...]
     widths: tuple[int, ...]
@@ -19,11 +22,9 @@ class ConvFeatures(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for i, channels in enumerate(self.channels, 1):
-            x = nn.relu(
-                max_pool(
-                    Conv(channels, 5, initialisation=self.initialisation, name=f"conv{i}")(x), 2, 2
-                )
-            )
+            x = Conv(channels, 5, initialisation=self.initialisation, name=f"conv{i}")(x)
+            # A ReLU of the maxima is the maximum of ReLUs, at a quarter of the work.
+            x = nn.relu(max_pool(x, 2, 2))
         x = x.reshape(x.shape[0], -1)
         for i, width in enumerate(self.widths, 1):
             x = nn.relu(Linear(width, self.initialisation, name=f"fc{i}")(x))
@@ -47,8 +48,13 @@ class DenseFeatures(nn.Module):
 def cnn4(
     num_classes: int, feature_dim: int = 512, initialisation: Initialisation = "torch"
 ) -> SplitModel:
-    """The "4-layer CNN" (HtFLlib's FedAvgCNN) for any input of 28 to 64 pixels; the features are
-    its FC layer."""
+    """Builds the "4-layer CNN" (HtFLlib's FedAvgCNN), whose features are its hidden layer.
+
+    Args:
+      num_classes: of the linear head.
+      feature_dim: K.
+      initialisation: see `models.layers.Initialisation`.
+    """
     return SplitModel(
         ConvFeatures((32, 64), (feature_dim,), initialisation), Linear(num_classes, initialisation)
     )
@@ -57,7 +63,26 @@ def cnn4(
 def mlp(
     num_classes: int, widths: tuple[int, ...] = (64, 32), initialisation: Initialisation = "torch"
 ) -> SplitModel:
-    """A perceptron whose last hidden width is the feature width."""
+    """Builds a perceptron whose last hidden layer are the features.
+
+    Args:
+      num_classes: of the linear head.
+      widths: of the hidden layers, each with a ReLU; the last one is K.
+      initialisation: see `models.layers.Initialisation`.
+
+    Returns:
+      The model; it takes any float array, which it flattens.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import fedjax_ht as fl
+      >>> model = fl.mlp(num_classes=10, widths=(64, 32))
+      >>> images = jnp.zeros((2, 28, 28, 1))
+      >>> variables = model.init(jax.random.key(0), images)
+      >>> model.apply(variables, images, method="features").shape
+      (2, 32)
+    """
     return SplitModel(
         DenseFeatures(tuple(widths), initialisation), Linear(num_classes, initialisation)
     )
@@ -80,18 +105,20 @@ def cnn5_group(
     feature_dim: int | None = None,
     initialisation: Initialisation = "torch",
 ) -> dict[str, SplitModel]:
-    """CNN-1..5: the colour ones of FedSSA and FedRAL (K = 500), or FedRAL's for grey images (K =
-    50)."""
-    if channels == 3:
-        shapes = {
-            name: ((c1, c2), (fc1, feature_dim or 500))
-            for name, (c1, c2, fc1) in CNN5_COLOUR.items()
-        }
-    else:
-        shapes = {name: ((20, 20), (fc1, feature_dim or 50)) for name, fc1 in CNN5_GREY.items()}
-    return {
-        name: SplitModel(
-            ConvFeatures(convs, widths, initialisation), Linear(num_classes, initialisation)
-        )
-        for name, (convs, widths) in shapes.items()
-    }
+    """Builds CNN-1..5 of FedSSA (Table 3) and FedRAL (Table 2).
+
+    Args:
+      num_classes: of the linear heads.
+      channels: 3 gives the networks for colour images, 1 FedRAL's for grey ones.
+      feature_dim: K; by default 500 for colour and 50 for grey images.
+      initialisation: see `models.layers.Initialisation`.
+    """
+    group = {}
+    for name, fc1 in CNN5_GREY.items():
+        convs, width = (20, 20), feature_dim or 50
+        if channels == 3:
+            *convs, fc1 = CNN5_COLOUR[name]
+            width = feature_dim or 500
+        base = ConvFeatures(tuple(convs), (fc1, width), initialisation)
+        group[name] = SplitModel(base, Linear(num_classes, initialisation))
+    return group

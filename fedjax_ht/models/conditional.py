@@ -1,5 +1,7 @@
-"""The conditional image generator of DFRD (NeurIPS 2023): noise merged with a trainable embedding
-of the label, then transposed 4x4 convolutions as in DCGAN (Radford et al., ICLR 2016).
+"""The conditional image generator of DFRD (NeurIPS 2023).
+
+Noise is merged with a trainable embedding of the label, then come transposed 4x4 convolutions as in
+DCGAN (Radford et al., ICLR 2016).
 """
 
 import math
@@ -13,7 +15,7 @@ from fedjax_ht.models.norm import Norm
 from fedjax_ht.ops import conv_transpose2d
 
 Merge = Literal["mul", "add", "cat", "ncat", "none"]
-"""What noise z and embedding E(y), both of width d, become.
+"""How noise z and embedding E(y), both of width d, become the generator's input.
 
 mul: z * E(y). add: z + E(y). cat: [z, E(y)]. ncat: [z, one-hot y]. none: z, the label is left out.
 """
@@ -24,7 +26,7 @@ EMBEDDED = ("mul", "add", "cat")  # merges with an embedding
 
 
 class Generated(NamedTuple):
-    """What a generator makes.
+    """Images of a generator, and what they were made from.
 
     Attributes:
       images: float [B, H, W, channels] in [-1, 1], taken for normalised ones.
@@ -51,7 +53,7 @@ class TransposedConv(nn.Module):
 
 
 class ConditionalGenerator(nn.Module):
-    """Noise and labels to images of at most 64 pixels a side.
+    """A generator of images of at most 64 pixels a side, from noise and labels.
 
     A first transposed convolution makes maps of 4x4 pixels, each further one doubles them: three
     for 32 pixels, four for 64. Other sizes are cut out of the middle of the next larger one (28 of
@@ -72,7 +74,7 @@ class ConditionalGenerator(nn.Module):
 
     @nn.compact
     def __call__(self, noise: jax.Array, labels: jax.Array, train: bool) -> Generated:
-        """noise float [B, d], labels int [B] -> Generated."""
+        """Returns `Generated` of noise float [B, d] and labels int [B]."""
         merged, embedding = self._merged(noise, labels)
         height, width, channels = self.image_shape
         doublings = num_doublings(self.image_shape)
@@ -85,21 +87,24 @@ class ConditionalGenerator(nn.Module):
         return Generated(x[:, top : top + height, left : left + width], merged, embedding)
 
     def _merged(self, noise: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array | tuple]:
-        """Of merges with an embedding also that."""
-        if self.merge not in EMBEDDED:
+        """Returns the generator's input, and the embedding or (); see `Generated`."""
+        if self.merge == "none":
+            return noise, ()
+        if self.merge == "ncat":
             one_hot = jax.nn.one_hot(labels, self.num_classes)
-            return jnp.concatenate([noise, one_hot], -1) if self.merge == "ncat" else noise, ()
+            return jnp.concatenate([noise, one_hot], -1), ()
         table = self.param(
             "embedding", nn.initializers.normal(1.0), (self.num_classes, self.noise_dim)
         )
         embedding = table[labels]
         if self.merge == "cat":
             return jnp.concatenate([noise, embedding], -1), embedding
-        return noise * embedding if self.merge == "mul" else noise + embedding, embedding
+        merged = noise * embedding if self.merge == "mul" else noise + embedding
+        return merged, embedding
 
 
 def num_doublings(image_shape: tuple[int, int, int]) -> int:
-    """How often 4 pixels are doubled until an image of this shape fits, at least once.
+    """Returns how often 4 pixels are doubled until an image of this shape fits, at least once.
 
     Raises:
       ValueError: the image is larger than 64 pixels.

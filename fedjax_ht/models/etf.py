@@ -4,11 +4,16 @@ import numpy as np
 
 
 def simplex_etf(num_classes: int, dim: int) -> np.ndarray:
-    """sqrt(C / (C - 1)) U (I - 1 1^T / C) with orthonormal columns U; float32 [dim, C] (FedKTL, not
-    numbered).
+    """Returns sqrt(C / (C - 1)) U (I - 1 1^T / C) with orthonormal columns U (FedKTL).
 
-    Columns have length 1, any two of them the cosine -1 / (C - 1). U is always the same, drawn from
-    a fixed seed: the clients need not be sent it.
+    U is always the same, drawn from a fixed seed: the clients need not be sent it.
+
+    Args:
+      num_classes: C.
+      dim: of the vectors.
+
+    Returns:
+      float32 [dim, C]: columns of length 1, any two of which have the cosine -1 / (C - 1).
 
     Raises:
       ValueError: dim is below num_classes, or there are fewer than two classes.

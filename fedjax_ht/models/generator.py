@@ -9,8 +9,10 @@ from fedjax_ht.models.norm import Norm
 
 
 class FeatureGenerator(nn.Module):
-    """Linear-BatchNorm-ReLU-Linear on [noise; one-hot label]: float [B, D], int [B], bool [B] ->
-    features [B, K]."""
+    """Linear-BatchNorm-ReLU-Linear on [noise; one-hot label].
+
+    Noise float [B, D], labels int [B] and a mask of real rows, bool [B] -> features [B, K].
+    """
 
     num_classes: int
     hidden_dim: int

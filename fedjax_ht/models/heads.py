@@ -1,5 +1,4 @@
-"""Heads that are more than one linear layer: HtFLlib's for vision transformers, and its four
-heterogeneous ones."""
+"""Heads of more than one linear layer: HtFLlib's for vision transformers, and its HtC4."""
 
 from typing import Literal
 
@@ -13,8 +12,7 @@ HTC4_WIDTHS = ((), (512,), (256,), (128,))  # hidden widths, HtFLlib's HtC4
 
 
 class DenseHead(nn.Module):
-    """[linear, activation] per entry of `widths`, then a linear layer. float [B, K] -> [B,
-    num_classes].
+    """Hidden layers as wide as `widths`, then a linear layer: float [B, K] -> [B, num_classes].
 
     Parameters "fc1", "fc2", ..., the last one being the output layer, all with torch's default
     initialisation.
@@ -38,15 +36,22 @@ class DenseHead(nn.Module):
         for i, width in enumerate(self.widths, 1):
             features = activate(Linear(width, name=f"fc{i}")(features))
         logits = Linear(self.num_classes, name=f"fc{len(self.widths) + 1}")(features)
-        return nn.relu(logits) if self.output_relu else logits
+        if self.output_relu:
+            return nn.relu(logits)
+        return logits
 
 
 def vit_head(num_classes: int, width: int = 768) -> DenseHead:
-    """Linear(K, width)-Tanh-Linear(width, num_classes), HtFLlib's head of a vision transformer."""
+    """Builds Linear(K, width)-Tanh-Linear(width, num_classes), HtFLlib's head of a ViT."""
     return DenseHead((width,), num_classes, "tanh")
 
 
 def htc4_heads(num_classes: int, output_relu: bool = False) -> tuple[DenseHead, ...]:
-    """HtC4: K-C, K-512-C, K-256-C and K-128-C with ReLU between the layers. Client i takes head i
-    mod 4."""
-    return tuple(DenseHead(widths, num_classes, output_relu=output_relu) for widths in HTC4_WIDTHS)
+    """Builds HtFLlib's HtC4: K-C, K-512-C, K-256-C and K-128-C with ReLU between the layers.
+
+    Client i takes head i mod 4. `output_relu`: see `DenseHead`.
+    """
+    heads = []
+    for widths in HTC4_WIDTHS:
+        heads.append(DenseHead(widths, num_classes, output_relu=output_relu))
+    return tuple(heads)

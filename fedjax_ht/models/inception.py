@@ -1,5 +1,5 @@
-"""GoogLeNet (Szegedy et al., CVPR 2015) with batch norm and without auxiliary heads, as torchvision
-defines it.
+"""GoogLeNet (Szegedy et al., CVPR 2015) as torchvision defines it: with batch norm, without
+auxiliary heads.
 
 The "5x5" branch of torchvision's inception block is a 3x3 convolution; sub-modules are named after
 torchvision's.
@@ -52,8 +52,10 @@ class ConvNorm(nn.Module):
 
 
 class Inception(nn.Module):
-    """Four branches side by side. float [B, H, W, C] -> [B, H, W, sum of the branches'
-    channels]."""
+    """Four branches side by side, joined along the channels; the resolution stays.
+
+    float [B, H, W, C] -> [B, H, W, sum of the branches' channels]; `channels` as in `INCEPTION`.
+    """
 
     channels: tuple[int, int, int, int, int, int]
     norm: NormKind = "batch"
@@ -63,9 +65,9 @@ class Inception(nn.Module):
         def conv(name, x, features, size):
             return ConvNorm(features, size, norm=self.norm, name=name)(x, train, mask)
 
-        one, three_in, three, five_in, five, pool = self.channels
+        point, three_in, three, five_in, five, pool = self.channels
         branches = [
-            conv("branch1", x, one, 1),
+            conv("branch1", x, point, 1),
             conv("branch2_1", conv("branch2_0", x, three_in, 1), three, 3),
             conv("branch3_1", conv("branch3_0", x, five_in, 1), five, 3),
             conv("branch4_1", max_pool(x, 3, 1, 1), pool, 1),
@@ -74,8 +76,9 @@ class Inception(nn.Module):
 
 
 class GoogLeNet(nn.Module):
-    """Stem, nine inception blocks, global average, dropout 0.2 where a "dropout" key is given in
-    training.
+    """Stem, nine inception blocks, global average, dropout 0.2.
+
+    Dropout acts in training where a "dropout" key is given.
 
     Attributes:
       feature_dim: the 1024 averaged channels are pooled to this many features.
@@ -89,7 +92,7 @@ class GoogLeNet(nn.Module):
     def __call__(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, feature_dim]."""
+        """Returns features float [B, feature_dim] of x [B, H, W, C]; mask: real samples."""
         x = ConvNorm(64, 7, 2, self.norm, name="conv1")(x, train, mask)
         x = max_pool(x, 3, 2, ceil=True)
         x = ConvNorm(64, 1, 1, self.norm, name="conv2")(x, train, mask)
@@ -99,10 +102,11 @@ class GoogLeNet(nn.Module):
             x = Inception(channels, self.norm, name=f"inception{block}")(x, train, mask)
             if block in POOL_AFTER:
                 x = max_pool(x, POOL_AFTER[block], 2, ceil=True)
-        x = nn.Dropout(0.2, deterministic=not (train and self.has_rng("dropout")))(x.mean((1, 2)))
+        dropping = train and self.has_rng("dropout")
+        x = nn.Dropout(0.2, deterministic=not dropping)(x.mean((1, 2)))
         return adaptive_pool(x, self.feature_dim)
 
 
 def googlenet(num_classes: int, feature_dim: int = 512, norm: NormKind = "batch") -> SplitModel:
-    """GoogLeNet as extractor, a linear head."""
+    """Builds GoogLeNet as extractor, with a linear head."""
     return SplitModel(GoogLeNet(feature_dim, norm), Linear(num_classes), stateful=True)

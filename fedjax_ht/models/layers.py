@@ -25,28 +25,37 @@ trunc_normal: normal with std 0.01 within [-2, 2], zero biases: torchvision's Go
 
 
 def _flat(draw: Callable) -> Callable:
-    """Draws flat: the same distribution, but a four-dimensional draw compiles four times slower on
-    CPU."""
-    return lambda key, shape, dtype=jnp.float32: draw(key, (math.prod(shape),), dtype).reshape(
-        shape
-    )
+    """Returns an initialiser of the same distribution that draws a vector and shapes it."""
+
+    def draw_flat(key, shape, dtype=jnp.float32):
+        # A four-dimensional draw compiles four times slower on CPU.
+        return draw(key, (math.prod(shape),), dtype).reshape(shape)
+
+    return draw_flat
 
 
 def uniform_fan_in(
     key: jax.Array, shape: Sequence[int], fan_in: int, dtype=jnp.float32
 ) -> jax.Array:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)): torch's default for the weights and the biases of linear
-    and conv layers."""
+    """Draws U(-1/sqrt(fan_in), 1/sqrt(fan_in)), torch's default for linear and conv layers.
+
+    Args:
+      key: of the draw.
+      shape, dtype: of a kernel or of a bias; torch draws both from one distribution.
+      fan_in: inputs of one output.
+    """
     bound = fan_in**-0.5
-    return _flat(lambda key, shape, dtype: jax.random.uniform(key, shape, dtype, -bound, bound))(
-        key, shape, dtype
-    )
+
+    def draw(key, shape, dtype):
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return _flat(draw)(key, shape, dtype)
 
 
 def _initialisers(
     initialisation: Initialisation, fan_in: int, fan_out: int
 ) -> tuple[Callable, Callable]:
-    """Of a kernel and of a bias."""
+    """Returns the initialisers of a kernel and of a bias."""
 
     def torch(key, shape, dtype=jnp.float32):
         return uniform_fan_in(key, shape, fan_in, dtype)
@@ -69,8 +78,18 @@ def _initialisers(
 
 
 class Conv(nn.Module):
-    """A convolution over [B, H, W, C]; parameters as flax's Conv: "kernel" [h, w, C / groups,
-    features], "bias"; `size` is (h, w), or one number for both."""
+    """A convolution of images: float [B, H, W, C] -> [B, H', W', features].
+
+    Parameters as flax's Conv has them: "kernel" [h, w, C / groups, features], "bias" [features].
+
+    Attributes:
+      features: output channels.
+      size: (h, w) of the kernel, or one number for both.
+      stride, padding: in pixels, for both axes.
+      groups: 1, or C with features = C for a depthwise convolution.
+      use_bias: a bias is added.
+      initialisation: see `Initialisation`.
+    """
 
     features: int
     size: int | tuple[int, int]
@@ -82,20 +101,25 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        size = (self.size, self.size) if isinstance(self.size, int) else self.size
+        height, width = size
         shape = (height, width, x.shape[-1] // self.groups, self.features)
         area = height * width
         kernel_init, bias_init = _initialisers(
             self.initialisation, area * shape[2], area * self.features
         )
-        x = conv2d(
-            x, self.param("kernel", kernel_init, shape), self.stride, self.padding, self.groups
-        )
-        return x + self.param("bias", bias_init, (self.features,)) if self.use_bias else x
+        kernel = self.param("kernel", kernel_init, shape)
+        x = conv2d(x, kernel, self.stride, self.padding, self.groups)
+        if self.use_bias:
+            x = x + self.param("bias", bias_init, (self.features,))
+        return x
 
 
 class Linear(nn.Module):
-    """A dense layer with bias; parameters as flax's Dense ("kernel" [D, O], "bias" [O])."""
+    """A dense layer with bias: float [..., D] -> [..., features].
+
+    Parameters as flax's Dense has them: "kernel" [D, features], "bias" [features].
+    """
 
     features: int
     initialisation: Initialisation = "torch"

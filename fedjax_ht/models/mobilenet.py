@@ -24,9 +24,11 @@ _conv = functools.partial(Conv, use_bias=False, initialisation="kaiming")
 
 
 class InvertedResidual(nn.Module):
-    """1x1 expansion (none where `expansion` is 1), 3x3 depthwise convolution, linear 1x1
-    projection; a shortcut where the shape stays. float [B, H, W, C] -> [B, ceil(H/stride),
-    ceil(W/stride), features]."""
+    """1x1 expansion, 3x3 depthwise convolution, linear 1x1 projection.
+
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), features]. There is no expansion where
+    `expansion` is 1, and a shortcut where the shape stays.
+    """
 
     features: int
     stride: int
@@ -39,7 +41,7 @@ class InvertedResidual(nn.Module):
             return Norm(self.norm, name=name)(x, train, mask)
 
         width = x.shape[-1] * self.expansion
-        y, at = x, 0  # place in torchvision's sequence
+        y, at = x, 0  # `at`: place in torchvision's sequence, by which layers are named
         if self.expansion != 1:
             y, at = nn.relu6(norm("conv_0_1", _conv(width, 1, name="conv_0_0")(x))), 1
         depthwise = _conv(width, 3, self.stride, 1, groups=width, name=f"conv_{at}_0")
@@ -49,8 +51,9 @@ class InvertedResidual(nn.Module):
 
 
 class MobileNetV2(nn.Module):
-    """Stem, seventeen inverted residuals, 1x1 convolution, global average, dropout 0.2 where a
-    "dropout" key is given in training.
+    """Stem, seventeen inverted residuals, 1x1 convolution, global average, dropout 0.2.
+
+    Dropout acts in training where a "dropout" key is given.
 
     Attributes:
       feature_dim: the 1280 averaged channels are pooled to this many features.
@@ -64,7 +67,7 @@ class MobileNetV2(nn.Module):
     def __call__(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, feature_dim]."""
+        """Returns features float [B, feature_dim] of x [B, H, W, C]; mask: real samples."""
         x = _conv(32, 3, 2, 1, name="features_0_0")(x)
         x = nn.relu6(Norm(self.norm, name="features_0_1")(x, train, mask))
         at = 1
@@ -80,10 +83,11 @@ class MobileNetV2(nn.Module):
                 x, at = residual(x, train, mask), at + 1
         x = _conv(1280, 1, name=f"features_{at}_0")(x)
         x = nn.relu6(Norm(self.norm, name=f"features_{at}_1")(x, train, mask))
-        x = nn.Dropout(0.2, deterministic=not (train and self.has_rng("dropout")))(x.mean((1, 2)))
+        dropping = train and self.has_rng("dropout")
+        x = nn.Dropout(0.2, deterministic=not dropping)(x.mean((1, 2)))
         return adaptive_pool(x, self.feature_dim)
 
 
 def mobilenet_v2(num_classes: int, feature_dim: int = 512, norm: NormKind = "batch") -> SplitModel:
-    """MobileNetV2 as extractor, a linear head."""
+    """Builds MobileNetV2 as extractor, with a linear head."""
     return SplitModel(MobileNetV2(feature_dim, norm), Linear(num_classes), stateful=True)

@@ -10,18 +10,21 @@ import jax.numpy as jnp
 from fedjax_ht.ops import batch_norm
 
 NormKind = Literal["batch", "group", "layer", "static_batch", "none"]
-"""batch: batch statistics in training, running ones in evaluation; the running ones are the
-client's own state. static_batch: batch statistics, none kept (HeteroFL, DFRD); in evaluation given
-ones, where there are ("batch_stats"). group: over groups of 16 channels of one sample (fewer where
-16 does not divide the channels). layer: over all channels of one sample.
-none: not at all, without parameters.
+"""The statistics that a layer normalises by.
+
+batch: the batch's in training, running ones in evaluation, which are the client's own state.
+static_batch: the batch's, none kept (HeteroFL, DFRD); in evaluation those of the collection
+  "batch_stats", where there is one.
+group: of groups of 16 channels of one sample (fewer where 16 does not divide the channels).
+layer: of all channels of one sample.
+none: nothing is normalised, and there are no parameters.
 """
 
 MOMENTUM = 0.1  # torch's: the share of the newest batch in the running statistics
 
 
 class Norm(nn.Module):
-    """Normalises channels, then scales and shifts. float [B, ..., C] -> the same shape.
+    """A norm of channels with a scale and a shift: float [B, ..., C] -> the same shape.
 
     Parameters "scale" and "bias" [C]. Kind "batch" keeps "mean" and "var" [C] in the collection
     "batch_stats"; as in torch the running variance is the unbiased one, while the batch is
@@ -61,7 +64,8 @@ class Norm(nn.Module):
         y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)
         if self.is_mutable_collection("batch_stats") and not self.is_initializing():
             count = real.sum() * math.prod(x.shape[1:-1])
-            rate = MOMENTUM * (count > 0)
+            rate = MOMENTUM * (count > 0)  # 0 for a batch of padding alone: nothing moves
+            # A single value has no unbiased variance: its biased one, 0, is taken instead.
             unbiased = var * (count / jnp.maximum(count - 1, 1))
             running_mean.value += rate * (mean - running_mean.value)
             running_var.value += rate * (unbiased - running_var.value)
@@ -72,8 +76,9 @@ class Norm(nn.Module):
         self.sow("intermediates", "moments", jnp.stack([mean, var]))
         if train or not self.has_variable("batch_stats", "mean"):
             return y
-        given = self.get_variable("batch_stats", "mean"), self.get_variable("batch_stats", "var")
-        return _apply(*given, self.epsilon, x, scale, bias)
+        kept_mean = self.get_variable("batch_stats", "mean")
+        kept_var = self.get_variable("batch_stats", "var")
+        return _apply(kept_mean, kept_var, self.epsilon, x, scale, bias)
 
 
 def _apply(mean, var, epsilon, x, scale, bias) -> jax.Array:
@@ -81,8 +86,15 @@ def _apply(mean, var, epsilon, x, scale, bias) -> jax.Array:
 
 
 def sample_moments(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
-    """Mean and biased variance of each sample over its pixels and `group` neighbouring channels,
-    [B, 1, ..., C]."""
+    """Returns mean and biased variance of each sample over its pixels and groups of channels.
+
+    Args:
+      x: float [B, ..., C].
+      group: neighbouring channels that share their statistics; it divides C.
+
+    Returns:
+      Two float [B, 1, ..., C], the same number for all channels of a group.
+    """
     grouped = x.reshape(*x.shape[:-1], -1, group)
     axes = (*range(1, x.ndim - 1), x.ndim)
     mean = grouped.mean(axes, keepdims=True)

@@ -33,8 +33,10 @@ _conv = functools.partial(Conv, use_bias=False, initialisation="kaiming")
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut. float [B, H, W, C] -> [B, ceil(H/stride),
-    ceil(W/stride), width]."""
+    """Two 3x3 convolutions beside a shortcut.
+
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), width].
+    """
 
     width: int
     stride: int = 1
@@ -53,8 +55,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut; four times `width`
-    channels leave it."""
+    """1x1, 3x3 (with the stride) and 1x1 convolutions beside a shortcut.
+
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), 4 width].
+    """
 
     width: int
     stride: int = 1
@@ -97,7 +101,7 @@ class ResNet(nn.Module):
     def __call__(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, feature_dim]."""
+        """Returns features float [B, feature_dim] of x [B, H, W, C]; mask: real samples."""
         block = Bottleneck if self.bottleneck else BasicBlock
         x = _conv(self.width, 7, 2, 3, name="conv1")(x)
         x = nn.relu(Norm(self.norm, name="bn1")(x, train, mask))
@@ -122,7 +126,7 @@ class ResNet(nn.Module):
 def resnet(
     depth: int, num_classes: int, feature_dim: int = 512, norm: NormKind = "batch"
 ) -> SplitModel:
-    """ResNet-`depth` as extractor, a linear head.
+    """Builds ResNet-`depth` as extractor, with a linear head.
 
     Raises:
       ValueError: there is no ResNet of this depth.

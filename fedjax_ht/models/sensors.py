@@ -1,5 +1,7 @@
-"""HtFLlib's networks for windows of sensor signals: HARCNN, HARCNN1 and HARCNN3, with convolutions
-along time."""
+"""HtFLlib's networks for windows of sensor signals, with convolutions along time.
+
+They are HARCNN, HARCNN1 and HARCNN3.
+"""
 
 import flax.linen as nn
 import jax
@@ -11,17 +13,16 @@ from fedjax_ht.ops import adaptive_pool, max_pool
 
 
 class TimeConvFeatures(nn.Module):
-    """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then all of it brought
-    to `feature_dim`.
+    """[conv along time, ReLU, max-pool of 2 steps] per entry of `channels`, then pooled features.
 
     float [B, T, signals] or, of several units that carry the same signals, [B, T, units, signals]
     -> [B, feature_dim]. Every unit is seen by the same weights, and by itself. Features are
     flattened as torch has them, [channels, units, time], and pooled to their number, so that
     `models.variables_from_torchvision` takes torch's weights as they are.
 
-    Settled here: pooling and strides go along time only. HtFLlib gives its pools stride 2 (and its
-    convolutions their stride) along the units, too, which drops units unseen: of three, two after
-    the first block, one after the second.
+    A deviation from HtFLlib: pooling and strides go along time only. HtFLlib gives its pools
+    stride 2 (and its convolutions their stride) along the units, too, which drops units unseen: of
+    three, two after the first block, one after the second.
 
     Attributes:
       channels: of each block.
@@ -38,7 +39,7 @@ class TimeConvFeatures(nn.Module):
 
     @property
     def shortest(self) -> int:
-        """Steps of the shortest windows of which something is left."""
+        """The number of steps of the shortest windows of which pooling leaves something."""
         steps = 1
         for _ in self.channels:
             steps = (2 * steps - 1) * self.stride + self.size
@@ -64,6 +65,7 @@ class TimeConvFeatures(nn.Module):
                 name=f"conv{i}_0",
             )
             x = nn.relu(max_pool(conv(x), 2, 2, axes=(2,)))
+        # [B units, 1, T', C] -> [B, C, units, T'], torch's order of what is flattened.
         x = x.reshape(batch, count, *x.shape[2:]).transpose(0, 3, 1, 2)
         return adaptive_pool(x.reshape(batch, -1), self.feature_dim)
 
@@ -79,29 +81,38 @@ def harcnn(
     feature_dim: int = 512,
     initialisation: Initialisation = "torch",
 ) -> SplitModel:
-    """One of `HARCNN`. In the place of its perceptron are a mean over features and a linear head,
-    as in HtFLlib."""
+    """Builds one of `HARCNN`.
+
+    In the place of its perceptron are a mean over features and a linear head, as in HtFLlib.
+
+    Args:
+      name: of `HARCNN`.
+      stride: of every convolution, in steps.
+      num_classes: of the head.
+      feature_dim: K.
+      initialisation: see `models.layers.Initialisation`.
+    """
     base = TimeConvFeatures(*HARCNN[name], stride, feature_dim, initialisation)
     return SplitModel(base, Linear(num_classes, initialisation))
 
 
-def require_windows(who: str, shape: InputShape, shortest: int) -> None:
-    """Refuses what no window of signals is.
+def require_windows(consumer: str, shape: InputShape, shortest: int) -> None:
+    """Refuses samples that are no windows of signals.
 
     Args:
-      who: that needs windows, for the message.
-      shape: what a model sees of one sample.
+      consumer: the model or group that needs windows, for the message.
+      shape: of one sample as a model sees it.
       shortest: steps that a window must have.
 
     Raises:
-      ValueError: it is no float array [T, signals] or [T, units, signals], or it is too short.
+      ValueError: the sample is no float array [T, signals] or [T, units, signals], or is too short.
     """
     if not is_array(shape) or len(shape) not in (2, 3):
         raise ValueError(
-            f"{who} needs windows, float [T, signals] or [T, units, signals]; a sample is "
+            f"{consumer} needs windows, float [T, signals] or [T, units, signals]; a sample is "
             f"{described(shape)}"
         )
     if shape[0] < shortest:
         raise ValueError(
-            f"{who} needs windows of at least {shortest} steps; a sample is {described(shape)}"
+            f"{consumer} needs windows of at least {shortest} steps; a sample is {described(shape)}"
         )

@@ -1,6 +1,7 @@
-"""Networks of which a client trains a slice: the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021)
-and pre-activation ResNets (He et al., ECCV 2016) with a CIFAR stem, for images of 16 pixels and
-more.
+"""Networks of which a client trains a slice, for images of 16 pixels and more.
+
+They are the 4-conv CNN of HeteroFL (Diao et al., ICLR 2021) and pre-activation ResNets (He et al.,
+ECCV 2016) with a CIFAR stem.
 
 A slice of width rate R keeps ceil(R K) of the K channels of every hidden layer, and is itself the
 same network with `rate=R`. Which channels is not the network's business (`methods.slicing`): a
@@ -33,7 +34,7 @@ CLASSES = "classes"
 
 
 class Channels(NamedTuple):
-    """Groups of channels.
+    """The groups of channels of a network.
 
     Attributes:
       widths: group -> channels at rate 1.
@@ -48,12 +49,17 @@ class Channels(NamedTuple):
 
 
 def sliced_width(width: int, rate: float) -> int:
-    """ceil(rate * width), rounding errors of the product left out, and at least 1."""
+    """Returns ceil(rate * width), at least 1; rounding errors of the product are left out."""
     return max(1, math.ceil(round(rate * width, 6)))
 
 
 def width_budgets(num_clients: int, rho: float, sigma: int = 4) -> tuple[float, ...]:
-    """DFRD's rates R_i = (1/2)^min(sigma, floor(rho i / N)) of the clients i = 1..N.
+    """Returns DFRD's rates R_i = (1/2)^min(sigma, floor(rho i / N)) of the clients i = 1..N.
+
+    Args:
+      num_clients: N.
+      rho: how fast rates fall.
+      sigma: the smallest rate is (1/2)^sigma.
 
     Raises:
       ValueError: rho or sigma is below 0.
@@ -64,25 +70,29 @@ def width_budgets(num_clients: int, rho: float, sigma: int = 4) -> tuple[float, 
 
 
 def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> Tree:
-    """The group of channels along each axis of each parameter: a tuple of names or None a leaf, in
-    params' structure.
+    """Returns the group of channels along each axis of each parameter.
 
     A kernel's last two axes are what the layer reads and writes, and any other parameter's only
     axis is what it writes. The head's output is the axis `CLASSES`.
 
     Args:
-      module: a `SplitModel` whose base says its `channels`.
+      module: a `SplitModel` whose base has `channels`.
       params: {"base", "head"} of it, at any rate; only the structure and the number of axes count.
       per_layer: see `PreActResNet.channels`.
+
+    Returns:
+      A tuple of group names, or None, for each leaf, in the structure of `params`.
     """
     channels = module.base.channels(per_layer)
 
     def axes(path, leaf):
         part, *layer, kind = (entry.key for entry in path)
-        reads, writes = (
-            channels.layers["/".join(layer)] if part == "base" else (channels.features, CLASSES)
-        )
-        return (*(None,) * (leaf.ndim - 2), reads, writes) if kind == "kernel" else (writes,)
+        reads, writes = channels.features, CLASSES
+        if part == "base":
+            reads, writes = channels.layers["/".join(layer)]
+        if kind != "kernel":
+            return (writes,)
+        return (*(None,) * (leaf.ndim - 2), reads, writes)
 
     return jax.tree_util.tree_map_with_path(axes, params)
 
@@ -90,8 +100,9 @@ def parameter_axes(module: nn.Module, params: Tree, per_layer: bool = False) -> 
 def _normalise(
     module: nn.Module, name: str, x: jax.Array, train: bool, mask: jax.Array | None
 ) -> jax.Array:
-    """HeteroFL's scaler, x / R in training, then the norm."""
-    x = x / module.rate if module.scaler and train else x
+    """Applies HeteroFL's scaler, x / R in training, then the norm."""
+    if module.scaler and train:
+        x = x / module.rate
     return Norm(module.norm, name=name)(x, train, mask)
 
 
@@ -114,7 +125,7 @@ class ConvNet(nn.Module):
     def __call__(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
+        """Returns features float [B, ceil(R widths[-1])] of x [B, H, W, C]; mask: real samples."""
         for i, width in enumerate(self.widths, 1):
             x = Conv(sliced_width(width, self.rate), 3, padding=1, name=f"conv{i}")(x)
             x = nn.relu(max_pool(_normalise(self, f"norm{i}", x, train, mask), 2, 2))
@@ -122,17 +133,22 @@ class ConvNet(nn.Module):
 
     @nn.nowrap
     def channels(self, per_layer: bool = False) -> Channels:
-        """One group a convolution, which is what `per_layer` asks for anyway."""
-        groups = [f"conv{i}" for i in range(1, len(self.widths) + 1)]
-        layers = dict(zip(groups, zip([None, *groups], groups)))
-        layers |= {f"norm{i}": (group, group) for i, group in enumerate(groups, 1)}
-        return Channels(dict(zip(groups, self.widths)), layers, groups[-1])
+        """Returns a group for each convolution, which `per_layer` asks for anyway."""
+        widths, layers, before = {}, {}, None
+        for i, width in enumerate(self.widths, 1):
+            group = f"conv{i}"
+            widths[group] = width
+            layers[group], layers[f"norm{i}"] = (before, group), (group, group)
+            before = group
+        return Channels(widths, layers, before)
 
 
 class PreActBlock(nn.Module):
-    """norm, ReLU, conv 3x3, norm, ReLU, conv 3x3 beside a shortcut; a 1x1 convolution, behind the
-    first ReLU, where the block has a stride. float [B, H, W, C] -> [B, ceil(H/stride),
-    ceil(W/stride), width]."""
+    """Twice norm, ReLU and 3x3 convolution, beside a shortcut.
+
+    float [B, H, W, C] -> [B, ceil(H/stride), ceil(W/stride), ceil(R width)]. Where the block has a
+    stride, the shortcut is a 1x1 convolution behind the first ReLU.
+    """
 
     width: int
     stride: int
@@ -159,8 +175,9 @@ class PreActBlock(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """A 3x3 stem, stages of basic blocks of which all but the first halve the resolution, norm,
-    ReLU, global average.
+    """A 3x3 stem, stages of basic blocks, norm, ReLU, global average.
+
+    All stages but the first halve the resolution.
 
     Attributes:
       stages: blocks per stage.
@@ -178,7 +195,7 @@ class PreActResNet(nn.Module):
     def __call__(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        """x float [B, H, W, C], mask bool [B] (real samples) -> float [B, ceil(R widths[-1])]."""
+        """Returns features float [B, ceil(R widths[-1])] of x [B, H, W, C]; mask: real samples."""
         x = Conv(sliced_width(self.widths[0], self.rate), 3, 1, 1, use_bias=False, name="conv1")(x)
         for name, stage, stride in self._blocks():
             options = (self.rate, self.norm, self.scaler)
@@ -187,7 +204,7 @@ class PreActResNet(nn.Module):
 
     @nn.nowrap
     def channels(self, per_layer: bool = False) -> Channels:
-        """One group a residual stream, and one a block's interior.
+        """Returns a group for each residual stream, and one for each block's interior.
 
         With `per_layer` every block writes a group of its own, as released code draws them: an
         identity shortcut then adds channels that are not the same in the whole network.
@@ -198,23 +215,26 @@ class PreActResNet(nn.Module):
             before, inner = stream, f"{name}_inner"
             stream = f"{name}_out" if per_layer else f"stage{stage + 1}"
             widths |= {inner: self.widths[stage], stream: self.widths[stage]}
-            ways = {"norm1": (before, before), "conv1": (before, inner), "norm2": (inner, inner)}
-            ways["conv2"] = (inner, stream)
+            layers[f"{name}/norm1"] = (before, before)
+            layers[f"{name}/conv1"] = (before, inner)
+            layers[f"{name}/norm2"] = (inner, inner)
+            layers[f"{name}/conv2"] = (inner, stream)
             if stride > 1:
-                ways["shortcut"] = (before, stream)
-            layers |= {f"{name}/{layer}": way for layer, way in ways.items()}
+                layers[f"{name}/shortcut"] = (before, stream)
         return Channels(widths, layers | {"norm": (stream, stream)}, stream)
 
     @nn.nowrap
     def _blocks(self) -> list[tuple[str, int, int]]:
-        """(name, stage, stride) in order."""
-        return [
-            (f"stage{stage + 1}_{i}", stage, 2 if stage and not i else 1)
-            for stage, blocks in enumerate(self.stages)
-            for i in range(blocks)
-        ]
+        """Lists (name, stage, stride) of each block in order."""
+        blocks = []
+        for stage, count in enumerate(self.stages):
+            for i in range(count):
+                # The first block of every stage but the first halves the resolution.
+                stride = 2 if stage > 0 and i == 0 else 1
+                blocks.append((f"stage{stage + 1}_{i}", stage, stride))
+        return blocks
 
 
 def sliced_model(base: ConvNet | PreActResNet, num_classes: int) -> SplitModel:
-    """The extractor with a linear head, whose first bias is zero."""
+    """Builds the extractor with a linear head, whose first bias is zero."""
     return SplitModel(base, Linear(num_classes, "torch_zero_bias"), stateful=True)

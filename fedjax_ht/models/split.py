@@ -5,13 +5,33 @@ import jax
 
 
 class SplitModel(nn.Module):
-    """An extractor and a head, cut where clients of different architectures agree.
+    """A feature extractor and a head, cut where clients of different architectures agree.
 
-    base: x [B, H, W, C] -> features [B, K]; head: features -> logits [B, num_classes].
+    Any Flax modules serve, a user's own among them.
 
-    Any flax modules serve. `base` is called as base(x), or as base(x, train, mask) where `stateful`
-    says that it keeps batch statistics: `train` picks batch or running statistics, `mask` bool [B]
-    marks real samples.
+    Attributes:
+      base: x [B, H, W, C] -> features [B, K]. It is called as base(x), or as base(x, train, mask)
+        where `stateful` says that it keeps batch statistics: `train` picks the batch's or the
+        running statistics, `mask` bool [B] marks real samples.
+      head: features [B, K] -> logits [B, num_classes].
+      stateful: the base takes `train` and `mask`.
+
+    Example:
+      >>> import flax.linen as nn
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import fedjax_ht as fl
+      >>> class Extractor(nn.Module):
+      ...     @nn.compact
+      ...     def __call__(self, x):
+      ...         return nn.relu(nn.Dense(8)(x.reshape(len(x), -1)))
+      >>> model = fl.SplitModel(base=Extractor(), head=nn.Dense(10))
+      >>> images = jnp.zeros((2, 28, 28, 1))
+      >>> variables = model.init(jax.random.key(0), images)
+      >>> model.apply(variables, images).shape
+      (2, 10)
+      >>> model.apply(variables, images, method="features").shape
+      (2, 8)
     """
 
     base: nn.Module
@@ -36,10 +56,15 @@ class SplitModel(nn.Module):
     def features(
         self, x: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        return self.base(x, train, mask) if self.stateful else self.base(x)
+        """Returns the features [B, K] of samples x."""
+        if self.stateful:
+            return self.base(x, train, mask)
+        return self.base(x)
 
     def classify(self, features: jax.Array) -> jax.Array:
+        """Returns the logits [B, num_classes] of features [B, K]."""
         return self.head(features)
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns the logits [B, num_classes] of samples x, normalised as in evaluation."""
         return self.classify(self.features(x))

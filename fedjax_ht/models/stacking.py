@@ -4,7 +4,7 @@ A stage's blocks are siblings `layer3_0`, `layer3_1`, ... or, from some block on
 `layer3_blocks` whose arrays have a leading axis of blocks: beside `layer3_0` alone it holds
 `layer3_1` and on, with no sibling `layer3_0` and on. Scanning compiles one block for all; the
 values are the same. The functions go by names alone, so that they serve parameters, batch
-statistics, optimizer moments and whole variables dicts, in numpy or jax.
+statistics, optimizer moments and whole variables dicts, in NumPy or JAX.
 """
 
 from typing import Any
@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 
 SUFFIX = "_blocks"
-ON_GPUS = 7  # of ResNet-152's 35, five turns; a ViT's twelve are none
+ON_GPUS = 7  # ResNet-152's 35 blocks take five turns; of a ViT's twelve no loop is left
 Tree = dict[str, Any]
 
 
 def blocks_at_once() -> int:
-    """Blocks that one turn of a scan runs.
+    """Returns how many blocks one turn of a scan runs.
 
     On GPUs several: XLA copies what a single block takes from the stack by an address that the host
     computes from the loop's counter, which keeps the loop outside of CUDA graphs. What several
@@ -29,18 +29,25 @@ def blocks_at_once() -> int:
 
 
 def scan_blocks(block: nn.Module, x: jax.Array, *args: Any, length: int) -> jax.Array:
-    """Runs `length` blocks of the form of `block`, each on the output of the one before, with
-    variables of its own.
+    """Runs `length` blocks of one form in a scan, each on the output of the one before.
 
     Args:
       block: a module named `<stage>_blocks`, called as block(x, *args); its output has the shape
-        and dtype of x.
+        and dtype of x. Every block has variables of its own, stacked along a leading axis.
       x: the first block's input.
       args: given to every block as they are.
       length: number of blocks.
+
+    Returns:
+      The last block's output.
     """
+
+    def run_block(block, x, _):
+        return block(x, *args), None
+
     step = nn.scan(
-        lambda block, x, _: (block(x, *args), None),
+        run_block,
+        # Axis 0 of every variable is the block, as `stack_blocks` and `unstack_blocks` take it.
         variable_axes={"params": 0, "batch_stats": 0},
         split_rngs={"params": True, "dropout": True},
         length=length,
@@ -50,52 +57,86 @@ def scan_blocks(block: nn.Module, x: jax.Array, *args: Any, length: int) -> jax.
 
 
 def unstack_blocks(tree: Tree) -> Tree:
-    """Every `<stage>_blocks`, at any depth, as siblings `<stage>_<i>`; all else as it is."""
+    """Splits every `<stage>_blocks`, at any depth, into siblings `<stage>_<i>`.
+
+    Args:
+      tree: nested dicts of arrays; all that is no stack stays as it is.
+
+    Returns:
+      The same arrays, a stack's cut along its leading axis.
+    """
     out = {}
     for name, value in tree.items():
         if not isinstance(value, dict):
             out[name] = value
         elif name.endswith(SUFFIX):
-            blocks = _block_names(tree, name)
-            out |= {
-                block: jax.tree.map(lambda leaf, i=i: leaf[i], value)
-                for i, block in enumerate(blocks)
-            }
+            for i, block in enumerate(_block_names(tree, name)):
+                out[block] = _block_at(value, i)
         else:
             out[name] = unstack_blocks(value)
     return out
 
 
 def stack_blocks(tree: Tree, like: Tree) -> Tree:
-    """`tree` with its blocks stacked where `like`'s are; the inverse of `unstack_blocks`.
+    """Stacks blocks where another tree has them stacked; the inverse of `unstack_blocks`.
 
     Args:
       tree: siblings `<stage>_<i>` throughout.
-      like: the same variables in the form wanted; its arrays may be `jax.ShapeDtypeStruct`s.
+      like: the same variables in the form to return; its arrays may be `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      The arrays of `tree` in the form of `like`.
 
     Raises:
       ValueError: the two do not hold the same blocks and arrays.
+
+    Example:
+      >>> import numpy as np
+      >>> from fedjax_ht.models import stack_blocks, unstack_blocks
+      >>> stacked = {"layer1_blocks": {"kernel": np.arange(6).reshape(3, 2)}}
+      >>> apart = unstack_blocks(stacked)
+      >>> sorted(apart)
+      ['layer1_0', 'layer1_1', 'layer1_2']
+      >>> apart["layer1_2"]["kernel"].tolist()
+      [4, 5]
+      >>> stack_blocks(apart, like=stacked)["layer1_blocks"]["kernel"].shape
+      (3, 2)
     """
-    names = {name: _block_names(like, name) if name.endswith(SUFFIX) else [name] for name in like}
-    if differing := set(tree) ^ {part for parts in names.values() for part in parts}:
-        where = "missing" if min(differing) not in tree else "not expected"
-        raise ValueError(f"{min(differing)!r} is {where} beside {', '.join(sorted(tree))}")
+    blocks = {}
+    for name in like:
+        blocks[name] = _block_names(like, name) if name.endswith(SUFFIX) else [name]
+    expected = {block for names in blocks.values() for block in names}
+    if differing := set(tree) ^ expected:
+        name = min(differing)
+        problem = "not expected" if name in tree else "missing"
+        raise ValueError(f"{name!r} is {problem} beside {', '.join(sorted(tree))}")
     out = {}
-    for name, parts in names.items():
+    for name, names in blocks.items():
         if name.endswith(SUFFIX):
-            out[name] = jax.tree.map(
-                lambda *leaves: jnp.stack(leaves), *(tree[part] for part in parts)
-            )
+            out[name] = jax.tree.map(_stacked, *(tree[block] for block in names))
+        elif isinstance(like[name], dict):
+            out[name] = stack_blocks(tree[name], like[name])
         else:
-            out[name] = (
-                stack_blocks(tree[name], like[name]) if isinstance(like[name], dict) else tree[name]
-            )
+            out[name] = tree[name]
     return out
 
 
 def _block_names(tree: Tree, stacked: str) -> list[str]:
-    """The siblings that the node `stacked` of `tree` stands for."""
+    """Returns the names of the siblings that the node `stacked` of `tree` stands for."""
     stage = stacked.removesuffix(SUFFIX)
-    first = sum(name.startswith(f"{stage}_") and name[len(stage) + 1 :].isdigit() for name in tree)
+    first = 0  # the stack's blocks are counted on from the siblings beside it
+    for name in tree:
+        first += name.startswith(f"{stage}_") and name[len(stage) + 1 :].isdigit()
     length = jax.tree.leaves(tree[stacked])[0].shape[0]
     return [f"{stage}_{i}" for i in range(first, first + length)]
+
+
+def _block_at(stack: Tree, i: int) -> Tree:
+    def select(leaf):
+        return leaf[i]
+
+    return jax.tree.map(select, stack)
+
+
+def _stacked(*leaves: jax.Array) -> jax.Array:
+    return jnp.stack(leaves)

@@ -1,27 +1,21 @@
-"""HtFLlib's text models that have no transformer in them: fastText, logistic regression, LSTM, GRU
-and BiLSTM.
+"""HtFLlib's text models without transformers: fastText, logistic regression, LSTM, GRU, BiLSTM.
 
 All take token ids int32 [B, L], of which 0 is padding, with random embeddings that are learned.
-What is settled here:
+Where they differ from HtFLlib:
 
 1. The padding's embedding is zero and is not learned. Means are over the tokens that a text has;
-  HtFLlib's are over all
-   L places, so that a short text's features are small.
+   HtFLlib's are over all L places, so that a short text's features are small.
 2. A text ends with its last token that is not 0, and the recurrent models take their state there.
-  HtFLlib's LSTM takes
-   the last place of the longest text in the batch, which is zero for all shorter ones; its GRU the
-   state at the end of each text, as here.
+   HtFLlib's LSTM takes the last place of the longest text in the batch, which is zero for all
+   shorter ones; its GRU the state at the end of each text, as here.
 3. BiLSTM takes the state of each direction where it has read the whole text: the reverse one at the
-  first token.
-   HtFLlib takes both at the last token, of which the reverse one has read that token and the
-   padding behind it.
+   first token. HtFLlib takes both at the last token, of which the reverse one has read that token
+   and the padding behind it.
 4. Features are what comes before the head. In HtFLlib's released code they are the logarithm of a
-  softmax over the
-   features (of all but BiLSTM and transformers), since the models' own last line stays when their
-   head is cut off.
+   softmax over the features (of all but BiLSTM and transformers), since the models' own last line
+   stays when their head is cut off.
 5. Dropout needs a key, which methods give in training. It is HtFLlib's: 0.2 between the two layers
-  of LSTM and GRU and
-   before their heads.
+   of LSTM and GRU and before their heads.
 """
 
 from typing import Literal
@@ -35,11 +29,11 @@ from fedjax_ht.models.split import SplitModel
 from fedjax_ht.ops import RecurrentWeights, gru, longest, lstm
 
 DROPOUT = 0.2
-CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}  # the layer, and its gates
+CELLS = {"lstm": (lstm, 4), "gru": (gru, 3)}  # the layer, and how many gates it has
 
 
 class Embedding(nn.Module):
-    """A vector of each token id, zeros for 0: int [...] -> float [..., width].
+    """A learned vector for each token id, zeros for 0: int [...] -> float [..., width].
 
     Parameter "embedding" [vocabulary, width], normal with variance 1 as torch's, or uniform within
     +-`bound`.
@@ -53,17 +47,18 @@ class Embedding(nn.Module):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         def init(key, shape):
             if self.bound is None:
-                return jax.random.normal(key, shape).at[0].set(0)
-            return (
-                jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound).at[0].set(0)
-            )
+                table = jax.random.normal(key, shape)
+            else:
+                table = jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound)
+            return table.at[0].set(0)
 
         table = self.param("embedding", init, (self.vocabulary, self.width))
+        # Masked and not only initialised with zeros: no gradient may reach the padding's row.
         return jnp.where((tokens != 0)[..., None], table[tokens], 0)
 
 
 class MeanEmbedding(nn.Module):
-    """The mean of a text's embeddings. int32 [B, L] -> float [B, width], zeros of an empty text."""
+    """The mean of a text's embeddings, zeros of an empty text: int32 [B, L] -> float [B, width]."""
 
     vocabulary: int
     width: int
@@ -75,8 +70,10 @@ class MeanEmbedding(nn.Module):
 
 
 class FastText(nn.Module):
-    """HtFLlib's fastText (after Joulin et al., EACL 2017): the mean embedding through a linear
-    layer."""
+    """The mean embedding through a linear layer, HtFLlib's fastText.
+
+    After Joulin et al., EACL 2017. int32 [B, L] -> float [B, width].
+    """
 
     vocabulary: int
     width: int
@@ -89,10 +86,10 @@ class FastText(nn.Module):
 
 
 class Recurrence(nn.Module):
-    """One layer; `steps` as of `ops.lstm`. Initialised as torch's, uniform within +-1/sqrt(width).
+    """One recurrent layer, initialised as torch's: uniform within +-1/sqrt(width).
 
-    float [T, B, D] -> [T, B, width]. Parameters "kernel" [D, G width], "bias", "recurrent_kernel",
-    "recurrent_bias".
+    float [T, B, D] -> [T, B, width]; `steps` as of `ops.lstm`. Parameters "kernel"
+    [D, G width], "bias", "recurrent_kernel" and "recurrent_bias".
     """
 
     cell: Literal["lstm", "gru"]
@@ -107,17 +104,19 @@ class Recurrence(nn.Module):
             return uniform_fan_in(key, shape, self.width)
 
         weights = RecurrentWeights(
-            self.param("kernel", init, (x.shape[-1], out)),
-            self.param("bias", init, (out,)),
-            self.param("recurrent_kernel", init, (self.width, out)),
-            self.param("recurrent_bias", init, (out,)),
+            kernel=self.param("kernel", init, (x.shape[-1], out)),
+            bias=self.param("bias", init, (out,)),
+            recurrent=self.param("recurrent_kernel", init, (self.width, out)),
+            recurrent_bias=self.param("recurrent_bias", init, (out,)),
         )
         return layer(weights, x, steps)
 
 
 class Recurrent(nn.Module):
-    """HtFLlib's LSTM and GRU: layers of one width; the state at the last token, of an LSTM through
-    ReLU."""
+    """Layers of one width, whose state at the last token are the features: HtFLlib's LSTM and GRU.
+
+    int32 [B, L] -> float [B, width]. An LSTM's state goes through a ReLU.
+    """
 
     cell: Literal["lstm", "gru"]
     vocabulary: int
@@ -129,25 +128,26 @@ class Recurrent(nn.Module):
     def __call__(
         self, tokens: jax.Array, train: bool = False, mask: jax.Array | None = None
     ) -> jax.Array:
-        last, dropped = (
-            last_token(tokens),
-            nn.Dropout(self.dropout, deterministic=not (train and self.has_rng("dropout"))),
-        )
-        x, steps = (
-            Embedding(self.vocabulary, self.width, name="embedding")(tokens.T),
-            longest(last) + 1,
-        )
+        dropping = train and self.has_rng("dropout")
+        dropped = nn.Dropout(self.dropout, deterministic=not dropping)
+        last = last_token(tokens)
+        steps = longest(last) + 1
+        x = Embedding(self.vocabulary, self.width, name="embedding")(tokens.T)
         for layer in range(self.layers):
-            x = Recurrence(self.cell, self.width, name=f"{self.cell}_{layer}")(
-                dropped(x) if layer else x, steps
-            )
+            if layer > 0:
+                x = dropped(x)
+            x = Recurrence(self.cell, self.width, name=f"{self.cell}_{layer}")(x, steps)
         state = at(x, last)
-        return dropped(nn.relu(state) if self.cell == "lstm" else state)
+        if self.cell == "lstm":
+            state = nn.relu(state)
+        return dropped(state)
 
 
 class BiLSTM(nn.Module):
-    """HtFLlib's BiLSTM: the states of both directions behind the whole text, through a linear
-    layer."""
+    """The states of both directions behind the whole text, through a linear layer.
+
+    HtFLlib's BiLSTM: int32 [B, L] -> float [B, width].
+    """
 
     vocabulary: int
     width: int
@@ -155,41 +155,47 @@ class BiLSTM(nn.Module):
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         last = last_token(tokens)
-        steps, embedding = (
-            longest(last) + 1,
-            Embedding(self.vocabulary, self.width, name="embedding"),
-        )
-        ways = {"lstm_0": tokens, "lstm_0_reverse": backwards(tokens, last)}
-        read = [
-            at(Recurrence("lstm", self.width, name=name)(embedding(x.T), steps), last)
-            for name, x in ways.items()
-        ]
-        return Linear(self.width, name="fc1")(jnp.concatenate(read, -1))
+        steps = longest(last) + 1
+        embedding = Embedding(self.vocabulary, self.width, name="embedding")
+        directions = {"lstm_0": tokens, "lstm_0_reverse": backwards(tokens, last)}
+        states = []
+        for name, x in directions.items():
+            h = Recurrence("lstm", self.width, name=name)(embedding(x.T), steps)
+            states.append(at(h, last))
+        return Linear(self.width, name="fc1")(jnp.concatenate(states, -1))
 
 
 def backwards(tokens: jax.Array, last: jax.Array) -> jax.Array:
-    """Each text from its last token to its first, padding behind it: int [B, L] and int32 [B] ->
-    int [B, L]."""
+    """Reverses each text, its padding staying behind it.
+
+    Args:
+      tokens: int [B, L].
+      last: int32 [B], see `last_token`.
+
+    Returns:
+      int [B, L], each text from its last token to its first.
+    """
     place = last[:, None] - jnp.arange(tokens.shape[1])
+    # Places behind the text would be negative: they read the first token and are masked.
     return jnp.where(place >= 0, jnp.take_along_axis(tokens, jnp.maximum(place, 0), 1), 0)
 
 
 def last_token(tokens: jax.Array) -> jax.Array:
-    """The place of each text's last token that is not 0, and 0 of an empty one: int [B, L] -> int32
-    [B]."""
+    """Returns the place of each text's last token that is not 0, int32 [B]; 0 for an empty text."""
     return jnp.where(tokens != 0, jnp.arange(tokens.shape[1], dtype=jnp.int32), 0).max(1)
 
 
 def at(x: jax.Array, place: jax.Array) -> jax.Array:
-    """Of each sample one step: [T, B, K] and int32 [B] -> [B, K]."""
+    """Takes one step of each sample: x [T, B, K] and place int32 [B] -> [B, K]."""
+    # One gather of pairs (place[b], b), rather than a mask over all T steps.
     return x[place, jnp.arange(x.shape[1])]
 
 
 def text_model(name: str, num_classes: int, vocabulary: int, feature_dim: int = 512) -> SplitModel:
-    """One of this module's models: "fasttext", "text_logistic", "lstm", "gru" or "bilstm".
+    """Builds one of this module's models with a linear head.
 
     Args:
-      name: of the model.
+      name: "fasttext", "text_logistic", "lstm", "gru" or "bilstm".
       num_classes: of the linear head.
       vocabulary: number of token ids, 0 among them.
       feature_dim: K, the width of embeddings, layers and features.

@@ -1,6 +1,4 @@
-"""HtFLlib's groups of text models."""
-
-from collections.abc import Callable
+"""The groups of text models, HtFLlib's."""
 
 import flax.linen as nn
 import jax
@@ -10,9 +8,9 @@ from fedjax_ht.models.text import text_model
 from fedjax_ht.models.transformers import text_transformer
 
 _TRANSFORMERS = {  # heads and layers
-    "htfe_txt5_1": [(8, layers) for layers in (1, 2, 4, 8, 16)],
-    "htfe_txt5_2": [(heads, 4) for heads in (1, 2, 4, 8, 16)],
-    "htfe_txt5_3": [(n, n) for n in (1, 2, 4, 8, 16)],
+    "htfe_txt5_1": ((8, 1), (8, 2), (8, 4), (8, 8), (8, 16)),
+    "htfe_txt5_2": ((1, 4), (2, 4), (4, 4), (8, 4), (16, 4)),
+    "htfe_txt5_3": ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16)),
 }
 _DEALT = {
     "htfe_txt2": ("fasttext", "text_logistic"),
@@ -23,23 +21,25 @@ _DEALT = {
     "text_transformer": ((8, 2),),
 }
 TEXT_GROUPS = tuple(_DEALT)
-"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture by itself, the transformer with
-8 heads and 2 layers."""
+"""HtFLlib's HtFE-txt-2, 4, 6 and 5-1 to 5-3, and every architecture by itself.
+
+The transformer by itself has 8 heads and 2 layers.
+"""
 
 
-def token_length(shape: InputShape, who: str) -> int:
-    """L of texts, integer [L].
+def require_tokens(consumer: str, shape: InputShape) -> None:
+    """Refuses samples that are no texts, integers [L].
+
+    Args:
+      consumer: the group that needs tokens, for the message.
+      shape: of one sample as a model sees it.
 
     Raises:
-      ValueError: a sample is something else; `who` needs tokens.
+      ValueError: a sample is something else.
     """
-    if (
-        isinstance(shape, jax.ShapeDtypeStruct)
-        and len(shape.shape) == 1
-        and shape.dtype.kind == "i"
-    ):
-        return shape.shape[0]
-    raise ValueError(f"{who} needs tokens, int [L]; a sample is {described(shape)}")
+    is_typed = isinstance(shape, jax.ShapeDtypeStruct)
+    if not (is_typed and len(shape.shape) == 1 and shape.dtype.kind == "i"):
+        raise ValueError(f"{consumer} needs tokens, int [L]; a sample is {described(shape)}")
 
 
 def text_group(
@@ -49,23 +49,27 @@ def text_group(
     feature_dim: int | None,
     vocabulary: int | None,
 ) -> dict[str, nn.Module]:
-    """The modules of a group by name, in the order of the clients.
+    """Builds the modules of a group by name, in the order of the clients.
+
+    Args:
+      name: one of `TEXT_GROUPS`.
+      num_classes, input_shape, feature_dim, vocabulary: see `models.registry.model_group`.
 
     Raises:
       ValueError: the inputs are no tokens, the number of token ids is not given, or heads do not
         divide `feature_dim`.
     """
-    token_length(input_shape, f"model group {name!r}")
+    require_tokens(f"model group {name!r}", input_shape)
     if not vocabulary:
         raise ValueError(
             f"model group {name!r} needs vocabulary, the number of token ids (Dataset.vocabulary)"
         )
     size = num_classes, vocabulary, feature_dim or 512
-
-    def module(member) -> tuple[str, Callable]:
+    modules = {}
+    for member in _DEALT[name]:
         if isinstance(member, str):
-            return member, text_model(member, *size)
-        heads, layers = member
-        return f"transformer_{heads}_{layers}", text_transformer(*size, heads, layers)
-
-    return dict(map(module, _DEALT[name]))
+            modules[member] = text_model(member, *size)
+        else:
+            heads, layers = member
+            modules[f"transformer_{heads}_{layers}"] = text_transformer(*size, heads, layers)
+    return modules

@@ -1,5 +1,4 @@
-"""Weights of torchvision's models in this library's and back: a state dict's names say where its
-arrays belong.
+"""Converts weights of torchvision's models to this library's and back, by their names.
 
 Dots between a name and a number become underscores: "layer1.0.conv1.weight" is
 `layer1_0/conv1/kernel`, "features.3.conv.0.0.weight" is `features_3/conv_0_0/kernel`. A
@@ -35,15 +34,14 @@ _RENAMES_BACK = (
 )
 _LEAVES = {"running_mean": "mean", "running_var": "var"}
 _LEAVES_BACK = {"kernel": "weight", "scale": "weight", "mean": "running_mean", "var": "running_var"}
-OWN = "params/base/"  # what names begin with that are this library's own
+FLAX_PREFIX = "params/base/"  # an extractor's arrays that have this library's names
 Path = tuple[str, ...]
 
 
 def variables_from_torchvision(
     state_dict: Mapping[str, np.ndarray], variables: dict[str, Any]
 ) -> dict[str, Any]:
-    """`variables` with the extractor's weights and running statistics taken from a torchvision
-    model's state dict.
+    """Replaces the extractor's weights and running statistics by those of torchvision's model.
 
     Serves the ResNets, GoogLeNet, MobileNetV2 and the vision transformers, their blocks stacked or
     not. Classifiers and auxiliary classifiers are passed over; the head stays as it is. (Images for
@@ -56,39 +54,46 @@ def variables_from_torchvision(
         makes them.
 
     Returns:
-      The same tree; arrays keep their shapes and dtypes.
+      `variables` with these arrays, of the same shapes and dtypes; the head as it was.
 
     Raises:
       ValueError: a weight is missing, unknown to the model, or of another shape.
     """
-    given = extractor_arrays(state_dict)
-    wanted = {
-        collection: dict(_leaves(tree["base"]))
-        for collection, tree in variables.items()
-        if "base" in tree
-    }
-    paths = {path for leaves in wanted.values() for path in leaves}
-    if unknown := sorted(given.keys() - paths):
-        raise ValueError(
-            f"the state dict has {given[unknown[0]][0]}, for which the model has no "
-            f"{_joined(unknown[0])}"
-        )
-    if missing := sorted(paths - given.keys()):
-        raise ValueError(f"the state dict has nothing for the model's {_joined(missing[0])}")
+    arrays = extractor_arrays(state_dict)
+    expected = {}  # collection -> path -> array of the model
+    for collection, tree in variables.items():
+        if "base" in tree:
+            expected[collection] = dict(_leaves(tree["base"]))
+    _check_paths(arrays, {path for leaves in expected.values() for path in leaves})
     result = dict(variables)
-    for collection, leaves in wanted.items():
-        base = unflatten_dict(
-            {path: _converted(path, *given[path], leaf) for path, leaf in leaves.items()}
-        )
-        result[collection] = variables[collection] | {
-            "base": stack_blocks(base, variables[collection]["base"])
-        }
+    for collection, leaves in expected.items():
+        base = {}
+        for path, leaf in leaves.items():
+            base[path] = _converted(path, *arrays[path], leaf)
+        stacked = stack_blocks(unflatten_dict(base), variables[collection]["base"])
+        result[collection] = variables[collection] | {"base": stacked}
     return result
 
 
+def _check_paths(arrays: dict[Path, tuple[str, np.ndarray]], expected: set[Path]) -> None:
+    """Refuses a state dict with arrays that the model lacks, or without some that it has."""
+    if unknown := sorted(arrays.keys() - expected):
+        key, _ = arrays[unknown[0]]
+        raise ValueError(
+            f"the state dict has {key}, for which the model has no {_joined(unknown[0])}"
+        )
+    if missing := sorted(expected - arrays.keys()):
+        raise ValueError(f"the state dict has nothing for the model's {_joined(missing[0])}")
+
+
 def state_dict_of_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The extractor's part of what torchvision's `state_dict()` has: `variables_from_torchvision`
-    takes it back."""
+    """Returns the extractor's part of torchvision's `state_dict()`.
+
+    `variables_from_torchvision` takes it back.
+
+    Args:
+      variables: {"params", "stats"} of a model, see `variables_from_torchvision`.
+    """
     arrays = {}
     for tree in variables.values():
         for path, leaf in _leaves(tree.get("base", {})):
@@ -96,31 +101,49 @@ def state_dict_of_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray
             if path[-1] == "kernel":
                 leaf = leaf.transpose((3, 2, 0, 1) if leaf.ndim == 4 else (1, 0))
             arrays[key] = leaf
-            if path[-1] == "mean":
+            if path[-1] == "mean":  # torch counts batches beside running statistics
                 arrays[key.removesuffix("running_mean") + "num_batches_tracked"] = np.array(0)
     return arrays
 
 
 def extractor_arrays(state_dict: Mapping[str, np.ndarray]) -> dict[Path, tuple[str, np.ndarray]]:
-    """The extractor's arrays by their place here, their names in the state dict beside them."""
-    if any(key.startswith(OWN) for key in state_dict):
-        parts = (
-            {k: v for k, v in state_dict.items() if k.startswith(f"{c}/base/")}
-            for c in ("params", "stats")
-        )
-        trees = (
-            unflatten_dict({tuple(k.split("/")[2:]): v for k, v in part.items()}) for part in parts
-        )
-        return {path: (_joined(path), value) for tree in trees for path, value in _leaves(tree)}
-    return {
-        _path(key, value.ndim): (key, value)
-        for key, value in state_dict.items()
-        if key.split(".")[0] not in CLASSIFIERS and not key.endswith("num_batches_tracked")
-    }
+    """Returns an extractor's arrays by their path in this library's models.
+
+    Args:
+      state_dict: names -> arrays, by torchvision's names or by this library's.
+
+    Returns:
+      path below "base" -> (name in the state dict, array).
+    """
+    if has_flax_names(state_dict):
+        return _by_flax_names(state_dict)
+    arrays = {}
+    for key, value in state_dict.items():
+        is_classifier = key.split(".")[0] in CLASSIFIERS
+        if not is_classifier and not key.endswith("num_batches_tracked"):
+            arrays[_path(key, value.ndim)] = key, value
+    return arrays
+
+
+def has_flax_names(state_dict: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether arrays have this library's names rather than torchvision's."""
+    return any(key.startswith(FLAX_PREFIX) for key in state_dict)
+
+
+def _by_flax_names(state_dict: Mapping[str, np.ndarray]) -> dict[Path, tuple[str, np.ndarray]]:
+    arrays = {}
+    for collection in ("params", "stats"):
+        tree = {}
+        for key, value in state_dict.items():
+            if key.startswith(f"{collection}/base/"):
+                tree[tuple(key.split("/")[2:])] = value
+        for path, value in _leaves(unflatten_dict(tree)):
+            arrays[path] = _joined(path), value
+    return arrays
 
 
 def _leaves(tree: dict[str, Any]) -> Iterator[tuple[Path, Any]]:
-    """Of the blocks one by one."""
+    """Yields the path and the array of every leaf, stacked blocks one by one."""
     yield from flatten_dict(unstack_blocks(tree)).items()
 
 
@@ -141,7 +164,13 @@ def _path(key: str, ndim: int) -> Path:
 
 
 def in_flax_layout(path: Path, key: str, value: np.ndarray) -> np.ndarray:
-    """The last axis of a kernel is its output."""
+    """Transposes a kernel of torch's, whose first axis is its output, to flax's layout.
+
+    Args:
+      path: of the array in this library's models.
+      key: its name in the state dict; one of this library's names says flax's layout already.
+      value: the array.
+    """
     if path[-1] != "kernel" or key == _joined(path) or value.ndim not in (2, 4):
         return value
     return value.transpose((2, 3, 1, 0) if value.ndim == 4 else (1, 0))
@@ -150,9 +179,9 @@ def in_flax_layout(path: Path, key: str, value: np.ndarray) -> np.ndarray:
 def _converted(path: Path, key: str, value: np.ndarray, leaf: jnp.ndarray) -> jnp.ndarray:
     array = in_flax_layout(path, key, value)
     if array.shape != leaf.shape:
-        there = f", which is {array.shape} in flax's layout," if array is not value else ","
+        transposed = f", which is {array.shape} in flax's layout" if array is not value else ""
         raise ValueError(
-            f"the state dict's {key} has shape {value.shape}{there} but the model's "
+            f"the state dict's {key} has shape {value.shape}{transposed}, but the model's "
             f"{_joined(path)} has {leaf.shape}"
         )
     return jnp.asarray(array, leaf.dtype)

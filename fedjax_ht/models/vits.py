@@ -18,8 +18,9 @@ LAYER_NORM_EPSILON = 1e-6
 
 
 class PatchEmbedding(nn.Module):
-    """A convolution whose stride is its size, as one matrix product. float [B, H, W, C] -> [B,
-    patches, width].
+    """A convolution whose stride is its size, as one matrix product.
+
+    float [B, H, W, C] -> [B, patches, width].
 
     Parameters "kernel" [patch, patch, C, width] with variance 1 / fan_in, and "bias" [width],
     zeros. (torchvision cuts the normal distribution at +-2, which is 8 standard deviations or
@@ -52,8 +53,9 @@ class PatchEmbedding(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """softmax(Q K^T / sqrt(D / heads)) V of each head, then a linear layer. float [B, T, D] -> [B,
-    T, D].
+    """softmax(Q K^T / sqrt(D / heads)) V of each head, then a linear layer.
+
+    float [B, T, D] -> [B, T, D].
 
     One matrix "in_proj" [D, 3 D] makes Q, K and V, in this order, and each of them lists its heads
     one after another.
@@ -74,8 +76,10 @@ class SelfAttention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention and a perceptron, each behind a LayerNorm and beside a shortcut. float [B, T, D] ->
-    [B, T, D]."""
+    """Attention and a perceptron, each behind a LayerNorm and beside a shortcut.
+
+    float [B, T, D] -> [B, T, D].
+    """
 
     heads: int
     mlp_width: int
@@ -115,7 +119,7 @@ class ViT(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """x float [B, H, W, C] -> float [B, feature_dim]."""
+        """Returns features float [B, feature_dim] of x [B, H, W, C]."""
         x = PatchEmbedding(self.patch, self.width, name="conv_proj")(x)
         token = self.param("class_token", nn.initializers.zeros, (1, 1, self.width))
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], axis=1)
@@ -127,6 +131,8 @@ class ViT(nn.Module):
 
 
 class ViTSize(NamedTuple):
+    """The sizes of a vision transformer, see `ViT`."""
+
     patch: int
     layers: int
     heads: int
@@ -136,15 +142,19 @@ class ViTSize(NamedTuple):
 
 VITS = {
     # small enough to train from scratch on images of 32x32 pixels
-    "vit_small": ViTSize(4, 6, 3, 192, 768),
-    "vit_b16": ViTSize(16, 12, 12, 768, 3072),
-    "vit_b32": ViTSize(32, 12, 12, 768, 3072),
+    "vit_small": ViTSize(patch=4, layers=6, heads=3, width=192, mlp_width=768),
+    "vit_b16": ViTSize(patch=16, layers=12, heads=12, width=768, mlp_width=3072),
+    "vit_b32": ViTSize(patch=32, layers=12, heads=12, width=768, mlp_width=3072),
 }
 
 
 def vit(name: str, num_classes: int, feature_dim: int = 512) -> SplitModel:
-    """The vision transformer of this name as extractor, a two-layer head (`vit_head`) as wide as
-    its tokens.
+    """Builds a vision transformer as extractor, with a two-layer head (`vit_head`).
+
+    Args:
+      name: one of `VITS`.
+      num_classes: of the head, whose hidden layer is as wide as the tokens.
+      feature_dim: K.
 
     Raises:
       ValueError: there is no vision transformer of this name.

@@ -2,7 +2,7 @@
 
 Models whose extractor is torchvision's have a state dict of its names, which torchvision loads
 strictly: the mean over features that brings its width to K is linear, and folded into the head's
-  first layer. Others have names of their own.
+first layer. Others have names of their own.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from fedjax_ht.models.mobilenet import MobileNetV2
 from fedjax_ht.models.resnets import ResNet
 from fedjax_ht.models.split import SplitModel
 from fedjax_ht.models.torchvision import (
-    OWN,
     extractor_arrays,
+    has_flax_names,
     in_flax_layout,
     state_dict_of_torchvision,
     variables_from_torchvision,
@@ -35,7 +35,9 @@ Variables = dict[str, Any]
 
 
 def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]:
-    """A model for torch: torchvision's names and layouts where its extractor is torchvision's, else
+    """Returns a model's arrays for torch.
+
+    They have torchvision's names and layouts where the extractor is torchvision's, else those of
     `own_names`.
 
     Args:
@@ -43,44 +45,51 @@ def state_dict(module: nn.Module, variables: Variables) -> dict[str, np.ndarray]
       variables: its {"params", "stats"}.
     """
     layers, head = _head_layers(module), variables["params"]["head"]
-    # a method's own head
+    # A method may have put a head of its own in the place of the model's.
     if layers is None or any("kernel" not in _at(head, path) for path in layers):
         return own_names(variables)
     arrays = state_dict_of_torchvision(variables)
     for i, (path, name) in enumerate(layers.items()):
         layer = _at(head, path)
         kernel = np.asarray(layer["kernel"])
-        arrays[f"{name}.weight"] = (_pooling(module.base) @ kernel if i == 0 else kernel).T.astype(
-            kernel.dtype
-        )
+        # torchvision's head sees all of the extractor's features, ours their means.
+        weight = _pooling(module.base) @ kernel if i == 0 else kernel
+        arrays[f"{name}.weight"] = weight.T.astype(kernel.dtype)
         arrays[f"{name}.bias"] = np.asarray(layer["bias"])
     return arrays
 
 
 def own_names(variables: Variables) -> dict[str, np.ndarray]:
-    """Arrays by path, "params/base/conv1/kernel", in flax's layouts."""
+    """Returns arrays by path, such as "params/base/conv1/kernel", in flax's layouts."""
     return {path: np.asarray(leaf) for path, leaf in flatten_dict(variables, sep="/").items()}
 
 
 def starting_weights(
     arrays: Arrays, module: nn.Module, variables: Variables, head: bool = False
 ) -> Variables:
-    """What a model starts from, of `variables`' form: its extractor's weights and running
-    statistics; and its head's where it is asked for and computes the same here.
+    """Returns the weights that a model starts from: an extractor's, and a head's where it fits.
 
     Args:
       arrays: by torchvision's names, or by our own, see `state_dict`.
       module, variables: the model's.
+      head: take the head, too, where it computes the same here.
+
+    Returns:
+      The extractor's weights and running statistics, and perhaps the head's, in `variables`' form.
 
     Raises:
       ValueError: the extractor's arrays do not fit.
     """
-    blank = {c: {"base": _blank(tree["base"])} for c, tree in variables.items() if "base" in tree}
-    found = variables_from_torchvision(arrays, blank)
-    given = _head(arrays, module, variables["params"]["head"]) if head else None
-    if given is not None:
-        found["params"]["head"] = given
-    return jax.tree.map(np.asarray, found)
+    blank = {}
+    for collection, tree in variables.items():
+        if "base" in tree:
+            blank[collection] = {"base": _blank(tree["base"])}
+    weights = variables_from_torchvision(arrays, blank)
+    if head:
+        head_weights = _head(arrays, module, variables["params"]["head"])
+        if head_weights is not None:
+            weights["params"]["head"] = head_weights
+    return jax.tree.map(np.asarray, weights)
 
 
 def has_head(arrays: Arrays, module: nn.Module, variables: Variables) -> bool:
@@ -89,79 +98,103 @@ def has_head(arrays: Arrays, module: nn.Module, variables: Variables) -> bool:
 
 
 def size(arrays: Arrays, module: nn.Module, variables: Variables) -> tuple[int, int]:
-    """How many arrays a file has, and how many there would be of the model."""
-    own = any(key.startswith(OWN) for key in arrays)
-    model = own_names(variables) if own else state_dict(module, _blank(variables))
-    return sum(not own or key.startswith(("params/", "stats/")) for key in arrays), len(model)
+    """Returns how many arrays of a model a file has, and how many the model would be written as."""
+    if has_flax_names(arrays):
+        stored = [key for key in arrays if key.startswith(("params/", "stats/"))]
+        return len(stored), len(own_names(variables))
+    return len(arrays), len(state_dict(module, _blank(variables)))
 
 
 def looks_like(arrays: Arrays, known: Mapping[str, Variables]) -> str | None:
-    """Which of the known architectures, with their variables, has an extractor of these names; of
-    several the one with the most arrays of the same shapes."""
-    found = extractor_arrays(arrays)
-    shapes = {path: in_flax_layout(path, key, value).shape for path, (key, value) in found.items()}
-    same = {}
+    """Returns the architecture whose extractor has arrays of the same names as a file.
+
+    Args:
+      arrays: of the file.
+      known: architecture -> its variables.
+
+    Returns:
+      Of several the one with the most arrays of the same shapes; None if none has these names.
+    """
+    shapes = {}
+    for path, (key, value) in extractor_arrays(arrays).items():
+        shapes[path] = in_flax_layout(path, key, value).shape
+    num_equal = {}
     for name, variables in known.items():
-        own = extractor_arrays(own_names(_blank(variables)))
-        if own.keys() == shapes.keys():
-            same[name] = sum(shapes[path] == value.shape for path, (_, value) in own.items())
-    return max(same, key=same.__getitem__, default=None)
+        candidate = extractor_arrays(own_names(_blank(variables)))
+        if candidate.keys() == shapes.keys():
+            num_equal[name] = sum(
+                shapes[path] == value.shape for path, (_, value) in candidate.items()
+            )
+    return max(num_equal, key=num_equal.__getitem__, default=None)
 
 
-def _head(arrays: Arrays, module: nn.Module, wanted: Variables) -> Variables | None:
-    """The head that is given, or None where it does not fit."""
-    paths, layers = flatten_dict(wanted, sep="/"), _head_layers(module) or {}
-    if any(key.startswith(OWN) for key in arrays):
-        found = {path: arrays.get(f"params/head/{path}") for path in paths}
+def _head(arrays: Arrays, module: nn.Module, like: Variables) -> Variables | None:
+    """Returns the head of a file in the form of `like`, or None where it has none that fits."""
+    paths = flatten_dict(like, sep="/")
+    if has_flax_names(arrays):
+        values = {path: arrays.get(f"params/head/{path}") for path in paths}
     else:
-        found = {
-            "/".join((*path, "kernel")): arrays.get(f"{name}.weight")
-            for path, name in layers.items()
-        }
-        found = {path: None if kernel is None else kernel.T for path, kernel in found.items()}
-        found |= {
-            "/".join((*path, "bias")): arrays.get(f"{name}.bias") for path, name in layers.items()
-        }
-        first = next(iter(found), None)
-        if first is not None and found[first] is not None:
-            found[first] = _unfolded(found[first], module.base)
-    if found.keys() != paths.keys() or any(
-        v is None or v.shape != paths[p].shape for p, v in found.items()
-    ):
+        values = _torchs_head(arrays, module)
+    if values.keys() != paths.keys():
         return None
-    return unflatten_dict(
-        {path: value.astype(paths[path].dtype) for path, value in found.items()}, sep="/"
-    )
+    head = {}
+    for path, value in values.items():
+        if value is None or value.shape != paths[path].shape:
+            return None
+        head[path] = value.astype(paths[path].dtype)
+    return unflatten_dict(head, sep="/")
+
+
+def _torchs_head(arrays: Arrays, module: nn.Module) -> dict[str, np.ndarray | None]:
+    """Returns a torch head's arrays by flax's paths, None where one is missing."""
+    values = {}
+    for i, (path, name) in enumerate((_head_layers(module) or {}).items()):
+        kernel = arrays.get(f"{name}.weight")
+        if kernel is not None:
+            kernel = kernel.T
+            if i == 0:
+                kernel = _unfolded(kernel, module.base)
+        values["/".join((*path, "kernel"))] = kernel
+        values["/".join((*path, "bias"))] = arrays.get(f"{name}.bias")
+    return values
 
 
 def _unfolded(kernel: np.ndarray, base: nn.Module) -> np.ndarray | None:
-    """The kernel on K features that is the same function as one on all of them, or None where there
-    is none."""
+    """Returns the kernel on K pooled features that is the same function as one on all features.
+
+    None where there is none: pooling loses what the kernel needs.
+    """
     pooling = _pooling(base)
     if len(kernel) != len(pooling):
         return None
     on_features = np.linalg.pinv(pooling) @ kernel
-    same = np.allclose(
-        pooling @ on_features, kernel, rtol=0, atol=1e-5 * np.abs(kernel).max(initial=0)
-    )
-    return on_features if same else None
+    tolerance = 1e-5 * np.abs(kernel).max(initial=0)
+    if np.allclose(pooling @ on_features, kernel, rtol=0, atol=tolerance):
+        return on_features
+    return None
 
 
 def _pooling(base: nn.Module) -> np.ndarray:
-    """The matrix [width, K] that `adaptive_pool` multiplies an extractor's own features by."""
+    """Returns the matrix [width, K] that `adaptive_pool` multiplies an extractor's features by."""
     return np.asarray(adaptive_pool(jnp.eye(_width(base)), base.feature_dim), np.float64)
 
 
 def _width(base: nn.Module) -> int:
+    """Returns the number of features of torchvision's extractor, before they are pooled."""
     if isinstance(base, ResNet):
-        return base.width * 2 ** (len(base.stages) - 1) * (4 if base.bottleneck else 1)
-    return base.width if isinstance(base, ViT) else {GoogLeNet: 1024, MobileNetV2: 1280}[type(base)]
+        channels = base.width * 2 ** (len(base.stages) - 1)
+        return 4 * channels if base.bottleneck else channels
+    if isinstance(base, ViT):
+        return base.width
+    return {GoogLeNet: 1024, MobileNetV2: 1280}[type(base)]
 
 
 def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
-    """Where the head's layers are here -> their names in torchvision's model, or in an
-    `nn.Sequential` in the place of its classifier; None where the extractor or the head is none of
-    torchvision's."""
+    """Returns the path of each of the head's layers -> its name in torchvision's model.
+
+    A head of several layers is an `nn.Sequential` in the place of torchvision's classifier. None
+    where the extractor or the head is none of torchvision's.
+    """
     places = {ResNet: "fc", GoogLeNet: "fc", MobileNetV2: "classifier.1", ViT: "heads.head"}
     if not isinstance(module, SplitModel) or type(module.base) not in places:
         return None
@@ -174,6 +207,7 @@ def _head_layers(module: nn.Module) -> dict[tuple[str, ...], str] | None:
         return {("fc1",): place}
     if isinstance(module.base, ViT) and len(head.widths) == 1:
         return {("fc1",): "heads.pre_logits", ("fc2",): place}
+    # Activations stand between the linear layers, so that these have even places.
     return {(f"fc{i + 1}",): f"{place}.{2 * i}" for i in range(len(head.widths) + 1)}
 
 
@@ -182,5 +216,9 @@ def _at(tree: Variables, path: tuple[str, ...]) -> Variables:
 
 
 def _blank(tree: Any) -> Any:
-    """Zeros that take no memory."""
-    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), tree)
+    """Returns zeros of the same shapes and dtypes, which take no memory."""
+
+    def zeros(x):
+        return np.broadcast_to(np.zeros((), x.dtype), x.shape)
+
+    return jax.tree.map(zeros, tree)

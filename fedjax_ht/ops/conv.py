@@ -39,11 +39,15 @@ AT_ONCE = 9
 
 
 class Axis(NamedTuple):
-    """One spatial axis of a convolution: the kernel's entries that meet data, and the padding that
-    these need."""
+    """One spatial axis of a convolution, without the kernel's entries that meet padding alone.
+
+    Attributes:
+      taps: the kernel's entries that meet data.
+      padding: before and behind, that these need; negative where the last pixels are never seen.
+    """
 
     taps: slice
-    padding: tuple[int, int]  # negative where the last pixels are never seen
+    padding: tuple[int, int]
 
 
 def conv2d(
@@ -67,6 +71,16 @@ def conv2d(
 
     Returns:
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].
+
+    Raises:
+      ValueError: `groups` or `lowering` is something else.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_ht.ops import conv2d
+      >>> images, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 16))
+      >>> conv2d(images, kernel, stride=2, padding=1).shape
+      (2, 4, 4, 16)
     """
     channels, features = x.shape[-1], kernel.shape[-1]
     if groups != 1 and not groups == channels == features:
@@ -76,7 +90,8 @@ def conv2d(
         )
     if lowering not in ("native", "patches"):
         raise ValueError(f"lowering is {lowering!r}; it must be patches or native")
-    rows, columns = (_axis(x.shape[i + 1], kernel.shape[i], stride, padding) for i in (0, 1))
+    rows = _axis(x.shape[1], kernel.shape[0], stride, padding)
+    columns = _axis(x.shape[2], kernel.shape[1], stride, padding)
     kernel = kernel[rows.taps, columns.taps]
     if lowering == "native":
         dimensions = ("NHWC", "HWIO", "NHWC")
@@ -101,14 +116,13 @@ def conv2d(
 def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """Convolves without padding, by products whose patches stay in the processor's cache."""
     batch, height, width, _ = x.shape
-    out_height, out_width = (
-        (height - kernel.shape[0]) // stride + 1,
-        (width - kernel.shape[1]) // stride + 1,
-    )
+    out_height = (height - kernel.shape[0]) // stride + 1
+    out_width = (width - kernel.shape[1]) // stride + 1
     columns = columns_at_once(out_width, kernel.shape[2], kernel.shape[3])
     widened = _widen(kernel, columns, stride)
     strides = (stride, stride * columns)
     convolve = functools.partial(_patches, kernel=widened, strides=strides)
+    # Bytes of an image's float32 patches.
     size = 4 * out_height * (out_width // columns) * math.prod(widened.shape[:3])
     images = images_at_once(batch, size)
     with jax.named_scope(MULTIPLIED.format(kernel.shape[1], widened.shape[1])):
@@ -116,6 +130,7 @@ def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
             out = convolve(x)
         else:
             # The gradient makes a block's patches again: from memory they would come more slowly.
+            # Inside a loop XLA cannot undo that, so that no barrier against it is needed.
             again = jax.checkpoint(convolve, prevent_cse=False)
             out = lax.map(again, x.reshape(-1, images, *x.shape[1:]))
     # `columns` outputs that lie side by side are the product's columns, in this order: nothing
@@ -124,7 +139,7 @@ def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 def columns_at_once(out_width: int, channels: int, features: int) -> int:
-    """Returns how many neighbouring outputs of a row to compute as one, which must divide the row.
+    """Returns how many neighbouring outputs of a row to compute as one; they divide the row.
 
     Measured on a Zen 4 at batches of 10 and 50 (benchmarks/results/conv_columns_cpu.md): it pays
     for the few channels of first layers, and costs more than it saves where products are large
@@ -145,22 +160,30 @@ def _widen(kernel: jax.Array, columns: int, stride: int) -> jax.Array:
     if columns == 1:
         return kernel
     room = (columns - 1) * stride
-    copies = [
-        jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0)))
-        for i in range(columns)
-    ]
+    copies = []
+    for i in range(columns):
+        copies.append(jnp.pad(kernel, ((0, 0), (i * stride, room - i * stride), (0, 0), (0, 0))))
     return jnp.concatenate(copies, axis=-1)
 
 
 def images_at_once(batch: int, size: int) -> int:
-    """How many of a batch's images to convolve at a time, whose patches have `size` bytes each: all
-    of them where they are small, else a divisor of the batch whose patches stay in the cache."""
+    """Returns how many of a batch's images to convolve at a time.
+
+    Args:
+      batch: number of images.
+      size: bytes of one image's patches.
+
+    Returns:
+      The batch where it is small, else its largest divisor whose patches stay in the cache, or 1.
+    """
     if batch * size <= LARGE:
         return batch
-    return max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * size <= CACHED))
+    divisors = [n for n in range(1, batch + 1) if batch % n == 0]
+    return max(n for n in divisors if n == 1 or n * size <= CACHED)
 
 
 def _axis(length: int, size: int, stride: int, padding: int) -> Axis:
+    """Returns the kernel's entries that meet data along an axis, and the padding for these."""
     out = (length + 2 * padding - size) // stride + 1
     last = (out - 1) * stride - padding  # where the last output's first entry lies
     first_tap, past_tap = max(0, -last), min(size, length + padding)
@@ -171,8 +194,8 @@ def _patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.A
     """Convolves without padding as one matrix product; `strides` of rows and columns."""
     height, width, channels, features = kernel.shape
     if height * width <= AT_ONCE:
-        # [B, H', W', h * w, C]
-        patches = jnp.stack([tap for _, _, tap in _taps(x, height, width, strides)], axis=3)
+        taps = [tap for _, _, tap in _taps(x, height, width, strides)]
+        patches = jnp.stack(taps, axis=3)  # [B, H', W', h * w, C]
     else:
         by_column = _windows(x, width, strides[1], axis=2)
         patches = _windows(by_column, height, strides[0], axis=1)  # [B, H', W', h, w, C]
@@ -185,7 +208,7 @@ def _patches(x: jax.Array, kernel: jax.Array, strides: tuple[int, int]) -> jax.A
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-    """An unpadded depthwise convolution as a sum of shifted products.
+    """Convolves each channel by itself, without padding, as a sum of shifted products.
 
     Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
     """
@@ -200,15 +223,15 @@ def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):
 def _depthwise_backward(stride: int, saved: tuple[jax.Array, jax.Array], upstream: jax.Array):
     x, kernel = saved
     height, width = kernel.shape[:2]
-    sums = jnp.stack(
-        [tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]
-    ).sum((1, 2, 3))
+    products = [tap * upstream for _, _, tap in _taps(x, height, width, (stride, stride))]
+    # Stacked before they are summed: one reduction for all of the kernel's entries.
+    sums = jnp.stack(products).sum((1, 2, 3))
     # Full correlation of the upstream gradient, dilated by the stride, with the kernel turned
     # around.
-    reach = [
-        (size - 1, x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride, stride - 1)
-        for axis, size in ((1, height), (2, width))
-    ]
+    reach = []
+    for axis, size in ((1, height), (2, width)):
+        behind = x.shape[axis] - 1 - (upstream.shape[axis] - 1) * stride
+        reach.append((size - 1, behind, stride - 1))
     spread = lax.pad(upstream, jnp.zeros((), x.dtype), ((0, 0, 0), *reach, (0, 0, 0)))
     return _depthwise(spread, kernel[::-1, ::-1], 1), sums.reshape(kernel.shape)
 
@@ -219,17 +242,17 @@ _depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 def _taps(
     x: jax.Array, height: int, width: int, strides: tuple[int, int]
 ) -> list[tuple[int, int, jax.Array]]:
-    """Lists (i, j, what kernel entry [i, j] sees) of a kernel of this size."""
-    rows = [_shifted(x, i, height, strides[0], axis=1) for i in range(height)]
-    return [
-        (i, j, _shifted(row, j, width, strides[1], axis=2))
-        for i, row in enumerate(rows)
-        for j in range(width)
-    ]
+    """Lists (i, j, the pixels that kernel entry [i, j] meets) of a kernel of this size."""
+    taps = []
+    for i in range(height):
+        row = _shifted(x, i, height, strides[0], axis=1)
+        for j in range(width):
+            taps.append((i, j, _shifted(row, j, width, strides[1], axis=2)))
+    return taps
 
 
 def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:
-    """All windows of `size` along `axis`, stacked before the trailing window and channel axes.
+    """Stacks all windows of `size` along `axis`, before the trailing window and channel axes.
 
     One axis at a time, so that the transposed pass adds 2 k shifted slices instead of k * k.
     """
@@ -237,5 +260,5 @@ def _windows(x: jax.Array, size: int, stride: int, axis: int) -> jax.Array:
 
 
 def _shifted(x: jax.Array, offset: int, size: int, stride: int, axis: int) -> jax.Array:
-    """What entry `offset` of a window of `size` sees: every stride-th position."""
+    """Slices the positions that entry `offset` of a window of `size` meets: every stride-th."""
     return lax.slice_in_dim(x, offset, x.shape[axis] - size + 1 + offset, stride, axis)

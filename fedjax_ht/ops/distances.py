@@ -5,12 +5,12 @@ import jax.numpy as jnp
 
 
 def safe_norm(squared: jax.Array, epsilon: float = 1e-12) -> jax.Array:
-    """sqrt(max(squared, epsilon)): the gradient is zero, not NaN, at zero distance."""
+    """Returns sqrt(max(squared, epsilon)), whose gradient at zero distance is zero, not NaN."""
     return jnp.sqrt(jnp.maximum(squared, epsilon))
 
 
 def squared_distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Squared Euclidean distances between rows, at least 0. float [M, K], [N, K] -> [M, N].
+    """Computes squared Euclidean distances between rows: float [M, K], [N, K] -> [M, N], >= 0.
 
     Expands the square, so that the work is one matrix product; rounding may push a tiny square
     below zero, which is cut off. Full float32 products always: a cancelling sum has no digits to
@@ -25,5 +25,5 @@ def squared_distance(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def pairwise_distance(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Euclidean distances between rows. float [M, K], [N, K] -> [M, N]."""
+    """Computes Euclidean distances between rows: float [M, K], [N, K] -> [M, N]."""
     return safe_norm(squared_distance(a, b))

@@ -1,5 +1,4 @@
-"""Batch normalisation in as few passes over the batch as it takes: one for its statistics, one for
-the gradient's sums.
+"""Batch normalisation in two passes over the batch: its statistics, and the gradient's sums.
 
 On a GPU a pass is a kernel and the wait for it. What JAX derives takes four in a forward and six in
 a backward pass.
@@ -17,8 +16,9 @@ from jax import lax
 def batch_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, real: jax.Array, epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Normalises all samples of a batch by the statistics of its real ones (Ioffe and Szegedy, ICML
-    2015, Algorithm 1).
+    """Normalises all samples of a batch by the statistics of its real ones.
+
+    After Ioffe and Szegedy, ICML 2015, Algorithm 1.
 
     Args:
       x: float [B, ..., C].
@@ -27,22 +27,21 @@ def batch_norm(
       epsilon: added to the variance.
 
     Returns:
-      float [B, ..., C]; mean and biased variance per channel, float [C] each, 0 of no real sample.
-      Gradients go through all three.
+      The normalised batch, float [B, ..., C]; mean and biased variance per channel, float [C] each,
+      0 where no sample is real. Gradients go through all three.
     """
     return _forward(x, scale, bias, real, epsilon)[0]
 
 
 def _forward(x, scale, bias, real, epsilon):
     rows, count = _real_rows(x, real)
-    axes = tuple(range(x.ndim - 1))
     # Squares are summed around one of the values, so that nothing cancels however far the mean is
     # from zero.
     centre = x[(jnp.argmax(real), *(0,) * (x.ndim - 2))]
     shifted = jnp.where(rows, x - centre, 0)
-    offset, square = (
-        jnp.stack([shifted, jnp.square(shifted)]).sum(tuple(a + 1 for a in axes)) / count
-    )
+    # Both sums in one reduction, which is one pass over the batch.
+    sums = jnp.stack([shifted, jnp.square(shifted)]).sum(tuple(range(1, x.ndim)))
+    offset, square = sums / count
     mean = jnp.where(real.any(), centre + offset, 0)
     var = jnp.maximum(square - jnp.square(offset), 0)
     inverse = lax.rsqrt(var + epsilon)
@@ -53,9 +52,8 @@ def _backward(epsilon, saved, upstream):
     x, scale, real, mean, inverse = saved
     dy, dmean, dvar = upstream
     rows, count = _real_rows(x, real)
-    axes = tuple(range(x.ndim - 1))
     unit = (x - mean) * inverse
-    by_bias, by_scale = jnp.stack([dy, dy * unit]).sum(tuple(a + 1 for a in axes))
+    by_bias, by_scale = jnp.stack([dy, dy * unit]).sum(tuple(range(1, x.ndim)))
     # Every sample moves the output of all through mean and variance, which only the real ones make.
     through_mean = dmean - scale * inverse * by_bias
     through_var = 2 * dvar / inverse - scale * inverse * by_scale
@@ -64,10 +62,10 @@ def _backward(epsilon, saved, upstream):
 
 
 def _real_rows(x: jax.Array, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mask beside x, and how many values a channel's statistics are made of, at least 1."""
-    return real.reshape(-1, *(1,) * (x.ndim - 1)), jnp.maximum(
-        real.sum() * math.prod(x.shape[1:-1]), 1
-    )
+    """Returns the mask shaped to select from x, and the number of values of a channel, >= 1."""
+    rows = real.reshape(-1, *(1,) * (x.ndim - 1))
+    count = real.sum() * math.prod(x.shape[1:-1])
+    return rows, jnp.maximum(count, 1)
 
 
 batch_norm.defvjp(_forward, _backward)

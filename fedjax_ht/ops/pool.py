@@ -17,7 +17,7 @@ def max_pool(
     ceil: bool = False,
     axes: Sequence[int] = (1, 2),
 ) -> jax.Array:
-    """Maximum over square windows, with torch's MaxPool2d rules for the output size.
+    """Takes the maximum of square windows, with torch's MaxPool2d rules for the output size.
 
     A ReLU belongs behind it: the values are those of one before it, at a quarter of the work for
     2x2 windows.
@@ -28,6 +28,16 @@ def max_pool(
       ceil: also take a last window that begins inside the image (or its left padding) and ends
         outside.
       axes: that are pooled; the others stay as they are.
+
+    Returns:
+      float [B, H', W', C].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_ht.ops import max_pool
+      >>> image = jnp.arange(16.0).reshape(1, 4, 4, 1)
+      >>> max_pool(image, window=2, stride=2)[0, :, :, 0].tolist()
+      [[5.0, 7.0], [13.0, 15.0]]
     """
     for axis in axes:  # the maximum of a square is that of its rows' maxima
         x = _max_along(x, axis, window, stride, padding, ceil)
@@ -39,7 +49,9 @@ def _max_along(
 ) -> jax.Array:
     length = x.shape[axis]
     span = length + 2 * padding - window
-    out = (span + stride - 1 if ceil else span) // stride + 1
+    if ceil:
+        span += stride - 1
+    out = span // stride + 1
     if (out - 1) * stride >= length + padding:
         out -= 1
     end = (out - 1) * stride + window  # of the last window, counted from the left padding
@@ -55,7 +67,13 @@ def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
 
     Output i is the mean of inputs floor(i L / width) to ceil((i + 1) L / width) - 1, as in torch's
     AdaptiveAvgPool1d: windows overlap where `width` does not divide L, and repeat features where it
-      is larger.
+    is larger.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_ht.ops import adaptive_pool
+      >>> adaptive_pool(jnp.array([1.0, 2.0, 3.0]), 2).tolist()
+      [1.5, 2.5]
     """
     length = x.shape[-1]
     if length == width:
@@ -70,6 +88,5 @@ def adaptive_pool(x: jax.Array, width: int) -> jax.Array:
     i, position = jnp.arange(outs), jnp.arange(ins)[:, None]
     first, past = i * ins // outs, -(-(i + 1) * ins // outs)
     weights = ((first <= position) & (position < past)) / (past - first)
-    return (x.reshape(*x.shape[:-1], periods, ins) @ weights.astype(x.dtype)).reshape(
-        *x.shape[:-1], width
-    )
+    periodic = x.reshape(*x.shape[:-1], periods, ins)
+    return (periodic @ weights.astype(x.dtype)).reshape(*x.shape[:-1], width)

@@ -1,5 +1,5 @@
-"""Matrix products in the precision that jax is told: float32, or bfloat16 factors with sums in
-float32."""
+"""Matrix products in the precision that jax is set to: float32, or bfloat16 factors with float32
+sums."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ from jax import lax
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """a @ b, float32 [..., K] and [K, N] -> float32 [..., N], and likewise its gradients.
+    """Computes a @ b: float32 [..., K] and [K, N] -> float32 [..., N], and its gradients likewise.
 
     Under `jax.default_matmul_precision("bfloat16")` the factors are rounded to bfloat16 and the
     sums stay float32, on every kind of device: XLA takes that setting for a hint, which a GPU reads
@@ -23,13 +23,13 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _narrow(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Many rows by a tall matrix, as where a convolution's patches meet its kernel.
+    """Multiplies many rows by a tall matrix, as where a convolution's patches meet its kernel.
 
     By b's transpose, and so b's gradient comes as [N, K], too: XLA's CPU product takes up to twice
-    as long for [K, N], whose long side is not the one that lies in memory order. Without the
-    barrier XLA would turn both back. A linear layer's few rows are not worth it: its update would
-    read the turned gradient against memory order.
+    as long for [K, N], whose long side is not the one that lies in memory order. A linear layer's
+    few rows are not worth it: its update would read the turned gradient against memory order.
     """
+    # Without the barrier XLA would turn both back.
     return lax.dot_general(a, lax.optimization_barrier(b.T), (((1,), (1,)), ((), ())))
 
 

@@ -1,5 +1,4 @@
-"""Recurrent layers along time, a few steps at once, and none of those that are padding for all
-samples.
+"""Recurrent layers along time, a chunk of steps at a time, without those that are padding for all.
 
 The gates' inputs of a chunk of steps come from one matrix product before its steps. Backwards, all
 that depends on stored activations alone is worked out for the chunk at once, and so are the
@@ -24,8 +23,12 @@ PyTree = Any
 
 
 class RecurrentWeights(NamedTuple):
-    """Of G gates: kernel float [D, G H] and bias [G H] for the inputs, recurrent [H, G H] and
-    recurrent_bias [G H] for the state before."""
+    """Weights of a layer of G gates and H units.
+
+    Attributes:
+      kernel, bias: of the inputs, float [D, G H] and [G H].
+      recurrent, recurrent_bias: of the state before, float [H, G H] and [G H].
+    """
 
     kernel: jax.Array
     bias: jax.Array
@@ -34,12 +37,12 @@ class RecurrentWeights(NamedTuple):
 
 
 class _Cell(NamedTuple):
-    """A chunk of one kind of layer.
+    """The two passes through a chunk of one kind of layer.
 
     Attributes:
       states: how many arrays [B, H] it hands on, the first of them h.
-      forward: (weights, states, x [C, B, D]) -> (states, (h [C, B, H], what `backward` needs)).
-      backward: (weights, gradients of the states after it, gradient of h, x, what was needed) ->
+      forward: (weights, states, x [C, B, D]) -> (states, (h [C, B, H], arrays for `backward`)).
+      backward: (weights, gradients of the states after it, gradient of h, x, these arrays) ->
         (gradients of the states before it, of x, of the weights).
     """
 
@@ -49,9 +52,9 @@ class _Cell(NamedTuple):
 
 
 def lstm(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Long short-term memory (Hochreiter and Schmidhuber, 1997) with a forget gate, as torch
-    defines it.
+    """Runs long short-term memory with a forget gate, as torch defines it.
 
+    After Hochreiter and Schmidhuber, 1997:
     i, f, o = sigmoid, g = tanh of (x_t kernel + bias + h_{t-1} recurrent + recurrent_bias);  c_t =
     f c_{t-1} + i g; h_t = o tanh(c_t)
 
@@ -68,9 +71,9 @@ def lstm(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array
 
 
 def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
-    """Gated recurrent units (Cho et al., EMNLP 2014) as torch defines them: the reset gate acts
-    behind the product.
+    """Runs gated recurrent units as torch defines them: the reset gate acts behind the product.
 
+    After Cho et al., EMNLP 2014:
     p = x_t kernel + bias, q = h_{t-1} recurrent + recurrent_bias;  r, z = sigmoid(p + q), n =
     tanh(p + r q); h_t = (1 - z) n + z h_{t-1}
 
@@ -86,8 +89,11 @@ def gru(weights: RecurrentWeights, x: jax.Array, steps: jax.Array) -> jax.Array:
 
 @jax.custom_batching.custom_vmap
 def longest(lengths: jax.Array) -> jax.Array:
-    """The largest of int32 [...], under `vmap` that of all: the samples of several clients have one
-    number of steps."""
+    """Returns the largest of int32 [...]; under `vmap` that of all lanes.
+
+    The samples of several clients then have one number of steps, so that the loop's condition stays
+    a scalar and skipped chunks are skipped.
+    """
     return lengths.max()
 
 
@@ -109,7 +115,7 @@ def _layer_forward(cell: _Cell, weights: RecurrentWeights, x: jax.Array, steps: 
 
 
 def _run(cell: _Cell, weights: RecurrentWeights, x: jax.Array, steps: jax.Array, store: bool):
-    """h [T, B, H], and what is stored, by chunk."""
+    """Returns h [T, B, H], and the arrays stored for the gradient, by chunk."""
 
     def chunk(states, x):
         states, (h, stored) = cell.forward(weights, states, x)
@@ -140,13 +146,16 @@ _layer.defvjp(_layer_forward, _layer_backward)
 def _by_chunks(
     chunk: Callable, start: PyTree, inputs: PyTree, steps: jax.Array, reverse: bool = False
 ):
-    """`lax.scan` over chunks; those at `steps` or later change nothing and return zeros. On a GPU,
-    where a branch waits for the host, all run."""
+    """Scans over chunks; those at `steps` or later change nothing and return zeros.
+
+    On a GPU, where a branch waits for the host, all run.
+    """
+
+    def zeros(x):
+        return jnp.zeros(x.shape, x.dtype)
 
     def skip(carry, part):
-        return carry, jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk, carry, part)[1]
-        )
+        return carry, jax.tree.map(zeros, jax.eval_shape(chunk, carry, part)[1])
 
     def body(carry, item):
         first, part = item
@@ -161,7 +170,7 @@ def _by_chunks(
 
 
 def _chunks(x: jax.Array) -> jax.Array:
-    """[T, ...] -> [chunks, steps, ...], zeros behind the end."""
+    """Cuts [T, ...] into [chunks, steps, ...], with zeros behind the end."""
     length = min(CHUNK, len(x))
     x = jnp.pad(x, [(0, -len(x) % length), *[(0, 0)] * (x.ndim - 1)])
     return x.reshape(-1, length, *x.shape[1:])
@@ -172,18 +181,27 @@ def _joined(x: jax.Array, length: int) -> jax.Array:
 
 
 def _affine(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """[C, B, D] -> [C, B, G], as one product."""
+    """Computes x kernel + bias, [C, B, D] -> [C, B, G], as one product."""
     return (product(x.reshape(-1, x.shape[-1]), kernel) + bias).reshape(*x.shape[:2], -1)
 
 
 def _gradients(
     weights: RecurrentWeights, x: jax.Array, before: jax.Array, inner: jax.Array, outer: jax.Array
 ):
-    """Of x and of the weights, from those of x kernel + bias, `inner`, and h recurrent +
-    recurrent_bias, `outer`."""
-    x_, before, inner, outer = (a.reshape(-1, a.shape[-1]) for a in (x, before, inner, outer))
+    """Returns the gradients of a chunk's x and of the weights.
+
+    Args:
+      weights: of the layer.
+      x: float [C, B, D].
+      before: h before each step, float [C, B, H].
+      inner, outer: gradients of x kernel + bias and of h recurrent + recurrent_bias, [C, B, G H].
+    """
+    rows, before, inner, outer = (a.reshape(-1, a.shape[-1]) for a in (x, before, inner, outer))
     to_weights = RecurrentWeights(
-        product(x_.T, inner), inner.sum(0), product(before.T, outer), outer.sum(0)
+        kernel=product(rows.T, inner),
+        bias=inner.sum(0),
+        recurrent=product(before.T, outer),
+        recurrent_bias=outer.sum(0),
     )
     return product(inner, weights.kernel.T).reshape(x.shape), to_weights
 

@@ -1,5 +1,7 @@
-"""Transposed two-dimensional convolution: the transpose of `conv2d`, and so a matrix product and
-shifted sums."""
+"""The transposed two-dimensional convolution, by the transpose of `conv2d`.
+
+It is a matrix product and shifted sums, therefore, with the gradients of these.
+"""
 
 import jax
 
@@ -9,8 +11,10 @@ from fedjax_ht.ops.conv import conv2d
 def conv_transpose2d(
     x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0
 ) -> jax.Array:
-    """Every pixel (p, q) adds x[p, q] @ kernel[i, j] to pixel (p stride + i - padding, q stride + j
-    - padding) of the output, as in torch's ConvTranspose2d.
+    """Convolves transposed with one stride and one padding, as torch's ConvTranspose2d does.
+
+    Every pixel (p, q) adds x[p, q] @ kernel[i, j] to pixel (p stride + i - padding, q stride + j -
+    padding) of the output.
 
     Args:
       x: float [B, H, W, C].
@@ -20,13 +24,20 @@ def conv_transpose2d(
 
     Returns:
       float [B, (H - 1) stride - 2 padding + h, (W - 1) stride - 2 padding + w, O].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fedjax_ht.ops import conv_transpose2d
+      >>> conv_transpose2d(jnp.ones((1, 4, 4, 8)), jnp.ones((4, 4, 8, 3)), 2, 1).shape
+      (1, 8, 8, 3)
     """
     batch, height, width, _ = x.shape
-    lengths = (
-        (n - 1) * stride - 2 * padding + size for n, size in zip((height, width), kernel.shape)
-    )
-    out = jax.ShapeDtypeStruct((batch, *lengths, kernel.shape[-1]), x.dtype)
-    (y,) = jax.linear_transpose(lambda y: conv2d(y, kernel.swapaxes(-1, -2), stride, padding), out)(
-        x
-    )
+    out_height = (height - 1) * stride - 2 * padding + kernel.shape[0]
+    out_width = (width - 1) * stride - 2 * padding + kernel.shape[1]
+    out = jax.ShapeDtypeStruct((batch, out_height, out_width, kernel.shape[-1]), x.dtype)
+
+    def convolve(y):
+        return conv2d(y, kernel.swapaxes(-1, -2), stride, padding)
+
+    (y,) = jax.linear_transpose(convolve, out)(x)
     return y

@@ -1,72 +1,104 @@
-"""Lines on clients that are not finite or send outliers, and on a run in which nothing arrives any
-more."""
+"""Lines on clients whose results are not finite or whose uploads are outliers, and on a run in
+which nothing arrives any more."""
 
+import operator
 from collections.abc import Hashable, Iterable, Sequence
 
+from fedjax_ht.report.rows import reporting, values
 from fedjax_ht.simulation.history import Row, by_trial, silent
+
+MOST_NAMED = 3
+"""Outlying uploads that a line about a round names."""
 
 
 def why_silent(name: str, history: Sequence[Row], rounds: int) -> str | None:
-    """One line where nothing arrived in the last rounds of every trial: since when, and who had
-    sent what."""
-    trials = by_trial(history)
-    if not all(silent(trial, rounds) for trial in trials):
+    """Returns one line where nothing arrived in the last rounds of every trial: since when, and
+    which uploads were outliers before; None where something arrived.
+
+    Args:
+      name: label of the entry.
+      history: its rows.
+      rounds: how many rounds in a row make a silence.
+    """
+    if not all(silent(trial, rounds) for trial in by_trial(history)):
         return None
-    heard = max((row["round"] for row in history if row.get("arrived")), default=0)
-    told = next(
-        (row for row in reversed(history) if row.get("far_off") and row["round"] <= heard), None
-    )
-    late = any(row.get("late") for row in history if row["round"] > heard)
-    wanted = "finite and in time" if late else "finite"
-    who = f"in round {told['round']} {far_words(told['far_off'])} what is usual; " if told else ""
+    last = max(values(reporting(history, "arrived"), "round"), default=0)
+    accepted, suspects = "finite", ""
+    for row in history:
+        if row.get("late") and row["round"] > last:
+            accepted = "finite and in time"
+        if row.get("far_off") and row["round"] <= last:
+            suspects = f"; outlying uploads in round {row['round']}: {outliers(row['far_off'])}"
     return (
-        f"{name} stopped in round {history[-1]['round']}: since round {heard} nothing has arrived "
-        f"that is {wanted}; "
-        f"{who}a larger give_up goes on, robust defends the server"
+        f"{name} stopped in round {history[-1]['round']}: since round {last} nothing has arrived "
+        f"that is {accepted}{suspects}; "
+        "set a larger give_up to go on, or robust to defend the server"
     )
 
 
-def far_words(far_off: Sequence[Sequence[float]]) -> str:
-    """ "client 3 sent 1e+30 times" and the like."""
-    return ", ".join(
-        f"client {int(client)} sent {times:.3g} times" for client, times in far_off[:3]
-    )
+def outliers(far_off: Sequence[Sequence[float]], most: int = MOST_NAMED) -> str:
+    """Names clients with the size of their uploads: "client 2 (21.8x the median norm), client 15
+    (14.8x)".
+
+    A factor is how many times the round's median an upload's length, its distance from the middle
+    of all, or its largest entry is, whichever is most; the text calls all three a norm.
+
+    Args:
+      far_off: (id, factor) of each client, see `fedjax_ht.trust.robust.far_off`.
+      most: clients that are named, those of the largest factors.
+    """
+    by_factor = operator.itemgetter(1)
+    # sorted() is stable: equal factors stay in the order of ids.
+    largest = sorted(far_off, key=by_factor, reverse=True)[:most]
+    names, unit = [], " the median norm"
+    for client, factor in sorted(largest):
+        names.append(f"client {int(client)} ({factor:.3g}x{unit})")
+        unit = ""  # said once
+    if len(far_off) > most:
+        names.append(f"and {len(far_off) - most} more")
+    return ", ".join(names)
+
+
+def named(ids: Sequence[int]) -> str:
+    """Names clients: "client 2", or "clients 2, 15"."""
+    clients = ", ".join(map(str, ids))
+    return f"clients {clients}" if len(ids) > 1 else f"client {clients}"
 
 
 class Notes:
-    """Tells what went wrong in the rounds of a run, every client once a trial and kind."""
+    """Notes on what goes wrong in the rounds of a run; each client once a trial and kind."""
 
     def __init__(self):
-        self.told: set[Hashable] = set()
+        self.noted: set[Hashable] = set()
 
     def of(self, label: str, row: Row) -> list[str]:
-        """Returns a line for each kind of trouble that a row has and no earlier row had, []
-        mostly."""
+        """Returns a line for each kind of trouble that a row has and no earlier row had, mostly
+        none."""
         lines = []
         if clients := self._new(label, row, "client", row.get("not_finite", ())):
-            ids = ", ".join(map(str, clients))
-            lines.append(
-                f"not finite, left out of the round: client{'s' * (len(clients) > 1)} {ids}"
-            )
+            lines.append(f"not finite, left out of the round: {named(clients)}")
         if not row.get("server_finite", True) and self._new(label, row, "server", [0]):
             lines.append("the server's step was not finite; its last state was kept")
-        factors = {int(client): times for client, times in row.get("far_off", ())}
+        factors = {int(client): factor for client, factor in row.get("far_off", ())}
         if clients := self._new(label, row, "upload", factors):
-            outliers = ", ".join(f"client {i} ({factors[i]:.3g}x what is usual)" for i in clients)
-            lines.append(f"outlying uploads: {outliers}")
+            pairs = zip(clients, map(factors.__getitem__, clients))
+            lines.append(f"outlying uploads: {outliers(list(pairs), most=len(clients))}")
         if clients := self._new(label, row, "refused", row.get("refused", ())):
-            ids = ", ".join(map(str, clients))
-            lines.append(f"outlying uploads refused, by refuse_outliers: {ids}")
+            lines.append(f"outlying uploads refused, by refuse_outliers: {named(clients)}")
         return lines
 
     def _new(self, label: str, row: Row, kind: str, ids: Iterable[int]) -> list[int]:
-        keys = {i: (label, row["trial"], kind, i) for i in ids}
-        new = [i for i, key in keys.items() if key not in self.told]
-        self.told.update(keys.values())
+        new = []
+        for i in ids:
+            key = label, row["trial"], kind, i
+            if key not in self.noted:
+                self.noted.add(key)
+                new.append(i)
         return new
 
 
 def place_of(label: str, row: Row, trials: int) -> str:
     """Names an entry's round, and of several trials the trial."""
-    trial = f", trial {row['trial']}" if trials > 1 else ""
-    return f"{label}{trial}, round {row['round']}"
+    if trials > 1:
+        label += f", trial {row['trial']}"
+    return f"{label}, round {row['round']}"

@@ -1,8 +1,6 @@
-"""What each entry of a run reached, and what it took until a target: the table of a comparison."""
+"""The comparison of a run's entries by what it cost them to reach a target accuracy."""
 
-import csv
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,15 +8,10 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.report.table import (
-    GLOBAL,
-    NOTE,
-    PARTICIPANTS,
-    human_bytes,
-    human_count,
-    human_flops,
-    tops_of,
-)
+from fedjax_ht.report.document import Document, Folded, Paragraph
+from fedjax_ht.report.results import GLOBAL, NOTE, PARTICIPANTS
+from fedjax_ht.report.rows import after_start, mean, tops_of, values
+from fedjax_ht.report.table import Table, human_bytes, human_count, human_flops, table_of
 from fedjax_ht.simulation.history import Row, best, by_trial, wire_bytes
 
 UPLINK = "numbers in one client's uplinks"
@@ -26,13 +19,13 @@ FLOPS = "one client's FLOPs"
 
 
 class Cost(NamedTuple):
-    """What it took.
+    """The cost of reaching a target.
 
     Attributes:
       rounds: until the target.
-      bytes, flops: what all clients together sent and received, and computed in training.
-      client_elements, client_flops: of one client that takes part in every round: the numbers it
-        uploads, and computes.
+      bytes, flops: sent and received, and computed in training, by all clients together.
+      client_elements, client_flops: numbers uploaded, and FLOPs computed, by one client that takes
+        part in every round.
     """
 
     rounds: float
@@ -51,7 +44,7 @@ class Aim(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One method.
+    """An entry's line of a comparison.
 
     Attributes:
       accuracy, accuracy_std: of the best rounds on the test sets, mean and standard deviation (of
@@ -61,7 +54,7 @@ class Line(NamedTuple):
         without any.
       server_accuracy: mean over trials of the best of the server's own model; NaN without one.
       reached: how many trials reached the target.
-      cost: their mean cost of getting there; None without any.
+      cost: the mean cost of these trials; None without any.
       seconds_per_round, seconds: of all trials together, the median round and the whole run.
     """
 
@@ -76,50 +69,70 @@ class Line(NamedTuple):
     seconds: float
 
 
+class Comparison(NamedTuple):
+    """A comparison: label -> line, the target in [0, 1], and both as a text with a table."""
+
+    lines: dict[str, Line]
+    target: float
+    text: Document
+
+
 def cost_to_reach(trial: Sequence[Row], target: float, score: str = "accuracy") -> Cost | None:
-    """Of one trial's rows, through the first whose score is at or above the target; None if there
-    is none."""
-    reached = next((row["round"] for row in trial if row.get(score, -1) >= target), None)
-    if reached is None:
+    """Sums the costs of one trial's rounds through the first whose score is at or above the target;
+    None if there is none."""
+    through = rows_through(trial, target, score)
+    if not through:
         return None
-    spent = [row for row in trial if 0 < row["round"] <= reached]
+    rounds = after_start(through)
     # A run begun before FLOPs were counted has rows without.
-    flops = [row.get("flops", math.nan) for row in spent]
-    uploaded = [row["uplink_payload_elements"] / max(1, row["arrived"]) for row in spent]
-    computed = [f / max(1, row["participants"]) for f, row in zip(flops, spent)]
-    return Cost(reached, sum(map(wire_bytes, spent)), *map(math.fsum, (flops, uploaded, computed)))
+    flops = [row.get("flops", math.nan) for row in rounds]
+    uploaded = [row["uplink_payload_elements"] / max(1, row["arrived"]) for row in rounds]
+    computed = [count / max(1, row["participants"]) for count, row in zip(flops, rounds)]
+    return Cost(
+        rounds=through[-1]["round"],
+        bytes=sum(map(wire_bytes, rounds)),
+        flops=math.fsum(flops),
+        client_elements=math.fsum(uploaded),
+        client_flops=math.fsum(computed),
+    )
+
+
+def rows_through(trial: Sequence[Row], target: float, score: str) -> Sequence[Row]:
+    """Returns one trial's rows through the first whose score is at or above the target; none if the
+    target is not reached."""
+    for i, row in enumerate(trial):
+        if row.get(score, -1) >= target:
+            return trial[: i + 1]
+    return []
 
 
 def choose_target(
     histories: Mapping[str, Sequence[Row]], score: str, target: float | None, share: float | None
 ) -> tuple[float, str]:
-    """The accuracy to reach, and where it comes from: `target` itself, `share` of the highest that
-    any trial of any method has, or without both the highest that every trial of every method
-    reaches.
+    """Returns the accuracy to reach, and where it comes from.
+
+    Args:
+      histories: label of an entry -> rows.
+      score: column that holds the accuracy.
+      target: the accuracy itself, in (0, 1].
+      share: the accuracy as a share, in (0, 1], of the highest that any trial of any entry has.
+        Without both, it is the highest that every trial of every entry reaches.
 
     Raises:
-      ValueError: a method has no such score.
+      ValueError: an entry has no such score.
     """
-    tops = {name: tops_of(history, score) for name, history in histories.items()}
-    for name, rows in tops.items():
-        if not rows:
-            raise ValueError(f"--target_score is {score!r}, which {name} does not have")
+    bests = []
+    for label, history in histories.items():
+        tops = tops_of(history, score)
+        if not tops:
+            raise ValueError(f"--target_score is {score!r}, which {label} does not have")
+        bests += values(tops, score)
     if target is not None:
         return target, "as asked"
-    bests = [row[score] for rows in tops.values() for row in rows]
     if share is not None:
-        return share * max(
-            bests
-        ), f"{share:.4g} of {100 * max(bests):.2f} %, the best of all trials"
+        highest = max(bests)
+        return share * highest, f"{share:.4g} of {100 * highest:.2f} %, the best of all trials"
     return min(bests), "the lowest best accuracy of all trials, which all reach"
-
-
-class Table(NamedTuple):
-    """label -> line, the accuracy that was aimed at, and all of it as Markdown."""
-
-    lines: dict[str, Line]
-    target: float
-    text: str
 
 
 def costs(
@@ -127,84 +140,105 @@ def costs(
     score: str = "accuracy",
     target: float | None = None,
     share: float | None = None,
-) -> Table:
-    """The comparison of a run's entries; arguments as of `choose_target`.
+    winner: str | None = None,
+) -> Comparison:
+    """Compares a run's entries; `winner` is the label of the entry whose row a page highlights, the
+    other arguments are those of `choose_target`.
 
     Raises:
-      ValueError: a method has no such score.
+      ValueError: an entry has no such score.
     """
     aim, origin = choose_target(histories, score, target, share)
-    lines = {method: summarise(history, aim, score) for method, history in histories.items()}
-    origin = origin if score == "accuracy" else f"{origin}, by the round's participants"
-    return Table(lines, aim, markdown(lines, aim, origin))
+    lines = {label: summarise(history, aim, score) for label, history in histories.items()}
+    if score != "accuracy":
+        origin += ", by the round's participants"
+    return Comparison(lines, aim, comparison_text(lines, aim, origin, winner))
 
 
 def summarise(history: Sequence[Row], target: float, score: str = "accuracy") -> Line:
-    """A method's line of the comparison."""
+    """Computes an entry's line of a comparison."""
     trials = by_trial(history)
-    tops = [best(trial).on_test for trial in trials]
-    scores = [row["accuracy"] for row in tops]
-    servers, drawn = tops_of(history, GLOBAL), tops_of(history, PARTICIPANTS)
-    costs = [cost for trial in trials if (cost := cost_to_reach(trial, target, score)) is not None]
+    tops, costs = [], []
+    for trial in trials:
+        tops.append(best(trial).on_test)
+        cost = cost_to_reach(trial, target, score)
+        if cost is not None:
+            costs.append(cost)
+    scores = values(tops, "accuracy")
     return Line(
-        float(np.mean(scores)),
-        float(np.std(scores)),
-        [row["round"] for row in tops],
-        float(np.mean([row[PARTICIPANTS] for row in drawn])) if drawn else math.nan,
-        float(np.mean([row[GLOBAL] for row in servers])) if servers else math.nan,
-        len(costs),
-        Cost(*map(float, np.mean(costs, axis=0))) if costs else None,
-        float(np.median([row["seconds_round"] for row in trials[0] if row["round"] > 0])),
-        math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in trials[0]),
+        accuracy=float(np.mean(scores)),
+        accuracy_std=float(np.std(scores)),
+        best_rounds=values(tops, "round"),
+        participants_accuracy=mean(values(tops_of(history, PARTICIPANTS), PARTICIPANTS), math.nan),
+        server_accuracy=mean(values(tops_of(history, GLOBAL), GLOBAL), math.nan),
+        reached=len(costs),
+        cost=Cost(*np.mean(costs, axis=0).tolist()) if costs else None,
+        seconds_per_round=float(np.median(values(after_start(trials[0]), "seconds_round"))),
+        seconds=math.fsum(row["seconds_round"] + row["seconds_evaluation"] for row in trials[0]),
     )
 
 
-def markdown(lines: Mapping[str, Line], target: float, origin: str) -> str:
-    """The table, with the target, where it comes from (`origin`), and what the columns mean."""
+def comparison_text(
+    lines: Mapping[str, Line], target: float, origin: str, winner: str | None = None
+) -> Document:
+    """Writes a comparison: the target, the table, and what its columns mean.
+
+    Args:
+      lines: label of an entry -> its line.
+      target: the accuracy that costs are counted to, in [0, 1].
+      origin: where the target comes from.
+      winner: label of the entry whose row a page highlights.
+    """
     aim = f"{100 * target:.2f} %"
-    with_server = not all(math.isnan(line.server_accuracy) for line in lines.values())
-    server = ["server's model %"] if with_server else []
-    with_drawn = not all(math.isnan(line.participants_accuracy) for line in lines.values())
-    columns = [
-        "method",
-        "accuracy %",
-        *(["participants %"] if with_drawn else []),
-        *server,
-        "best round",
-    ]
-    columns += [*(f"{what} to {aim}" for what in ("rounds", "bytes", "FLOPs")), UPLINK, FLOPS]
-    columns += ["s/round", "seconds"]
-    rows = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for name, line in lines.items():
-        trials = len(line.best_rounds)
-        some = f" ({line.reached} of {trials} trials)" if line.reached < trials else ""
-        cost, never = line.cost, ["not reached"] * 5
-        cells = [
-            name,
-            f"{100 * line.accuracy:.2f}"
-            + (f" ± {100 * line.accuracy_std:.2f}" if trials > 1 else ""),
-            *(
-                [f"{100 * line.participants_accuracy:.2f}".replace("nan", "-")]
-                if with_drawn
-                else []
-            ),
-            *([f"{100 * line.server_accuracy:.2f}".replace("nan", "-")] if with_server else []),
-            ", ".join(map(str, line.best_rounds)),
-            *(shown(cost, some) if cost else never),
-            f"{line.seconds_per_round:.2f}",
-            f"{line.seconds:.0f}",
-        ]
-        rows.append("| " + " | ".join(cells) + " |")
+    costs = [f"rounds to {aim}", f"bytes to {aim}", f"FLOPs to {aim}", UPLINK, FLOPS]
+    titles = ["method", "accuracy %", "participants %", "server's model %", "best round"]
+    titles += [*costs, "s/round", "seconds"]
+    important = ["accuracy %", "server's model %", *costs[:3], "s/round", "best round"]
+    rows = [line_cells(label, line, costs) for label, line in lines.items()]
+    table = table_of(rows, titles, important, winner)
     several = any(len(line.best_rounds) > 1 for line in lines.values())
-    notes = [explanation(with_server, several)]
-    if with_drawn:
-        notes += ["", NOTE]
-    return "\n".join([f"Target: {aim} ({origin}).", "", *rows, "", *notes])
+    notes = [Paragraph(explanation("server's model %" in table.head, several))]
+    if "participants %" in table.head:
+        notes.append(Paragraph(NOTE))
+    target_line = Paragraph(f"Target: {aim} ({origin}).")
+    return Document([target_line, table, Folded("What the columns mean", notes)])
+
+
+def line_cells(label: str, line: Line, cost_titles: Sequence[str]) -> dict[str, str]:
+    """Returns the cells of a line by title; `cost_titles` are the titles of the cost's fields."""
+    trials = len(line.best_rounds)
+    accuracy = f"{100 * line.accuracy:.2f}"
+    if trials > 1:
+        accuracy += f" ± {100 * line.accuracy_std:.2f}"
+    cells = {"method": label, "accuracy %": accuracy}
+    if not math.isnan(line.participants_accuracy):
+        cells["participants %"] = f"{100 * line.participants_accuracy:.2f}"
+    if not math.isnan(line.server_accuracy):
+        cells["server's model %"] = f"{100 * line.server_accuracy:.2f}"
+    cells["best round"] = ", ".join(map(str, line.best_rounds))
+    cells |= dict.fromkeys(cost_titles, "not reached")
+    if line.cost is not None:
+        rounds = f"{line.cost.rounds:.4g}"
+        if line.reached < trials:
+            rounds += f" ({line.reached} of {trials} trials)"
+        shown = [
+            rounds,
+            human_bytes(line.cost.bytes),
+            human_flops(line.cost.flops),
+            human_count(line.cost.client_elements),
+            human_flops(line.cost.client_flops),
+        ]
+        cells |= zip(cost_titles, shown)
+    return cells | {"s/round": f"{line.seconds_per_round:.2f}", "seconds": f"{line.seconds:.0f}"}
 
 
 def explanation(with_server: bool, several: bool) -> str:
-    """Explains the columns, `with_server` that of the server's own model, and of `several`
-    trials."""
+    """Explains the columns of a comparison.
+
+    Args:
+      with_server: whether there is a column of the server's own model.
+      several: whether there are several trials.
+    """
     accuracy = "Accuracies are those of the best round on the test sets"
     costs = (
         "Bytes are those of all clients, up and down, and FLOPs those of all clients' training, "
@@ -221,28 +255,19 @@ def explanation(with_server: bool, several: bool) -> str:
         seconds += ", of all trials together"
     if with_server:
         accuracy += "; of the server's own model, on all test samples and in its own best round"
-    return textwrap.fill(f"{accuracy}. {costs}. {seconds}. {client}.", 120)
-
-
-def shown(cost: Cost, some: str) -> list[str]:
-    """The cells of a cost; `some` says how many trials it is of."""
-    totals = [f"{cost.rounds:.4g}{some}", human_bytes(cost.bytes), human_flops(cost.flops)]
-    return [*totals, human_count(cost.client_elements), human_flops(cost.client_flops)]
+    return f"{accuracy}. {costs}. {seconds}. {client}."
 
 
 def write_csv(lines: Mapping[str, Line], target: float, path: Path) -> Path:
-    """One row a method, shares in [0, 1]; empty where the target was not reached."""
-    columns = [
-        "method",
-        "target",
-        *(f for f in Line._fields if f != "cost"),
-        *(f"{f}_to_target" for f in Cost._fields),
-    ]
+    """Writes a row for each entry, shares in [0, 1]; cells of a target not reached are empty."""
+    fields = list(Line._fields)
+    fields.remove("cost")  # its own fields stand at the end
+    head = ["method", "target", *fields, *(f"{field}_to_target" for field in Cost._fields)]
+    rows = []
+    for label, line in lines.items():
+        cells = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
+        cost = cells.pop("cost") or [""] * len(Cost._fields)
+        rows.append(list(map(str, [label, target, *cells.values(), *cost])))
     with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for name, line in lines.items():
-            fields = line._asdict() | {"best_rounds": " ".join(map(str, line.best_rounds))}
-            cost = fields.pop("cost") or [""] * len(Cost._fields)
-            writer.writerow([name, target, *fields.values(), *cost])
+        file.write(Table(head, rows).csv())
     return path

@@ -1,4 +1,4 @@
-"""What a measurement says of the machine it was made on."""
+"""The machine that a measurement was made on."""
 
 import platform
 import re
@@ -6,11 +6,10 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """The processor's name where the system tells it, else its kind."""
+    """Returns the processor's name where the system tells it, else its kind."""
     info = Path("/proc/cpuinfo")
-    names = (
-        re.findall(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE)
-        if info.exists()
-        else []
-    )
-    return names[0] if names else platform.machine()
+    if info.exists():
+        name = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE)
+        if name:
+            return name[1]
+    return platform.machine()

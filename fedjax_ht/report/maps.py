@@ -1,5 +1,5 @@
-"""What a few clients make of the same test images after the last round: computed once, kept beside
-the checkpoints."""
+"""Features of the same test images by a few clients' models after the last round: computed once,
+kept beside the checkpoints."""
 
 import itertools
 import zipfile
@@ -23,16 +23,16 @@ CLIENTS, CLASSES, IMAGES = 6, 10, 120  # at most, of each of an entry's maps
 
 
 class FeatureMap(NamedTuple):
-    """One entry's, of the first trial.
+    """Features of one entry's clients in the first trial.
 
     Attributes:
       round: rounds done.
       labels: int32 [n], the images' classes.
       clients: int32 [m], ids.
       trains_on: bool [m, C], which classes a client has training images of.
-      features: float32 [n, K] a client; K may differ between architectures.
+      features: for each client float32 [n, K]; K may differ between architectures.
       prototypes: float32 [p, K], the server's; p is 0 without any.
-      prototype_labels: int32 [p].
+      prototype_labels: int32 [p], their classes.
       flat: name of an embedding -> float32 [m n + p, 2], where it puts all clients' features and
         the prototypes.
     """
@@ -57,29 +57,35 @@ def remember_map(
     warn: Callable[[str], None],
 ) -> None:
     """Brings an entry's features.npz up to the state's round; nothing happens where it is, or where
-    the method has no features. Every process of a run makes the call, and the one that may `write`
-    writes."""
+    the method has no features.
+
+    Args:
+      label: of the entry.
+      experiment: of the run.
+      simulation, state: of the entry.
+      folder: of the entry.
+      write: whether this process writes; every process of a run makes the call.
+      warn: is told why there is no map.
+    """
+    if experiment.methods[label].view.features is None:
+        return
     kept = load_map(folder)
-    if experiment.methods[label].view.features is None or (
-        kept is not None and kept.round == state.round
-    ):
+    if kept is not None and kept.round == state.round:
         return
     try:
-        found = feature_map(label, experiment, simulation, state)
-    except Exception as error:  # of a method of one's own; no picture is worth the end of a run
-        warn(
-            f"{label}: no map of its features ({type(error).__name__}: "
-            f"{str(error).partition(chr(10))[0]})"
-        )
+        computed = feature_map(label, experiment, simulation, state)
+    except Exception as error:  # of a user's method; no picture is worth the end of a run
+        reason = str(error).partition("\n")[0]
+        warn(f"{label}: no map of its features ({type(error).__name__}: {reason})")
         return
-    if write and found is not None:
-        save_map(found, folder)
+    if write and computed is not None:
+        save_map(computed, folder)
 
 
 def feature_map(
     label: str, experiment: Experiment, simulation: Simulation, state: SimulationState
 ) -> FeatureMap | None:
-    """The map of an entry as it stands; None where nobody has test images."""
+    """Computes the map of an entry's state; None where no client has test images."""
     dataset, partition = experiment.dataset, experiment.partitions[0]
     federation, method = experiment.federations[label], experiment.methods[label]
     counts = class_counts(dataset.labels, partition, num_classes=dataset.num_classes)
@@ -94,68 +100,62 @@ def feature_map(
         labels = np.intersect1d(np.flatnonzero(mask), dataset.labels[indices]).astype(np.int32)
         prototypes = np.asarray(values, np.float32)[labels]
     return FeatureMap(
-        state.round,
-        dataset.labels[indices],
-        np.array(clients, np.int32),
-        counts[clients] > 0,
-        tuple(features),
-        prototypes,
-        labels,
-        {},
+        round=state.round,
+        labels=dataset.labels[indices],
+        clients=np.array(clients, np.int32),
+        trains_on=counts[clients] > 0,
+        features=tuple(features),
+        prototypes=prototypes,
+        prototype_labels=labels,
+        flat={},
     )
 
 
 def shown_clients(federation: Federation, counts: np.ndarray) -> list[int]:
-    """Up to `CLIENTS` ids, ascending, of as many architectures as there are; those with training
-    images, of which `counts` has int [clients, C], go first."""
+    """Chooses up to `CLIENTS` ids, ascending, of as many architectures as there are; clients with
+    training images, of which `counts` has int [clients, C], go first."""
     trained = counts.sum(1) > 0
     members = [federation.members(bucket) for bucket in federation.buckets]
-    in_turn = [i for some in itertools.zip_longest(*members) for i in some if i is not None]
-    return sorted(sorted(in_turn, key=lambda i: not trained[i])[:CLIENTS])
+    # The first client of each bucket, then the second of each, and so on.
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*members))
+    in_turn = np.array([i for i in turns if i is not None])
+    first = in_turn[np.argsort(~trained[in_turn], kind="stable")]
+    return sorted(first[:CLIENTS].tolist())
 
 
 def shown_images(labels: np.ndarray, partition: Partition, weight: np.ndarray) -> np.ndarray:
-    """Indices of up to `IMAGES` of all clients' test images, as many of each of up to `CLASSES`
-    classes: those of the largest `weight` [C]."""
-    pool = np.random.default_rng(0).permutation(
-        np.unique(np.concatenate([client.test for client in partition]))
-    )
-    there = np.bincount(labels[pool], minlength=len(weight)) > 0
-    classes = np.sort(
-        np.argsort(np.where(there, -weight, np.inf), kind="stable")[: min(CLASSES, there.sum())]
-    )
+    """Draws up to `IMAGES` of all clients' test images, as many of each of up to `CLASSES` classes:
+    those of the largest `weight` [C]. Returns their indices."""
+    tested = np.unique(np.concatenate([client.test for client in partition]))
+    pool = np.random.default_rng(0).permutation(tested)
+    present = np.bincount(labels[pool], minlength=len(weight)) > 0
+    heaviest = np.argsort(np.where(present, -weight, np.inf), kind="stable")
+    classes = np.sort(heaviest[: min(CLASSES, present.sum())])
     each = [pool[labels[pool] == c][: IMAGES // len(classes)] for c in classes.tolist()]
     return mixed(np.concatenate([pool[:0], *each]))
 
 
-def save_map(found: FeatureMap, folder: Path) -> None:
+def save_map(feature_map: FeatureMap, folder: Path) -> None:
     """Writes features.npz; without pickle, whole or not at all."""
-    arrays = {
-        name: value for name, value in found._asdict().items() if name not in ("features", "flat")
-    }
-    arrays |= {f"features_{i}": x for i, x in enumerate(found.features)}
-    arrays |= {f"flat_{name}": places for name, places in found.flat.items()}
+    arrays = feature_map._asdict()
+    for i, features in enumerate(arrays.pop("features")):
+        arrays[f"features_{i}"] = features
+    for name, places in arrays.pop("flat").items():
+        arrays[f"flat_{name}"] = places
     with atomic_open(folder / MAP, "wb") as file:
         np.savez_compressed(file, **arrays)
 
 
 def load_map(folder: Path) -> FeatureMap | None:
-    """What `save_map` wrote; None where there is none, or none that can be read."""
+    """Reads a map that `save_map` wrote; None where there is none, or none that can be read."""
     try:
-        with np.load(folder / MAP, allow_pickle=False) as stored:
-            fields = {
-                name: stored[name]
-                for name in FeatureMap._fields
-                if name not in ("features", "flat")
-            }
-            features = tuple(stored[f"features_{i}"] for i in range(len(stored["clients"])))
-            flat = {
-                name.removeprefix("flat_"): stored[name]
-                for name in stored.files
-                if name.startswith("flat_")
-            }
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
+        with np.load(folder / MAP, allow_pickle=False) as file:
+            stored = {name: file[name] for name in file.files}
+        features = [stored.pop(f"features_{i}") for i in range(len(stored["clients"]))]
+        number, flat = int(stored.pop("round")), {}
+        for name in list(stored):
+            if name.startswith("flat_"):
+                flat[name.removeprefix("flat_")] = stored.pop(name)
+        return FeatureMap(**stored, round=number, features=tuple(features), flat=flat)
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
         return None
-    return FeatureMap(
-        **fields | {"round": int(fields["round"]), "features": features, "flat": flat}
-    )

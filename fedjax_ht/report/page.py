@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.experiment.entries import Entry, described
+from fedjax_ht.experiment.entries import Entry
 from fedjax_ht.experiment.run_folder import naming, read_json
-from fedjax_ht.report import table
 from fedjax_ht.report.costs import Aim, costs
-from fedjax_ht.report.report import warnings
-from fedjax_ht.report.statistics import differences_to_first, headline
+from fedjax_ht.report.document import Block, Bullets, Document, Paragraph
+from fedjax_ht.report.report import entry_settings
+from fedjax_ht.report.results import run_results
+from fedjax_ht.report.run_warnings import warnings
+from fedjax_ht.report.statistics import best_entry, differences_to_first, headline
 from fedjax_ht.simulation.history import Row
 
 FILE = "report.json"
@@ -54,20 +56,25 @@ def read_page(workdir: Path) -> Page | None:
         return Page(tuple(fields["labels"]), aim, fields["command"])
 
 
-def results(histories: Mapping[str, Sequence[Row]], aim: Aim | None) -> str:
-    """The first table, in Markdown: of a comparison with what an accuracy costs, else of a run."""
-    return table.markdown(histories) if aim is None else costs(histories, *aim).text
+def results(histories: Mapping[str, Sequence[Row]], aim: Aim | None) -> Document:
+    """Makes the first table: of a comparison with what an accuracy costs, else of a run."""
+    winner = best_entry(histories) if len(histories) > 1 else None
+    if aim is None:
+        return run_results(histories, winner)
+    return costs(histories, *aim, winner=winner).text
 
 
 def text_of(
     histories: Mapping[str, Sequence[Row]], entries: Iterable[Entry], aim: Aim | None
-) -> str:
-    """Returns what a command prints, in Markdown: the result in a sentence, warnings, tables, and
-    the entries' settings."""
-    parts = [headline(histories)]
+) -> Document:
+    """Makes what a command prints: the result in a sentence, warnings, tables, and the entries'
+    settings."""
+    blocks: list[Block] = []
+    if sentence := headline(histories):
+        blocks.append(Paragraph(sentence))
     if lines := warnings(histories):
-        parts += ["To watch:", "\n".join(f"* {line}" for line in lines)]
-    parts.append(results(histories, aim))
-    if aim is not None:
-        parts.append(differences_to_first(histories))
-    return "\n\n".join(filter(None, [*parts, described(list(entries))]))
+        blocks += [Paragraph("To watch:"), Bullets(lines)]
+    blocks.append(results(histories, aim))
+    if aim is not None and len(histories) > 1:
+        blocks.append(differences_to_first(histories))
+    return Document([*blocks, entry_settings(entries)])

@@ -1,5 +1,5 @@
-"""What several trials say: means with intervals, and differences between entries, paired by
-trial."""
+"""Statistics over trials: means with intervals, differences between entries paired by trial, and
+ranks."""
 
 import csv
 import math
@@ -11,6 +11,8 @@ import numpy as np
 from scipy.special import stdtrit
 
 from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.document import Document, Folded, Paragraph
+from fedjax_ht.report.table import Table
 from fedjax_ht.simulation.history import Row, best, by_trial
 
 LEVEL = 0.95
@@ -22,12 +24,15 @@ LEAST = 4
 two themselves."""
 BEST = '"best" is each trial\'s best round on the test sets'
 BY_VALIDATION = '"by validation" the one that is best on validation sets'
-INTERVALS = """\
-In brackets 95 % intervals: of a mean Student's, of a difference a bootstrap over trials, \
-which are paired by seed and
-split. Of few trials that says little more than which entry was ahead in how many."""
-VALUES = f"""\
-In brackets the trials, which are paired by seed and split; fewer than {LEAST} have no interval."""
+INTERVALS = (
+    "In brackets 95 % intervals: of a mean Student's, of a difference a bootstrap over trials, "
+    "which are paired by seed and split. Of few trials that says little more than which entry was "
+    "ahead in how many."
+)
+VALUES = (
+    "In brackets the trials, which are paired by seed and split; "
+    f"fewer than {LEAST} have no interval."
+)
 
 
 class Interval(NamedTuple):
@@ -62,18 +67,18 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
-def paired_difference(values: Sequence[float], others: Sequence[float]) -> Difference:
-    """`values` minus `others`, both by trial: same seed, same split. The bootstrap's draws are
-    always the same.
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
+    """Subtracts a baseline trial by trial: both have the same seed and split in a trial.
 
-    With few trials an interval by bootstrap is too narrow: it holds no more than what was seen.
+    The bootstrap's draws are always the same. With few trials its interval is too narrow: it holds
+    no more than what was seen.
 
     Raises:
-      ValueError: they are not of the same trials.
+      ValueError: there are more trials of one than of the other.
     """
-    if len(values) != len(others):
-        raise ValueError(f"{len(values)} and {len(others)} trials cannot be paired")
-    differences = np.subtract(values, others)
+    if len(values) != len(baseline):
+        raise ValueError(f"{len(values)} and {len(baseline)} trials cannot be paired")
+    differences = np.subtract(values, baseline)
     low = high = math.nan
     if len(differences) >= LEAST:
         drawn = np.random.default_rng(0).choice(differences, (RESAMPLES, len(differences))).mean(1)
@@ -87,61 +92,79 @@ def paired_difference(values: Sequence[float], others: Sequence[float]) -> Diffe
 
 
 def headline(histories: Mapping[str, Sequence[Row]]) -> str:
-    """Says the result in a sentence, by the best rounds: the best entry beside the first, or beside
-    the next best where the first is the best; "" where an entry has no score."""
+    """States the result in a sentence, by the best rounds: the best entry beside the first, or
+    beside the next best where the first is the best; "" where an entry has no score."""
     scores = best_scores(histories)
-    means = {label: float(np.mean(values)) for label, values in scores.items()}
+    means = means_of(scores)
     if any(map(math.isnan, means.values())):
         return ""
     first, winner = next(iter(means)), best_entry(histories)
     trials = len(scores[first])
     if len(means) == 1:
-        over = "clients" if trials == 1 else f"clients and {trials} trials"
+        over = "clients"
+        if trials > 1:
+            over += f" and {trials} trials"
         return f"{first} reaches {means[first]:.1f} % in its best round, on average over {over}."
-    other = first
+    beside = first
     if winner == first:
-        other = max((label for label in means if label != first), key=means.__getitem__)
-    lead = paired_difference(scores[winner], scores[other])
+        rest = list(means)[1:]
+        beside = max(rest, key=means.__getitem__)
+    lead = paired_difference(scores[winner], scores[beside])
     points = f"{lead.interval.mean:.1f}"
     if points == "0.0":
-        return f"{winner} and {other} are level at {means[winner]:.1f} %."
-    shown_lead = f"by {points} points, in one trial"
+        return f"{winner} and {beside} are level at {means[winner]:.1f} %."
+    by_points = f"by {points} points, in one trial"
     if trials > 1:
-        shown_lead = f"by {points} points on average, in {lead.ahead} of {trials} trials"
-    if other == first or len(means) == 2:
-        return f"{winner} is ahead of {other} {shown_lead}."
-    return f"{winner} is ahead of the others; of the next, {other}, {shown_lead}."
+        by_points = f"by {points} points on average, in {lead.ahead} of {trials} trials"
+    if beside == first or len(means) == 2:
+        return f"{winner} is ahead of {beside} {by_points}."
+    return f"{winner} is ahead of the others; of the next, {beside}, {by_points}."
 
 
 def best_entry(histories: Mapping[str, Sequence[Row]]) -> str:
     """Returns the entry with the highest mean accuracy over the trials' best rounds; of equal ones
     the first."""
-    means = {label: float(np.mean(values)) for label, values in best_scores(histories).items()}
-    return max(means, key=lambda label: -math.inf if math.isnan(means[label]) else means[label])
+    means = means_of(best_scores(histories))
+    ranked_means = np.nan_to_num(list(means.values()), nan=-math.inf)
+    return list(means)[int(ranked_means.argmax())]
+
+
+def means_of(scores: Trials) -> dict[str, float]:
+    """Returns each entry's mean over trials."""
+    return {label: float(np.mean(values)) for label, values in scores.items()}
 
 
 def best_scores(histories: Mapping[str, Sequence[Row]]) -> Trials:
-    """Accuracies in percent of each trial's best round."""
-    return {
-        label: [100 * best(trial).on_test["accuracy"] for trial in by_trial(history)]
-        for label, history in histories.items()
-    }
+    """Returns the accuracies in percent of each entry's trials, in their best rounds."""
+    scores = {}
+    for label, history in histories.items():
+        scores[label] = percents([best(trial).on_test for trial in by_trial(history)])
+    return scores
+
+
+def percents(rows: Sequence[Row]) -> list[float]:
+    """Returns the rows' accuracies in percent."""
+    return [100 * row["accuracy"] for row in rows]
 
 
 def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]:
-    """Accuracies in percent of the best round, of the one that validation chooses where there is
-    any, and of the last. Rounds that agree in all trials of all entries are one: "best and
-    last"."""
-    ends = {label: list(map(best, by_trial(history))) for label, history in histories.items()}
-    fields = {"best": "on_test", "by validation": "on_val", "last": "last"}
-    if not all(end.on_val for trials in ends.values() for end in trials):
-        del fields["by validation"]
+    """Returns accuracies in percent of the best round, of the one that validation chooses where
+    there is any, and of the last; name of the round -> entry -> trials.
+
+    Rounds that agree in all trials of all entries are one: "best and last".
+    """
+    tops, chosen, lasts = {}, {}, {}
+    for label, history in histories.items():
+        on_test, on_val, last = zip(*map(best, by_trial(history)))
+        tops[label], lasts[label] = percents(on_test), percents(last)
+        if all(on_val):
+            chosen[label] = percents(on_val)
+    rounds = {"best": tops, "by validation": chosen, "last": lasts}
+    if len(chosen) < len(histories):  # an entry has a trial without validation sets
+        del rounds["by validation"]
     names: list[list[str]] = []
     distinct: list[Trials] = []
-    for name, field in fields.items():
-        scores = {}
-        for label, trials in ends.items():
-            scores[label] = [100 * getattr(end, field)["accuracy"] for end in trials]
+    for name, scores in rounds.items():
         if scores in distinct:
             names[distinct.index(scores)].append(name)
         else:
@@ -151,20 +174,21 @@ def scores_by_round(histories: Mapping[str, Sequence[Row]]) -> dict[str, Trials]
 
 
 def listed(names: Sequence[str]) -> str:
-    """["a", "b", "c"] -> "a, b and c"."""
-    *some, last = names
-    return f"{', '.join(some)} and {last}" if some else last
+    """Joins names as a sentence does: ["a", "b", "c"] is "a, b and c"."""
+    *before, last = names
+    return f"{', '.join(before)} and {last}" if before else last
 
 
-def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> str:
-    """Every entry's accuracy, and its difference to the first one's, paired by trial, in each of
-    the rounds of `scores_by_round`: a table in Markdown, and what it says; "" of one entry
-    alone."""
+def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> Document:
+    """Makes a table of every entry's accuracy and of its difference to the first entry's, paired by
+    trial, in each of the rounds of `scores_by_round`; of one entry alone an empty document."""
     if len(histories) < 2:
-        return ""
+        return Document()
     first = next(iter(histories))
     trials = len(by_trial(histories[first]))
-    rows = [["entry", "round", "accuracy %", f"minus {first}, points", "ahead in"], ["---"] * 5]
+    head = ["entry", "round", "accuracy %", f"minus {first}, points", "ahead in"]
+    importance = ["round", head[3], "ahead in"]
+    rows = []
     rounds = scores_by_round(histories)
     for name, scores in rounds.items():
         for label, values in scores.items():
@@ -174,37 +198,48 @@ def differences_to_first(histories: Mapping[str, Sequence[Row]]) -> str:
                 cells[3] = shown(lead.values, lead.interval, "+.2f")
                 cells[4] = f"{lead.ahead} of {lead.trials}"
             rows.append(cells)
-    validated = any("by validation" in name for name in rounds)
-    explanation = [f"{BEST}, {BY_VALIDATION}." if validated else f"{BEST}."]
+    notes = f"{BEST}."
+    if any("by validation" in name for name in rounds):
+        notes = f"{BEST}, {BY_VALIDATION}."
     if trials > 1:
-        explanation.append(INTERVALS if trials >= LEAST else VALUES)
-    return "\n".join([*("| " + " | ".join(row) + " |" for row in rows), "", *explanation])
+        notes += f" {INTERVALS if trials >= LEAST else VALUES}"
+    title = f"Differences to {first}, paired by trial"
+    return Document([Folded(title, [Table(head, rows, importance), Paragraph(notes)])])
 
 
 def shown(values: Sequence[float], interval: Interval, form: str) -> str:
-    """The mean and behind it the interval, 80.44 (79.90 to 80.98), or the trials where they are too
-    few for one, 80.44 (79.86, 81.02); of one trial the mean alone."""
+    """Formats a mean and behind it the interval, 80.44 (79.90 to 80.98), or the trials where they
+    are too few for one, 80.44 (79.86, 81.02); of one trial the mean alone."""
     mean = f"{interval.mean:{form}}"
     if not math.isnan(interval.low):
         return f"{mean} ({interval.low:{form}} to {interval.high:{form}})"
+    if len(values) == 1:
+        return mean
     trials = ", ".join(f"{value:{form}}" for value in values)
-    return mean if len(values) == 1 else f"{mean} ({trials})"
+    return f"{mean} ({trials})"
 
 
 def write_trials(
     histories: Mapping[str, Sequence[Row]], seed: int, splits: Sequence[int], path: Path
 ) -> Path:
-    """One row an entry and trial, accuracies in [0, 1]; `splits` are the trials' seeds of their
-    splits."""
+    """Writes a row for each entry and trial, accuracies in [0, 1].
+
+    Args:
+      histories: label of an entry -> rows.
+      seed: of the first trial; each further trial has the next seed.
+      splits: the trials' seeds of their splits.
+      path: of the CSV.
+    """
+    rows = []
+    for label, history in histories.items():
+        for number, trial in enumerate(by_trial(history)):
+            ends = best(trial)
+            by_validation = ends.on_val["accuracy"] if ends.on_val else ""
+            scores = [ends.on_test["accuracy"], by_validation, ends.last["accuracy"]]
+            cells = [label, seed + number, splits[number], *scores, ends.on_test["round"]]
+            rows.append(list(map(str, cells)))
     with atomic_open(path) as file:
-        writer = csv.writer(file)
-        writer.writerow(["entry", "seed", "split", *SCORES, "best_round"])
-        for label, history in histories.items():
-            for t, trial in enumerate(by_trial(history)):
-                top = best(trial)
-                by_validation = top.on_val["accuracy"] if top.on_val else ""
-                scores = (top.on_test["accuracy"], by_validation, top.last["accuracy"])
-                writer.writerow([label, seed + t, splits[t], *scores, top.on_test["round"]])
+        file.write(Table(["entry", "seed", "split", *SCORES, "best_round"], rows).csv())
     return path
 
 
@@ -214,51 +249,52 @@ def read_trials(path: Path, score: str) -> Trials:
     Raises:
       ValueError: it is no such file, the score is not in it, or an entry lacks a trial. One line.
     """
-    found: dict[str, dict[tuple[str, str], float]] = {}
+    scores: dict[str, dict[tuple[str, str], float]] = {}
     with path.open(newline="") as file:
         try:
             for row in csv.DictReader(file):
-                found.setdefault(row["entry"], {})[row["seed"], row["split"]] = float(row[score])
+                scores.setdefault(row["entry"], {})[row["seed"], row["split"]] = float(row[score])
         except (KeyError, ValueError):
             raise ValueError(
                 f"{path} has no {score} of every trial; it must be trials.csv of a comparison"
             ) from None
-    if len({tuple(sorted(trials)) for trials in found.values()}) != 1:
+    keys = {tuple(sorted(trials)) for trials in scores.values()}
+    if len(keys) != 1:
         raise ValueError(f"{path} does not have the same trials of every entry")
-    return {label: [trials[key] for key in sorted(trials)] for label, trials in found.items()}
+    (keys,) = keys
+    return {label: list(map(trials.__getitem__, keys)) for label, trials in scores.items()}
 
 
 def mean_ranks(trials: Trials) -> dict[str, float]:
-    """Entry -> its rank among all, mean over trials."""
+    """Returns each entry's rank among all, mean over trials; 1 is the best."""
     from scipy.stats import rankdata  # takes a second to import
 
     by_trial_ranks = rankdata(-np.array(list(trials.values())), axis=0)
     return dict(zip(trials, map(float, by_trial_ranks.mean(1))))
 
 
-def ranked(settings: Mapping[str, Trials]) -> str:
-    """Markdown: entries by their mean rank; of every setting the mean accuracy with its interval,
-    and the rank.
+def ranked(settings: Mapping[str, Trials]) -> Table:
+    """Makes a table of entries by their mean rank, with the mean accuracy, its interval and the
+    rank in every setting.
 
     Raises:
       ValueError: the settings do not have the same entries.
     """
     labels = list(next(iter(settings.values())))
+    head = ["entry", "mean rank"]
     for name, trials in settings.items():
         if differing := sorted(set(labels) ^ set(trials)):
             raise ValueError(f"{name} does not have the same entries as the others: {differing[0]}")
-    ranks = {name: mean_ranks(trials) for name, trials in settings.items()}
-    overall = {label: float(np.mean([own[label] for own in ranks.values()])) for label in labels}
-    columns = [
-        "entry",
-        "mean rank",
-        *(column for name in settings for column in (f"{name} %", "rank")),
-    ]
-    rows = [columns, ["---"] * len(columns)]
+        head += [f"{name} %", "rank"]
+    ranks = dict(zip(settings, map(mean_ranks, settings.values())))
+    overall = {}
+    for label in labels:
+        overall[label] = float(np.mean([of_entries[label] for of_entries in ranks.values()]))
+    rows = []
     for label in sorted(labels, key=overall.__getitem__):
         cells = [label, f"{overall[label]:.2f}"]
         for name, trials in settings.items():
             values = [100 * value for value in trials[label]]
             cells += [shown(values, mean_interval(values), ".2f"), f"{ranks[name][label]:.2f}"]
         rows.append(cells)
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return Table(head, rows)

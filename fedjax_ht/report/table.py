@@ -1,171 +1,191 @@
-"""The short table at the end of a run."""
+"""Tables as values, which are written as Markdown, HTML, CSV or text for a terminal; and the
+formats of their cells."""
 
+import csv
+import dataclasses
+import html
+import io
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from fedjax_ht.simulation.history import (
-    Row,
-    best,
-    best_by,
-    by_trial,
-    evaluated,
-    has_clock,
-    wire_bytes,
-)
+from fedjax_ht.simulation.history import Row
 
-COLUMNS = ("method", "accuracy %", "± clients", "weighted %", "best round", "last %", "worst 10 %")
-COLUMNS += ("uplink", "downlink", "FLOPs", "s/round")
-GLOBAL = "global_accuracy_head"  # of a model that the server has
-STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
-PARTICIPANTS = "accuracy_participants"
-NOTE = """\
-"participants": the mean over one round's participants, freshly trained, in the round where it is \
-highest. FedSSA's
-code reports this score; as a maximum over rounds and over who was drawn it is biased upwards \
-(docs/results.md)."""
+MAIN_COLUMNS = 6
+"""Columns that a page shows at once; it folds the others."""
 
 
-def markdown(histories: Mapping[str, Sequence[Row]]) -> str:
-    """One line a method. Accuracies are those of the best round on the test sets, "last" of the
-    last round.
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of text.
 
-    Several trials: means over them, with the standard deviation (of the population) behind the
-    accuracies, and the best round of each. Where clients hold validation sets, a second column of
-    accuracy gives the test accuracy of the round that is best on validation; then the participants'
-    accuracy in the round where it is highest, see NOTE; where a server has a model, one more gives
-    that model's on all test samples, in its own best round. Uplink, downlink and FLOPs (of the
-    clients, see `fedjax_ht.metrics.flops`) are means per round over all clients together; seconds
-    are the median round, of all trials together, by stage where they were measured. Where devices
-    are simulated, their seconds until the best round follow.
+        >>> table = Table(["method", "accuracy %"], [["local", "75.7"], ["fedssa", "76.8"]])
+        >>> print(table.markdown())
+        | method | accuracy % |
+        | --- | --- |
+        | local | 75.7 |
+        | fedssa | 76.8 |
+
+    Attributes:
+      head: titles of the columns; the first column names the rows.
+      rows: cells, each row as long as the head.
+      importance: titles of columns in the order in which they are kept where there is no room for
+        all, most important first. Titles that are missing here come last, in the order of `head`.
+      winner: first cell of the row that a page highlights; None highlights no row.
+
+    Raises:
+      ValueError: a row is shorter or longer than the head.
     """
-    found = {
-        name: [best(t) for t in by_trial(history) if evaluated(t)]
-        for name, history in histories.items()
-    }
-    with_val = any(b.on_val is not None for trials in found.values() for b in trials)
-    servers = {name: tops_of(history, GLOBAL) for name, history in histories.items()}
-    drawn = {name: tops_of(history, PARTICIPANTS) for name, history in histories.items()}
-    columns = [*COLUMNS[:2], *(["by validation %"] if with_val else [])]
-    columns += ["participants %"] if any(drawn.values()) else []
-    columns += [*(["server's model %"] if any(servers.values()) else []), *COLUMNS[2:]]
-    stages = [
-        name
-        for name in STAGES
-        if any(f"seconds_{name}" in row for rows in histories.values() for row in rows)
-    ]
-    columns += [f"{name} s" for name in stages]
-    columns += ["simulated s to best"] if (timed := has_clock(histories)) else []
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    for name, trials in found.items():
-        rounds = [row for row in histories[name] if row["round"] > 0]
-        tops, lasts = [b.on_test for b in trials], [b.last for b in trials]
-        by_val = [b.on_val for b in trials if b.on_val is not None]
 
-        def mean(way, rows=rounds):
-            return float(np.mean([wire_bytes(r, way) for r in rows])) if rows else 0.0
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    importance: Sequence[str] = ()
+    winner: str | None = None
 
-        # a run begun before they were counted has none
-        flops = [r.get("flops", math.nan) for r in rounds]
-        cells = [
-            name,
-            percent(tops, "accuracy"),
-            *(
-                [f"{percent(by_val, 'accuracy')} (round {rounds_of(by_val)})" if by_val else "-"]
-                if with_val
-                else []
-            ),
-            *([percent(drawn[name], PARTICIPANTS)] if any(drawn.values()) else []),
-            *([percent(servers[name], GLOBAL)] if any(servers.values()) else []),
-            percent(tops, "accuracy_std", spread=False),
-            percent(tops, "accuracy_weighted"),
-            rounds_of(tops) or "-",
-            percent(lasts, "accuracy"),
-            percent(tops, "accuracy_worst10"),
-            human_bytes(mean("uplink")),
-            human_bytes(mean("downlink")),
-            human_flops(np.mean(flops)) if flops else "-",
-            *(median(rounds, f"seconds_{name}") for name in ("round", *stages)),
-            *(
-                [f"{np.mean([top.get('simulated_clock', 0.0) for top in tops]):.4g}"]
-                if timed
-                else []
-            ),
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, *(["", NOTE] if any(drawn.values()) else [])])
+    def __post_init__(self):
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise ValueError(
+                    f"the row {', '.join(row)} has {len(row)} cells; the head has {len(self.head)}"
+                )
 
+    def markdown(self) -> str:
+        """Returns the table in Markdown. Cells are taken to be Markdown and are not escaped."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
-def median(rows: Sequence[Row], key: str) -> str:
-    """Of those that have the key; "-" without any."""
-    values = [row[key] for row in rows if key in row]
-    return f"{np.median(values):.2f}" if values else "-"
+    def csv(self) -> str:
+        """Returns the table as CSV, with the line ends of RFC 4180."""
+        text = io.StringIO()
+        csv.writer(text).writerows([self.head, *self.rows])
+        return text.getvalue()
 
+    def html(self) -> str:
+        """Returns the six most important columns as an HTML table, the others folded below it."""
+        main = self._most_important()[:MAIN_COLUMNS]
+        folded = sorted(set(range(len(self.head))) - set(main))
+        if not folded:
+            return self._html(main)
+        more = f"<details><summary>More columns</summary>{self._html([0, *folded])}</details>"
+        return self._html(main) + more
 
-def sent(histories: Mapping[str, Sequence[Row]]) -> str:
-    """What each entry sent, payload and metadata: means per round over rounds and trials, of all
-    clients together and of one whose uplink arrived; and a trial's whole run. A table in
-    Markdown."""
-    lines = [
-        "| entry | up a round | down a round | up, one client | the whole run |",
-        "|---|---|---|---|---|",
-    ]
-    for name, history in histories.items():
-        rounds = [row for row in history if row["round"] > 0]
+    def terminal(self, width: int) -> str:
+        """Returns the most important columns that fit into `width` characters, aligned, and below
+        them the titles of the columns left out."""
+        widths = [max(map(len, column)) for column in zip(self.head, *self.rows)]
+        kept, used = [0], widths[0]
+        for column in self._most_important()[1:]:
+            if used + 2 + widths[column] <= width:
+                kept.append(column)
+                used += 2 + widths[column]
+        kept.sort()
+        lines = [_aligned(cells, widths, kept) for cells in (self.head, *self.rows)]
+        lines.insert(1, "─" * used)
+        if len(kept) < len(self.head):
+            titles = (title for i, title in enumerate(self.head) if i not in kept)
+            lines.append(textwrap.fill(f"(no room for {', '.join(titles)})", width))
+        return "\n".join(lines)
 
-        def mean(*ways, rows=rounds):
-            return float(np.mean([wire_bytes(r, *ways) for r in rows])) if rows else 0.0
+    def _most_important(self) -> list[int]:
+        """Returns the positions of all columns, the most important first."""
+        ranks = dict(zip(self.importance, itertools.count()))
 
-        one = [wire_bytes(row, "uplink") / row["arrived"] for row in rounds if row.get("arrived")]
-        whole = math.fsum(map(wire_bytes, rounds)) / len(by_trial(history))
-        cells = [mean("uplink"), mean("downlink"), np.mean(one) if one else 0.0, whole]
-        lines.append(f"| {name} | {' | '.join(map(human_bytes, cells))} |")
-    return "\n".join(lines)
+        def rank(column: int) -> int:
+            return ranks.get(self.head[column], len(ranks))
+
+        # sorted() is stable: columns of equal rank stay in the order of the head.
+        return [0, *sorted(range(1, len(self.head)), key=rank)]
+
+    def _html(self, columns: Collection[int]) -> str:
+        columns = sorted(columns)
+        lines = [_html_row("th", self.head, columns)]
+        for row in self.rows:
+            attributes = ' class="best"' if row[0] == self.winner else ""
+            lines.append(_html_row("td", row, columns, attributes))
+        return f'<div class="scroll"><table>{"".join(lines)}</table></div>'
 
 
-def tops_of(history: Sequence[Row], score: str) -> list[Row]:
-    """Each trial's row in which a score is highest; [] where none has it."""
-    return [row for trial in by_trial(history) if (row := best_by(trial, score)) is not None]
+def _html_row(tag: str, cells: Sequence[str], columns: Iterable[int], attributes: str = "") -> str:
+    shown = "".join(f"<{tag}>{html.escape(cells[i])}</{tag}>" for i in columns)
+    return f"<tr{attributes}>{shown}</tr>"
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], columns: Sequence[int]) -> str:
+    """Joins the cells of a row: the first column to the left, the others to the right."""
+    padded = [cells[0].ljust(widths[0])]
+    padded += [cells[i].rjust(widths[i]) for i in columns[1:]]
+    return "  ".join(padded).rstrip()
+
+
+def table_of(
+    rows: Sequence[Mapping[str, str]],
+    titles: Sequence[str],
+    importance: Sequence[str] = (),
+    winner: str | None = None,
+    missing: str = "-",
+) -> Table:
+    """Makes a table of rows that need not have the same columns.
+
+    Args:
+      rows: a row's cells by title.
+      titles: of all columns, in order; those without a cell in any row are left out.
+      importance, winner: see `Table`.
+      missing: the cell of a row that lacks a column which another row has.
+    """
+    present = set().union(*rows)
+    head = [title for title in titles if title in present]
+    cells = [[row.get(title, missing) for title in head] for row in rows]
+    return Table(head, cells, importance, winner)
 
 
 def percent(rows: Sequence[Row], key: str, spread: bool = True) -> str:
-    """A mean over trials, with its standard deviation where there are several: "80.44 ± 0.60"; "-"
-    without any."""
+    """Formats a mean of shares over trials, with their standard deviation where there are several:
+    "80.44 ± 0.60"; "-" without any row."""
     if not rows:
         return "-"
     values = [100 * row[key] for row in rows]
-    return f"{np.mean(values):.2f}" + (
-        f" ± {np.std(values):.2f}" if spread and len(values) > 1 else ""
-    )
+    mean = f"{np.mean(values):.2f}"
+    if spread and len(values) > 1:
+        return f"{mean} ± {np.std(values):.2f}"
+    return mean
 
 
 def rounds_of(rows: Sequence[Row]) -> str:
-    """The round of each trial."""
+    """Lists the rows' rounds: "12, 9"."""
     return ", ".join(str(row["round"]) for row in rows)
 
 
 def human_flops(count: float) -> str:
-    """1.5e9 -> "1.50 GFLOP"; NaN -> "-"."""
+    """Formats a count of operations: 1.5e9 is "1.50 GFLOP", NaN is "-"."""
     if math.isnan(count):
         return "-"
     text = human_count(count)
+    # "1.50 G" has a prefix, "250" has none.
     return f"{text}FLOP" if text[-1].isalpha() else f"{text} FLOP"
 
 
 def human_count(count: float) -> str:
-    """1.5e9 -> "1.50 G", 250 -> "250"."""
-    for unit in ("", "k", "M", "G", "T", "P"):
-        if count < 1000 or unit == "P":
-            return f"{count:.2f} {unit}" if unit else f"{count:.0f}"
-        count /= 1000
-    raise AssertionError("unreachable")
+    """Formats a count with a decimal prefix: 1.5e9 is "1.50 G", 250 is "250"."""
+    if count < 1000:
+        return f"{count:.0f}"
+    return _with_prefix(count / 1000, 1000, ("k", "M", "G", "T", "P"))
 
 
 def human_bytes(count: float) -> str:
-    """1536 -> "1.50 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
+    """Formats a number of bytes with a binary prefix: 1536 is "1.50 KiB"."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    return _with_prefix(count / 1024, 1024, ("KiB", "MiB", "GiB"))
+
+
+def _with_prefix(count: float, base: int, units: Sequence[str]) -> str:
+    """Formats a count of the first unit in the largest unit that it reaches."""
+    *smaller, largest = units
+    for unit in smaller:
+        if count < base:
+            return f"{count:.2f} {unit}"
+        count /= base
+    return f"{count:.2f} {largest}"

@@ -17,10 +17,11 @@ from ml_collections import ConfigDict
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import entries_of
-from fedjax_ht.report import plots
 from fedjax_ht.report.costs import Aim, costs, write_csv
+from fedjax_ht.report.curves import accuracy_and_bytes
+from fedjax_ht.report.figures import VECTOR, save
+from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
-from fedjax_ht.report.table import PARTICIPANTS
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.fair import fairly_tuned
 from fedjax_ht.runner.main import chosen_workdir, configured, execute, orderly, print_files, tell
@@ -104,7 +105,7 @@ def main(_) -> None:
         splits = [config.partition.seed + step * trial for trial in range(config.trials)]
         trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
         picture = workdir / "plots" / "compare.png"
-        plots.save(plots.accuracy_and_bytes(result.histories, target), picture, plots.VECTOR)
+        save(accuracy_and_bytes(result.histories, target), picture, VECTOR)
     except OSError as error:
         fail(error, code=1)
     print_files([workdir / "compare.md", sheet, trials, picture, workdir / "report.html"])

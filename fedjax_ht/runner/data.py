@@ -41,7 +41,7 @@ def line(listed: Listed) -> str:
     """One set."""
     if listed.size is None:
         return f"{listed.name:<20}{listed.about}"
-    there = f"is there: {listed.there[0]}" if listed.there else "is not there"
+    there = f"is there: {listed.present[0]}" if listed.present else "is not there"
     return (
         f"{listed.name:<20}{listed.about}; {listed.size / 1e6:,.0f} MB from {listed.home}; {there}"
     )

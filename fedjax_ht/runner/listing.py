@@ -21,8 +21,7 @@ from fedjax_ht.configs import shipped
 from fedjax_ht.core.inputs import InputShape, abstract
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
-from fedjax_ht.data.sources import dataset_names
-from fedjax_ht.data.sources.addresses import ELSEWHERE, SOURCES
+from fedjax_ht.data.sources.registry import SOURCES
 from fedjax_ht.generators import SHIPPED, open_generator
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS, model_group
@@ -100,11 +99,7 @@ def partitions() -> dict[str, Entry]:
 
 def datasets() -> dict[str, Entry]:
 
-    about = {name: source.about for name, source in SOURCES.items()} | ELSEWHERE
-    return {
-        name: Entry(about.get(name.partition(":")[0], "a set of tensorflow-datasets"))
-        for name in dataset_names()
-    }
+    return {source.title: Entry(source.about) for source in SOURCES.values()}
 
 
 def configs() -> dict[str, Entry]:

@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from fedjax_ht.report.bad_clients import Notes, place_of
 from fedjax_ht.report.costs import Aim
+from fedjax_ht.report.document import Document
 from fedjax_ht.report.table import human_bytes
-from fedjax_ht.report.terminal import fitted
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.config_files import define_config
 from fedjax_ht.runner.train import (
@@ -125,7 +125,7 @@ def execute(config: ConfigDict, workdir: Path, aim: Aim | None = None) -> Result
     before anything is drawn."""
     with contextlib.closing(Progress(config.rounds, config.trials)) as progress:
 
-        def show_result(text: str) -> None:
+        def show_result(text: Document) -> None:
             progress.close()  # the last bar would be drawn again below the table
             print_result(text)
 
@@ -155,11 +155,12 @@ def orderly(workdir: Path) -> Iterator[None]:
         fail(error)
 
 
-def print_result(text: str) -> None:
+def print_result(text: Document) -> None:
     """Prints a result: to a terminal with tables that fit, to a file or a pipe as Markdown."""
+    shown = text.markdown()
     if sys.stdout.isatty():
-        text = fitted(text, shutil.get_terminal_size().columns)
-    print(f"\n{text}\n", flush=True)
+        shown = text.terminal(shutil.get_terminal_size().columns)
+    print(f"\n{shown}\n", flush=True)
 
 
 def print_files(files: Sequence[Path]) -> None:

@@ -15,8 +15,9 @@ from tqdm import tqdm
 from fedjax_ht.checkpoints.writers import read_history
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.report.document import Document
 from fedjax_ht.report.page import Page, read_page, text_of
-from fedjax_ht.report.report import repeat
+from fedjax_ht.report.setting import repeat
 from fedjax_ht.runner.cli import TRUST, fail
 from fedjax_ht.runner.main import print_files, print_result
 from fedjax_ht.runner.train import write_results
@@ -30,7 +31,7 @@ _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 def show(
     workdir: Path,
     warn: Callable[[str], None] = print,
-    show_result: Callable[[str], None] = lambda text: None,
+    show_result: Callable[[Document], None] = lambda text: None,
     trust: bool = False,
 ) -> tuple[str, list[Path]]:
     """Returns what the run or comparison in a folder shows, of the entries that have rows; and the
@@ -56,7 +57,7 @@ def show(
         written = []
         if writable:
             written = write_results(config, experiment, histories, page, workdir, warn)
-    return text, written
+    return text.markdown(), written
 
 
 def main(_) -> None:

@@ -28,10 +28,12 @@ from fedjax_ht.experiment.weights import checksums, missing
 from fedjax_ht.report import plots
 from fedjax_ht.report.bad_clients import place_of, why_silent
 from fedjax_ht.report.costs import Aim
+from fedjax_ht.report.document import Document
 from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.maps import remember_map
 from fedjax_ht.report.page import Page, results, text_of, write_page
-from fedjax_ht.report.report import repeat, setting, write_report
+from fedjax_ht.report.report import write_report
+from fedjax_ht.report.setting import repeat, setting
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
 from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
@@ -87,7 +89,7 @@ def train_and_evaluate(
     warn: Callable[[str], None] = print,
     stage: Callable[[str], None] = lambda line: None,
     aim: Aim | None = None,
-    show_result: Callable[[str], None] = lambda text: None,
+    show_result: Callable[[Document], None] = lambda text: None,
 ) -> Result:
     """Runs every method of the config on one split and writes metrics, checkpoints, a table, plots
     and a page below `workdir`. With an `aim` the first table is a comparison's, of what reaching an
@@ -156,7 +158,7 @@ def train_and_evaluate(
         raise GaveUp(". ".join(lost))
     files = [folder / file for folder in folders.values() for file in (*FILES, "checkpoints")]
     files = [workdir / "config.json", workdir / "summary.md", *files, *pictures]
-    return Result(histories, summary, files if writable else [], experiment)
+    return Result(histories, summary.markdown(), files if writable else [], experiment)
 
 
 def write_results(
@@ -171,7 +173,7 @@ def write_results(
     report."""
     entries = [experiment.entries[label] for label in histories]
     with atomic_open(workdir / "summary.md") as file:
-        file.write(text_of(histories, entries, aim=None) + "\n")
+        file.write(text_of(histories, entries, aim=None).markdown() + "\n")
     pictures = plots.write_plots(histories, experiment.dataset, experiment.partitions[0], workdir)
     if config.report.maps != "none":
         folders = {entry.label: workdir / entry.folder for entry in entries}

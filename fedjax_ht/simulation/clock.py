@@ -1,36 +1,38 @@
-"""What a round takes on the clients' simulated devices: told on the host, by exact bytes. No
-compiled program knows of it."""
+"""The simulated seconds of a round on the clients' devices, computed on the host by exact bytes.
 
-from collections.abc import Sequence
+No compiled program knows of them.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from fedjax_ht.core.mesh import fetch
-from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.mesh import collect, fetch
 from fedjax_ht.core.wire import WireCost
+from fedjax_ht.simulation.answers import Answers, Times
 from fedjax_ht.simulation.profile import Profile
-from fedjax_ht.simulation.program import Program
-from fedjax_ht.simulation.roster import PADDING
+from fedjax_ht.simulation.roster import Roster
 
 
-class Times(NamedTuple):
-    """Of a bucket's participants, by a layout.
+class Devices(NamedTuple):
+    """The clients' simulated devices, and what is known of the clients on them.
 
     Attributes:
-      rows: int64 [P], each one's row, see `roster.lay_out`.
-      seconds: float64 [P], of its round.
-      arrived: bool [P], whose upload came in time.
-      late: bool [P], whose was too late; neither of who sent nothing.
-      cost: of their uploads, [P].
+      profile: None where nothing is simulated.
+      flops: () -> float64 [trials, num_clients], of a round; traced where it is first asked for.
+      mesh: the devices that really run.
+      rosters: bucket name -> its clients' places; empty where no client is on this machine.
+      num_clients: of the federation.
     """
 
-    rows: np.ndarray
-    seconds: np.ndarray
-    arrived: np.ndarray
-    late: np.ndarray
-    cost: WireCost
+    profile: Profile | None
+    flops: Callable[[], np.ndarray]
+    mesh: Mesh
+    rosters: dict[str, Roster]
+    num_clients: int
 
 
 class OnItsWay(NamedTuple):
@@ -46,56 +48,64 @@ class OnItsWay(NamedTuple):
     cost: WireCost
 
     @property
-    def busy(self) -> np.ndarray:
-        """Who is not done with an earlier round, bool [..., num_clients]."""
+    def unfinished(self) -> np.ndarray:
+        """Clients that are not done with an earlier round, bool [..., num_clients]."""
         return self.left > 0
 
     def arriving(self, profile: Profile) -> np.ndarray:
-        """Whose upload arrives in the next round, likewise."""
-        return self.busy & ~profile.too_late(self.left)
+        """Clients whose upload arrives in the next round, bool [..., num_clients]."""
+        return self.unfinished & ~profile.too_late(self.left)
 
     def arriving_cost(self, profile: Profile) -> WireCost:
-        """Of one trial, of each of these, [m]."""
+        """Costs of one trial's uploads that arrive in the next round, [m]."""
         return jax.tree.map(lambda x: x[self.arriving(profile)], self.cost)
 
 
-def times_of(
-    program: Program, parts: dict[str, tuple[np.ndarray, ClientResult]]
-) -> dict[str, Times] | None:
-    """Bucket name -> times, of the layout of its participants and their results; None where nothing
-    takes time."""
-    profile = program.options[0].profile
+def on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]:
+    """Adds simulated times to answers; uploads that miss the deadline no longer arrive. The
+    identity where nothing takes simulated time."""
+    profile = devices.profile
     if profile is None or not profile.rates():
-        return None
-    flops = np.zeros(program.train_counts.shape) if profile.flops is None else program.flops()
-    told = fetch(
-        {name: (r.arrived, r.downlink_cost, r.uplink_cost) for name, (_, r) in parts.items()}
-    )
-    found = {}
-    for name, (rows, _) in parts.items():
-        sent, down, up = told[name]
-        trial, client = program.clients[name].roster.client(np.where(rows == PADDING, 0, rows))
-        seconds = profile.seconds(client, flops[trial, client], down, up)
+        return answers
+    flops = None if profile.flops is None else devices.flops()
+    messages = {
+        name: (part.result.arrived, part.result.downlink_cost, part.result.uplink_cost)
+        for name, part in answers.items()
+    }
+    timed = {}
+    for name, (sent, down, up) in fetch(messages).items():
+        part, trials, clients = answers[name], *answers[name].places[1:]
+        work = np.zeros(len(clients)) if flops is None else flops[trials, clients]
+        seconds = profile.seconds(clients, work, down, up)
         late = sent & profile.too_late(seconds)
-        found[name] = Times(rows, seconds, sent & ~late, late, up)
-    return found
+        arrived = sent & ~late
+        timed[name] = part._replace(
+            received=part.received._replace(arrived=collect(devices.mesh, arrived)),
+            result=part.result._replace(arrived=arrived),
+            times=Times(seconds, late, up),
+        )
+    return timed
 
 
 def simulated(
-    profile: Profile, buckets: Sequence[tuple[np.ndarray, Times]], earlier: OnItsWay | None
+    profile: Profile,
+    buckets: Sequence[tuple[np.ndarray, tuple[Times, np.ndarray]]],
+    earlier: OnItsWay | None,
 ) -> dict[str, Any]:
-    """A trial's round, as fields of `report.RoundReport`.
+    """Returns the simulated fields of a trial's `report.RoundReport`.
 
     Args:
       profile: of the devices, on which something takes time.
-      buckets: of each the participants' ids [m] and their times.
+      buckets: each one's participants' ids [m], their times, and bool [m], whose upload arrived.
       earlier: what was on its way before the round; None where late uploads are lost.
     """
-    ids, (_, seconds, arrived, late, _) = jax.tree.map(lambda *xs: np.concatenate(xs), *buckets)
-    found = {"late": tuple(sorted(ids[late].tolist()))}
+    ids, (times, arrived) = jax.tree.map(lambda *xs: np.concatenate(xs), *buckets)
+    seconds, late = times.seconds, times.late
+    fields = {"late": tuple(sorted(ids[late].tolist()))}
     if earlier is not None:
-        there = earlier.arriving(profile)
-        found["arrived_late"] = tuple(np.flatnonzero(there).tolist())
-        more = earlier.left, there, earlier.busy & ~there
-        seconds, arrived, late = map(np.append, (seconds, arrived, late), more)
-    return found | {"seconds": profile.length(seconds, arrived, late)}
+        arriving = earlier.arriving(profile)
+        fields["arrived_late"] = tuple(np.flatnonzero(arriving).tolist())
+        seconds = np.append(seconds, earlier.left)
+        arrived = np.append(arrived, arriving)
+        late = np.append(late, earlier.unfinished & ~arriving)
+    return fields | {"seconds": profile.length(seconds, arrived, late)}

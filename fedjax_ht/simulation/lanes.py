@@ -1,5 +1,5 @@
-"""How many clients of a bucket run side by side on a device: a rule from what they have to do and
-what the device can.
+"""The number of a bucket's clients that run side by side on a device: a rule from their work and
+the device's abilities.
 
 Nothing is timed, so that a resumed run picks the same. Clients side by side share a kernel's
 launch. Up to some number of them a step takes as long as for one; from there on every further one
@@ -21,8 +21,8 @@ from jax.sharding import Mesh
 from fedjax_ht.core.compiling import platform_of
 from fedjax_ht.core.executor import Lanes, longest_first
 from fedjax_ht.core.federation import Bucket, features, init_variables, logits
-from fedjax_ht.core.influence import called_programs
 from fedjax_ht.core.inputs import abstract
+from fedjax_ht.core.programs import called_programs
 from fedjax_ht.metrics.flops import sample_flops
 
 MOST = 32  # lanes that the rule gives; more can be asked for
@@ -40,7 +40,7 @@ KERNELS = (
 
 
 class Device(NamedTuple):
-    """What a device can do, for choosing the number of lanes.
+    """The abilities of a device, for choosing the number of lanes.
 
     Attributes:
       launch: seconds that a kernel takes at the least.
@@ -61,8 +61,14 @@ was measured."""
 
 
 class StepCost(NamedTuple):
-    """What a training step takes: kernels, however many clients; and of each client bytes moved,
-    FLOPs, bytes held."""
+    """The cost of a training step.
+
+    Attributes:
+      kernels: however many clients run side by side.
+      moved: bytes, of each client.
+      flops: of each client.
+      memory: bytes held, of each client.
+    """
 
     kernels: int
     moved: float
@@ -78,7 +84,7 @@ def choose_lanes(
     batch_size: int,
     mesh: Mesh,
 ) -> dict[str, int]:
-    """Lanes of every bucket.
+    """Chooses the lanes of every bucket.
 
     "auto" is one at a time on CPU, where vmapped small products are slower than a scan
     (benchmarks/results/conv_cpu.md); elsewhere `fewest_seconds` of the bucket's own model, whatever
@@ -105,30 +111,29 @@ def choose_lanes(
     # buckets run side by side; half is for data, states and evaluation
     room = device.memory / 2 / len(buckets)
     chosen = {}
-    for bucket, own in zip(buckets, steps):
-        expected = math.ceil(participants * len(own) / everyone / mesh.size)
-        chosen[bucket.name] = fewest_seconds(
-            typical(own, expected), step_cost(bucket, batch_size), device, room
-        )
+    for bucket, of_bucket in zip(buckets, steps):
+        expected = math.ceil(participants * len(of_bucket) / everyone / mesh.size)
+        cost = step_cost(bucket, batch_size)
+        chosen[bucket.name] = fewest_seconds(typical(of_bucket, expected), cost, device, room)
     return chosen
 
 
 def this_device(mesh: Mesh) -> Device:
-    """The constants, with the memory of the mesh's first device where it tells."""
-    found = mesh.devices.flat[0]
-    stats = found.memory_stats() if hasattr(found, "memory_stats") else None
+    """Returns the constants, with the memory of the mesh's first device where it tells."""
+    device = mesh.devices.flat[0]
+    stats = device.memory_stats() if hasattr(device, "memory_stats") else None
     return H100._replace(memory=(stats or {}).get("bytes_limit", H100.memory))
 
 
 def typical(steps: np.ndarray, count: int) -> np.ndarray:
-    """Steps of `count` clients that stand for a draw among all, longest first."""
+    """Returns the steps of `count` clients that stand for a draw among all, longest first."""
     ordered = steps[longest_first(steps)]
     return ordered[np.linspace(0, len(ordered) - 1, min(count, len(ordered))).round().astype(int)]
 
 
 def fewest_seconds(steps: np.ndarray, cost: StepCost, device: Device, room: float) -> int:
-    """The number of lanes by which clients with these steps, longest first, are done soonest; of
-    equals the smallest.
+    """Returns the number of lanes by which clients with these steps, longest first, are done
+    soonest; of equals the smallest.
 
     A chunk takes the steps of its longest client, and each of them as long as the launches of its
     kernels, or as moving or computing what its lanes ask for, whichever is longest. `room` bytes
@@ -146,7 +151,7 @@ def fewest_seconds(steps: np.ndarray, cost: StepCost, device: Device, room: floa
 
 
 def step_cost(bucket: Bucket, batch_size: int) -> StepCost:
-    """Of a supervised step of a bucket's model, counted in its program and not compiled.
+    """Counts the cost of a supervised step of a bucket's model in its program, uncompiled.
 
     Beside what XLA makes of it for a described H100 (benchmarks/results/gpu_aot_h100.md) kernels
     are 0.5 to 1.0 times, bytes moved 0.5 to 0.8 times, and bytes held 0.5 to 1.1 times as many.

@@ -1,4 +1,4 @@
-"""How a federation runs, whatever its method."""
+"""The options of a federation, whatever its method."""
 
 import dataclasses
 from typing import Literal
@@ -11,13 +11,13 @@ from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
 from fedjax_ht.trust.attacks import Attack
+from fedjax_ht.trust.defences import Defence
 from fedjax_ht.trust.privacy import Privacy
-from fedjax_ht.trust.robust import Defence
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulationOptions:
-    """How a federation runs.
+    """The options of a federation.
 
     Attributes:
       seed: of every random choice but the split of the data.
@@ -40,9 +40,9 @@ class SimulationOptions:
       client_store: "device" or "host", where the states of clients at rest live.
       uplink, downlink: transforms of what crosses the wire, in order.
       refuse_outliers: how many times the round's median the largest entry and the length of an
-        upload may be; one beyond does not reach the server, see `robust.without_outliers`. 0
+        upload may be; one beyond does not reach the server, see `outliers.without_outliers`. 0
         refuses none; nor is any refused beside `privacy`.
-      robust: defences before the server, in order, see `trust.robust`.
+      robust: defences before the server, in order, see `trust.defences`.
       attack: what some clients do instead of what the method says, or None; they are left out of
         all accuracies of a round, and `attackers` says who they are.
       time_stages: also report the seconds of a round's stages; they then wait for each other.
@@ -98,37 +98,43 @@ class SimulationOptions:
         return self.refuse_outliers if self.privacy is None else 0.0
 
     def participants(self, num_clients: int) -> int:
-        """Clients in a round that has so many: the nearest integer to the share, halves rounded up,
-        at least one."""
+        """Returns how many of so many clients take part in a round: the nearest integer to the
+        share, halves rounded up, at least one."""
         return max(1, int(np.floor(self.participation * num_clients + 0.5)))
 
-    def there(self, num_clients: int, round: int) -> np.ndarray:
-        """Who can be reached in a round, bool [num_clients]."""
-        return (
-            np.ones(num_clients, bool)
-            if self.profile is None
-            else self.profile.there(num_clients, round)
-        )
+    def reachable(self, num_clients: int, round: int) -> np.ndarray:
+        """Returns the clients that can be reached in a round, bool [num_clients]."""
+        if self.profile is None:
+            return np.ones(num_clients, bool)
+        return self.profile.reachable(num_clients, round)
 
 
 def choose_participants(
-    options: SimulationOptions, num_clients: int, round: int, busy: np.ndarray | None = None
+    options: SimulationOptions,
+    num_clients: int,
+    round: int,
+    unfinished: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distinct ids that take part in a round, ascending, drawn uniformly; and which of them are
-    dropped.
+    """Draws the clients that take part in a round, uniformly, and those of them that are dropped.
 
-    They are drawn among those that can be reached and are not `busy`, bool [num_clients]; of fewer
-    than are asked for, all take part. A pure function of (seed, round, busy), so that a resumed run
-    draws the same. Returns int64 [m], bool [m].
+    A pure function of (seed, round, unfinished), so that a resumed run draws the same.
+
+    Args:
+      options: of the trial.
+      num_clients: of the federation.
+      round: from 0.
+      unfinished: bool [num_clients], clients that are not done with an earlier round; None: nobody.
+
+    Returns:
+      Distinct ids, ascending, int64 [m], and bool [m], which of them are dropped. They are drawn
+      among the clients that can be reached and are not unfinished; of fewer than are asked for,
+      all take part.
     """
     order = host_generator(options.seed, Purpose.PARTICIPATION, round).permutation(num_clients)
-    free = (
-        options.there(num_clients, round)
-        if busy is None
-        else options.there(num_clients, round) & ~busy
-    )
+    free = options.reachable(num_clients, round)
+    if unfinished is not None:
+        free = free & ~unfinished
     ids = order[free[order]][: options.participants(num_clients)]
-    lost = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)[
-        : int(options.drop_rate * len(ids))
-    ]
-    return np.sort(ids), np.isin(np.sort(ids), lost)
+    shuffled = host_generator(options.seed, Purpose.DROPOUT, round).permutation(ids)
+    dropped = shuffled[: int(options.drop_rate * len(ids))]
+    return np.sort(ids), np.isin(np.sort(ids), dropped)

@@ -21,7 +21,7 @@ on asks again."""
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Profile:
-    """What the clients' devices can do. All trials of a run have the same devices.
+    """The abilities of the clients' devices. All trials of a run have the same devices.
 
     Attributes:
       available: who can be reached in which round; None: everybody, always.
@@ -60,13 +60,17 @@ class Profile:
             raise ValueError("profile.late is 'arrives', and without a deadline nothing is late")
 
     def rates(self) -> dict[str, np.ndarray]:
-        """Those that are simulated, by name."""
-        every = {"flops": self.flops, "up": self.up, "down": self.down}
-        return {name: rates for name, rates in every.items() if rates is not None}
+        """Returns the rates that are simulated, by name."""
+        rates = {"flops": self.flops, "up": self.up, "down": self.down}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     def check(self, method: Method, num_clients: int) -> None:
-        """ValueError where there is not one rate for each client, or where late uploads arrive and
-        mean nothing."""
+        """Checks the profile against a method.
+
+        Raises:
+          ValueError: there is not one rate for each client, or late uploads arrive and would mean
+            nothing.
+        """
         for name, rates in self.rates().items():
             if len(rates) != num_clients:
                 raise ValueError(
@@ -82,8 +86,8 @@ class Profile:
     def seconds(
         self, clients: np.ndarray, flops: np.ndarray, down: WireCost, up: WireCost
     ) -> np.ndarray:
-        """What a round takes of each participant, float64 [m]: download, training and upload one
-        after another.
+        """Computes how long a round is for each participant, float64 [m]: download, training and
+        upload one after another.
 
         Args:
           clients: int [m], ids.
@@ -91,56 +95,68 @@ class Profile:
           down, up: arrays [m], what they were sent, and sent.
         """
         work = {"flops": flops, "up": up.bytes, "down": down.bytes}
-        rates = self.rates().items()
-        return np.sum(
-            [
-                np.asarray(work[name], np.float64) / np.asarray(rate)[clients]
-                for name, rate in rates
-            ],
-            axis=0,
-        )
+        stages = []
+        for name, rate in self.rates().items():
+            stages.append(np.asarray(work[name], np.float64) / np.asarray(rate)[clients])
+        return np.sum(stages, axis=0)
 
     def too_late(self, seconds: np.ndarray) -> np.ndarray:
-        """bool [m], whose upload comes after the deadline."""
-        return seconds > self.deadline if self.deadline else np.zeros(len(seconds), bool)
+        """Returns which uploads, of so many seconds each, come after the deadline, bool [m]."""
+        if not self.deadline:
+            return np.zeros(len(seconds), bool)
+        return seconds > self.deadline
 
     def length(self, seconds: np.ndarray, arrived: np.ndarray, late: np.ndarray) -> float:
-        """Seconds of a round, of what uploads took, and which of them arrived and which were too
-        late: until the last one arrives, or the deadline where one was waited for; 0 where nobody
-          sent anything."""
-        return float(self.deadline if late.any() else np.max(seconds, initial=0, where=arrived))
+        """Computes the seconds of a round: until the last upload arrives, or the deadline where one
+        was waited for; 0 where nobody sent anything.
 
-    def there(self, num_clients: int, round: int) -> np.ndarray:
-        """Who can be reached in a round, from 0: bool [num_clients].
+        Args:
+          seconds: float64 [m], after which each upload is there.
+          arrived, late: bool [m], which of them arrived, and which missed the deadline.
+        """
+        if late.any():
+            return float(self.deadline)
+        return float(np.max(seconds, initial=0, where=arrived))
+
+    def reachable(self, num_clients: int, round: int) -> np.ndarray:
+        """Returns the clients that can be reached in a round, from 0: bool [num_clients].
 
         Raises:
           ValueError: `available` gives something else.
         """
         if self.available is None:
             return np.ones(num_clients, bool)
-        found = np.asarray(self.available(round))
-        if found.dtype != bool or found.shape != (num_clients,):
-            given = f"profile.available gives {found.dtype} {found.shape} for round {round}"
-            raise ValueError(f"{given}; it must be bool ({num_clients},)")
-        return found
+        reachable = np.asarray(self.available(round))
+        if reachable.dtype != bool or reachable.shape != (num_clients,):
+            raise ValueError(
+                f"profile.available gives {reachable.dtype} {reachable.shape} for round {round}; "
+                f"it must be bool ({num_clients},)"
+            )
+        return reachable
 
 
 def by_chance(num_clients: int, share: float, seed: int = 0) -> Available:
-    """Each client in each round by itself, with probability `share`."""
-    return lambda round: (
-        host_generator(seed, Purpose.AVAILABILITY, round).random(num_clients) < share
-    )
+    """Makes each client reachable in each round by itself, with probability `share`."""
+
+    def available(round: int) -> np.ndarray:
+        return host_generator(seed, Purpose.AVAILABILITY, round).random(num_clients) < share
+
+    return available
 
 
 def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Available:
-    """Of (client, first round, last round), from 0 and inclusive, several a client allowed: a
-    client is there in its spans, and one without any never.
+    """Makes clients reachable by a trace of spans.
+
+    Args:
+      num_clients: of the federation.
+      spans: (client, first round, last round), from 0 and inclusive, several a client allowed; a
+        client without any is never reachable.
 
     Raises:
       ValueError: there is no such client, or a span ends before it begins. One line.
     """
-    found = np.array(list(spans), np.int64).reshape(-1, 3)
-    for client, first, last in found.tolist():
+    trace = np.array(list(spans), np.int64).reshape(-1, 3)
+    for client, first, last in trace.tolist():
         if not (0 <= client < num_clients and 0 <= first <= last):
             raise ValueError(
                 f"client {client} is there from round {first} to {last}; clients are 0 to "
@@ -149,8 +165,9 @@ def by_trace(num_clients: int, spans: Iterable[tuple[int, int, int]]) -> Availab
             )
 
     def available(round: int) -> np.ndarray:
-        there = np.zeros(num_clients, bool)
-        there[found[(found[:, 1] <= round) & (round <= found[:, 2]), 0]] = True
-        return there
+        clients, first, last = trace.T
+        reachable = np.zeros(num_clients, bool)
+        reachable[clients[(first <= round) & (round <= last)]] = True
+        return reachable
 
     return available

@@ -1,4 +1,4 @@
-"""What a round and an evaluation say, on the host."""
+"""Reports of rounds and evaluations, on the host."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ from fedjax_ht.simulation.serving import ServerResult
 
 FAR_OFF = 30.0
 """How many times the round's length or distance an upload must be to be reported, see
-`trust.robust.far_off`. Uploads of honest clients reach 28, those of a hundredfold update 22 to 312
-(docs/bad_clients.md)."""
+`trust.outliers.outlier_scores`. Uploads of honest clients reach 28, those of a hundredfold update
+22 to 312 (docs/bad_clients.md)."""
 
 
 class RoundReport(NamedTuple):
@@ -45,7 +45,7 @@ class RoundReport(NamedTuple):
       epsilon: see `spending.epsilons`; of a deployment, what it has told so far, repeated rounds
         among it.
       refused: ids of clients whose upload the server left out, ascending, see
-        `robust.without_outliers`; they count as arrived.
+        `outliers.without_outliers`; they count as arrived.
       stages: "train", "score", "serve", "host" -> seconds, of all trials together; None unless
         `SimulationOptions.time_stages`.
     """
@@ -105,35 +105,38 @@ def round_report(
         one.
     """
     ids = np.concatenate([ids for ids, _ in results])
-    parts = ((result._replace(uplink=()), scores) for _, (result, scores) in results)
+    parts = [(result._replace(uplink=()), scores) for _, (result, scores) in results]
     joined, scores = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-    # means, too, are taken in the order of ids: whatever device a client was on
+    # Means, too, are taken in the order of ids: whatever device a client was on.
     order = np.argsort(ids)
     joined, scores, ids = jax.tree.map(lambda x: x[order], (joined, scores, ids))
     test = scores.get("test", Scores({}, np.zeros(0)))
     finite, arrived = joined.finite, joined.arrived
     honest = np.where(attackers[ids], np.nan, 1.0)
 
-    def mean(x):
-        return float(np.mean(x[finite])) if finite.any() else float("nan")
+    def mean(values):
+        return float(np.mean(values[finite])) if finite.any() else float("nan")
 
-    uplink = jax.tree.map(lambda x: x[arrived], joined.uplink_cost)
+    metrics = {}
+    if len(ids):
+        metrics = {name: mean(values) for name, values in joined.metrics.items()}
+    uplink, num_earlier = jax.tree.map(lambda x: x[arrived], joined.uplink_cost), 0
     if earlier is not None:
         uplink = jax.tree.map(np.append, uplink, earlier)
+        num_earlier = len(earlier.payload_elements)
+    outlying = np.flatnonzero(server.far >= FAR_OFF)
     return RoundReport(
         participants=ids,
-        arrived=int(arrived.sum()) + (0 if earlier is None else len(earlier.payload_elements)),
+        arrived=int(arrived.sum()) + num_earlier,
         not_finite=tuple(sorted(int(i) for i in ids[~finite])),
         accuracy={rule: honest * _share(c, test.count) for rule, c in test.correct.items()},
-        metrics={name: mean(values) for name, values in joined.metrics.items()} if len(ids) else {},
+        metrics=metrics,
         server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(uplink),
         downlink=_total(joined.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
-        far_off=tuple(
-            (int(i), float(server.far[i])) for i in np.flatnonzero(server.far >= FAR_OFF)
-        ),
+        far_off=tuple((int(i), float(server.far[i])) for i in outlying),
         refused=tuple(int(i) for i in np.flatnonzero(server.refused)),
     )
 
@@ -143,21 +146,28 @@ def evaluation(
     scored: list[tuple[np.ndarray, dict[str, Scores]]],
     pooled: Scores | None,
 ) -> Evaluation:
-    """Joins blocks of (client ids [m], {split: Scores [m]}); train_counts int [num_clients]."""
+    """Joins scored blocks of clients.
+
+    Args:
+      train_counts: int [num_clients], training samples.
+      scored: blocks of (client ids [m], {split: Scores [m]}).
+      pooled: of the server's own model on all test samples, or None.
+    """
     accuracy: dict[str, dict[str, np.ndarray]] = {}
-    num_clients, counts = len(train_counts), {"train": np.asarray(train_counts, np.int64)}
+    num_clients = len(train_counts)
+    counts = {"train": np.asarray(train_counts, np.int64)}
     for ids, splits in scored:
         for split, scores in splits.items():
             counts.setdefault(split, np.zeros(num_clients, np.int64))[ids] = scores.count
+            by_rule = accuracy.setdefault(split, {})
             for rule, correct in scores.correct.items():
-                row = accuracy.setdefault(split, {}).setdefault(rule, np.full(num_clients, np.nan))
+                row = by_rule.setdefault(rule, np.full(num_clients, np.nan))
                 row[ids] = _share(correct, scores.count)
-    pooled_accuracy = (
-        {}
-        if pooled is None
-        else {r: float(c / max(1, pooled.count)) for r, c in pooled.correct.items()}
-    )
-    return Evaluation(accuracy, counts, pooled_accuracy)
+    global_accuracy = {}
+    if pooled is not None:
+        for rule, correct in pooled.correct.items():
+            global_accuracy[rule] = float(correct / max(1, pooled.count))
+    return Evaluation(accuracy, counts, global_accuracy)
 
 
 def _share(correct: np.ndarray, count: np.ndarray) -> np.ndarray:

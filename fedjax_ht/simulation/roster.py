@@ -1,5 +1,5 @@
-"""Which client lives where, and who runs when: all on the host, from numbers that never change in a
-run."""
+"""Places of clients on devices, and schedules of rounds: made on the host, from numbers that never
+change in a run."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,7 +13,20 @@ from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, waste
 from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.core.round import Participant
 
-PADDING = -1
+PADDING = -1  # of a place where nobody stands
+
+
+class Places(NamedTuple):
+    """Places of clients in arrays [P].
+
+    Attributes:
+      rows: int64 [P], a client's row in its bucket over all trials; PADDING where nobody stands.
+      trials, clients: int64 [P], a row's trial and client id; of padding they mean nothing.
+    """
+
+    rows: np.ndarray
+    trials: np.ndarray
+    clients: np.ndarray
 
 
 class Roster(NamedTuple):
@@ -44,28 +57,33 @@ class Roster(NamedTuple):
 
     @property
     def in_order(self) -> bool:
-        """Whether a layout of participants is what a server gets, row by row: of one trial on one
-        device, one after another."""
+        """Returns whether a layout of participants is what a server gets, row by row: of one trial
+        on one device, one after another."""
         return self.devices == self.lanes == 1 and len(self.steps) == len(self.members)
 
     def rows(self, trial: int, ids: np.ndarray) -> np.ndarray:
-        """Rows of those of `ids` that are members."""
+        """Returns the rows of those of `ids` that are members."""
         return trial * len(self.members) + np.flatnonzero(np.isin(self.members, ids))
 
     def client(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Trials and client ids of rows."""
+        """Returns trials and client ids of rows."""
         trial, position = np.divmod(rows, len(self.members))
         return trial, self.members[position]
 
 
 def deal(costs: Sequence[np.ndarray], devices: int) -> list[np.ndarray]:
-    """The device of every row of every bucket, int64 [rows] each: the dearest row first, to the
-    device with the least to do so far, of equals to the one with the fewest rows. All buckets are
-    dealt together: a device that is done with one goes on with the next.
+    """Deals the rows of all buckets to devices.
+
+    The dearest row goes first, to the device with the least to do so far, of equals to the one with
+    the fewest rows. All buckets are dealt together: a device that is done with one goes on with the
+    next.
 
     Args:
       costs: per bucket, float [rows], what a round of a row costs, in any unit that all share.
       devices: how many there are.
+
+    Returns:
+      Per bucket, int64 [rows], the device of each row.
     """
     dealt = np.empty(sum(map(len, costs)), np.int64)
     loads = [(0.0, 0, d) for d in range(devices)]
@@ -85,7 +103,7 @@ def make_roster(
     lanes: int,
     mesh: Mesh,
 ) -> Roster:
-    """A bucket's rows in their places.
+    """Puts a bucket's rows in their places.
 
     Args:
       members: client ids ascending.
@@ -101,42 +119,55 @@ def make_roster(
         slot[device == d] = np.arange(np.sum(device == d))
     shard = int(slot.max()) + 1
     capacity, lanes = capacity_for(trials * min(participants, len(members)), shard, lanes)
-    own = np.array([d.process_index == jax.process_index() for d in mesh.devices.flat])
-    local = np.flatnonzero(own[device])
-    return Roster(members, steps, device, slot, local, devices, shard, capacity, lanes)
+    is_local = np.array([d.process_index == jax.process_index() for d in mesh.devices.flat])
+    return Roster(
+        members=members,
+        steps=steps,
+        device=device,
+        slot=slot,
+        local=np.flatnonzero(is_local[device]),
+        devices=devices,
+        shard=shard,
+        capacity=capacity,
+        lanes=lanes,
+    )
 
 
 def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:
-    """Rows in the order of `by_device`, each device's line padded to `size`: int64 [devices *
-    size]."""
+    """Lays out rows in the order of `by_device`, each device's line padded to `size`.
+
+    Returns:
+      int64 [devices * size].
+    """
     flat = np.full((roster.devices, size), PADDING)
-    for line, mine in zip(flat, by_device(roster, rows)):
-        line[: len(mine)] = mine
+    for line, of_device in zip(flat, by_device(roster, rows)):
+        line[: len(of_device)] = of_device
     return flat.reshape(-1)
 
 
 def blocks(roster: Roster, rows: np.ndarray, size: int) -> list[np.ndarray]:
-    """As many layouts as it takes for `size` rows of a device at a time."""
+    """Makes as many layouts as it takes for `size` rows of a device at a time."""
     lines = by_device(roster, rows)
-    longest = max(map(len, lines))
-    return [
-        lay_out(roster, np.concatenate([line[start : start + size] for line in lines]), size)
-        for start in range(0, longest, size)
-    ]
+    layouts = []
+    for start in range(0, max(map(len, lines)), size):
+        block = [line[start : start + size] for line in lines]
+        layouts.append(lay_out(roster, np.concatenate(block), size))
+    return layouts
 
 
 def by_device(roster: Roster, rows: np.ndarray) -> list[np.ndarray]:
-    """The rows of each device: longest first where several run side by side, else as they are."""
+    """Returns the rows of each device: longest first where several run side by side, so that lanes
+    of a chunk finish together, else as they are."""
     lines = [rows[roster.device[rows] == d] for d in range(roster.devices)]
-    return (
-        [line[longest_first(roster.steps[line])] for line in lines] if roster.lanes > 1 else lines
-    )
+    if roster.lanes == 1:
+        return lines
+    return [line[longest_first(roster.steps[line])] for line in lines]
 
 
 def schedule(
     roster: Roster, flat: np.ndarray, slots: np.ndarray, info: ClientInfo, lost: np.ndarray
 ) -> Schedule:
-    """The schedule of laid-out rows, on the host.
+    """Makes the schedule of laid-out rows, on the host.
 
     Args:
       roster: the bucket's.
@@ -151,33 +182,46 @@ def schedule(
     real = flat != PADDING
     rows = np.where(real, flat, 0)
     trial, client = roster.client(rows)
-    own = jax.tree.map(lambda x: x[trial, client], info)
-    out_of_range = np.iinfo(np.int32).max  # padding is never written
+    participants = Participant(
+        member=rows.astype(np.int32),
+        trial=trial.astype(np.int32),
+        info=jax.tree.map(lambda x: x[trial, client], info),
+        valid=real,
+        dropped=np.isin(flat, lost),
+    )
+    out_of_range = np.iinfo(np.int32).max  # so that padding is never written
     return Schedule(
         np.where(real, slots, out_of_range).astype(np.int32),
-        Participant(rows.astype(np.int32), trial.astype(np.int32), own, real, np.isin(flat, lost)),
+        participants,
         real.reshape(roster.devices, -1).sum(1).astype(np.int32),
     )
 
 
-def rows_of_trial(
-    roster: Roster, flat: np.ndarray, trial: int, tree: PyTree
-) -> tuple[np.ndarray, PyTree]:
-    """The client ids of one trial in a layout, and their part of what was computed for it, NumPy
-    [len(flat), ...]."""
-    mine = np.flatnonzero((flat != PADDING) & (flat // len(roster.members) == trial))
-    return roster.client(flat[mine])[1], jax.tree.map(lambda x: x[mine], tree)
+def places(roster: Roster, flat: np.ndarray) -> Places:
+    """Returns who stands where in a layout."""
+    trials, clients = roster.client(np.where(flat == PADDING, 0, flat))
+    return Places(flat, trials, clients)
+
+
+def take_trial(places: Places, trial: int, tree: PyTree) -> tuple[np.ndarray, PyTree]:
+    """Takes one trial's part of arrays [P] by their places.
+
+    Returns:
+      Client ids [m], and the arrays [m] as NumPy.
+    """
+    chosen = np.flatnonzero((places.rows != PADDING) & (places.trials == trial))
+    return places.clients[chosen], jax.tree.map(lambda x: x[chosen], tree)
 
 
 def positions(flat: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:
-    """Where rows stand in a layout, by ascending row, padded: int32 [size]."""
-    found = np.flatnonzero(np.isin(flat, rows))
-    found = found[np.argsort(flat[found])]
-    return np.pad(found, (0, size - len(found)), constant_values=PADDING).astype(np.int32)
+    """Returns the places of rows in a layout, by ascending row, padded: int32 [size]."""
+    where = np.flatnonzero(np.isin(flat, rows))
+    where = where[np.argsort(flat[where])]
+    return np.pad(where, (0, size - len(where)), constant_values=PADDING).astype(np.int32)
 
 
 def idle_lane_steps(roster: Roster, flat: np.ndarray) -> np.ndarray:
-    """[lane-steps that wait for others of their chunk, all lane-steps] of a layout."""
+    """Counts [lane-steps that wait for others of their chunk, all lane-steps] of a layout."""
     spent = np.zeros(2)
     for line in flat.reshape(roster.devices, -1):
         steps = roster.steps[line[line != PADDING]]

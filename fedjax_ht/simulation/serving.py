@@ -5,21 +5,26 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
 
 from fedjax_ht.core.federation import Federation
-from fedjax_ht.core.method import Method, Metrics, Received
-from fedjax_ht.core.round import all_finite, select, server_step
-from fedjax_ht.trust.robust import far_off, summaries, without_outliers
+from fedjax_ht.core.mesh import collect
+from fedjax_ht.core.method import Data, Method, Metrics, PyTree, Received, Split
+from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
+from fedjax_ht.simulation.trials import over_trials
+from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
 
 
 class ServerResult(NamedTuple):
-    """What a server's round says, beside its state.
+    """The results of a server's round, beside its state.
 
     Attributes:
       metrics: the method's.
       finite: bool, False where what the method made was not finite: the server stays as it was.
-      far: float32 [num_clients], see `robust.far_off`.
-      refused: bool [num_clients], see `robust.without_outliers`.
+      far: float32 [num_clients], see `outliers.outlier_scores`.
+      refused: bool [num_clients], see `outliers.without_outliers`.
     """
 
     metrics: Metrics
@@ -28,19 +33,100 @@ class ServerResult(NamedTuple):
     refused: jax.Array
 
 
-def server_round(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """`server_step` with a state that stays finite: (...) -> (server, ServerResult). Outliers do
-    not arrive, see `robust.without_outliers`."""
+class Server(NamedTuple):
+    """The servers of all trials, as a round serves them.
+
+    Attributes:
+      step: `serve_trials`, compiled.
+      seeds: uint32 [trials].
+      settings: what `Method.at` takes, stacked over trials; () where nothing varies.
+      pretrained: `Pretrained.variables` of the method.
+      shown: {"train": Split [trials, ...]} of a method that sees data, else {}.
+      samples: `Data` without splits of such a method, else ().
+    """
+
+    step: Callable
+    seeds: jax.Array
+    settings: PyTree
+    pretrained: PyTree
+    shown: dict[str, Split]
+    samples: Data | tuple
+
+
+def server_round(
+    method: Method,
+    federation: Federation,
+    refuse_outliers: float = 0.0,
+    call: Call = call_directly,
+) -> Callable:
+    """Returns `server_step` with a state that stays finite: (...) -> (server, ServerResult).
+
+    Args:
+      method, federation: what is bound.
+      refuse_outliers: see `outliers.without_outliers`; outliers do not arrive.
+      call: makes the call of the stage "server_update".
+    """
     step = server_step(method, federation)
 
-    def run(server, received: dict[str, Received], *others):
+    def run(server, received: dict[str, Received], *inputs):
         summarised = summaries(received)
         accepted, refused = without_outliers(
             federation.num_clients, received, summarised, refuse_outliers
         )
-        new, metrics = step(server, accepted, *others)
+        new, metrics = call("server_update", step, server, accepted, *inputs)
         finite = all_finite(new)
-        far = far_off(method, federation.num_clients, summarised)
-        return select(finite, new, server), ServerResult(metrics, finite, far, refused)
+        far = outlier_scores(method, federation.num_clients, summarised)
+        result = ServerResult(metrics=metrics, finite=finite, far=far, refused=refused)
+        return select(finite, new, server), result
 
     return run
+
+
+def serve_trials(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
+    """Returns ((server, seeds, settings, rows, splits), ({bucket: Received}, round,
+    Pretrained.variables, samples)) -> (server, ServerResult), over trials.
+
+    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a
+    bucket that is missing there is received as it is. `splits` and `samples`, a `Data` without
+    splits, make up `Context.data`; {} and () of methods that do not see it.
+    """
+
+    def serve_one(of_trial, shared):
+        server, seed, settings, rows, splits = of_trial
+        received, round, pretrained, samples = shared
+        step = server_round(method.at(settings), federation, refuse_outliers)
+        inputs = server_inputs(received, rows, splits, samples)
+        return step(server, inputs[0], jax.random.key(seed), round, pretrained, inputs[1])
+
+    return over_trials(serve_one, method.pretrained.host)
+
+
+def server_inputs(
+    received: dict[str, Received],
+    rows: dict[str, jax.Array],
+    splits: dict[str, Split],
+    samples: Data | tuple,
+) -> tuple[dict[str, Received], Data | None]:
+    """Returns one trial's part of what was received, and its `Context.data`."""
+    taken = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
+    return taken, samples._replace(splits=splits) if splits else None
+
+
+def serve(
+    server: Server,
+    mesh: Mesh,
+    servers: PyTree,
+    round: int,
+    received: dict[str, Received],
+    rows: dict[str, np.ndarray],
+) -> tuple[PyTree, ServerResult]:
+    """Serves a round of all trials; arguments as of `serve_trials`."""
+    of_trials = (servers, server.seeds, server.settings, collect(mesh, rows), server.shown)
+    shared = (received, collect(mesh, np.int32(round)), server.pretrained, server.samples)
+    return server.step(of_trials, shared)
+
+
+def pick(received: Received, rows: jax.Array) -> Received:
+    """Takes some rows; a negative one has not arrived."""
+    taken = jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], received)
+    return taken._replace(arrived=taken.arrived & (rows >= 0))

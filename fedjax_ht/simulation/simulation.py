@@ -1,4 +1,4 @@
-"""A whole federation, on one device or many, ready to run."""
+"""A federation ready to run: what every transport has, and what a simulation has besides."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,61 +9,79 @@ import numpy as np
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.data.client_data import FederationData, join_trials
-from fedjax_ht.simulation.faults import Fault, find_fault
+from fedjax_ht.simulation.compiled import (
+    compiled_round,
+    first_state,
+    read_clients,
+    write_clients,
+)
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.program import Program, bind, of_trials
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 from fedjax_ht.simulation.representations import client_features
-from fedjax_ht.simulation.steps import (
-    SimulationState,
-    evaluate,
-    first_state,
-    read_clients,
-    run_round,
-)
+from fedjax_ht.simulation.round import run_round
+from fedjax_ht.simulation.scoring import evaluate
+from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.stepped import Fault, find_fault
 
 
-class Simulation(NamedTuple):
-    """A federation ready to run; every function is compiled at its first call.
+class Rounds(NamedTuple):
+    """Rounds of a federation, wherever its clients are: what `history.run` runs.
 
     Attributes:
       init: () -> SimulationState.
-      run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). The old state's
-        buffers are donated: see `copy_state`. `score` also scores the participants as training left
-        them.
+      run_round: (SimulationState, score=True) -> (SimulationState, RoundReport). `score` also
+        scores the participants as training left them.
       evaluate: (SimulationState, ids or None) -> Evaluation of those clients, or of all.
-      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
-        keep nothing between rounds, as the next downlink leaves them.
-      write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
-        states put in place.
-      trials: of `make_trials`, how many run together: reports and evaluations are lists, one per
-        trial; else None.
-      client_flops: () -> float64 [num_clients], of `make_trials` [trials, num_clients], FLOPs of
-        each client in a round that it takes part in (see `metrics.flops`); its first call traces
-        every architecture once more.
-      lanes: bucket name -> how many of its clients run side by side on a device.
-      find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a
-        value that is not finite, or raises, played one client at a time (see `simulation.faults`);
-        the state stays.
-      of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of
-        this one: nothing is compiled again.
-      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
-        makes of the images `indices` (see `simulation.representations`).
+      trials: how many run together: reports and evaluations are lists, one per trial; None where
+        there is one alone, and neither is a list.
+      client_flops: () -> float64 [num_clients], with `trials` [trials, num_clients], FLOPs of each
+        client in a round that it takes part in.
       rules: the method's inference rules, the reported one first.
     """
 
     init: Callable[[], SimulationState]
     run_round: Callable[..., tuple[SimulationState, RoundReport | list[RoundReport]]]
     evaluate: Callable[..., Evaluation | list[Evaluation]]
-    read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
-    write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
     trials: int | None
     client_flops: Callable[[], np.ndarray]
-    lanes: dict[str, int]
-    find_fault: Callable[..., Fault | None]
-    of_trials: Callable[..., "Simulation"]
-    features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
     rules: tuple[str, ...]
+
+
+class Simulation(NamedTuple):
+    """A federation ready to run on this machine: `Rounds`, and ways to look into its clients. Every
+    function is compiled at its first call.
+
+    Attributes:
+      init, run_round, evaluate, trials, client_flops, rules: see `Rounds`. `run_round` donates the
+        old state's buffers, see `copy_state`; the first call of `client_flops` traces every
+        architecture once more (see `metrics.flops`).
+      lanes: bucket name -> how many of its clients run side by side on a device.
+      read_clients: (SimulationState, bucket name, rows) -> those states as NumPy; of clients that
+        keep nothing between rounds, as the next downlink leaves them.
+      write_clients: (SimulationState, bucket name, rows, states) -> SimulationState with those
+        states put in place.
+      find_fault: (SimulationState, jit=True) -> Fault or None: where the next round first has a
+        value that is not finite, or raises, played one client at a time (see
+        `simulation.stepped`); the state stays.
+      features: (SimulationState, ids, indices) -> float32 [n, K] for each of these clients, what it
+        makes of the images `indices` (see `simulation.representations`).
+      of_trials: (seeds, settings) -> Simulation of as many trials with these, by the programs of
+        this one: nothing is compiled again.
+    """
+
+    init: Callable[[], SimulationState]
+    run_round: Callable[..., tuple[SimulationState, RoundReport | list[RoundReport]]]
+    evaluate: Callable[..., Evaluation | list[Evaluation]]
+    trials: int | None
+    client_flops: Callable[[], np.ndarray]
+    rules: tuple[str, ...]
+    lanes: dict[str, int]
+    read_clients: Callable[[SimulationState, str, np.ndarray], PyTree]
+    write_clients: Callable[[SimulationState, str, np.ndarray, PyTree], SimulationState]
+    find_fault: Callable[..., Fault | None]
+    features: Callable[[SimulationState, Sequence[int], np.ndarray], list[np.ndarray]]
+    of_trials: Callable[..., "Simulation"]
 
 
 def make_simulation(
@@ -110,31 +128,24 @@ def make_trials(
 
 
 def _simulation(program: Program) -> Simulation:
-    def write_clients(
-        state: SimulationState, name: str, rows: np.ndarray, states: PyTree
-    ) -> SimulationState:
-        own = program.clients[name]
-        stored = own.store.write(state.clients[name], own.roster, rows, states)
-        return state._replace(clients=state.clients | {name: stored})
-
     return Simulation(
-        functools.partial(first_state, program),
-        functools.partial(run_round, program),
-        functools.partial(evaluate, program),
-        functools.partial(read_clients, program),
-        write_clients,
-        len(program.options),
-        program.flops,
-        {name: own.roster.lanes for name, own in program.clients.items()},
-        functools.partial(find_fault, program),
-        lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
-        functools.partial(client_features, program),
-        tuple(program.method.rules),
+        init=functools.partial(first_state, program),
+        run_round=functools.partial(run_round, compiled_round(program)),
+        evaluate=functools.partial(evaluate, program),
+        trials=len(program.options),
+        client_flops=program.flops,
+        rules=tuple(program.method.rules),
+        lanes={name: clients.roster.lanes for name, clients in program.clients.items()},
+        read_clients=functools.partial(read_clients, program),
+        write_clients=functools.partial(write_clients, program),
+        find_fault=functools.partial(find_fault, program),
+        of_trials=lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
+        features=functools.partial(client_features, program),
     )
 
 
 def _alone(simulation: Simulation) -> Simulation:
-    """What the only trial reports, instead of lists of one."""
+    """Returns a simulation of one trial that reports no lists."""
 
     def run_round(
         state: SimulationState, score: bool = True

@@ -1,5 +1,5 @@
-"""What a run's rounds have cost in privacy: a pure function of their number, so that a resumed run
-says the same."""
+"""The privacy that a run's rounds have cost: a pure function of their number, so that a resumed
+run says the same."""
 
 import functools
 
@@ -14,11 +14,14 @@ BLOCK = 64  # rounds that are counted once
 
 
 def epsilons(program: Program, rounds: int) -> list[float | None]:
-    """The largest epsilon of any client after so many rounds, of each trial, at `Privacy.delta`;
-    None without privacy.
+    """Computes the largest epsilon of any client after so many rounds, at `Privacy.delta`.
 
-    Rounds count for who took part in them, drop-outs among them. Where nobody is told who that was,
-    the draw of participants hides them as well; what is less counts.
+    Rounds count for the clients that took part in them, dropped ones among them. Where nobody is
+    told which clients those were, the draw of participants hides them as well; the smaller epsilon
+    counts.
+
+    Returns:
+      One a trial; None without privacy.
     """
     if program.options[0].privacy is None:
         return [None] * len(program.options)
@@ -26,11 +29,8 @@ def epsilons(program: Program, rounds: int) -> list[float | None]:
 
 
 def _epsilon(program: Program, trial: int, rounds: int) -> float:
-    options, n, training = (
-        program.options[trial],
-        program.federation.num_clients,
-        program.method.training,
-    )
+    options, training = program.options[trial], program.method.training
+    n = program.federation.num_clients
     privacy = options.privacy
     noise, delta = privacy.noise, privacy.delta
     if program.exposure == "nothing":
@@ -39,11 +39,12 @@ def _epsilon(program: Program, trial: int, rounds: int) -> float:
     if privacy.unit == "sample":
         counts = program.train_counts[trial]
         steps = took_part * num_steps(training, counts)
-        each = set(zip(counts.tolist(), steps.tolist()))
-        return max(
-            poisson_epsilon(noise, min(training.batch_size, c), c, s, delta) if c else 0.0
-            for c, s in each
-        )
+        epsilon = 0.0
+        for count, done in set(zip(counts.tolist(), steps.tolist())):
+            if count:
+                batch = min(training.batch_size, count)
+                epsilon = max(epsilon, poisson_epsilon(noise, batch, count, done, delta))
+        return epsilon
     known = gaussian_epsilon(noise, int(took_part.max()), delta)
     if privacy.unit == "client" and program.exposure == "alike":
         return min(known, fixed_epsilon(noise, options.participants(n), n, rounds, delta))
@@ -51,25 +52,21 @@ def _epsilon(program: Program, trial: int, rounds: int) -> float:
 
 
 def participations(seed: int, participation: float, num_clients: int, rounds: int) -> np.ndarray:
-    """In how many of so many rounds each client took part, int64 [num_clients]."""
+    """Counts in how many of so many rounds each client took part, int64 [num_clients]."""
     whole = rounds // BLOCK * BLOCK
-    blocks = [
-        _block(seed, participation, num_clients, first, first + BLOCK)
-        for first in range(0, whole, BLOCK)
-    ]
-    return sum(blocks, np.zeros(num_clients, np.int64)) + _block.__wrapped__(
-        seed, participation, num_clients, whole, rounds
-    )
+    # The rounds that do not fill a block are counted anew each time, and not cached.
+    count = _block.__wrapped__(seed, participation, num_clients, whole, rounds)
+    for first in range(0, whole, BLOCK):
+        count = count + _block(seed, participation, num_clients, first, first + BLOCK)
+    return count
 
 
 @functools.lru_cache(4096)
 def _block(seed: int, participation: float, num_clients: int, first: int, last: int) -> np.ndarray:
-    options, found = (
-        SimulationOptions(seed=seed, participation=participation),
-        np.zeros(num_clients, np.int64),
-    )
+    options = SimulationOptions(seed=seed, participation=participation)
+    count = np.zeros(num_clients, np.int64)
     if options.participants(num_clients) == num_clients:
-        return found + (last - first)
+        return count + (last - first)
     for round in range(first, last):
-        found[choose_participants(options, num_clients, round)[0]] += 1
-    return found
+        count[choose_participants(options, num_clients, round)[0]] += 1
+    return count

@@ -1,4 +1,4 @@
-"""Where the seconds of a round go."""
+"""Seconds of a round, stage by stage."""
 
 import time
 from collections.abc import Callable

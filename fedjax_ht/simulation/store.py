@@ -1,4 +1,4 @@
-"""Where client states live between rounds: on the devices, in host memory with only participants on
+"""Stores of client states between rounds: on the devices, in host memory with only participants on
 the devices, or nowhere."""
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Make = Callable[[np.ndarray], PyTree]
 
 
 class ClientStore(NamedTuple):
-    """A bucket's states at rest; "rows" and "flat" are those of `roster`.
+    """A bucket's states at rest; "rows" and "flat", a layout, are those of `roster`.
 
     Attributes:
       init: (roster, make) -> stored states.
@@ -39,25 +39,28 @@ class ClientStore(NamedTuple):
 
 
 def device_store(mesh: Mesh) -> ClientStore:
-    """All states stay on the devices, [devices * shard, ...]; a round works on them in place."""
-    sharding = NamedSharding(mesh, SHARDED)
-    at = jax.jit(lambda stored, index: jax.tree.map(lambda x: x[index], stored))
-    put = jax.jit(
-        lambda stored, index, values: jax.tree.map(lambda x, v: x.at[index].set(v), stored, values),
-        donate_argnums=0,
-        out_shardings=sharding,
-    )
+    """Keeps all states on the devices, [devices * shard, ...]; a round works on them in place."""
+
+    def take(stored, index):
+        return jax.tree.map(lambda x: x[index], stored)
+
+    def put(stored, index, values):
+        return jax.tree.map(lambda x, v: x.at[index].set(v), stored, values)
+
+    take_on_devices = jax.jit(take)
+    # The buffers are donated: a write changes the stored states in place.
+    put_on_devices = jax.jit(put, donate_argnums=0, out_shardings=NamedSharding(mesh, SHARDED))
 
     def position(roster, rows):
         return roster.device[rows] * roster.shard + roster.slot[rows]
 
     def read(stored, roster, rows):
-        states = fetch(at(stored, position(roster, rows)[_padded(len(rows))]))
-        return jax.tree.map(lambda x: x[: len(rows)], states)
+        states = fetch(take_on_devices(stored, position(roster, rows)[_padded(len(rows))]))
+        return take(states, slice(len(rows)))
 
     def write(stored, roster, rows, tree):
         index = _padded(len(rows))
-        return put(stored, position(roster, rows)[index], jax.tree.map(lambda x: x[index], tree))
+        return put_on_devices(stored, position(roster, rows)[index], take(tree, index))
 
     def init(roster, make):
         rows = np.arange(len(roster.steps))
@@ -72,14 +75,19 @@ def device_store(mesh: Mesh) -> ClientStore:
         save=lambda stored, states, roster, flat: states,
         read=read,
         write=write,
-        block=lambda roster: -(-roster.shard // roster.lanes) * roster.lanes,
+        block=_whole_shard,
     )
 
 
-def no_store(mesh: Mesh) -> ClientStore:
-    """For clients that keep nothing: their states are ()."""
+def _whole_shard(roster: Roster) -> int:
+    """Returns the rows of a device, rounded up to a multiple of its lanes."""
+    return -(-roster.shard // roster.lanes) * roster.lanes
 
-    def nothing(*_):
+
+def no_store(mesh: Mesh) -> ClientStore:
+    """Keeps nothing: the clients' states are ()."""
+
+    def refuse(*_):
         raise ValueError("clients of this method keep nothing between rounds")
 
     return ClientStore(
@@ -87,21 +95,21 @@ def no_store(mesh: Mesh) -> ClientStore:
         load=lambda stored, roster, flat: (),
         slots=lambda roster, flat: np.zeros(len(flat), np.int64),
         save=lambda stored, states, roster, flat: (),
-        read=nothing,
-        write=nothing,
-        block=lambda roster: -(-roster.shard // roster.lanes) * roster.lanes,
+        read=refuse,
+        write=refuse,
+        block=_whole_shard,
     )
 
 
 def _padded(count: int) -> np.ndarray:
-    """0 to count - 1, the last one repeated up to a power of two: few lengths, so few compiled
-    functions."""
+    """Returns 0 to count - 1, the last one repeated up to a power of two: few lengths, so few
+    compiled functions."""
     return np.minimum(np.arange(1 << (count - 1).bit_length()), count - 1)
 
 
 def host_store(mesh: Mesh) -> ClientStore:
-    """States are NumPy arrays of this process's rows; device memory grows with participants, not
-    with clients."""
+    """Keeps states as NumPy arrays of this process's rows; device memory grows with participants,
+    not with clients."""
 
     def save(stored, states, roster, flat):
         for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(states)):
@@ -122,17 +130,9 @@ def host_store(mesh: Mesh) -> ClientStore:
                 block = rows[start : start + roster.capacity]
                 line[: len(block)] = block
             states = make(lines.reshape(-1))
-            if any(
-                jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(states)
-            ):
-                raise ValueError(
-                    "these client states hold random keys, which live on devices only; "
-                    "client_store=device"
-                )
             if stored is None:
-                stored = jax.tree.map(
-                    lambda x: np.empty((max(1, len(roster.local)), *x.shape[1:]), x.dtype), states
-                )
+                _refuse_keys(states)
+                stored = _room_for(states, max(1, len(roster.local)))
             stored = save(stored, states, roster, lines.reshape(-1))
         return stored
 
@@ -145,28 +145,50 @@ def host_store(mesh: Mesh) -> ClientStore:
         return np.tile(np.arange(len(flat) // mesh.size), mesh.size)
 
     def read(stored, roster, rows):
-        mine = np.isin(rows, roster.local)
-        local = np.searchsorted(roster.local, rows[mine])
-        return jax.tree.map(lambda x: _from_all(mine, x[local]), stored)
+        here = np.isin(rows, roster.local)
+        local = np.searchsorted(roster.local, rows[here])
+        return jax.tree.map(lambda x: _from_all(here, x[local]), stored)
 
     def write(stored, roster, rows, tree):
-        mine = np.isin(rows, roster.local)
+        here = np.isin(rows, roster.local)
         for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(tree)):
-            kept[np.searchsorted(roster.local, rows[mine])] = new[mine]
+            kept[np.searchsorted(roster.local, rows[here])] = new[here]
         return stored
 
-    return ClientStore(init, load, slots, save, read, write, block=lambda roster: roster.capacity)
+    return ClientStore(
+        init=init,
+        load=load,
+        slots=slots,
+        save=save,
+        read=read,
+        write=write,
+        block=lambda roster: roster.capacity,
+    )
 
 
-def _from_all(mine: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Rows of which each process holds some -> all, on every process."""
+def _room_for(states: PyTree, rows: int) -> PyTree:
+    """Returns arrays of the states' form with so many rows."""
+    return jax.tree.map(lambda x: np.empty((rows, *x.shape[1:]), x.dtype), states)
+
+
+def _refuse_keys(states: PyTree) -> None:
+    for leaf in jax.tree.leaves(states):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                "these client states hold random keys, which live on devices only; "
+                "client_store=device"
+            )
+
+
+def _from_all(here: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Gathers rows of which each process holds some, `here` bool, on every process."""
     if jax.process_count() == 1:
         return values
     from jax.experimental import multihost_utils
 
-    whole = np.zeros((len(mine), *values.shape[1:]), values.dtype)
-    whole[mine] = values
-    masks, parts = multihost_utils.process_allgather((mine, whole))
+    whole = np.zeros((len(here), *values.shape[1:]), values.dtype)
+    whole[here] = values
+    masks, parts = multihost_utils.process_allgather((here, whole))
     for mask, part in zip(masks, parts):
         whole[mask] = part[mask]
     return whole

@@ -14,69 +14,43 @@ from fedjax_ht.core.compiling import compiler_options
 from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
-from fedjax_ht.core.method import Method, PyTree, Received
-from fedjax_ht.simulation.serving import server_round
+from fedjax_ht.core.method import Method, PyTree
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:
-    """Maps fn(own, shared) over the leading axis of `own`, that of trials.
+    """Maps fn(one trial's part, shared) over the leading axis of its first argument, that of
+    trials.
 
     Compiled, unless `host`: then a loop that stacks the results. One after another on CPU, as
     clients are (`lanes.choose_lanes`), else vmapped.
     """
 
-    def loop(own, shared):
-        trials = range(len(jax.tree.leaves(own)[0]))
-        return jax.tree.map(
-            lambda *xs: jnp.stack(xs), *(fn(of_trial(own, t), shared) for t in trials)
-        )
+    def loop(stacked, shared):
+        results = []
+        for trial in range(len(jax.tree.leaves(stacked)[0])):
+            results.append(fn(of_trial(stacked, trial), shared))
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
 
-    def mapped(own, shared):
-        return each(lambda one: fn(one, shared), own)
+    def mapped(stacked, shared):
+        return each(lambda one_trial: fn(one_trial, shared), stacked)
 
-    return (
-        loop if host else jax.jit(mapped, compiler_options=compiler_options(jax.default_backend()))
-    )
+    if host:
+        return loop
+    return jax.jit(mapped, compiler_options=compiler_options(jax.default_backend()))
 
 
 def of_trial(tree: PyTree, trial: int) -> PyTree:
-    """A trial's part of what is stacked over them."""
+    """Takes a trial's part of what is stacked over trials."""
     return jax.tree.map(lambda x: x[trial], tree)
 
 
 def first_server(method: Method, federation: Federation) -> Callable:
-    """((seeds, settings), `all_weights` of the federation) -> server state."""
+    """Returns ((seeds, settings), `all_weights` of the federation) -> server states, over trials;
+    compiled."""
 
-    def one(own, weights):
-        (seed, settings), given = own, put_all_weights(federation, weights)
-        return method.at(settings).init_server(
-            given, round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
-        )
+    def init(seed_and_settings, weights):
+        seed, settings = seed_and_settings
+        key = round_key(jax.random.key(seed), Purpose.INIT_SERVER, 0)
+        return method.at(settings).init_server(put_all_weights(federation, weights), key)
 
-    return over_trials(one)
-
-
-def serve(method: Method, federation: Federation, refuse_outliers: float = 0.0) -> Callable:
-    """((server, seeds, settings, rows, splits), ({bucket: Received}, round, Pretrained.variables,
-    samples)) -> (server, ServerResult).
-
-    `rows` are {bucket: int32 [m]}, a trial's rows in what was received, negative for padding; a
-    bucket that is missing there is received as it is. `splits` and `samples`, a
-    `Data` without splits, make up `Context.data`; {} and () of methods that do not see it.
-    `refuse_outliers` is that of `round.server_round`.
-    """
-
-    def one(own, shared):
-        (server, seed, settings, rows, splits), (received, round, pretrained, samples) = own, shared
-        mine = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
-        data = samples._replace(splits=splits) if splits else None
-        step = server_round(method.at(settings), federation, refuse_outliers)
-        return step(server, mine, jax.random.key(seed), round, pretrained, data)
-
-    return over_trials(one, method.pretrained.host)
-
-
-def pick(received: Received, rows: jax.Array) -> Received:
-    """Some rows; a negative one has not arrived."""
-    mine = jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], received)
-    return mine._replace(arrived=mine.arrived & (rows >= 0))
+    return over_trials(init)

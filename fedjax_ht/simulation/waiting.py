@@ -13,21 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.forms import uplink_form
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.wire import WireCost
-from fedjax_ht.simulation.clock import OnItsWay, Times
-from fedjax_ht.simulation.program import Program
+from fedjax_ht.simulation.answers import Answers
+from fedjax_ht.simulation.clock import Devices, OnItsWay
 from fedjax_ht.simulation.roster import PADDING
 
 
 class Waiting(NamedTuple):
-    """What stands between two rounds.
+    """Uploads that are on their way between two rounds.
 
     Attributes:
       sent: bucket name -> (uplink, ClientInfo) as they were sent, stacked over the bucket's rows,
-        on the server's device; of who has nothing on its way they may be anything.
+        on the server's device; of a client that has nothing on its way they may be anything.
       uploads: of all trials.
     """
 
@@ -35,105 +34,112 @@ class Waiting(NamedTuple):
     uploads: OnItsWay
 
 
-def nobody_waits(program: Program, infos: ClientInfo) -> Waiting | None:
-    """Before the first round; None where late uploads are lost. Traces every architecture's round,
-    for its uplink.
+def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) -> Waiting:
+    """Returns what waits before the first round: nothing.
 
     Args:
-      program: what is bound.
+      devices: the clients' devices.
+      forms: bucket name -> the form of its uplinks, `jax.ShapeDtypeStruct`s.
       infos: of every client, leading axes [trials, num_clients].
     """
-    profile = program.options[0].profile
-    if profile is None or profile.late == "lost":
-        return None
-    one, sent = jax.tree.map(lambda x: x[0, 0], infos), {}
-    for bucket in program.federation.buckets:
-        uplink = uplink_form(program.method, program.federation, bucket, program.channel)
-        rows = len(program.clients[bucket.name].roster.steps)
+    sent = {}
+    info = jax.tree.map(lambda x: x[0, 0], infos)
+    for name, form in forms.items():
+        rows = len(devices.rosters[name].steps)
 
         def zeros(x, rows=rows):
             return np.zeros((rows, *x.shape), x.dtype)
 
-        sent[bucket.name] = collect(program.mesh, jax.tree.map(zeros, (uplink, one)))
-    shape = program.train_counts.shape
-    return Waiting(
-        sent,
-        OnItsWay(np.zeros(shape), WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))),
-    )
+        sent[name] = collect(devices.mesh, jax.tree.map(zeros, (form, info)))
+    shape = infos.id.shape
+    cost = WireCost(*(np.zeros(shape, np.int64) for _ in WireCost._fields))
+    return Waiting(sent, OnItsWay(np.zeros(shape), cost))
 
 
-def with_arrivals(
-    program: Program, waiting: Waiting, parts: dict[str, tuple[Received, np.ndarray, np.ndarray]]
+def with_earlier(
+    devices: Devices, waiting: Waiting | None, answers: dict[str, Answers]
 ) -> tuple[dict[str, Received], dict[str, np.ndarray]]:
-    """What the server gets in a round, and each trial's rows in it, int32 [trials, m], by client
-    id: the participants' uploads, and those of earlier rounds that arrive in it. `parts` are the
-      participants': what is received by their
-    layout, each trial's rows in that, and the layout."""
+    """Joins a round's uplinks with those of earlier rounds that arrive in it.
+
+    Args:
+      devices: the clients' devices.
+      waiting: what was on its way before the round; None where late uploads are lost.
+      answers: of the round's participants.
+
+    Returns:
+      What the server gets, and each trial's rows in it, int32 [trials, m], by client id; a bucket
+      that is missing there is the only trial's, in order.
+    """
+    if waiting is None:
+        received = {name: part.received for name, part in answers.items()}
+        rows = {name: part.rows for name, part in answers.items() if not part.in_order}
+        return received, rows
     all_received, all_rows = {}, {}
-    for name, (own, rows, flat) in parts.items():
-        roster, earlier = program.clients[name].roster, arrivals(program, waiting, name)
+    for name, part in answers.items():
+        roster, earlier = devices.rosters[name], arrivals(devices, waiting, name)
+        rows = part.rows
         behind = np.arange(len(earlier.arrived), dtype=np.int32).reshape(len(rows), -1)
-        ids = np.where(
-            rows == PADDING, program.federation.num_clients, roster.client(flat[rows])[1]
-        )
+        # Padding sorts behind every client; a client never stands in both halves.
+        ids = np.where(rows == PADDING, devices.num_clients, part.places.clients[rows])
         order = np.argsort(
             np.concatenate([ids, roster.client(behind)[1]], axis=1), axis=1, kind="stable"
         )
-        all_received[name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), own, earlier)
-        both = np.concatenate([rows, len(own.arrived) + behind], axis=1)
+        all_received[name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), part.received, earlier)
+        both = np.concatenate([rows, len(part.received.arrived) + behind], axis=1)
         all_rows[name] = np.take_along_axis(both, order, axis=1)
     return all_received, all_rows
 
 
-def arrivals(program: Program, waiting: Waiting, name: str) -> Received:
-    """A bucket's uploads of earlier rounds, of all rows; "arrived" are those that do so in the next
-    round."""
-    roster = program.clients[name].roster
-    arriving = waiting.uploads.arriving(program.options[0].profile)[
-        roster.client(np.arange(len(roster.steps)))
-    ]
-    return Received(*waiting.sent[name], collect(program.mesh, arriving))
+def arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
+    """Returns a bucket's uploads of earlier rounds, of all rows; those that come in the next round
+    have arrived."""
+    roster = devices.rosters[name]
+    arriving = waiting.uploads.arriving(devices.profile)
+    by_row = arriving[roster.client(np.arange(len(roster.steps)))]
+    return Received(*waiting.sent[name], collect(devices.mesh, by_row))
 
 
 def after_round(
-    program: Program, waiting: Waiting, received: dict[str, Received], times: dict[str, Times]
-) -> Waiting:
-    """What is on its way after a round, of bucket name -> what its participants sent, and their
-    times."""
-    deadline = program.options[0].profile.deadline
+    devices: Devices, waiting: Waiting | None, answers: dict[str, Answers]
+) -> Waiting | None:
+    """Returns what is on its way after a round of these answers, with their times."""
+    if waiting is None:
+        return None
+    deadline = devices.profile.deadline
     # Who goes on waiting has waited for a whole deadline; all others' uploads are there.
     left = np.maximum(waiting.uploads.left - deadline, 0)
     sent, cost = dict(waiting.sent), jax.tree.map(np.copy, waiting.uploads.cost)
-    for name, own in times.items():
-        if not own.late.any():
+    for name, part in answers.items():
+        late = part.times.late
+        if not late.any():
             continue
-        roster = program.clients[name].roster
-        # beyond the end nothing is written
-        places = np.where(own.late, own.rows, len(roster.steps))
-        sent[name] = _put(
-            sent[name], (received[name].uplink, received[name].info), collect(program.mesh, places)
-        )
-        who = roster.client(own.rows[own.late])
-        left[who] = own.seconds[own.late] - deadline
-        for old, new in zip(cost, own.cost):
-            old[who] = new[own.late]
+        # Beyond the end nothing is written.
+        end = len(devices.rosters[name].steps)
+        slots = np.where(late, part.places.rows, end)
+        new = (part.received.uplink, part.received.info)
+        sent[name] = _put(sent[name], new, collect(devices.mesh, slots))
+        stragglers = (part.places.trials[late], part.places.clients[late])
+        left[stragglers] = part.times.seconds[late] - deadline
+        for old, new_cost in zip(cost, part.times.cost):
+            old[stragglers] = new_cost[late]
     return Waiting(sent, OnItsWay(left, cost))
 
 
 def regrouped_waiting(parts: Sequence[tuple[Waiting, Sequence[int]]]) -> Waiting:
-    """Of several runs, the trials that are listed for each, as one."""
+    """Joins trials of several runs as those of one.
+
+    Args:
+      parts: (what waits in a run, the numbers of its trials that are taken).
+    """
 
     def join(*leaves):
-        trials = [len(waiting.uploads.left) for waiting, _ in parts]
-        chosen = [
-            x.reshape(n, -1, *x.shape[1:])[np.array(t)]
-            for x, n, (_, t) in zip(leaves, trials, parts)
-        ]
-        return (
-            (jnp if isinstance(leaves[0], jax.Array) else np)
-            .concatenate(chosen)
-            .reshape(-1, *leaves[0].shape[1:])
-        )
+        taken = []
+        for leaf, (waiting, trials) in zip(leaves, parts):
+            # Rows lie trial after trial, so that trials are a leading axis of equal parts.
+            by_trial = leaf.reshape(len(waiting.uploads.left), -1, *leaf.shape[1:])
+            taken.append(by_trial[np.array(trials)])
+        arrays = jnp if isinstance(leaves[0], jax.Array) else np
+        return arrays.concatenate(taken).reshape(-1, *leaves[0].shape[1:])
 
     return jax.tree.map(join, *(waiting for waiting, _ in parts))
 

@@ -1,2 +1,1 @@
-"""Attacks on federated training, defences against them, and privacy: what hides a client, and what
-it costs."""
+"""Attacks on federated training, defences against them, and differential privacy and its cost."""

@@ -1,15 +1,15 @@
-"""Clients that work against the federation, to see what a method and a defence stand.
+"""Clients that attack the federation, to measure what a method and a defence withstand.
 
-An attacker trains as the others do, and says something else; or learns from wrong labels and says
-what it learned. By kind, where x is its upload, r what it would have uploaded without any training
-(of prototypes 0), and s the strength:
+An attacker trains as the others do and uploads something else; or learns from wrong labels and
+uploads what it learned. By kind, where x is its honest upload, r what it would have uploaded
+without any training (0 for prototypes), and s the strength:
 
-    label_flip   learns class C - 1 - y where it has y; uploads honestly
+    label_flip   learns class C - 1 - y for label y; uploads honestly
     sign_flip    r - s (x - r)
     scaled       r + s (x - r)
     noise        x + s |x - r| N(0, 1), with |.| the root mean square of an array
-    shift        x + s |x| d, a direction d that all attackers share and keep: of prototypes, all
-    classes' move alike
+    shift        x + s |x| d, where all attackers share and keep the direction d; the prototypes of
+                 all classes move alike
 
 Counts (`Metadata`), and which rows are sent, stay as they are.
 """
@@ -25,14 +25,20 @@ from fedjax_ht.core.bounds import NonNegative, Seed, Share, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, PyTree, around
 from fedjax_ht.core.round import without_samples
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import leaves_of, payload_leaves, values_of, with_payload
 
 Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift"]
 
 
 class Attack(NamedTuple):
-    """kind: see the module's text. share: of the clients, to the nearest number. strength: s. seed:
-    of who attacks, and of the direction of a shift; all trials of a run have the same attackers."""
+    """An attack by a share of the clients; all trials of a run have the same attackers.
+
+    Attributes:
+      kind: see the module's text.
+      share: of the clients, to the nearest number.
+      strength: s of the module's text.
+      seed: decides which clients attack, and the direction of a shift.
+    """
 
     kind: Kind
     share: Share
@@ -41,8 +47,11 @@ class Attack(NamedTuple):
 
 
 def attackers(attack: Attack, num_clients: int) -> np.ndarray:
-    """bool [num_clients], drawn uniformly; a larger share has those of a smaller one among its
-    own."""
+    """Draws the attackers uniformly; those of a smaller share are among those of a larger one.
+
+    Returns:
+      bool [num_clients].
+    """
     order = host_generator(attack.seed, Purpose.ATTACK, 0).permutation(num_clients)
     bad = np.zeros(num_clients, bool)
     bad[order[: int(np.floor(attack.share * num_clients + 0.5))]] = True
@@ -50,7 +59,12 @@ def attackers(attack: Attack, num_clients: int) -> np.ndarray:
 
 
 def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
-    """The method in a federation where some clients attack; the method itself without an attack.
+    """Returns the method in a federation where some clients attack.
+
+    Args:
+      method: any.
+      attack: None returns the method itself.
+      num_clients: of the federation.
 
     Raises:
       ValueError: a field of the attack is out of range.
@@ -63,7 +77,7 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
 
 def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
     def flipped(bucket, data, ctx):
-        """The data with wrong labels, of an attacker."""
+        """Returns the data, an attacker's with wrong labels."""
         if attack.kind != "label_flip":
             return data
         wrong = bucket.num_classes - 1 - data.labels
@@ -73,50 +87,45 @@ def _attacked(attack: Attack, bad: np.ndarray, method: Method) -> Method:
         return method.receive(bucket, client, downlink, flipped(bucket, data, ctx), ctx)
 
     def client_update(bucket, client, downlink, data, ctx):
-        own = flipped(bucket, data, ctx)
-        new, uplink, metrics = method.client_update(bucket, client, downlink, own, ctx)
+        data = flipped(bucket, data, ctx)
+        new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
         if attack.kind == "label_flip":
             return new, uplink, metrics
-        _, untrained, _ = method.client_update(bucket, client, downlink, without_samples(own), ctx)
-        wrong = _said(attack, uplink, untrained, ctx.key)
+        # Every client computes the attack, since clients of one bucket share a program.
+        _, untrained, _ = method.client_update(bucket, client, downlink, without_samples(data), ctx)
+        wrong = _wrong_upload(attack, uplink, untrained, ctx.key)
         attacks = jnp.asarray(bad)[ctx.info.id]
         return new, jax.tree.map(lambda a, b: jnp.where(attacks, a, b), wrong, uplink), metrics
 
     return method._replace(receive=receive, client_update=client_update)
 
 
-def _said(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:
-    """What an attacker uploads instead."""
-
-    def is_leaf(x):
-        return isinstance(x, Masked | Metadata)
-
-    leaves, structure = jax.tree.flatten(uplink, is_leaf=is_leaf)
-    shared = jax.random.key(attack.seed)
-
-    def wrong(i: int, x, reference):
-        if isinstance(x, Masked):
-            return Masked(wrong(i, x.values, reference.values), x.mask)
-        if isinstance(x, Metadata) or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        if attack.kind == "sign_flip":
-            return reference - attack.strength * (x - reference)
-        if attack.kind == "scaled":
-            return reference + attack.strength * (x - reference)
-        if attack.kind == "noise":
-            own = jax.random.fold_in(jax.random.fold_in(key, Purpose.ATTACK), i)
-            return x + attack.strength * _size(x - reference) * jax.random.normal(
-                own, x.shape, x.dtype
-            )
-        direction = jax.random.normal(jax.random.fold_in(shared, i), x.shape[-1:], x.dtype)
-        return x + attack.strength * _size(x) * direction
-
-    found = [
-        wrong(i, x, r)
-        for i, (x, r) in enumerate(zip(leaves, jax.tree.leaves(untrained, is_leaf=is_leaf)))
-    ]
-    return jax.tree.unflatten(structure, found)
+def _wrong_upload(attack: Attack, uplink: PyTree, untrained: PyTree, key: jax.Array) -> PyTree:
+    """Computes an attacker's upload from its honest one and from one without training."""
+    references, wrong = leaves_of(untrained), {}
+    for place, leaf in payload_leaves(uplink).items():
+        x, reference = values_of(leaf), values_of(references[place])
+        wrong[place] = _wrong_array(attack, x, reference, key, place)
+    return with_payload(uplink, wrong)
 
 
-def _size(x: jax.Array) -> jax.Array:
+def _wrong_array(
+    attack: Attack, x: jax.Array, reference: jax.Array, key: jax.Array, place: int
+) -> jax.Array:
+    if attack.kind == "sign_flip":
+        return reference - attack.strength * (x - reference)
+    if attack.kind == "scaled":
+        return reference + attack.strength * (x - reference)
+    if attack.kind == "noise":
+        noise_key = jax.random.fold_in(jax.random.fold_in(key, Purpose.ATTACK), place)
+        noise = jax.random.normal(noise_key, x.shape, x.dtype)
+        return x + attack.strength * _root_mean_square(x - reference) * noise
+    # A key of the seed alone, and a direction along the last axis alone: the same for all clients,
+    # rounds and classes.
+    shared_key = jax.random.fold_in(jax.random.key(attack.seed), place)
+    direction = jax.random.normal(shared_key, x.shape[-1:], x.dtype)
+    return x + attack.strength * _root_mean_square(x) * direction
+
+
+def _root_mean_square(x: jax.Array) -> jax.Array:
     return jnp.sqrt(jnp.mean(x**2))

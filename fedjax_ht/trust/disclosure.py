@@ -1,11 +1,9 @@
-"""What a method's messages tell of a client's data besides the numbers that noise hides, from its
-traced program.
+"""Checks of what a method's messages tell besides the numbers that noise hides.
 
-Nothing is run, and no method is asked, but for `Wire.server_reads`. Refused, in one line each, is
-what tells more.
+They read the method's traced program: nothing is run, and the method declares nothing but
+`Wire.server_reads`. A message that tells more is refused in one line.
 """
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import jax
@@ -13,73 +11,69 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.federation import Bucket, Federation, init_variables
-from fedjax_ht.core.influence import LOOP, Sources, influences
 from fedjax_ht.core.inputs import abstract, usual_rule, zeros
 from fedjax_ht.core.local_training import Batch, TrainingResult
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
+from fedjax_ht.core.programs import LOOP, Sources, influences, union
 from fedjax_ht.core.round import any_state
 from fedjax_ht.core.statistics import norm_moments
-from fedjax_ht.core.uploads import comparable, is_payload, leaves_of
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Metadata, is_masked, is_payload, leaves_of
+from fedjax_ht.trust.vectors import comparable
 
 Exposure = Literal["nothing", "alike", "apart"]
 
-STATE, SAMPLES, COUNT, WHO, PUBLIC = range(5)  # the arguments of `client_round`
+# Arguments of a client's round, by which `traced_round` names dependences.
+STATE, SAMPLES, COUNT, IDENTITY, PUBLIC = range(5)
 
 
 def exposure(method: Method, federation: Federation) -> Exposure:
-    """What uploads tell of who takes part, besides their numbers. "nothing" is sent; or all are
-    "alike", and tell that somebody does: of one shape, sent whole, and made of nothing that a
-    client keeps, which would tell who took part in earlier rounds; or they are "apart"."""
+    """Returns what uploads tell of which clients take part, besides their numbers.
 
-    def one(x):
+    Returns:
+      "nothing" where no payload is sent. "alike" where an upload tells only that some client took
+      part: all uploads are of one shape, are sent whole, and depend on nothing that a client keeps,
+      which would tell who took part in earlier rounds. Else "apart".
+    """
+
+    def row(x):
         return jax.ShapeDtypeStruct((1, *x.shape), x.dtype)
 
-    received, found = {}, Sources()
+    received, sources = {}, Sources()
     for bucket in federation.buckets:
-        (_, _, uplink), (_, _, sources) = client_round(method, federation, bucket)
-        received[bucket.name] = Received(jax.tree.map(one, uplink), None, np.ones(1, bool))
-        found |= _joined([sources])
+        (_, _, uplink), (_, _, uplink_sources) = traced_round(method, federation, bucket)
+        received[bucket.name] = Received(jax.tree.map(row, uplink), None, np.ones(1, bool))
+        sources |= union(uplink_sources)
     leaves = [leaf for r in received.values() for leaf in leaves_of(r.uplink)]
     if not any(map(is_payload, leaves)):
         return "nothing"
-    whole = not any(isinstance(leaf, Masked) for leaf in leaves)
-    return (
-        "alike"
-        if whole and STATE not in found and len(comparable(received, nested=False)) == 1
-        else "apart"
-    )
+    one_shape = len(comparable(received, nested=False)) == 1
+    if one_shape and STATE not in sources and not any(map(is_masked, leaves)):
+        return "alike"
+    return "apart"
 
 
 def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
-    """Refuses what noise on uploads does not hide.
+    """Refuses uploads that tell what noise on them does not hide.
 
     Args:
-      method, federation: who sends what.
-      sums: noise is on their sum.
+      method, federation: of the uploads.
+      sums: True if noise is on the sum of uploads, False if it is on each.
 
     Raises:
       ValueError: which rows are sent, a count, or another integer depends on data or on a client's
         state; or, of sums, the server reads more than sums, or clients may weigh differently.
     """
     unit, name = f"privacy.unit is {'client' if sums else 'upload'!r}", method.name
-    if method.sees_data:
-        raise ValueError(f"{unit}, but the server of {name} reads the clients' samples")
+    _check_server_sees_no_data(method, unit)
     for bucket in federation.buckets:
-        (_, _, uplink), (_, _, sources) = client_round(method, federation, bucket)
-        pairs = list(zip(leaves_of(uplink), leaves_of(sources)))
-        counts = _joined(source for leaf, source in pairs if isinstance(leaf, Metadata))
-        masks = _joined(source.mask for leaf, source in pairs if isinstance(leaf, Masked))
-        others = _joined(
-            s for leaf, s in pairs if not isinstance(leaf, Metadata) and not is_payload(leaf)
-        )
-        if (counts | masks | others) & {STATE, SAMPLES, COUNT}:
+        (_, _, uplink), (_, _, sources) = traced_round(method, federation, bucket)
+        counts, rows = _clear_sources(uplink, sources)
+        if (counts | rows) & {STATE, SAMPLES, COUNT}:
             raise ValueError(
                 f"{unit}, but clients of {name} say which rows or counts they have, which depends "
-                "on their data and "
-                "which no noise hides"
+                "on their data and which no noise hides"
             )
-        if sums and WHO in counts:
+        if sums and IDENTITY in counts:
             raise ValueError(
                 f"{unit}, but clients of {name} send counts of their own; a sum has to weigh alike"
             )
@@ -89,16 +83,29 @@ def check_uploads(method: Method, federation: Federation, sums: bool) -> None:
         )
 
 
+def _clear_sources(uplink: PyTree, sources: PyTree) -> tuple[Sources, Sources]:
+    """Returns what the parts of an uplink that get no noise depend on: its counts; its masks and
+    other integers."""
+    counts, rows = [], []
+    for leaf, leaf_sources in zip(leaves_of(uplink), leaves_of(sources)):
+        if isinstance(leaf, Metadata):
+            counts.append(leaf_sources)
+        elif not is_payload(leaf):
+            rows.append(leaf_sources)
+        elif is_masked(leaf):
+            rows.append(leaf_sources.mask)
+    return union(counts), union(rows)
+
+
 def check_samples(method: Method, federation: Federation) -> None:
-    """Refuses what noise on the gradients of training does not hide.
+    """Refuses clients that tell of a sample what noise on the gradients of training does not hide.
 
     Raises:
       ValueError: a client sends or keeps what it makes of its samples otherwise; or trains twice a
         round, or in a loop; or models normalise by batch, which one sample at a time is not.
     """
     unit, name = "privacy.unit is 'sample'", method.name
-    if method.sees_data:
-        raise ValueError(f"{unit}, but the server of {name} reads the clients' samples")
+    _check_server_sees_no_data(method, unit)
     for bucket in federation.buckets:
         for part in (bucket, bucket.shared):
             if part is not None and _normalises_by_batch(part):
@@ -106,86 +113,102 @@ def check_samples(method: Method, federation: Federation) -> None:
                     f"{unit}, but {part.name} normalises by batch; take model.norm='group', "
                     "'layer' or 'none'"
                 )
-        splits: list[str] = []
-
-        def stand_in(training, loss_fn, params, stats, data, key, num_classes, split="train"):
-            """Trains on nothing, and depends on all that the loss reads besides its batch."""
-            splits.append(split)  # noqa: B023
-            batch = Batch(zeros(bucket.input_shape), jnp.zeros(1, jnp.int32), jnp.ones(1, bool))  # noqa: B023
-            out = loss_fn(params, stats, batch, key)
-            if out.rows is not None:
-                raise ValueError(
-                    f"{unit}, but clients of {name} send sums over samples by class, which have "
-                    "no noise"
-                )
-            return TrainingResult(
-                jax.tree.map(lambda x: x + out.value, params), stats, out.value, None
-            )
-
-        found = _joined(
-            [client_round(method, federation, bucket, jax.tree_util.Partial(stand_in))[1]]
-        )
-        if SAMPLES in found:
+        trainer = _StandIn(bucket, f"{unit}, but clients of {name}")
+        _, sources = traced_round(method, federation, bucket, jax.tree_util.Partial(trainer))
+        sources = union(sources)
+        if SAMPLES in sources:
             raise ValueError(
                 f"{unit}, but clients of {name} send or keep what they make of samples besides "
                 "training by gradients"
             )
-        if splits != ["train"] or LOOP in found:
+        if trainer.splits != ["train"] or LOOP in sources:
             raise ValueError(
                 f"{unit}, but clients of {name} do not train once a round; nobody counts their "
                 "steps"
             )
 
 
-def _joined(sources: Iterable[PyTree]) -> Sources:
-    return Sources().union(
-        *jax.tree.leaves(list(sources), is_leaf=lambda x: isinstance(x, Sources))
-    )
+class _StandIn:
+    """A trainer that trains on nothing, and depends on all that the loss reads besides its batch.
+
+    Attributes:
+      splits: the splits that it was called with, in order.
+    """
+
+    def __init__(self, bucket: Bucket, refusal: str):
+        self._bucket, self._refusal = bucket, refusal
+        self.splits: list[str] = []
+
+    def __call__(
+        self, training, loss_fn, params, stats, data, key, num_classes, split="train"
+    ) -> TrainingResult:
+        self.splits.append(split)
+        x, labels = zeros(self._bucket.input_shape), jnp.zeros(1, jnp.int32)
+        out = loss_fn(params, stats, Batch(x, labels, jnp.ones(1, bool)), key)
+        if out.rows is not None:
+            raise ValueError(
+                f"{self._refusal} send sums over samples by class, which have no noise"
+            )
+        params = jax.tree.map(lambda x: x + out.value, params)
+        return TrainingResult(params=params, stats=stats, loss=out.value, class_sums=None)
+
+
+def _check_server_sees_no_data(method: Method, unit: str) -> None:
+    if method.sees_data:
+        raise ValueError(f"{unit}, but the server of {method.name} reads the clients' samples")
 
 
 def _normalises_by_batch(bucket: Bucket) -> bool:
-    def kept(key):
+    def batch_statistics(key):
         variables, x = init_variables(bucket, key), zeros(bucket.input_shape)
-        return (
-            variables["stats"] or norm_moments(bucket, variables["params"], x, jnp.ones(1, bool))[1]
-        )
+        if variables["stats"]:
+            return variables["stats"]
+        return norm_moments(bucket, variables["params"], x, jnp.ones(1, bool))[1]
 
-    return bool(jax.tree.leaves(jax.eval_shape(kept, jax.random.key(0))))
+    return bool(jax.tree.leaves(jax.eval_shape(batch_statistics, jax.random.key(0))))
 
 
-def client_round(
+def traced_round(
     method: Method, federation: Federation, bucket: Bucket, trainer: Any = None
 ) -> tuple[PyTree, PyTree]:
-    """`influences` of a client's round, (its state after receipt, after training, uplink), by its
-    `STATE` and the round in which it was last reached, its `SAMPLES`, their `COUNT`, `WHO` it is,
-    and what is `PUBLIC`. `trainer` is that of `Data`."""
+    """Traces what a client's round depends on.
+
+    The arguments are its `STATE` and the round in which it was last reached, its `SAMPLES`, their
+    `COUNT`, its `IDENTITY` (key and id), and what is `PUBLIC`.
+
+    Args:
+      method, federation, bucket: of the client.
+      trainer: `Data.trainer`.
+
+    Returns:
+      `programs.influences` of (state after receipt, state after training, uplink): forms, and what
+      they depend on.
+    """
     key, number = jax.eval_shape(lambda: jax.random.key(0)), jax.ShapeDtypeStruct((), jnp.int32)
     two = jax.ShapeDtypeStruct((2,), jnp.int32)
     rule = usual_rule(bucket.input_shape)
 
     def sent(key, number):
-        ctx = Context(key, number, ClientInfo(number, np.int32(1), number), shared_key=key)
+        info = ClientInfo(number, np.int32(1), number)
+        ctx = Context(key=key, round=number, info=info, shared_key=key)
         return method.broadcast(federation, bucket, method.init_server(federation, key), ctx)
 
-    def work(state, samples, count, who, public):
-        (client, last_round), (inputs, labels, indices), (downlink, shared_key, round) = (
-            state,
-            samples,
-            public,
-        )
-        data = Data(
-            inputs, labels, rule, {name: Split(indices, count) for name in ("train", "val", "test")}
-        )
-        ctx = Context(
-            who[0], round, ClientInfo(who[1], np.int32(1), last_round), shared_key=shared_key
-        )
+    def work(state, samples, count, identity, public):
+        client, last_round = state
+        inputs, labels, indices = samples
+        key, client_id = identity
+        downlink, shared_key, round = public
+        splits = dict.fromkeys(("train", "val", "test"), Split(indices, count))
+        data = Data(inputs=inputs, labels=labels, preprocess=rule, splits=splits)
+        # A constant: with noise on uploads every client counts as one sample, and with noise on
+        # gradients counts are public.
+        info = ClientInfo(client_id, np.int32(1), last_round)
+        ctx = Context(key=key, round=round, info=info, shared_key=shared_key)
         received = method.receive(bucket, client, downlink, data, ctx)
         data = data._replace(round=round, trainer=trainer)
         return received, *method.client_update(bucket, received, downlink, data, ctx)[:2]
 
     client = jax.eval_shape(lambda key: any_state(method, bucket, key), key)
-    samples, public = (
-        (abstract(bucket.input_shape, 2), two, two),
-        (jax.eval_shape(sent, key, number), key, number),
-    )
+    samples = abstract(bucket.input_shape, 2), two, two
+    public = jax.eval_shape(sent, key, number), key, number
     return influences(work, (client, number), samples, number, (key, number), public)

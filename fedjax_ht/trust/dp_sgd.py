@@ -1,18 +1,22 @@
-"""Local training in which no single sample shows: DP-SGD (Abadi et al., CCS 2016), in place of
-`local_training.train`.
+"""DP-SGD (Abadi et al., CCS 2016): local training that hides every single sample.
 
-    in every step each of n samples is in the batch with probability B / n, by itself;  g_i =
-    gradient of its loss alone g = (sum_i g_i min(1, clip / |g_i|) + N(0, (noise clip)^2)) / B;  the
-    recipe's optimiser descends on g
+It takes the place of `local_training.train`. In every step
+
+    each of n samples is in the batch with probability B / n, independently of the others
+    g_i = gradient of sample i's loss
+    g = (sum_i g_i min(1, clip / |g_i|) + N(0, (noise clip)^2)) / B
+    the recipe's optimiser descends on g
 
 These are Poisson's batches, which accountants know best; B is their mean size. As many blocks of B
-samples are summed as one has, so that none is cut short. A client with fewer than B samples has all
-of them in every batch, and their number for B. The number of steps is that of the recipe, which a
-client's number of samples decides. What a loss compares between samples of a batch falls away: it
-sees one sample at a time. Its key, and an augmentation's, are each sample's own.
+samples are summed as a batch has, so that none is cut short. A client with fewer than B samples has
+all of them in every batch, and their number for B. The number of steps is that of the recipe, which
+a client's number of samples decides.
+
+The loss sees one sample at a time, with a key and an augmentation of its own; terms that compare
+samples of a batch vanish.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -32,67 +36,72 @@ from fedjax_ht.core.method import Data, PyTree, Split
 
 
 def norm_of(tree: PyTree) -> jax.Array:
-    """L2 norm of all arrays together, in float32; of a pytree without any 0."""
-    return jnp.sqrt(
-        sum(
-            (jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)),
-            jnp.float32(0),
-        )
-    )
+    """Computes the L2 norm of all arrays together, a float32 scalar; 0 without any array."""
+    total = jnp.float32(0)
+    for x in jax.tree.leaves(tree):
+        total = total + jnp.sum(jnp.square(x.astype(jnp.float32)))
+    return jnp.sqrt(total)
 
 
 def clipped(tree: PyTree, clip: float) -> PyTree:
-    """The arrays as one vector of norm at most `clip`, of the same direction; zeros where it is not
-    finite."""
+    """Scales all arrays together to a norm of at most `clip`; zeros if the norm is not finite."""
     norm = norm_of(tree)
     factor = clip / jnp.maximum(norm, clip)
-    return jax.tree.map(
-        lambda x: jnp.where(jnp.isfinite(norm), x * factor.astype(x.dtype), 0), tree
-    )
+
+    def scaled(x):
+        return jnp.where(jnp.isfinite(norm), x * factor.astype(x.dtype), 0)
+
+    return jax.tree.map(scaled, tree)
 
 
 def gaussian(key: jax.Array, tree: PyTree, scale: float) -> PyTree:
-    """Noise N(0, scale^2) of the arrays' shapes."""
+    """Draws noise N(0, scale^2) of the arrays' shapes and dtypes."""
     leaves, structure = jax.tree.flatten(tree)
-    drawn = [
-        scale * jax.random.normal(jax.random.fold_in(key, i), x.shape, x.dtype)
-        for i, x in enumerate(leaves)
-    ]
+    drawn = []
+    for i, x in enumerate(leaves):
+        drawn.append(scale * jax.random.normal(jax.random.fold_in(key, i), x.shape, x.dtype))
     return jax.tree.unflatten(structure, drawn)
 
 
 def clipped_sum(
-    gradient_of, batch: Batch, keys: jax.Array, clip: float
+    gradient_of: Callable, batch: Batch, keys: jax.Array, clip: float
 ) -> tuple[PyTree, jax.Array]:
-    """Sums over a batch's real samples: of their gradients, each clipped, and of their losses.
+    """Sums the clipped gradients, and the losses, of a batch's real samples.
 
     Args:
       gradient_of: (Batch of one sample, key) -> (loss, gradient).
       batch: B samples.
-      keys: [B].
+      keys: [B], one for each sample.
       clip: L2 norm of a sample's gradient.
     """
 
-    def one(sample: Batch, key):
-        value, gradient = gradient_of(
-            jax.tree.map(lambda x: x[None], sample)._replace(mask=jnp.ones(1, bool)), key
-        )
+    def gradient_and_loss(sample: Batch, key):
+        # A batch of one; its mask is True, so that a loss of a masked sample is no 0 / 0.
+        alone = jax.tree.map(lambda x: x[None], sample)._replace(mask=jnp.ones(1, bool))
+        value, gradient = gradient_of(alone, key)
 
-        def counts(x):
+        def if_real(x):
+            # `where` and no product: a masked sample's gradient may be NaN.
             return jnp.where(sample.mask, x, 0)
 
-        return jax.tree.map(counts, (clipped(gradient, clip), value))
+        return jax.tree.map(if_real, (clipped(gradient, clip), value))
 
-    return jax.tree.map(lambda x: x.sum(0), jax.vmap(one)(batch, keys))
+    return jax.tree.map(lambda x: x.sum(0), jax.vmap(gradient_and_loss)(batch, keys))
 
 
 def poisson_batch(key: jax.Array, source: Split, size: int) -> Split:
-    """The samples of one step, in front: each with probability size / count, 1 where there are
-    fewer.
+    """Draws each sample with probability size / count, or 1 where there are fewer.
 
-    A sample's own bits decide, whatever the padding. (They are 23, so that the probability is up to
-    1e-7 off.)
+    Args:
+      key: of the step.
+      source: the samples; `count` of them are real.
+      size: mean number of samples drawn.
+
+    Returns:
+      The samples drawn, in front.
     """
+    # A sample's own bits decide, whatever the padding. They are 23, so that the probability is up
+    # to 1e-7 off.
     chance = size / jnp.maximum(source.count, size).astype(jnp.float32)
     position = jnp.arange(source.indices.shape[0])
     chosen = (jax.random.uniform(key, position.shape) < chance) & (position < source.count)
@@ -112,12 +121,17 @@ def dp_train(
     num_classes: int,
     split: str = "train",
 ) -> TrainingResult:
-    """Trains as the module's text says; from `training` on arguments are those of
-    `local_training.train`.
+    """Trains as the module's text says.
 
     Args:
       clip, noise: see the module's text.
       secret: see `keys.privacy_key`.
+      training, loss_fn, params, stats, data, key, num_classes, split: as for
+        `local_training.train`.
+
+    Returns:
+      The result, of which `stats` are those given: running statistics of a batch would show its
+      samples.
     """
     source, size = data.splits[split], training.batch_size
     steps, black = num_steps(training, source.count), getattr(data.preprocess, "black", 0.0)
@@ -132,17 +146,18 @@ def dp_train(
             loss_key, augment_key = jax.random.split(key)
             if training.augment is not None:
                 sample = sample._replace(x=training.augment(augment_key, sample.x, black))
-            return jax.value_and_grad(
-                lambda params: loss_fn(params, stats, sample, loss_key).value
-            )(params)
+
+            def loss(params):
+                return loss_fn(params, stats, sample, loss_key).value
+
+            return jax.value_and_grad(loss)(params)
 
         drawn = poisson_batch(jax.random.fold_in(draw_key, number), source, size)
 
         def block(i, sums):
             batch = take_batch(data, drawn.indices, drawn.count, i * size, size)
-            keys = jax.random.split(
-                jax.random.fold_in(jax.random.fold_in(sample_key, number), i), size
-            )
+            block_key = jax.random.fold_in(jax.random.fold_in(sample_key, number), i)
+            keys = jax.random.split(block_key, size)
             return jax.tree.map(jnp.add, sums, clipped_sum(gradient_of, batch, keys, clip))
 
         nothing = jax.tree.map(jnp.zeros_like, params), jnp.float32(0)
@@ -154,4 +169,5 @@ def dp_train(
 
     start = params, training.optimizer.init(params), jnp.float32(0)
     params, _, total = lax.fori_loop(0, steps, step, start)
-    return TrainingResult(params, stats, total / jnp.maximum(steps, 1), None)
+    loss = total / jnp.maximum(steps, 1)
+    return TrainingResult(params=params, stats=stats, loss=loss, class_sums=None)

@@ -1,9 +1,12 @@
-"""Epsilon of what a run has told, by Google's accountant (dp-accounting, the extra `privacy`).
+"""Epsilon of a run's noisy sums, by Google's accountant (dp-accounting, the extra `privacy`).
 
 Two federations are neighbours where in one of them a client's data, or a sample, is taken away: it
 still counts, with an update, or a gradient, of zero ("zero-out", Kairouz et al., ICML 2021). That
 changes a sum by at most `clip`. To put another client's data in their place changes it by twice
-that: without sampling, what is told here at half the noise.
+that: without sampling, its epsilon is the one given here at half the noise.
+
+All functions take the noise multiplier (the standard deviation in units of `clip`), the number of
+sums, each of which may depend on those before, and delta. Without noise epsilon is inf.
 """
 
 import functools
@@ -15,7 +18,7 @@ ORDERS = (*range(2, 65), 96, 128, 256, 512)  # of Renyi divergences
 
 
 def accounting() -> ModuleType:
-    """The package.
+    """Imports dp-accounting.
 
     Raises:
       ImportError: it is not installed. One line.
@@ -30,47 +33,52 @@ def accounting() -> ModuleType:
 
 
 def gaussian_epsilon(noise: float, times: int, delta: float) -> float:
-    """Of so many sums with noise, each adaptive on those before; exact (Balle and Wang, ICML 2018),
-    since together they are one with noise / sqrt(times) (Dong et al., 2022). inf without noise."""
+    """Computes epsilon of `times` noisy sums over everybody.
+
+    It is exact (Balle and Wang, ICML 2018), since together they are one sum with noise /
+    sqrt(times) (Dong et al., 2022).
+    """
     if times == 0:
         return 0.0
     return float(accounting().get_epsilon_gaussian(noise / np.sqrt(times), delta))
 
 
 def poisson_epsilon(noise: float, size: int, total: int, times: int, delta: float) -> float:
-    """Of so many noisy sums over batches that each of `total` has a chance of size / total to be
-    in."""
+    """Computes epsilon of `times` noisy sums over batches drawn by Poisson sampling.
+
+    Args:
+      noise, times, delta: see the module's text.
+      size, total: each of `total` samples is in a batch with probability size / total.
+    """
     exact = gaussian_epsilon(noise, times, delta)
-    return (
-        min(exact, _converted(_poisson(noise, size, total), times, delta))
-        if size < total and noise
-        else exact
-    )
+    if size >= total or not noise:
+        return exact
+    return min(exact, _converted(_poisson(noise, size, total), times, delta))
 
 
 def fixed_epsilon(noise: float, size: int, total: int, times: int, delta: float) -> float:
-    """Of so many noisy sums over `size` of `total`, drawn without replacement: who is not drawn
-    makes room for somebody else, so that it is accounted for as a replacement, with half the noise
-    (Wang et al., AISTATS 2019)."""
+    """Computes epsilon of `times` noisy sums over `size` of `total`, drawn without replacement.
+
+    One that is not drawn makes room for another, so that it is accounted for as a replacement, with
+    half the noise (Wang et al., AISTATS 2019). Arguments as for `poisson_epsilon`.
+    """
     exact = gaussian_epsilon(noise, times, delta)
-    return (
-        min(exact, _converted(_fixed(noise, size, total), times, delta))
-        if size < total and noise
-        else exact
-    )
+    if size >= total or not noise:
+        return exact
+    return min(exact, _converted(_fixed(noise, size, total), times, delta))
 
 
 def _converted(rdp: tuple[float, ...], times: int, delta: float) -> float:
-    return (
-        float(accounting().rdp.compute_epsilon(ORDERS, times * np.array(rdp), delta)[0])
-        if times
-        else 0.0
-    )
+    """Converts the Renyi divergences of one sum to epsilon of `times` sums."""
+    if not times:
+        return 0.0
+    # Renyi divergences of sums that depend on each other add up.
+    return float(accounting().rdp.compute_epsilon(ORDERS, times * np.array(rdp), delta)[0])
 
 
 @functools.lru_cache(4096)
 def _poisson(noise: float, size: int, total: int) -> tuple[float, ...]:
-    """Renyi divergences of one sum at `ORDERS`; they add up."""
+    """Computes the Renyi divergences of one sum at `ORDERS`."""
     dp = accounting()
     event = dp.PoissonSampledDpEvent(size / total, dp.GaussianDpEvent(noise))
     return _divergences(event, dp.NeighboringRelation.REPLACE_SPECIAL)

@@ -1,26 +1,24 @@
-"""Differential privacy as a method around a method: what is hidden, how, and where that cannot be.
+"""Differential privacy as a method around a method.
 
-The update of a client is its upload minus the one that a newcomer without samples makes of the same
-downlink, which says nothing of the client. By unit:
+A client's update is its upload minus the one that a newcomer without samples makes of the same
+downlink, which depends on nothing of the client. By unit:
 
-    client   every update is clipped to norm `clip`; the server adds N(0, (noise clip)^2) to their
-    sum. Who sees the
-             server's state learns little of a client; the server sees all.
-    upload   every update is clipped, and the client adds that noise itself. Nobody learns much of
-    it. sample   clients train by DP-SGD (`trust.dp_sgd`). Nobody learns much of one sample of a
-    client.
+    client   Every update is clipped to norm `clip`; the server adds N(0, (noise clip)^2) to their
+             sum. The server's state tells little of a client; the server itself sees all uploads.
+    upload   Every update is clipped, and the client adds that noise itself. An upload tells little
+             of its client, to the server too.
+    sample   Clients train by DP-SGD (`trust.dp_sgd`). Nothing tells much of one sample.
 
-In the first two every client counts as one sample, for the server and for itself, and whose result
-is not finite sends an update of zero: neither counts nor absence tell anything. Where uplinks of
-several shapes are summed apart, each sum has the whole noise, since a client is in one of them.
-Counts of samples are public in the third.
+In the first two every client counts as one sample, for the server and for itself, and a client
+whose result is not finite sends an update of zero: neither counts nor absence tell anything. Where
+uplinks of several shapes are summed apart, each sum has the whole noise, since a client is in one
+of them. Counts of samples are public in the third.
 
 What noise cannot hide is refused, see `trust.disclosure`.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +28,17 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.keys import privacy_key
 from fedjax_ht.core.method import ClientInfo, Context, Method, PyTree, Received, around
 from fedjax_ht.core.round import all_finite, any_state, select, without_samples
-from fedjax_ht.core.uploads import comparable, is_leaf, is_payload, leaves_of, values_of
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import (
+    dense,
+    leaves_of,
+    payload_leaves,
+    sent_rows,
+    values_of,
+    with_payload,
+)
 from fedjax_ht.trust.disclosure import check_samples, check_uploads
 from fedjax_ht.trust.dp_sgd import clipped, dp_train, gaussian
+from fedjax_ht.trust.vectors import comparable
 
 Unit = Literal["client", "upload", "sample"]
 Delta = Annotated[float, Within(above=0, below=1)]
@@ -41,13 +46,13 @@ Word = Annotated[int, Within(0, MAX_SEED)]
 
 
 class Privacy(NamedTuple):
-    """What is hidden, and how well.
+    """The unit that noise hides, and how well.
 
     Attributes:
       unit: see the module's text.
       clip: L2 norm of an update or of a sample's gradient, over all its arrays.
       noise: standard deviation of the noise on the sum, in `clip`; 0 adds none, and hides nothing.
-      delta: at which epsilon is told.
+      delta: the delta for which epsilon is computed.
       secret: words that are folded into the key of the noise, besides the seed. Whoever knows seed
         and secret can take the noise away again: a seed that is written down hides nothing. They
         are constants of compiled programs, which then belong in no cache on disk, unless they are
@@ -62,12 +67,17 @@ class Privacy(NamedTuple):
 
 
 def private(method: Method, privacy: Privacy | None) -> Method:
-    """The method with this privacy; the method itself without any.
+    """Returns the method with this privacy.
 
-    Its `check` raises a ValueError where the method's messages tell what noise cannot hide.
+    Args:
+      method: any.
+      privacy: None returns the method itself.
+
+    Returns:
+      A method whose `check` raises a ValueError where its messages tell what noise cannot hide.
 
     Raises:
-      ValueError: a field is out of range.
+      ValueError: a field of `privacy` is out of range.
     """
     if privacy is None:
         return method
@@ -76,13 +86,12 @@ def private(method: Method, privacy: Privacy | None) -> Method:
 
 
 def _private(privacy: Privacy, method: Method) -> Method:
-    made = (
-        _of_samples(method, privacy) if privacy.unit == "sample" else _of_clients(method, privacy)
-    )
+    of_samples = privacy.unit == "sample"
+    made = _private_samples(method, privacy) if of_samples else _private_clients(method, privacy)
 
     def check(federation):
         method.check(federation)
-        if privacy.unit == "sample":
+        if of_samples:
             check_samples(method, federation)
         else:
             check_uploads(method, federation, sums=privacy.unit == "client")
@@ -90,7 +99,7 @@ def _private(privacy: Privacy, method: Method) -> Method:
     return made._replace(check=check)
 
 
-def _of_samples(method: Method, privacy: Privacy) -> Method:
+def _private_samples(method: Method, privacy: Privacy) -> Method:
     train = functools.partial(dp_train, privacy.clip, privacy.noise, privacy.secret)
 
     def client_update(bucket, client, downlink, data, ctx):
@@ -100,7 +109,7 @@ def _of_samples(method: Method, privacy: Privacy) -> Method:
     return method._replace(client_update=client_update)
 
 
-def _of_clients(method: Method, privacy: Privacy) -> Method:
+def _private_clients(method: Method, privacy: Privacy) -> Method:
     def broadcast(federation, bucket, server, ctx):
         return method.broadcast(federation, bucket, server, _uncounted(ctx))
 
@@ -110,22 +119,25 @@ def _of_clients(method: Method, privacy: Privacy) -> Method:
     def client_update(bucket, client, downlink, data, ctx):
         ctx, key = _uncounted(ctx), privacy_key(ctx.key, privacy.secret)
         new, uplink, metrics = method.client_update(bucket, client, downlink, data, ctx)
-        fine = all_finite((new, uplink))
+        finite = all_finite((new, uplink))
+        # A newcomer's state, since one that this client keeps depends on its samples.
         nothing = without_samples(data)
         newcomer = any_state(method, bucket, ctx.key)
         newcomer = method.receive(bucket, newcomer, downlink, nothing._replace(round=()), ctx)
         _, untrained, _ = method.client_update(bucket, newcomer, downlink, nothing, ctx)
-        uplink = _bounded(uplink, untrained, privacy.clip)
+        uplink = _clip_update(uplink, untrained, privacy.clip)
         if privacy.unit == "upload":
-            uplink = _noised(uplink, privacy.clip * privacy.noise, key)
-        return select(fine, new, client), uplink, metrics
+            uplink = _add_noise(uplink, privacy.clip * privacy.noise, key)
+        return select(finite, new, client), uplink, metrics
 
     def server_update(federation, server, received: dict[str, Received], ctx):
-        alike = {b: r._replace(info=_one_sample(r.info)) for b, r in received.items()}
+        uncounted = {}
+        for name, r in received.items():
+            uncounted[name] = r._replace(info=_one_sample(r.info))
         if privacy.unit == "client":
             key = privacy_key(ctx.key, privacy.secret)
-            alike = noisy_sums(federation, alike, privacy.clip * privacy.noise, key)
-        return method.server_update(federation, server, alike, ctx)
+            uncounted = noisy_sums(federation, uncounted, privacy.clip * privacy.noise, key)
+        return method.server_update(federation, server, uncounted, ctx)
 
     return method._replace(
         broadcast=broadcast,
@@ -143,49 +155,32 @@ def _uncounted(ctx: Context) -> Context:
     return ctx if ctx.info is None else ctx._replace(info=_one_sample(ctx.info))
 
 
-def _payload(leaves: Sequence) -> list[int]:
-    return [i for i, leaf in enumerate(leaves) if is_payload(leaf)]
+def _clip_update(uplink: PyTree, untrained: PyTree, clip: float) -> PyTree:
+    """Clips the update in an upload, over all arrays of its payload together.
+
+    The result is `untrained` where the update is not finite.
+    """
+    untrained_leaves, starts, updates = leaves_of(untrained), {}, {}
+    for place, leaf in payload_leaves(uplink).items():
+        starts[place] = dense(untrained_leaves[place])
+        # Rows that are not sent may be anything, and are no part of the update.
+        difference = values_of(leaf) - starts[place]
+        updates[place] = jnp.where(sent_rows(leaf), difference, 0)
+    return with_payload(uplink, jax.tree.map(jnp.add, starts, clipped(updates, clip)))
 
 
-def _with_values(uplink: PyTree, values: dict[int, jax.Array]) -> PyTree:
-    """The uplink with other arrays in some of its leaves."""
-    leaves = leaves_of(uplink)
-    for i, x in values.items():
-        leaves[i] = Masked(x, leaves[i].mask) if isinstance(leaves[i], Masked) else x
-    return jax.tree.unflatten(jax.tree.structure(uplink, is_leaf=is_leaf), leaves)
-
-
-def _bounded(uplink: PyTree, untrained: PyTree, clip: float) -> PyTree:
-    """The upload with its update clipped, of what it sends all arrays together; `untrained` where
-    it is not finite."""
-    leaves, others = leaves_of(uplink), leaves_of(untrained)
-    start = {i: _sent(others[i]) for i in _payload(leaves)}
-    updates = {i: jnp.where(_rows(leaves[i]), values_of(leaves[i]) - start[i], 0) for i in start}
-    return _with_values(uplink, jax.tree.map(jnp.add, start, clipped(updates, clip)))
-
-
-def _rows(leaf) -> jax.Array:
-    """What of a leaf is sent, bool, to be broadcast against its array."""
-    if not isinstance(leaf, Masked):
-        return jnp.array(True)
-    return leaf.mask.reshape(leaf.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
-
-
-def _sent(leaf) -> jax.Array:
-    return jnp.where(_rows(leaf), values_of(leaf), 0)
-
-
-def _noised(uplink: PyTree, scale: float, key: jax.Array) -> PyTree:
-    leaves = leaves_of(uplink)
-    values = {i: values_of(leaves[i]) for i in _payload(leaves)}
-    return _with_values(uplink, jax.tree.map(jnp.add, values, gaussian(key, values, scale)))
+def _add_noise(uplink: PyTree, scale: float, key: jax.Array) -> PyTree:
+    values = {place: values_of(leaf) for place, leaf in payload_leaves(uplink).items()}
+    noise = gaussian(key, values, scale)
+    return with_payload(uplink, jax.tree.map(jnp.add, values, noise))
 
 
 def noisy_sums(
     federation: Federation, received: dict[str, Received], scale: float, key: jax.Array
 ) -> dict[str, Received]:
-    """Uploads whose sum over clients has noise N(0, scale^2) in every entry that somebody sends,
-    for uplinks of each shape apart: the noise is added to the upload of the first client, by id,
+    """Adds noise N(0, scale^2) to the sum over clients of every entry that any of them sends.
+
+    For uplinks of each shape apart: the noise is added to the upload of the first client, by id,
     that sends the entry.
 
     Args:
@@ -193,26 +188,52 @@ def noisy_sums(
       received: bucket name -> uplinks.
       scale: standard deviation.
       key: of the round.
+
+    Returns:
+      bucket name -> uplinks, in the order of `received`.
     """
-    out = {}
+    noisy = {}
     for part in comparable(received, nested=False):
-        # Neither the order of buckets nor padding may decide what is drawn.
-        own = min(federation.members(b)[0] for b in federation.buckets if b.name in part)
+        # The part's first client: neither the order of buckets nor padding may decide what is
+        # drawn.
+        first_client = min(federation.members(b)[0] for b in federation.buckets if b.name in part)
         joined = jax.tree.map(lambda *xs: jnp.concatenate(xs), *part.values())
-        leaves, noise = leaves_of(joined.uplink), {}
-        for i in _payload(leaves):
-            values = values_of(leaves[i])
-
-            def along(x, values=values):
-                return x.reshape(-1, *(1,) * (values.ndim - 1))
-
-            there, ids = along(joined.arrived) & _rows(leaves[i]), along(joined.info.id)
-            first = jnp.min(jnp.where(there, ids, federation.num_clients), axis=0)
-            drawn = gaussian(jax.random.fold_in(jax.random.fold_in(key, own), i), values[0], scale)
-            noise[i] = values + jnp.where(there & (ids == first), drawn, 0)
-        joined, start = _with_values(joined.uplink, noise), 0
+        arrays = {}
+        for place, leaf in payload_leaves(joined.uplink).items():
+            leaf_key = jax.random.fold_in(jax.random.fold_in(key, first_client), place)
+            arrays[place] = _noisy_array(joined, leaf, federation.num_clients, scale, leaf_key)
+        uplink, start = with_payload(joined.uplink, arrays), 0
         for name, r in part.items():
             stop = start + len(r.arrived)
-            out[name] = r._replace(uplink=jax.tree.map(lambda x, a=start, b=stop: x[a:b], joined))
+            bucket_rows = functools.partial(_rows_between, start, stop)
+            noisy[name] = r._replace(uplink=jax.tree.map(bucket_rows, uplink))
             start = stop
-    return {name: out[name] for name in received}
+    return {name: noisy[name] for name in received}
+
+
+def _rows_between(start: int, stop: int, x: jax.Array) -> jax.Array:
+    return x[start:stop]
+
+
+def _noisy_array(
+    received: Received, leaf: Any, absent: int, scale: float, key: jax.Array
+) -> jax.Array:
+    """Adds noise to each entry of one leaf, in the row of the first client that sends the entry.
+
+    Args:
+      received: the uplinks that `leaf` is a part of.
+      leaf: array or `Masked` with a leading axis of clients.
+      absent: more than any client's id.
+      scale: standard deviation.
+      key: of this leaf.
+    """
+    values = values_of(leaf)
+
+    def by_client(x):
+        return x.reshape(-1, *(1,) * (values.ndim - 1))
+
+    sends = by_client(received.arrived) & sent_rows(leaf)
+    ids = by_client(received.info.id)
+    first = jnp.min(jnp.where(sends, ids, absent), axis=0)
+    noise = gaussian(key, values[0], scale)
+    return values + jnp.where(sends & (ids == first), noise, 0)

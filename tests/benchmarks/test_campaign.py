@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import campaign_checks as checks
 from benchmarks import campaign_pages as pages
+from benchmarks import campaign_peer_pages as peer_pages
 from benchmarks import campaign_protocols as protocols
 from benchmarks import slices
 from benchmarks.campaign_peers import PEER_SLICES
@@ -175,7 +176,7 @@ def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
     assert known | options == partition.options.to_dict()
     assert checks.shares_options(100) == build.simulation_options(config)
     (entry,) = entries_of(config)
-    assert changes(entry) == checks.OWN.get(method, {})
+    assert changes(entry) == checks.FIXED_OPTIONS.get(method, {})
 
 
 def test_the_recipe_is_of_the_committed_config():
@@ -268,7 +269,7 @@ def test_published_figures_stand_beside_ours(name):
         "longest": 70,
     }
     found |= {"protocol": "P", "group": "g", "method": "m", "clients": 20, "lanes": {"g": 4}}
-    row = pages.protocol_cells(
+    row = peer_pages.protocol_cells(
         found | {"client_store": "device", "published": published, "published_peak": peaks}
     )
     assert row[3:6] == ["2.000", "0.500", "2.500"] and row[8] == "1.00"
@@ -289,7 +290,9 @@ def test_htfllibs_round_holds_its_evaluation():
         "evaluation": 4.0,
         "version": "2.11",
     }
-    head, _, row = pages.beside_htfllib({"fd, HtFLlib": theirs, "fd, ours": ours}).splitlines()[2:]
+    head, _, row = peer_pages.beside_htfllib(
+        {"fd, HtFLlib": theirs, "fd, ours": ours}
+    ).splitlines()[2:]
     assert len(head.split("|")) == len(row.split("|"))
     assert [cell.strip() for cell in row.split("|")[1:7]] == [
         "fd",
@@ -299,7 +302,7 @@ def test_htfllibs_round_holds_its_evaluation():
         "0.500",
         "15.0",
     ]
-    missing = pages.beside_htfllib(
+    missing = peer_pages.beside_htfllib(
         {"fd, HtFLlib": {"side": "HtFLlib", "method": "fd", "note": "no checkout"}}
     )
     assert "| fd | no checkout | - | - | - | - | - | - | - |" in missing
@@ -327,7 +330,9 @@ def test_a_round_of_a_protocol_is_timed_with_its_evaluation():
 
 
 def test_pfls_run_is_told_where_it_stopped(monkeypatch):
-    tiny = protocols.PROTOCOLS["pfl"]._replace(samples=10, convs=((2, 3, True),), widths=(4,))
+    pfl = protocols.PROTOCOLS["pfl"]
+    network = pfl.network._replace(convs=((2, 3, 0, True),), widths=(4,))
+    tiny = pfl._replace(samples=10, network=network)
     monkeypatch.setitem(protocols.PROTOCOLS, "pfl", tiny)
     found = protocols.pfl_run(rounds=2, users=4, cohort=2, every=1, images="random")
     assert (
@@ -337,7 +342,7 @@ def test_pfls_run_is_told_where_it_stopped(monkeypatch):
     )
     stopped = protocols.pfl_run(rounds=3, users=4, cohort=2, every=1, images="random", limit=0.0)
     assert stopped["wrong"] == "1 of 3 rounds in 0 s"
-    assert "2 rounds with evaluations in" in pages.run_line(found)
+    assert "2 rounds with evaluations in" in peer_pages.run_line(found)
 
 
 def test_estimates_are_read_from_the_page():

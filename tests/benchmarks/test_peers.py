@@ -16,7 +16,6 @@ from tests.reference.fedavg_cnn import fedavg_round
 
 TINY = {
     "users": 3, "samples": 4, "cohort": 2, "epochs": 2, "batch_size": 2, "learning_rate": 0.1,
-    "convs": ((2, 5, True), (3, 3, False)), "widths": (4,),
 }  # fmt: skip
 
 
@@ -48,15 +47,15 @@ def test_a_map_is_flattened_in_either_layout(scripts):
 
 @pytest.mark.parametrize("name, numbers", [("pfl", 1_626_442), ("blazefl", 62_006)])
 def test_shapes_are_those_of_the_model(scripts, name, numbers):
-    protocol = scripts.protocols.PROTOCOLS[name]
-    model = split_model(protocol)
+    network = scripts.protocols.PROTOCOLS[name].network
+    model = split_model(network)
     params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 32, 32, 3), np.float32))[
         "params"
     ]
-    shapes = scripts.protocols.weight_shapes(protocol)
-    channels = scripts.protocols.flattened(protocol)
+    shapes = scripts.protocols.weight_shapes(network)
+    channels = scripts.protocols.flattened(network)
     for layer, shape, count in zip(
-        scripts.ours.layers(params, protocol), shapes, channels, strict=True
+        scripts.ours.layers(params, network), shapes, channels, strict=True
     ):
         assert scripts.protocols.from_torch(np.zeros(shape), count).shape == layer["kernel"].shape
         assert layer["bias"].shape == shape[:1]
@@ -78,7 +77,9 @@ def test_a_mark_takes_no_time_of_a_round(scripts, monkeypatch, tmp_path):
 
 
 def test_a_round_of_ours_is_numpys(scripts, monkeypatch, tmp_path):
-    protocol = scripts.protocols.Protocol(**TINY)
+    layers = ((2, 5, 0, True), (3, 3, 0, False))
+    network = scripts.protocols.Network((32, 32, 3), 10, layers, (4,))
+    protocol = scripts.protocols.Protocol(**TINY, network=network)
     options = scripts.ours.fl.SimulationOptions(participation=protocol.cohort / protocol.users)
     choose = importlib.import_module("fedjax_ht.simulation.options").choose_participants
     cohorts = np.stack([choose(options, protocol.users, r)[0] for r in range(2)])
@@ -94,7 +95,7 @@ def test_a_round_of_ours_is_numpys(scripts, monkeypatch, tmp_path):
         rows = scripts.protocols.rows_of(protocol, user, len(given["labels"]))
         clients.append((given["images"][rows] / 255, given["labels"][rows]))
     first = scripts.side.first_weights(given)
-    pooled = [pools for _, _, pools in protocol.convs]
+    pooled = [pools for *_, pools in network.convs]
     expected = fedavg_round(
         first, clients, pooled, protocol.epochs, protocol.batch_size, protocol.learning_rate
     )

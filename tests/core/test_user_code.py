@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.core.user_code import call_own
+from fedjax_ht.core.user_code import call_user_function
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models import model_group
 
@@ -90,4 +90,7 @@ def test_options_that_own_models_do_not_have(mine):
 
 
 def test_a_function_and_its_result(mine, tmp_path):
-    assert call_own("thing", "of_a_user:nothing", 1, 2) == {} and str(tmp_path) not in sys.path
+    assert (
+        call_user_function("thing", "of_a_user:nothing", 1, 2) == {}
+        and str(tmp_path) not in sys.path
+    )

@@ -11,8 +11,14 @@ from fedjax_ht.core.wire import (
     Metadata,
     WireCost,
     chain,
+    dense,
+    from_leaves,
     gaussian_noise,
+    leaves_of,
+    payload_leaves,
+    sent,
     wire_elements,
+    with_payload,
 )
 from fedjax_ht.methods.fedavg import fedavg
 from fedjax_ht.methods.fedktl import Pairs
@@ -128,6 +134,37 @@ def message():
         "counts": Metadata(jnp.full(5, 7.0)),
         "masked_counts": Metadata(Masked(jnp.full(5, 7.0), jnp.ones(5, bool))),
     }
+
+
+def test_a_message_is_made_of_its_leaves():
+    before = message()
+    leaves = leaves_of(before)
+    assert len(leaves) == len(before)
+    assert jax.tree.structure(from_leaves(before, leaves)) == jax.tree.structure(before)
+    assert from_leaves(before, leaves)["counts"] is before["counts"]
+
+
+def test_rows_that_are_not_sent_become_zero():
+    values = jnp.array([[1.0, 2.0], [jnp.nan, jnp.nan], [3.0, 4.0]])
+    before = {"rows": Masked(values, MASK), "counts": Metadata(Masked(values[:, 0], MASK))}
+    kept, whole = sent(before), dense(before)
+    np.testing.assert_array_equal(whole["rows"], [[1, 2], [0, 0], [3, 4]])
+    np.testing.assert_array_equal(whole["counts"].value, [1, 0, 3])
+    np.testing.assert_array_equal(kept["rows"].values, whole["rows"])
+    np.testing.assert_array_equal(kept["rows"].mask, MASK)
+    assert dense((1, values))[1] is values
+
+
+def test_a_payload_is_taken_out_and_put_back():
+    before = message()
+    names = list(sorted(before))  # the order of `jax.tree`
+    payload = payload_leaves(before)
+    assert [names[place] for place in payload] == ["masked", "plain"]
+    doubled = {"plain": 2 * before["plain"], "masked": 2 * before["masked"].values}
+    after = with_payload(before, {place: doubled[names[place]] for place in payload})
+    np.testing.assert_array_equal(after["masked"].values, 2.0)
+    assert after["masked"].mask is before["masked"].mask and after["ints"] is before["ints"]
+    assert after["plain"] is doubled["plain"] and after["counts"] is before["counts"]
 
 
 def test_gaussian_noise_touches_the_float_payload_alone():

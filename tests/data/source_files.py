@@ -1,4 +1,4 @@
-"""What the tests of data sources share."""
+"""Files, images and errors for the tests of data sources."""
 
 import io
 from pathlib import Path
@@ -24,7 +24,10 @@ def write(path: Path, content: bytes | str) -> None:
 def text(rows: np.ndarray) -> str:
     """Numbers, a row a line, as UCI HAR has them."""
     number = "%d" if rows.dtype.kind == "i" else " %.7e"
-    return "\n".join(" ".join(number % value for value in row) for row in rows.reshape(len(rows), -1)) + "\n"
+    return (
+        "\n".join(" ".join(number % value for value in row) for row in rows.reshape(len(rows), -1))
+        + "\n"
+    )
 
 
 def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:

@@ -1,5 +1,4 @@
-"""The cache of decoded sets: on disk as they come, whole or not there, and never in memory as a
-whole."""
+"""The cache of decoded sets has them whole or not at all, and never in memory as a whole."""
 
 import errno
 import os
@@ -41,10 +40,13 @@ def test_a_set_is_never_in_memory_as_a_whole(tmp_path):
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_pile_puts_images_in_order(tmp_path, on_disk):
     grey, first, colour = pixels(2, 2, 1), pixels(2, 2, 3), pixels(2, 2, 3)
-    def made(*images):
-        return (Pile(images, tmp_path / "x.npy" if on_disk else None))
 
-    stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(["b", "a"])
+    def made(*images):
+        return Pile(images, tmp_path / "x.npy" if on_disk else None)
+
+    stacked = made(("a", grey), ("b", first), ("c", pixels(9, 9, 1)), ("b", colour)).stack(
+        ["b", "a"]
+    )
     np.testing.assert_array_equal(stacked, [colour, np.repeat(grey, 3, -1)])
     assert made(("a", grey)).stack(["a"]).shape == (1, 2, 2, 1)
     with pytest.raises(ValueError, match="2 sizes"):
@@ -57,7 +59,7 @@ def test_a_pile_puts_images_in_order(tmp_path, on_disk):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Of three images; the user's cache is in `tmp_path`."""
+    """The folder of a set of three images; the user's cache is in `tmp_path`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     for i, name in enumerate(["a/1", "b/1", "b/2"]):
         write(tmp_path / f"set/{name}.png", encoded(np.full((4, 4), i, np.uint8)))

@@ -21,7 +21,9 @@ CLIENTS = (
 
 
 def federation(num_clients=3, classes=3, shape=(2, 2, 1)):
-    return make_federation({"x": mlp(classes, (4,)), "y": mlp(classes, (5,))}, shape, classes, num_clients)
+    return make_federation(
+        {"x": mlp(classes, (4,)), "y": mlp(classes, (5,))}, shape, classes, num_clients
+    )
 
 
 def test_indices_are_padded_per_bucket():
@@ -46,13 +48,15 @@ def test_what_is_evaluated_is_mixed():
     rows = [np.arange(i, 240, 3) for i in range(3)]
     clients = tuple(ClientIndices(row[::3], row[1::3], row[2::3]) for row in rows)
     data, again = (make_federation_data(dataset, clients, federation()) for _ in range(2))
-    x, own = data.buckets["x"].splits, (clients[0], clients[2])
+    x, members = data.buckets["x"].splits, (clients[0], clients[2])
     # training shuffles by itself
-    np.testing.assert_array_equal(x["train"].indices[0], own[0].train)
+    np.testing.assert_array_equal(x["train"].indices[0], members[0].train)
     for name in ("val", "test"):
-        for row, client in zip(x[name].indices, own):
-            given = getattr(client, name)
-            assert set(labels[row[:10]]) == {0, 1, 2} and sorted(row[: len(given)]) == sorted(given)
+        for row, client in zip(x[name].indices, members):
+            expected = getattr(client, name)
+            assert set(labels[row[:10]]) == {0, 1, 2} and sorted(row[: len(expected)]) == sorted(
+                expected
+            )
     pooled = data.pooled["test"].indices
     assert set(labels[pooled[:10]]) == {0, 1, 2}
     np.testing.assert_array_equal(pooled, again.pooled["test"].indices)
@@ -92,7 +96,8 @@ def test_a_dataset_checks_its_arrays():
 def test_images_with_channels_first_are_refused_or_said_to_be_none(dtype):
     images, labels = np.zeros((2, 1, 8, 8), dtype), np.zeros(2, int)
     with pytest.raises(
-        ValueError, match=r"\[N, C, H, W\]; images are \[N, H, W, C\]: give inputs.transpose\(0, 2, 3, 1\)"
+        ValueError,
+        match=r"\[N, C, H, W\]; images are \[N, H, W, C\]: give inputs.transpose\(0, 2, 3, 1\)",
     ):
         Dataset("d", images, labels, ("a",))
     assert Dataset("d", images.transpose(0, 2, 3, 1), labels, ("a",)).input_shape == (8, 8, 1)
@@ -116,7 +121,9 @@ def test_labels_that_are_no_whole_numbers_are_refused(labels, message):
 
 def test_labels_may_be_whole_numbers_of_any_type():
     for dtype in (np.float64, np.int8, bool):
-        labels = Dataset("d", np.zeros((2, 4, 4, 1), np.uint8), np.array([1, 0], dtype), ("a", "b")).labels
+        labels = Dataset(
+            "d", np.zeros((2, 4, 4, 1), np.uint8), np.array([1, 0], dtype), ("a", "b")
+        ).labels
         assert labels.dtype == np.int32 and labels.tolist() == [1, 0]
 
 
@@ -168,7 +175,10 @@ def test_some_classes_keep_order_and_the_publishers_sets():
     few = of_classes(whole, ("c", "a"))
     assert few.inputs[:, 0, 0, 0].tolist() == [0, 2, 3, 5, 6, 8] and few.class_names == ("c", "a")
     assert few.labels.tolist() == [1, 0, 1, 0, 1, 0]
-    assert {name: index.tolist() for name, index in few.official.items()} == {"train": [5, 0, 1, 2], "test": [3, 4]}
+    assert {name: index.tolist() for name, index in few.official.items()} == {
+        "train": [5, 0, 1, 2],
+        "test": [3, 4],
+    }
     with pytest.raises(ValueError, match="classes has 'x'; the classes of d are a, b, c"):
         of_classes(whole, ("a", "x"))
     with pytest.raises(ValueError, match="classes has a name twice"):

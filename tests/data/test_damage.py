@@ -92,7 +92,10 @@ def _har(folder: Path, count: int) -> Path:
 
 def _clients(folder: Path, count: int) -> Path:
     images, labels = _samples(count)
-    data = {"x": (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32), "y": labels.astype(np.int64)}
+    data = {
+        "x": (images.transpose(0, 3, 1, 2) / 127.5 - 1).astype(np.float32),
+        "y": labels.astype(np.int64),
+    }
     write(folder / "config.json", f'{{"num_clients": 1, "num_classes": {CLASSES}}}')
     for split in ("train", "test"):
         (folder / split).mkdir()
@@ -112,14 +115,19 @@ def _texts(folder: Path, count: int) -> Path:
 
 def _windows(folder: Path, count: int) -> Path:
     rng = np.random.default_rng(0)
-    x, persons = rng.normal(size=(count, 16, 3)).astype(np.float16), rng.integers(0, 9, count).astype(str)
+    x, persons = (
+        rng.normal(size=(count, 16, 3)).astype(np.float16),
+        rng.integers(0, 9, count).astype(str),
+    )
     np.savez_compressed(folder / "x.npz", inputs=x, labels=np.arange(count) % 2, person=persons)
     return folder / "x.npz"
 
 
 def _table(folder: Path, count: int) -> Path:
     rows = np.random.default_rng(0).normal(size=(count, 9))
-    text = "\n".join(",".join([*(f"{x:.4f}" for x in row), str(i % 3)]) for i, row in enumerate(rows))
+    text = "\n".join(
+        ",".join([*(f"{x:.4f}" for x in row), str(i % 3)]) for i, row in enumerate(rows)
+    )
     write(folder / "x.csv.gz", gzip.compress(f"a,b,c,d,e,f,g,h,i,label\n{text}\n".encode()))
     return folder / "x.csv.gz"
 
@@ -127,7 +135,10 @@ def _table(folder: Path, count: int) -> Path:
 def _dataset(name: str) -> Callable[[Path], list]:
     def read(folder):
         dataset = _load.__wrapped__(name, folder, None)
-        parts = [*dataset.official.values(), *(part for client in dataset.clients or () for part in client)]
+        parts = [
+            *dataset.official.values(),
+            *(part for client in dataset.clients or () for part in client),
+        ]
         groups = np.zeros(0) if dataset.groups is None else dataset.groups
         return [dataset.inputs, dataset.labels, groups, np.array(dataset.class_names), *parts]
 
@@ -144,7 +155,11 @@ def _weights(folder: Path, count: int) -> Path:
 
 
 def _state(folder: Path) -> list:
-    return [x for item in load_state_dict(folder / "x.pth").items() for x in (np.array(item[0]), item[1])]
+    return [
+        x
+        for item in load_state_dict(folder / "x.pth").items()
+        for x in (np.array(item[0]), item[1])
+    ]
 
 
 FORMATS = {  # how a file is made, and read
@@ -164,31 +179,34 @@ FORMATS = {  # how a file is made, and read
 
 
 def _flipped(folder: Path, make: Callable, read: Callable, count: int, flips: int) -> Counter:
-    """How many of so many single wrong bits were refused, gave the same data, or other data."""
+    """Counts the wrong bits that were refused, gave the same data, or other data."""
     path = make(folder, count)
     whole, ends, rng = path.read_bytes(), Counter(), np.random.default_rng(0)
     expected = read(folder)
     # Half of them in the first and last kilobytes, where the structure is.
     edge = min(1024, len(whole) // 2)
-    places = np.r_[rng.integers(0, len(whole), flips // 2), rng.integers(-edge, edge, flips - flips // 2) % len(whole)]
+    places = np.r_[
+        rng.integers(0, len(whole), flips // 2),
+        rng.integers(-edge, edge, flips - flips // 2) % len(whole),
+    ]
     for place in places:
         content = bytearray(whole)
         content[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(content)
         try:
-            found = read(folder)
+            arrays = read(folder)
         except (ValueError, FileNotFoundError) as error:
             assert "\n" not in str(error)
             ends["refused"] += 1
         else:
-            same = len(found) == len(expected) and all(map(np.array_equal, found, expected))
+            same = len(arrays) == len(expected) and all(map(np.array_equal, arrays, expected))
             ends["the same data" if same else "other data"] += 1
     return ends
 
 
 @pytest.fixture(autouse=True)
 def no_user_cache(tmp_path, monkeypatch):
-    """Decoded images are kept by a file's size and time, which a flipped bit need not change."""
+    """Turns off the cache, which knows a file by its size and time: a flipped bit changes neither."""
     monkeypatch.setattr("fedjax_ht.data.sources.tiny_imagenet.cached", lambda *args: args[-1](None))
 
 

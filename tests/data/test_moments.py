@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs.base import base_config
-from fedjax_ht.data.moments import MOMENTS, normalised
+from fedjax_ht.data.moments import normalised
+from fedjax_ht.data.sources.registry import SOURCES
 from fedjax_ht.experiment.build import build
 from tests.data.toy_dataset import make_dataset
 
@@ -18,9 +19,9 @@ def test_half_is_the_default_and_changes_nothing():
     assert base_config().dataset.normalisation == "half"
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.moments])
 def test_a_set_takes_its_own_moments(name):
-    mean, std = MOMENTS[name]
+    mean, std = SOURCES[name].moments
     toy = make_dataset([3, 2])
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, len(mean)), np.uint8)
     dataset = normalised(dataclasses.replace(toy, name=name, inputs=images), "dataset")
@@ -41,23 +42,27 @@ def test_a_config_asks_for_it():
 
 def test_a_set_without_known_moments():
     with pytest.raises(
-        ValueError, match="normalisation is 'dataset', but no moments of toy are known; those of mnist, "
+        ValueError,
+        match="normalisation is 'dataset', but no moments of toy are known; those of fashion_mnist_10k, ",
     ):
         normalised(make_dataset([3, 2]), "dataset")
 
 
 def test_imagenets_moments_are_for_any_set_of_three_channels():
-    """FedSSA's released code normalises CIFAR-10 by them; CIFAR-10's own stay those of DFRD's
-    code."""
+    """FedSSA's released code normalises CIFAR-10 by them; its usual ones are those of DFRD's code."""
     toy = make_dataset([3, 2])
     images = np.random.default_rng(0).integers(0, 256, (5, 2, 2, 3), np.uint8)
     dataset = normalised(dataclasses.replace(toy, name="cifar10", inputs=images), "imagenet")
     expected = (images / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
-    np.testing.assert_allclose(dataset.preprocess(jnp.asarray(images)), expected, rtol=1e-5, atol=1e-5)
-    assert MOMENTS["cifar10"][0] != (0.485, 0.456, 0.406)
+    np.testing.assert_allclose(
+        dataset.preprocess(jnp.asarray(images)), expected, rtol=1e-5, atol=1e-5
+    )
+    assert SOURCES["cifar10"].moments.mean != (0.485, 0.456, 0.406)
 
 
 def test_imagenets_moments_do_not_fit_grey_images():
     grey = dataclasses.replace(make_dataset([3, 2]), inputs=np.zeros((5, 2, 2, 1), np.uint8))
-    with pytest.raises(ValueError, match="'imagenet', which needs images of three channels; a sample of toy is"):
+    with pytest.raises(
+        ValueError, match="'imagenet', which needs images of three channels; a sample of toy is"
+    ):
         normalised(grey, "imagenet")

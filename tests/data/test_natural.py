@@ -37,8 +37,12 @@ def test_those_that_nobody_met_test():
     held = [set(GROUPS[c.train].tolist()) for c in clients]
     assert all(len(groups) == 1 for groups in held) and held[0] != held[1]
     tests = np.concatenate([c.test for c in clients])
-    assert set(GROUPS[tests].tolist()) == {2, 5, 7} - held[0] - held[1] and len(set(tests)) == len(tests)
-    assert sum(len(c.train) + len(c.test) for c in clients) == 24 and not any(len(c.val) for c in clients)
+    assert set(GROUPS[tests].tolist()) == {2, 5, 7} - held[0] - held[1] and len(set(tests)) == len(
+        tests
+    )
+    assert sum(len(c.train) + len(c.test) for c in clients) == 24 and not any(
+        len(c.val) for c in clients
+    )
 
 
 def test_several_clients_a_group_and_few_of_the_groups():
@@ -51,8 +55,16 @@ def test_several_clients_a_group_and_few_of_the_groups():
 @pytest.mark.parametrize(
     "clients, options, message",
     [
-        (4, {}, "num_clients is 4; d has 3 groups: take at most as many clients, or a multiple of it"),
-        (3, {"tested": "new_groups"}, "num_clients is 3 of 3 groups of d; tested='new_groups' needs some"),
+        (
+            4,
+            {},
+            "num_clients is 4; d has 3 groups: take at most as many clients, or a multiple of it",
+        ),
+        (
+            3,
+            {"tested": "new_groups"},
+            "num_clients is 3 of 3 groups of d; tested='new_groups' needs some",
+        ),
         (15, {}, "a group has 4 samples for 5 clients"),
     ],
 )
@@ -62,7 +74,10 @@ def test_what_does_not_fit_is_one_line(clients, options, message):
 
 
 def test_a_set_without_groups():
-    with pytest.raises(ValueError, match=r"d does not say whose a sample is; partition natural needs Dataset\.groups"):
+    with pytest.raises(
+        ValueError,
+        match=r"d does not say whose a sample is; partition natural needs Dataset\.groups",
+    ):
         make_partition("natural", dataclasses.replace(DATASET, groups=None), 3)
     with pytest.raises(ValueError, match="groups are float64"):
         dataclasses.replace(DATASET, groups=np.zeros(24))

@@ -23,22 +23,54 @@ from tests.data.toy_dataset import make_dataset
             {"train_share": 0.1},
             "has no option 'train_share'; .* It has alpha, min_samples, max_tries, val_share$",
         ),
-        ("dfrd", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and below 1"),
+        (
+            "dfrd",
+            {"val_share": 1.0},
+            "val_share is 1.0; it must be a number of at least 0 and below 1",
+        ),
         ("practical", {"alpha": 0}, "alpha is 0; it must be a number above 0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha is nan"),
         ("dirichlet", {"alpha": "0.1"}, "alpha is '0.1'; it must be a number"),
-        ("dirichlet", {"min_samples": None}, "min_samples is None; it must be an integer of at least 1"),
+        (
+            "dirichlet",
+            {"min_samples": None},
+            "min_samples is None; it must be an integer of at least 1",
+        ),
         ("practical", {"max_tries": 0}, "max_tries is 0"),
-        ("pathological", {"classes_per_client": 11}, "classes_per_client is 11; it must be at most the 10 classes"),
-        ("pathological", {"classes_per_client": 0}, "classes_per_client is 0; it must be an integer of at least 1"),
-        ("class_shares", {"classes_per_client": 3}, "is 12; it must be a multiple of the 10 classes"),
+        (
+            "pathological",
+            {"classes_per_client": 11},
+            "classes_per_client is 11; it must be at most the 10 classes",
+        ),
+        (
+            "pathological",
+            {"classes_per_client": 0},
+            "classes_per_client is 0; it must be an integer of at least 1",
+        ),
+        (
+            "class_shares",
+            {"classes_per_client": 3},
+            "is 12; it must be a multiple of the 10 classes",
+        ),
         ("class_shares", {"classes_per_client": 5, "val_size": -1}, "val_size is -1"),
         ("class_shares", {"classes_per_client": 5, "sets": "all"}, "sets is 'all'"),
-        ("class_shares", {"classes_per_client": 5, "val_share": 0.3}, "train_share \\+ val_share is 1.1"),
-        ("iid", {"val_share": 1.0}, "val_share is 1.0; it must be a number of at least 0 and below 1"),
+        (
+            "class_shares",
+            {"classes_per_client": 5, "val_share": 0.3},
+            "train_share \\+ val_share is 1.1",
+        ),
+        (
+            "iid",
+            {"val_share": 1.0},
+            "val_share is 1.0; it must be a number of at least 0 and below 1",
+        ),
         ("iid", {"val_share": -0.1}, "val_share is -0.1"),
         ("iid", {"val_share": 0.3}, r"train_share \+ val_share is 1.05; it must be at most 1"),
-        ("iid", {"train_share": 0.0}, "train_share is 0.0; it must be a number above 0 and at most 1"),
+        (
+            "iid",
+            {"train_share": 0.0},
+            "train_share is 0.0; it must be a number above 0 and at most 1",
+        ),
         ("iid", {"sets": "official", "train_share": 0.8}, "set val_share only"),
         ("iid", {"sets": "both"}, "sets is 'both'; it must be 'merged' or 'official'"),
         ("iid", {"stratified": "no"}, "stratified is 'no'; it must be True or False"),
@@ -56,7 +88,9 @@ def test_check_names_the_bad_setting(kind, options, message):
 
 @pytest.mark.parametrize("num_clients", [0, -1, 2.0])
 def test_check_number_of_clients(num_clients):
-    with pytest.raises(ValueError, match=f"num_clients is {num_clients}; it must be an integer of at least 1"):
+    with pytest.raises(
+        ValueError, match=f"num_clients is {num_clients}; it must be an integer of at least 1"
+    ):
         check_partition("iid", num_clients, 10)
 
 
@@ -83,7 +117,12 @@ def test_check_accepts_defaults():
             {"shots": 2, "test_shots": 2},
             "class 0 has 10 samples, but 2 shots and 2 test_shots for 3 clients are 12; lower them or num_clients",
         ),
-        ("pathological", 15, {}, "class 0 has 10 samples, too few for the 15 clients that share it"),
+        (
+            "pathological",
+            15,
+            {},
+            "class 0 has 10 samples, too few for the 15 clients that share it",
+        ),
         ("iid", 21, {}, "leaves client 0 of 21 without training samples; take fewer clients"),
     ],
 )
@@ -93,5 +132,7 @@ def test_data_that_does_not_fit(kind, num_clients, options, message):
 
 
 def test_validation_larger_than_training_set():
-    with pytest.raises(ValueError, match="val_size is 10000; it must be below the 80 training samples of toy"):
+    with pytest.raises(
+        ValueError, match="val_size is 10000; it must be below the 80 training samples of toy"
+    ):
         make_partition("class_shares", make_dataset([60, 60], test_share=1 / 3), 2)

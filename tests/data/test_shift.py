@@ -35,7 +35,7 @@ DATASET = Dataset("d", IMAGES, LABELS, ("a", "b", "c", "d"), RULE)
 
 
 def seen(dataset: Dataset, images: np.ndarray, domain: int) -> np.ndarray:
-    """What a model sees of images that are of one domain."""
+    """Images of one domain as a model sees them."""
     inputs = jnp.asarray(images), jnp.full(len(images), domain, jnp.int8)
     return jax.jit(lambda rule, x: rule(x))(dataset.preprocess, inputs)
 
@@ -56,7 +56,9 @@ def test_quarter_turns(side):
     dataset = shifted(DATASET, "rotate/4")
     plain = seen(dataset, images, 0)
     for domain in range(4):
-        np.testing.assert_array_equal(seen(dataset, images, domain), np.rot90(plain, domain, (1, 2)))
+        np.testing.assert_array_equal(
+            seen(dataset, images, domain), np.rot90(plain, domain, (1, 2))
+        )
 
 
 def test_other_turns():
@@ -70,7 +72,9 @@ def test_other_turns():
     white = pixels(shifted(DATASET, "rotate/8"), image * 0 + 255, 1)[0]
     np.testing.assert_allclose(white[0, 0], 0, atol=1e-6)  # a corner from outside is black
     np.testing.assert_allclose(white[4, 4], 1, atol=1e-6)
-    oblong = pixels(shifted(DATASET, "rotate/4"), np.full((1, 4, 8, 3), 255, np.uint8), 1)[0, ..., 0]
+    oblong = pixels(shifted(DATASET, "rotate/4"), np.full((1, 4, 8, 3), 255, np.uint8), 1)[
+        0, ..., 0
+    ]
     np.testing.assert_allclose(oblong, np.float32([[0, 0, 1, 1, 1, 1, 0, 0]] * 4), atol=1e-5)
 
 
@@ -79,17 +83,26 @@ def test_what_corruptions_do():
     x = {name: pixels(dataset, IMAGES, i) for i, name in enumerate(CORRUPTIONS)}
     noise = x["noise"] - x["none"]
     inside = (x["none"] > 0.4) & (x["none"] < 0.6)
-    assert np.std(noise[inside]) == pytest.approx(0.15, rel=0.1) and abs(np.mean(noise[inside])) < 0.02
+    assert (
+        np.std(noise[inside]) == pytest.approx(0.15, rel=0.1) and abs(np.mean(noise[inside])) < 0.02
+    )
+
     def edges(image):
-        return (np.abs(np.diff(image, axis=1)).mean())
+        return np.abs(np.diff(image, axis=1)).mean()
 
     assert edges(x["blur"]) < 0.5 * edges(x["none"])
-    constant = pixels(dataset, np.full((1, 5, 5, 3), 102, np.uint8), list(CORRUPTIONS).index("blur"))
+    constant = pixels(
+        dataset, np.full((1, 5, 5, 3), 102, np.uint8), list(CORRUPTIONS).index("blur")
+    )
     np.testing.assert_allclose(constant, 0.4, atol=1e-6)
-    np.testing.assert_allclose(x["contrast"].std((1, 2, 3)), 0.4 * x["none"].std((1, 2, 3)), rtol=1e-4)
+    np.testing.assert_allclose(
+        x["contrast"].std((1, 2, 3)), 0.4 * x["none"].std((1, 2, 3)), rtol=1e-4
+    )
     np.testing.assert_allclose(x["contrast"].mean((1, 2, 3)), x["none"].mean((1, 2, 3)), rtol=1e-4)
     np.testing.assert_allclose(x["bright"], np.minimum(x["none"] + 0.3, 1), atol=1e-5)
-    np.testing.assert_allclose(np.unique(np.round(x["four levels"], 4)), [0, 0.3333, 0.6667, 1], atol=1e-3)
+    np.testing.assert_allclose(
+        np.unique(np.round(x["four levels"], 4)), [0, 0.3333, 0.6667, 1], atol=1e-3
+    )
     assert all(-1e-5 < image.min() <= image.max() < 1 + 1e-5 for image in x.values())
 
 
@@ -117,15 +130,34 @@ def test_domains_have_as_many_of_every_class(domains):
 def test_clients_of_one_domain_each():
     dataset = shifted(DATASET, "corrupt/2")
     clients = make_partition("natural", dataset, 4, train_share=1.0)
-    assert [set(dataset.groups[client.train].tolist()) for client in clients] == [{0}, {0}, {1}, {1}]
+    assert [set(dataset.groups[client.train].tolist()) for client in clients] == [
+        {0},
+        {0},
+        {1},
+        {1},
+    ]
     assert (class_counts(dataset.labels, clients).sum(0) == [24, 12, 8, 4]).all()
 
 
 @pytest.mark.parametrize(
-    "text", ["rotate", "rotate/1", "rotate/101", "rotate/-4", "rotate/4.0", "corrupt/7", "blur/3", "/2", "rotate/4/2"]
+    "text",
+    [
+        "rotate",
+        "rotate/1",
+        "rotate/101",
+        "rotate/-4",
+        "rotate/4.0",
+        "corrupt/7",
+        "blur/3",
+        "/2",
+        "rotate/4/2",
+    ],
 )
 def test_another_shift_is_one_line(text):
-    with pytest.raises(ValueError, match=r"^shift is '.*'; it must be rotate/DOMAINS, of 2 to 100, or corrupt/DOMAINS"):
+    with pytest.raises(
+        ValueError,
+        match=r"^shift is '.*'; it must be rotate/DOMAINS, of 2 to 100, or corrupt/DOMAINS",
+    ):
         parse_shift(text)
 
 
@@ -144,16 +176,20 @@ def test_a_config_asks_for_it():
     experiment = build(config)
     images, domain = experiment.dataset.inputs
     assert len(images) == 800 and experiment.dataset.input_shape == (28, 28, 1)
-    of_client = [np.unique(domain[np.concatenate(client)]).tolist() for client in experiment.partitions[0]]
+    of_client = [
+        np.unique(domain[np.concatenate(client)]).tolist() for client in experiment.partitions[0]
+    ]
     assert of_client == [[0], [0], [1], [1], [2], [2], [3], [3]]
     config.dataset.subset = 0  # which is drawn by that seed, too
-    one, config.partition.seed = build(config).dataset.groups, 2
-    assert (build(config).dataset.groups != one).any()
+    groups, config.partition.seed = build(config).dataset.groups, 2
+    assert (build(config).dataset.groups != groups).any()
 
 
 METHODS = {
     "fedclassavg": lambda training: fedclassavg(training),
-    "fedktl": lambda training: fedktl(training, generator=tiny_generator(), server_epochs=2, server_batch_size=4),
+    "fedktl": lambda training: fedktl(
+        training, generator=tiny_generator(), server_epochs=2, server_batch_size=4
+    ),
 }
 
 
@@ -166,4 +202,6 @@ def test_methods_that_need_pixels_run(name):
     data = make_federation_data(dataset, make_partition("natural", dataset, 4), federation)
     method = METHODS[name](LocalTraining(optax.sgd(0.1), batch_size=4))
     _, history = run(make_simulation(method, federation, data), 2)
-    assert all(np.isfinite(entry["accuracy"]) for entry in history) and np.isfinite(history[-1]["loss"])
+    assert all(np.isfinite(entry["accuracy"]) for entry in history) and np.isfinite(
+        history[-1]["loss"]
+    )

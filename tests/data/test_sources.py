@@ -1,5 +1,7 @@
 """The names that `load_dataset` takes, the embedded set, decoding and resizing."""
 
+import doctest
+import importlib
 import io
 import sys
 import zlib
@@ -48,6 +50,12 @@ def test_the_same_call_gives_the_same_object():
     assert load_dataset("fashion_mnist_10k") is load_dataset("fashion_mnist_10k")
 
 
+@pytest.mark.parametrize("module", ["sources.registry", "partition.registry"])
+def test_examples_of_docstrings(module):
+    results = doctest.testmod(importlib.import_module(f"fedjax_ht.data.{module}"))
+    assert results.attempted and not results.failed
+
+
 # Embedded
 
 
@@ -77,7 +85,9 @@ def test_resize_takes_the_central_square():
     whole = np.asarray(Image.fromarray(image[0]).resize((4, 2), Image.Resampling.BILINEAR))
     expected = whole[:, 1:3].astype(int)  # the shorter side resized, then the longer one cropped
     np.testing.assert_allclose(resize(image, 2)[0], expected, atol=1)
-    np.testing.assert_allclose(resize(image.transpose(0, 2, 1, 3), 2)[0], expected.transpose(1, 0, 2), atol=1)
+    np.testing.assert_allclose(
+        resize(image.transpose(0, 2, 1, 3), 2)[0], expected.transpose(1, 0, 2), atol=1
+    )
     np.testing.assert_allclose(decode("wide", encoded(image[0]), 2), expected, atol=1)
     np.testing.assert_array_equal(resize(image, None), image)
     assert resize(image[..., :1], 3).shape == (1, 3, 3, 1)
@@ -89,7 +99,9 @@ def test_resize_averages():
     assert abs(resize(image, 1).item() - 100) <= 1
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)])
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)]
+)
 def test_image_modes(mode, channels):
     file = io.BytesIO()
     Image.fromarray(np.full((5, 4, 3), 255, np.uint8)).convert(mode).save(file, "PNG")

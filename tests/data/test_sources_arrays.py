@@ -4,7 +4,6 @@ import functools
 import io
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedjax_ht.data.sources import load_dataset
-from tests.data.source_files import encoded, load_error, pixels, write
+from tests.data.source_files import load_error, pixels
 
 # .npz
 
@@ -37,7 +36,11 @@ def test_npz(tmp_path, stored, expected, keys):
     dataset = load_dataset("npz:own.npz", tmp_path)
     np.testing.assert_array_equal(dataset.inputs, expected(images))
     assert dataset.labels.tolist() == [0, 2, 1, 2] and dataset.class_names == ("0", "1", "2")
-    assert dataset.name == "npz:own.npz" and dataset.official == {} and dataset.inputs.flags.c_contiguous
+    assert (
+        dataset.name == "npz:own.npz"
+        and dataset.official == {}
+        and dataset.inputs.flags.c_contiguous
+    )
 
 
 def test_npz_of_train_and_test(tmp_path):
@@ -47,7 +50,10 @@ def test_npz_of_train_and_test(tmp_path):
     dataset = load_dataset(f"npz:{tmp_path}/own.npz")
     np.testing.assert_array_equal(dataset.inputs[..., 0], x)
     assert dataset.labels.tolist() == [0, 1, 0, 1, 1]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
     assert load_dataset(f"npz:{tmp_path}/own.npz", image_size=2).inputs.shape == (5, 2, 2, 1)
 
 
@@ -63,9 +69,15 @@ BYTES = np.zeros((2, 4, 4), np.uint8)
         ({"images": np.full((2, 4, 4, 1), 16.0), "labels": [0, 1]}, "divide by the maximum"),
         ({"images": BYTES * np.nan, "labels": [0, 1]}, "NaN"),
         ({"images": np.zeros((2, 4, 4, 2), np.uint8), "labels": [0, 1]}, "(2, 4, 4, 2)"),
-        ({"images": BYTES[:, :0, :0], "labels": [0, 1]}, "a sample is [0, 0, 1], an array without any number"),
+        (
+            {"images": BYTES[:, :0, :0], "labels": [0, 1]},
+            "a sample is [0, 0, 1], an array without any number",
+        ),
         ({"x": BYTES[:, :0], "y": [0, 1]}, "a sample is [0, 4, 1], an array without any number"),
-        ({"inputs": np.zeros((2, 0), np.float32), "labels": [0, 1]}, "a sample is [0], an array without any number"),
+        (
+            {"inputs": np.zeros((2, 0), np.float32), "labels": [0, 1]},
+            "a sample is [0], an array without any number",
+        ),
         ({"images": BYTES, "labels": [0.0, 1.0]}, "float64"),
         ({"images": BYTES, "labels": [0, -1]}, "labels run from -1"),
         ({"images": BYTES, "labels": [0, 1, 2]}, "2 samples but labels of shape (3,)"),
@@ -87,7 +99,13 @@ def write_jpegs(path: Path, sizes=(4, 4, 4)) -> None:
         Image.new("RGB", (size, size), colour).save(buffer, "jpeg")
         files.append(np.frombuffer(buffer.getvalue(), np.uint8))
     offset = np.cumsum([0, *map(len, files)])
-    np.savez(path, jpeg=np.concatenate(files), offset=offset, label=np.int16([2, 0, 2]), wnid=["x", "y", "z"])
+    np.savez(
+        path,
+        jpeg=np.concatenate(files),
+        offset=offset,
+        label=np.int16([2, 0, 2]),
+        wnid=["x", "y", "z"],
+    )
 
 
 def test_npz_of_jpeg_files(tmp_path):
@@ -114,7 +132,9 @@ def test_no_npz(tmp_path):
 # Client folders
 
 
-def _write_clients(root: Path, counts=((3, 1), (0, 2)), channels: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def _write_clients(
+    root: Path, counts=((3, 1), (0, 2)), channels: int = 1
+) -> tuple[np.ndarray, np.ndarray]:
     total = sum(map(sum, counts))
     images, labels, start = pixels(total, channels, 4, 4), np.arange(total) % 3, 0
     x = ((images.astype(np.float32) / 255) - 0.5) / 0.5
@@ -122,7 +142,9 @@ def _write_clients(root: Path, counts=((3, 1), (0, 2)), channels: int = 1) -> tu
         for split, count in zip(("train", "test"), both):
             part = slice(start, start + count)
             (root / split).mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(root / split / f"{client}.npz", data={"x": x[part], "y": labels[part]})
+            np.savez_compressed(
+                root / split / f"{client}.npz", data={"x": x[part], "y": labels[part]}
+            )
             start += count
     (root / "config.json").write_text(json.dumps({"num_clients": len(counts), "num_classes": 4}))
     return images.transpose(0, 2, 3, 1), labels
@@ -166,7 +188,10 @@ GOOD = {"x": np.zeros((2, 1, 4, 4), np.float32), "y": np.array([0, 1])}
         ({"data": GOOD | {"x": GOOD["x"] + 1.5}}, "x runs from 1.5"),
         ({"data": GOOD | {"x": GOOD["x"] * np.nan}}, "x runs from nan"),
         ({"data": GOOD | {"x": GOOD["x"].astype(np.uint8)}}, "is uint8 (2, 1, 4, 4)"),
-        ({"data": GOOD | {"y": np.array([0])}}, "data is not a dict of x, n samples, and integer y [n]"),
+        (
+            {"data": GOOD | {"y": np.array([0])}},
+            "data is not a dict of x, n samples, and integer y [n]",
+        ),
         ({"data": GOOD["x"]}, "data is not a dict of x, n samples, and integer y [n]"),
         ({"other": GOOD}, "data.npy"),
     ],
@@ -178,11 +203,15 @@ def test_damaged_client_folders(tmp_path, arrays, reason):
     assert message.startswith(str(tmp_path / "train/1.npz")) and reason in message
 
 
-@pytest.mark.parametrize("config", ["{", "[]", '{"num_clients": 2}', '{"num_clients": 0, "num_classes": 4}'])
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"num_clients": 2}', '{"num_clients": 0, "num_classes": 4}']
+)
 def test_client_folders_with_another_config(tmp_path, config):
     _write_clients(tmp_path)
     (tmp_path / "config.json").write_text(config)
-    assert load_error(ValueError, f"client_folders:{tmp_path}").startswith(str(tmp_path / "config.json"))
+    assert load_error(ValueError, f"client_folders:{tmp_path}").startswith(
+        str(tmp_path / "config.json")
+    )
 
 
 def test_client_folders_without_a_test_sample(tmp_path):
@@ -198,94 +227,24 @@ def test_labels_that_start_at_1(tmp_path, caplog):
     for split in ("train", "test"):
         np.savez(tmp_path / f"made/{split}/0.npz", data=GOOD | {"y": np.array([1, 3])})
     assert load_dataset("client_folders:made", tmp_path).num_classes == 4
-    own, clients = caplog.messages
-    assert own.startswith(f"{tmp_path}/own.npz: labels run from 1 to 2, so that class 0 has no sample")
-    assert clients.startswith(f"{tmp_path}/made: labels run from 1 to 3")
+    of_npz, of_clients = caplog.messages
+    assert of_npz.startswith(
+        f"{tmp_path}/own.npz: labels run from 1 to 2, so that class 0 has no sample"
+    )
+    assert of_clients.startswith(f"{tmp_path}/made: labels run from 1 to 3")
 
 
 def test_client_folders_with_missing_files(tmp_path):
     _write_clients(tmp_path)
     (tmp_path / "test/1.npz").unlink()
-    assert load_error(FileNotFoundError, f"client_folders:{tmp_path}").startswith(str(tmp_path / "test/1.npz"))
+    assert load_error(FileNotFoundError, f"client_folders:{tmp_path}").startswith(
+        str(tmp_path / "test/1.npz")
+    )
     assert "config.json" in load_error(FileNotFoundError, f"client_folders:{tmp_path}/none")
 
 
-# tensorflow-datasets
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
-    """A tensorflow-datasets folder with the set "tiny", prepared in array_record format: 3 images
-    and 2 of test."""
-    tfds = pytest.importorskip("tensorflow_datasets")
-    pytest.importorskip("array_record")
-
-    root = tmp_path_factory.mktemp("tfds")
-
-    class Tiny(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        VERSION = tfds.core.Version("1.0.0")
-        pkg_dir_path, code_path = root, None  # tensorflow-datasets need not look for this file
-
-        def _info(self):
-            features = {
-                "image": tfds.features.Image(shape=(8, 6, 3)),
-                "label": tfds.features.ClassLabel(names=["a", "b"]),
-            }
-            return tfds.core.DatasetInfo(
-                builder=self, features=tfds.features.FeaturesDict(features), supervised_keys=("image", "label")
-            )
-
-        def _split_generators(self, dl_manager):
-            return {"test": self._generate_examples([3, 4]), "train": self._generate_examples([0, 1, 2])}
-
-        def _generate_examples(self, values):
-            for i in values:
-                yield i, {"image": io.BytesIO(encoded(np.full((8, 6, 3), i, np.uint8))), "label": i % 2}
-
-    Tiny(data_dir=root, file_format="array_record").download_and_prepare()
-    return root
-
-
-def test_tfds(prepared):
-    dataset = load_dataset("tfds:tiny", prepared)
-    values = dataset.inputs[:, 0, 0, 0]
-    assert dataset.inputs.shape == (5, 8, 6, 3) and dataset.class_names == ("a", "b")
-    assert {k: sorted(values[v].tolist()) for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
-    np.testing.assert_array_equal(dataset.labels, values % 2)
-    assert load_dataset("tfds:tiny:1.0.0", prepared, 4).inputs.shape == (5, 4, 4, 3)
-    assert "tensorflow" not in sys.modules
-
-
-def test_tfds_not_prepared(tmp_path):
-    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
-    for name in ("tfds:other", "tfds:tiny:2.0.0"):
-        message = load_error(FileNotFoundError, name, tmp_path)
-        assert "pip install 'fedjax_ht[tfds]'" in message and "download_and_prepare()" in message
-
-
-def test_tfds_in_a_format_of_tensorflow(prepared, tmp_path):
-    for path in (prepared / "tiny/1.0.0").iterdir():
-        content = path.read_bytes()
-        if path.name == "dataset_info.json":
-            assert b'"array_record"' in content
-            content = content.replace(b'"array_record"', b'"tfrecord"')
-        write(tmp_path / "tiny/1.0.0" / path.name, content)
-    message = load_error(ValueError, "tfds:tiny", tmp_path)
-    assert "prepared as tfrecord" in message and "download_and_prepare()" in message
-
-
-def test_tfds_of_two_versions(tmp_path):
-    for version in ("1.0.0", "2.0.0"):
-        write(tmp_path / f"tiny/{version}/dataset_info.json", "{}")
-    assert "(tiny/1.0.0, tiny/2.0.0)" in load_error(ValueError, "tfds:tiny", tmp_path)
-
-
-def test_tfds_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    write(tmp_path / "tiny/1.0.0/dataset_info.json", "{}")
-    assert "pip install 'fedjax_ht[tfds]'" in load_error(ImportError, "tfds:tiny", tmp_path)
-
-
 def test_a_file_that_is_not_there_is_said_to_be_looked_up_below_the_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"mine\.npz: .*No such file.* one below data_dir; "):
+    with pytest.raises(
+        FileNotFoundError, match=r"mine\.npz: .*No such file.* one below data_dir; "
+    ):
         load_dataset("npz:mine.npz", tmp_path)

@@ -34,7 +34,11 @@ def test_what_is_no_image_is_taken_as_it_is(tmp_path, caplog, kind):
     key, stored, dtype = AS_STORED[kind]
     np.savez(tmp_path / "own.npz", **{key: stored, "labels" if key == "inputs" else "y": LABELS})
     dataset = load_dataset("npz:own.npz", tmp_path)
-    assert dataset.inputs.dtype == dtype and dataset.inputs.dtype.isnative and isinstance(dataset.preprocess, AsStored)
+    assert (
+        dataset.inputs.dtype == dtype
+        and dataset.inputs.dtype.isnative
+        and isinstance(dataset.preprocess, AsStored)
+    )
     np.testing.assert_array_equal(dataset.inputs, stored.astype(dtype))
     assert dataset.num_classes == 3 and dataset.groups is None and not caplog.messages
 
@@ -45,17 +49,28 @@ def test_small_grey_floats_are_images_and_one_line_says_so(tmp_path, caplog):
     dataset = load_dataset("npz:own.npz", tmp_path)
     np.testing.assert_array_equal(dataset.inputs[..., 0], images)
     assert isinstance(dataset.preprocess, Pixels)
-    assert caplog.messages == ["x is float64 (4, 6, 5) within -1 to 1: grey images. Call it inputs if it is none"]
+    assert caplog.messages == [
+        "x is float64 (4, 6, 5) within -1 to 1: grey images. Call it inputs if it is none"
+    ]
 
 
-@pytest.mark.parametrize("owners", [np.array([7, 7, 2, 3], np.int8), np.array(["d", "d", "a", "b"])])
+@pytest.mark.parametrize(
+    "owners", [np.array([7, 7, 2, 3], np.int8), np.array(["d", "d", "a", "b"])]
+)
 @pytest.mark.parametrize("key", ["group", "person"])
 def test_whose_a_sample_is(tmp_path, owners, key):
-    np.savez(tmp_path / "own.npz", x=WINDOWS, y=LABELS, class_names=["x", "y", "z"], **{key: owners})
+    np.savez(
+        tmp_path / "own.npz", x=WINDOWS, y=LABELS, class_names=["x", "y", "z"], **{key: owners}
+    )
     dataset = load_dataset("npz:own.npz", tmp_path)
     expected = [7, 7, 2, 3] if owners.dtype.kind == "i" else [2, 2, 0, 1]
     assert dataset.groups.tolist() == expected and dataset.class_names == ("x", "y", "z")
-    two = {"x_train": WINDOWS[:3], "y_train": LABELS[:3], "x_test": WINDOWS[3:], "y_test": LABELS[3:]}
+    two = {
+        "x_train": WINDOWS[:3],
+        "y_train": LABELS[:3],
+        "x_test": WINDOWS[3:],
+        "y_test": LABELS[3:],
+    }
     np.savez(tmp_path / "two.npz", **two, **{f"{key}_train": owners[:3], f"{key}_test": owners[3:]})
     dataset = load_dataset("npz:two.npz", tmp_path)
     assert dataset.groups.tolist() == expected and dataset.official["test"].tolist() == [3]
@@ -80,9 +95,15 @@ def test_official_sets_by_a_mask(tmp_path):
         ({"inputs": WINDOWS > 0, "labels": LABELS}, "inputs is bool"),
         ({"x": WINDOWS, "group": LABELS / 2}, "group is float64 (4,), not integers or text [N]"),
         ({"x": WINDOWS, "group": LABELS[:2]}, "groups are int32 (2,)"),
-        ({"x": WINDOWS, "class_names": ["a"]}, "labels run from 0 to 2, but there are 1 class names"),
+        (
+            {"x": WINDOWS, "class_names": ["a"]},
+            "labels run from 0 to 2, but there are 1 class names",
+        ),
         ({"x": WINDOWS, "class_names": [1, 2, 3]}, "class_names is int64 (3,), not text"),
-        ({"x": WINDOWS, "official_test": [0, 1, 0, 1]}, "official_test is int64 (4,), not bool (4,)"),
+        (
+            {"x": WINDOWS, "official_test": [0, 1, 0, 1]},
+            "official_test is int64 (4,), not bool (4,)",
+        ),
     ],
 )
 def test_what_does_not_fit_is_one_line(tmp_path, arrays, reason):
@@ -94,7 +115,9 @@ def test_what_does_not_fit_is_one_line(tmp_path, arrays, reason):
 
 def test_no_size_of_what_is_no_image(tmp_path):
     np.savez(tmp_path / "own.npz", x=WINDOWS, y=LABELS)
-    assert "image_size is 8, but it holds no images" in load_error(ValueError, "npz:own.npz", tmp_path, 8)
+    assert "image_size is 8, but it holds no images" in load_error(
+        ValueError, "npz:own.npz", tmp_path, 8
+    )
 
 
 @pytest.mark.skipif(not HAR.exists(), reason="needs data/har_windows.npz")
@@ -102,6 +125,8 @@ def test_the_windows_of_uci_har():
     dataset = load_dataset(f"npz:{HAR}")
     assert dataset.inputs.shape == (3350, 128, 9) and dataset.inputs.dtype == np.float16
     assert dataset.class_names[3] == "sitting" and len(np.unique(dataset.groups)) == 30
-    assert not set(dataset.groups[dataset.official["train"]]) & set(dataset.groups[dataset.official["test"]])
+    assert not set(dataset.groups[dataset.official["train"]]) & set(
+        dataset.groups[dataset.official["test"]]
+    )
     clients = make_partition("natural", dataset, 30, tested="last")
     assert all(len(np.unique(dataset.groups[np.concatenate(client)])) == 1 for client in clients)

@@ -39,7 +39,10 @@ def objects(pairs) -> np.ndarray:
 KINDS = {  # x as the scripts write it, and what is made of it
     "one unit": (3 * RNG.normal(size=(6, 9, 1, 16)), lambda x: x[:, :, 0].transpose(0, 2, 1)),
     "units": (np.tanh(RNG.normal(size=(6, 9, 3, 16))), lambda x: x.transpose(0, 3, 2, 1)),
-    "three signals": (np.tanh(RNG.normal(size=(6, 3, 1, 16))), lambda x: x[:, :, 0].transpose(0, 2, 1)),
+    "three signals": (
+        np.tanh(RNG.normal(size=(6, 3, 1, 16))),
+        lambda x: x[:, :, 0].transpose(0, 2, 1),
+    ),
     "rows": (3 * RNG.normal(size=(6, 5)), lambda x: x),
     "letters": (RNG.integers(0, 80, (6, 8)), lambda x: x),
     "texts": (np.array(PAIRS, dtype=object), lambda x: TOKENS),
@@ -62,7 +65,9 @@ def test_what_is_no_image(tmp_path, kind):
         [[0, 1, 2], [], [3]],
         [[], [], [4, 5]],
     ]
-    assert "image_size is 8, but it holds no images" in load_error(ValueError, "client_folders:made", tmp_path, 8)
+    assert "image_size is 8, but it holds no images" in load_error(
+        ValueError, "client_folders:made", tmp_path, 8
+    )
 
 
 def test_without_a_config_the_files_are_counted(tmp_path):
@@ -111,4 +116,6 @@ def test_what_does_not_fit_is_one_line(tmp_path, x, reason):
 def test_clients_of_two_kinds(tmp_path):
     write_clients(tmp_path, KINDS["letters"][0])
     np.savez(tmp_path / "test/1.npz", data={"x": KINDS["rows"][0], "y": np.zeros(6, int)})
-    assert "some clients hold rows and others texts" in load_error(ValueError, f"client_folders:{tmp_path}")
+    assert "some clients hold rows and others texts" in load_error(
+        ValueError, f"client_folders:{tmp_path}"
+    )

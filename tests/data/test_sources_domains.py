@@ -31,7 +31,13 @@ def test_domains(tmp_path, caplog, below):
     dataset = load_dataset("domains:office", tmp_path)
     assert dataset.inputs.shape == (5, 64, 64, 3)
     assert dataset.inputs.mean((1, 2, 3)).tolist() == pytest.approx([0, 40, 80, 120, 160], abs=1)
-    assert dataset.class_names == ("bike", "mug", "pen") and dataset.labels.tolist() == [0, 1, 0, 0, 2]
+    assert dataset.class_names == ("bike", "mug", "pen") and dataset.labels.tolist() == [
+        0,
+        1,
+        0,
+        0,
+        2,
+    ]
     assert dataset.groups.tolist() == [0, 0, 1, 1, 1] and dataset.official == {}
     assert [message.partition(": ")[2] for message in caplog.messages] == [
         "domain amazon has no images of 1 of the classes: pen",
@@ -78,15 +84,27 @@ def test_the_lists_of_domainnet(tmp_path):
 @pytest.mark.parametrize(
     ("lists", "reason"),
     [
-        ({"amazon_train": "amazon/mug/x.jpg 0\n"}, "1 of 4 images of the lists are missing, such as amazon/mug/x.jpg"),
+        (
+            {"amazon_train": "amazon/mug/x.jpg 0\n"},
+            "1 of 4 images of the lists are missing, such as amazon/mug/x.jpg",
+        ),
         (
             {"amazon_train": "amazon/mug/b.jpg\n"},
             "line 1 of splits/amazon_train.txt is 'amazon/mug/b.jpg', not amazon/",
         ),
         ({"amazon_train": "webcam/pen/e.png 0\n"}, "line 1 of splits/amazon_train.txt"),
-        ({"amazon_train": "amazon/mug/b.jpg 5\n"}, "the lists have 3 classes, and 3 numbers of them, not each from 0"),
-        ({"amazon_train": "amazon/mug/b.jpg 1\n"}, "the lists have 3 classes, and 3 numbers of them"),
-        ({"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"}, "the lists have 3 classes, and 4 numbers"),
+        (
+            {"amazon_train": "amazon/mug/b.jpg 5\n"},
+            "the lists have 3 classes, and 3 numbers of them, not each from 0",
+        ),
+        (
+            {"amazon_train": "amazon/mug/b.jpg 1\n"},
+            "the lists have 3 classes, and 3 numbers of them",
+        ),
+        (
+            {"webcam_train": "webcam/bike/c.PNG 3\nwebcam/pen/e.png 2\n"},
+            "the lists have 3 classes, and 4 numbers",
+        ),
         ({"amazon_test": "amazon/mug/b.jpg 0\n"}, "an image is in a train and a test list"),
     ],
 )
@@ -100,7 +118,9 @@ def test_lists_that_do_not_fit_are_one_line(tmp_path, lists, reason):
 def test_lists_of_some_domains_only(tmp_path):
     write_domains(tmp_path)
     write(tmp_path / "splits/webcam_train.txt", LISTS["webcam_train"])
-    assert "there is no splits/amazon_train.txt, but others are" in load_error(ValueError, "domains:.", tmp_path)
+    assert "there is no splits/amazon_train.txt, but others are" in load_error(
+        ValueError, "domains:.", tmp_path
+    )
     write(tmp_path / "splits/amazon_train.txt", LISTS["amazon_train"])
     assert "there are no lists of one of the two" in load_error(ValueError, "domains:.", tmp_path)
 
@@ -141,7 +161,10 @@ def test_camelyon17(tmp_path, folder):
     for _ in range(2):  # the second from the cache
         dataset = load_dataset("camelyon17", tmp_path)
         np.testing.assert_array_equal(dataset.inputs, images)
-        assert dataset.labels.tolist() == [1, 0, 1, 0, 1] and dataset.class_names == ("normal", "tumor")
+        assert dataset.labels.tolist() == [1, 0, 1, 0, 1] and dataset.class_names == (
+            "normal",
+            "tumor",
+        )
         assert dataset.groups.tolist() == [0, 0, 1, 2, 4]
         official = {"train": [0, 4], "id_val": [1], "val": [2], "test": [3]}
         assert {k: v.tolist() for k, v in dataset.official.items()} == official

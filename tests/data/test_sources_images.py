@@ -1,8 +1,5 @@
-"""Sets of image files, from tiny ones laid out as their publishers do, and the cache of decoded
-sets."""
+"""Sets of image files, from tiny ones laid out as their publishers do."""
 
-import os
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -42,7 +39,9 @@ def _write_tiny_imagenet(root: Path) -> tuple[Path, list[np.ndarray]]:
         write(folder / name, encoded(image))
     write(folder / "train/n01/n01_boxes.txt", "n01_0.JPEG\t0\t0\t9\t9\n")
     write(folder / "test/images/test_0.JPEG", encoded(pixels(64, 64, 3)))
-    boxes = "".join(f"val_{i}.JPEG\t{wnid}\t0\t0\t9\t9\n" for i, wnid in ((2, "n02"), (0, "n01"), (1, "n02")))
+    boxes = "".join(
+        f"val_{i}.JPEG\t{wnid}\t0\t0\t9\t9\n" for i, wnid in ((2, "n02"), (0, "n01"), (1, "n02"))
+    )
     write(folder / "val/val_annotations.txt", boxes)
     order = [*range(4), 6, 4, 5]  # validation images in the order of the annotations
     return folder, [np.broadcast_to(images[i].reshape(64, 64, -1), (64, 64, 3)) for i in order]
@@ -56,8 +55,14 @@ def test_tiny_imagenet(tmp_path, form):
     data_dir = {"folder": folder.parent, "zip": tmp_path, "inside": folder}[form]
     dataset = load_dataset("tiny_imagenet", data_dir)
     np.testing.assert_array_equal(dataset.inputs, images)
-    assert dataset.labels.tolist() == [0, 0, 1, 1, 1, 0, 1] and dataset.class_names == ("n01", "n02")
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2, 3], "test": [4, 5, 6]}
+    assert dataset.labels.tolist() == [0, 0, 1, 1, 1, 0, 1] and dataset.class_names == (
+        "n01",
+        "n02",
+    )
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2, 3],
+        "test": [4, 5, 6],
+    }
     assert load_dataset("tiny_imagenet", data_dir, 32).inputs.shape == (7, 32, 32, 3)
 
 
@@ -65,7 +70,10 @@ def test_tiny_imagenet_with_missing_files(tmp_path):
     folder, _ = _write_tiny_imagenet(tmp_path)
     (folder / "val/images/val_2.JPEG").unlink()
     message = load_error(ValueError, "tiny_imagenet", tmp_path)
-    assert "1 of 7 images are missing, such as val/images/val_2.JPEG" in message and "Stanford" in message
+    assert (
+        "1 of 7 images are missing, such as val/images/val_2.JPEG" in message
+        and "Stanford" in message
+    )
     (folder / "val/val_annotations.txt").unlink()
     assert "val/val_annotations.txt" in load_error(ValueError, "tiny_imagenet", tmp_path)
 
@@ -87,7 +95,8 @@ def test_truncated_zip(tmp_path):
 
 def _write_flowers(root: Path) -> list[np.ndarray]:
     images = [
-        np.full((h, w, 3), 30 * i, np.uint8) for i, (h, w) in enumerate([(80, 100), (90, 70), (64, 64), (70, 200)])
+        np.full((h, w, 3), 30 * i, np.uint8)
+        for i, (h, w) in enumerate([(80, 100), (90, 70), (64, 64), (70, 200)])
     ]
     for i, image in enumerate(images, 1):
         write(root / f"jpg/image_{i:05d}.jpg", encoded(image, "JPEG"))
@@ -108,7 +117,11 @@ def test_flowers102(tmp_path, archived):
     assert dataset.inputs.shape == (4, 64, 64, 3) and dataset.num_classes == 102
     np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 30, 60, 90], atol=1)
     assert dataset.labels.tolist() == [0, 101, 4, 4]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [2, 0], "val": [1], "test": [3]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [2, 0],
+        "val": [1],
+        "test": [3],
+    }
     assert load_dataset("flowers102", tmp_path, 16).inputs.shape == (4, 16, 16, 3)
 
 
@@ -128,7 +141,10 @@ def _write_food(root: Path) -> Path:
     for split, keys in lists.items():
         write(folder / f"meta/{split}.txt", "\n".join(keys))
         for key in keys:
-            write(folder / f"images/{key}.jpg", encoded(np.full((80, 120, 3), 20 * int(key[-1]), np.uint8), "JPEG"))
+            write(
+                folder / f"images/{key}.jpg",
+                encoded(np.full((80, 120, 3), 20 * int(key[-1]), np.uint8), "JPEG"),
+            )
     return folder
 
 
@@ -137,11 +153,16 @@ def test_food101(tmp_path, form):
     folder = _write_food(tmp_path / "made")
     if form == "archive":
         _tar(folder, tmp_path / "food-101.tar.gz")
-    dataset = load_dataset("food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form])
+    dataset = load_dataset(
+        "food101", {"folder": folder.parent, "archive": tmp_path, "inside": folder}[form]
+    )
     assert dataset.inputs.shape == (5, 64, 64, 3) and dataset.class_names == ("pie", "soup")
     np.testing.assert_allclose(dataset.inputs.mean((1, 2, 3)), [0, 180, 20, 40, 60], atol=1)
     assert dataset.labels.tolist() == [0, 0, 1, 1, 0]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
 
 
 def test_folder_per_class(tmp_path):
@@ -154,7 +175,11 @@ def test_folder_per_class(tmp_path):
     write(tmp_path / "dog/._a.png", b"no image")
     dataset = load_dataset(f"folder:{tmp_path}")
     np.testing.assert_array_equal(dataset.inputs, [cat, np.dstack([dogs[0]] * 3), dogs[1]])
-    assert dataset.labels.tolist() == [0, 1, 1] and dataset.class_names == ("cat", "dog") and dataset.official == {}
+    assert (
+        dataset.labels.tolist() == [0, 1, 1]
+        and dataset.class_names == ("cat", "dog")
+        and dataset.official == {}
+    )
 
 
 def test_folder_of_splits_and_grey_images(tmp_path):
@@ -164,7 +189,13 @@ def test_folder_of_splits_and_grey_images(tmp_path):
     assert dataset.inputs.shape == (5, 4, 4, 1) and dataset.class_names == ("a", "b")
     got = {split: dataset.inputs[i, 0, 0, 0].tolist() for split, i in dataset.official.items()}
     assert got == {"train": [0, 1], "val": [2], "test": [3, 4]}
-    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == [0, 1, 1, 0, 0]
+    assert [int(dataset.labels[dataset.inputs[:, 0, 0, 0] == i][0]) for i in range(5)] == [
+        0,
+        1,
+        1,
+        0,
+        0,
+    ]
 
 
 def test_a_class_may_be_called_train(tmp_path):
@@ -178,96 +209,12 @@ def test_folder_errors(tmp_path):
     assert "no images" in load_error(ValueError, f"folder:{tmp_path}")
     write(tmp_path / "a/1.png", encoded(pixels(4, 4)))
     write(tmp_path / "a/2.png", encoded(pixels(4, 5)))
-    assert "2 sizes, from (4, 4) to (4, 5); set image_size" in load_error(ValueError, f"folder:{tmp_path}")
+    assert "2 sizes, from (4, 4) to (4, 5); set image_size" in load_error(
+        ValueError, f"folder:{tmp_path}"
+    )
     assert load_dataset(f"folder:{tmp_path}", image_size=3).inputs.shape == (2, 3, 3, 1)
     Image.fromarray(np.zeros((4, 4), np.uint16)).save(tmp_path / "a/3.png")
     mode = Image.open(tmp_path / "a/3.png").mode  # I;16, or I in older Pillows
     assert mode.startswith("I") and f"a/3.png cannot be decoded (mode {mode}," in load_error(
         ValueError, f"folder:{tmp_path}"
     )
-
-
-# The cache of decoded sets
-
-
-@pytest.fixture
-def fresh(monkeypatch, tmp_path):
-    """Loads without the in-process cache, and tells whether images were decoded; the user's cache
-    is in `tmp_path`."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    decoded = []
-    module = sys.modules["fedjax_ht.data.sources.image_folder"]
-    original = module.decode_members
-    monkeypatch.setattr(module, "decode_members", lambda *args: decoded.append(1) or original(*args))
-    load = sys.modules["fedjax_ht.data.sources.registry"]._load.__wrapped__
-
-    def run(name, data_dir, image_size=None):
-        decoded.clear()
-        return load(name, data_dir, image_size), bool(decoded)
-
-    return run
-
-
-def _write_folder(root: Path) -> None:
-    for i, name in enumerate(["train/a/1", "train/b/1", "test/b/1"]):
-        write(root / f"{name}.png", encoded(np.full((4, 4), i, np.uint8)))
-
-
-def test_decoded_images_are_kept(tmp_path, fresh):
-    root = tmp_path / "set"
-    _write_folder(root)
-    first, decoded = fresh(f"folder:{root}", None)
-    assert decoded
-    images, rest = sorted((root / ".fedjax_ht_cache").iterdir())  # nothing temporary is left
-    second, decoded = fresh(f"folder:{root}", None)
-    assert not decoded and not (tmp_path / "user").exists()
-    for field in ("inputs", "labels"):
-        np.testing.assert_array_equal(getattr(first, field), getattr(second, field))
-    assert (second.name, second.class_names) == (first.name, first.class_names)
-    assert {k: v.tolist() for k, v in second.official.items()} == {"train": [1, 2], "test": [0]}
-    assert fresh(f"folder:{root}", None, 2)[1]  # each size has a file of its own
-    content = images.read_bytes()
-    damaged = bytes([*content[:-1], content[-1] ^ 1])
-    for file, wrong in ((rest, rest.read_bytes()[:-30]), (images, content[:-1]), (images, damaged), (images, None)):
-        file.unlink()  # the sets above still map it
-        if wrong is not None:
-            file.write_bytes(wrong)
-        third, decoded = fresh(f"folder:{root}", None)
-        assert decoded and images.read_bytes() == content
-        np.testing.assert_array_equal(third.inputs, first.inputs)
-        assert not fresh(f"folder:{root}", None)[1]
-
-
-@pytest.mark.parametrize("change", ["content", "time", "added", "removed"])
-def test_changed_files_are_decoded_again(tmp_path, fresh, change):
-    _write_folder(tmp_path)
-    fresh(f"folder:{tmp_path}", None)
-    path = tmp_path / "train/a/1.png"
-    if change == "content":
-        write(path, encoded(pixels(4, 4)))
-    elif change == "time":
-        os.utime(path, (1, 1))
-    elif change == "added":
-        write(tmp_path / "train/a/2.png", path.read_bytes())
-    else:
-        path.unlink()
-    assert fresh(f"folder:{tmp_path}", None)[1]
-    assert not fresh(f"folder:{tmp_path}", None)[1]
-
-
-def test_the_users_cache_serves_a_folder_that_cannot_be_written(tmp_path, fresh):
-    root = tmp_path / "set"
-    _write_folder(root)
-    write(root / ".fedjax_ht_cache", "a file where the folder would be")
-    assert fresh(f"folder:{root}", None)[1]
-    assert len(list((tmp_path / "user/fedjax_ht").iterdir())) == 2
-    assert not fresh(f"folder:{root}", None)[1]
-
-
-def test_nothing_writable_is_no_error(tmp_path, fresh):
-    root = tmp_path / "set"
-    _write_folder(root)
-    for path in (root / ".fedjax_ht_cache", tmp_path / "user"):
-        write(path, "a file where the folder would be")
-    assert fresh(f"folder:{root}", None)[1]
-    assert len(fresh(f"folder:{root}", None)[0].labels) == 3

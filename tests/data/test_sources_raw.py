@@ -3,13 +3,11 @@
 import gzip
 import pickle
 import struct
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.io import savemat
 
 from fedjax_ht.data.sources import load_dataset
 from tests.data.source_files import load_error, pixels, write
@@ -24,7 +22,11 @@ def _tar(folder: Path, archive: Path, mode: str = "w:gz") -> None:
 
 
 def _idx(array: np.ndarray) -> bytes:
-    return bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+    return (
+        bytes((0, 0, 8, array.ndim))
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
 
 
 def _write_mnist(folder: Path, ending: str = "") -> tuple[np.ndarray, list[int]]:
@@ -32,7 +34,10 @@ def _write_mnist(folder: Path, ending: str = "") -> tuple[np.ndarray, list[int]]
     pack = gzip.compress if ending else bytes
     for split, part in (("train", slice(3)), ("t10k", slice(3, 5))):
         write(folder / f"{split}-images-idx3-ubyte{ending}", pack(_idx(images[part])))
-        write(folder / f"{split}-labels-idx1-ubyte{ending}", pack(_idx(np.array(labels[part], np.uint8))))
+        write(
+            folder / f"{split}-labels-idx1-ubyte{ending}",
+            pack(_idx(np.array(labels[part], np.uint8))),
+        )
     return images[..., None], labels
 
 
@@ -52,7 +57,10 @@ def test_idx(tmp_path, name, folder, ending):
     dataset = load_dataset(name, tmp_path)
     np.testing.assert_array_equal(dataset.inputs, images)
     assert dataset.labels.tolist() == labels and dataset.num_classes == 10
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
     assert dataset.inputs.flags.c_contiguous
 
 
@@ -82,7 +90,11 @@ def test_damaged_idx(tmp_path, file, damage):
     _write_mnist(tmp_path)
     (tmp_path / file).write_bytes(damage((tmp_path / file).read_bytes()))
     message = load_error(ValueError, "mnist", tmp_path)
-    assert message.startswith(str(tmp_path / file)) and f"expected {file}" in message and "LeCun" in message
+    assert (
+        message.startswith(str(tmp_path / file))
+        and f"expected {file}" in message
+        and "LeCun" in message
+    )
 
 
 def test_truncated_gz(tmp_path):
@@ -118,12 +130,19 @@ def _py2_pickle(batch: dict) -> bytes:
 
 
 CIFAR = {  # files of images, the folder's name, the keys of the python version
-    "cifar10": ([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"], "cifar-10", "labels", "label_names"),
+    "cifar10": (
+        [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"],
+        "cifar-10",
+        "labels",
+        "label_names",
+    ),
     "cifar100": (["train", "test"], "cifar-100", "fine_labels", "fine_label_names"),
 }
 
 
-def _write_cifar(name: str, kind: str, root: Path, dump=_py2_pickle) -> tuple[Path, np.ndarray, np.ndarray]:
+def _write_cifar(
+    name: str, kind: str, root: Path, dump=_py2_pickle
+) -> tuple[Path, np.ndarray, np.ndarray]:
     files, stem, labels_key, names_key = CIFAR[name]
     folder = root / f"{stem}-{'batches-' * (name == 'cifar10')}{kind}"
     classes = [f"class{i}" for i in range(int(name[5:]))]
@@ -132,13 +151,13 @@ def _write_cifar(name: str, kind: str, root: Path, dump=_py2_pickle) -> tuple[Pa
         np.random.default_rng(1).integers(0, len(classes), 2 * len(files)),
     )
     for i, file in enumerate(files):
-        rows, own = images[2 * i : 2 * i + 2].reshape(2, 3072), labels[2 * i : 2 * i + 2]
+        rows, of_file = images[2 * i : 2 * i + 2].reshape(2, 3072), labels[2 * i : 2 * i + 2]
         if kind.startswith("py"):
-            content = dump({labels_key: own.tolist(), "data": rows, "filenames": [b"a", b"b"]})
+            content = dump({labels_key: of_file.tolist(), "data": rows, "filenames": [b"a", b"b"]})
             write(folder / file, content)
         else:
             coarse = np.zeros((2, int(name == "cifar100")), np.uint8)
-            write(folder / f"{file}.bin", np.c_[coarse, own.astype(np.uint8), rows].tobytes())
+            write(folder / f"{file}.bin", np.c_[coarse, of_file.astype(np.uint8), rows].tobytes())
     if kind.startswith("py"):
         write(
             folder / ("meta" if name == "cifar100" else "batches.meta"),
@@ -175,13 +194,19 @@ def test_cifar_archive(tmp_path, name, kind, ending):
     folder, images, labels = _write_cifar(name, kind, tmp_path / "made")
     version = "python" if kind.startswith("py") else "binary"
     (tmp_path / name).mkdir()
-    _tar(folder, tmp_path / name / f"{CIFAR[name][1]}-{version}{ending}", "w:gz" if "gz" in ending else "w")
+    _tar(
+        folder,
+        tmp_path / name / f"{CIFAR[name][1]}-{version}{ending}",
+        "w:gz" if "gz" in ending else "w",
+    )
     _check_cifar(load_dataset(name, tmp_path), images, labels)
 
 
 def test_cifar_repickled_by_python_3(tmp_path):
     def dump(batch):
-        return pickle.dumps({k: [str(c, "ascii") for c in v] if k == "label_names" else v for k, v in batch.items()})
+        return pickle.dumps(
+            {k: [str(c, "ascii") for c in v] if k == "label_names" else v for k, v in batch.items()}
+        )
 
     _, images, labels = _write_cifar("cifar10", "py", tmp_path, dump)
     _check_cifar(load_dataset("cifar10", tmp_path), images, labels)
@@ -189,7 +214,7 @@ def test_cifar_repickled_by_python_3(tmp_path):
 
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_cifar_repickled_with_bytes_as_keys(tmp_path, protocol):
-    """What Python 3 makes of the publisher's files when it reads them with encoding="bytes"."""
+    """Python 3 makes such keys of the publisher's files when it reads them as bytes."""
 
     def dump(batch):
         return pickle.dumps({k.encode(): v for k, v in batch.items()}, protocol)
@@ -213,7 +238,12 @@ def test_cifar_pickle_runs_nothing(tmp_path):
         ("bin", "test_batch.bin", b"", "0 bytes"),
         ("bin", "data_batch_2.bin", None, "data_batch_2.bin"),
         ("py", "batches.meta", None, "batches.meta"),
-        ("py", "data_batch_1", pickle.dumps({"data": np.zeros((2, 3)), "labels": [0, 1]}), "uint8 data"),
+        (
+            "py",
+            "data_batch_1",
+            pickle.dumps({"data": np.zeros((2, 3)), "labels": [0, 1]}),
+            "uint8 data",
+        ),
         ("py", "data_batch_1", pickle.dumps([1]), "list"),
         ("py", "data_batch_1", b"\x80\x02}", "pickle"),
     ],
@@ -232,59 +262,3 @@ def test_truncated_cifar_archive(tmp_path, keep):
     _tar(folder, archive)
     archive.write_bytes(archive.read_bytes()[: int(keep * archive.stat().st_size)])
     assert load_error(ValueError, "cifar10", tmp_path).startswith(str(archive))
-
-
-# SVHN
-
-
-def _write_svhn(folder: Path) -> np.ndarray:
-    images = pixels(5, 32, 32, 3)
-    for split, part, labels in (("train", slice(3), [10, 1, 9]), ("test", slice(3, 5), [2, 10])):
-        arrays = {"X": images[part].transpose(1, 2, 3, 0), "y": np.array(labels, np.uint8)[:, None]}
-        savemat(folder / f"{split}_32x32.mat", arrays, do_compression=True)
-    return images
-
-
-def test_svhn(tmp_path):
-    images = _write_svhn(tmp_path)
-    dataset = load_dataset("svhn", tmp_path)
-    np.testing.assert_array_equal(dataset.inputs, images)
-    assert dataset.labels.tolist() == [0, 1, 9, 2, 0] and dataset.inputs.flags.c_contiguous
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
-
-
-def test_svhn_without_scipy(tmp_path, monkeypatch):
-    _write_svhn(tmp_path)
-    monkeypatch.setitem(sys.modules, "scipy.io", None)
-    assert "pip install scipy" in load_error(ImportError, "svhn", tmp_path)
-
-
-@pytest.mark.parametrize("keep", [0, 100, 2000])
-def test_damaged_svhn(tmp_path, keep):
-    _write_svhn(tmp_path)
-    path = tmp_path / "test_32x32.mat"
-    path.write_bytes(path.read_bytes()[:keep])
-    assert load_error(ValueError, "svhn", tmp_path).startswith(str(path))
-
-
-def test_svhn_of_other_arrays(tmp_path):
-    _write_svhn(tmp_path)
-    savemat(tmp_path / "test_32x32.mat", {"digits": np.zeros(3)})
-    assert "such as X" in load_error(ValueError, "svhn", tmp_path)
-    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2)), "y": np.ones((2, 1))})
-    assert "not uint8" in load_error(ValueError, "svhn", tmp_path)
-
-
-@pytest.mark.parametrize("label", [11, 17, 255, -1, -1.5, 3.9, np.nan, np.inf])
-def test_svhn_of_labels_that_are_no_digits(tmp_path, label):
-    _write_svhn(tmp_path)
-    path = tmp_path / "test_32x32.mat"
-    savemat(path, {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[1], [label]])})
-    message = load_error(ValueError, "svhn", tmp_path)
-    assert message.startswith(f"{path}: y has the label {label:g}; labels are whole numbers from 1 to 10")
-
-
-def test_svhn_of_labels_from_0(tmp_path):
-    _write_svhn(tmp_path)
-    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0.0], [9.0]])})
-    assert load_dataset("svhn", tmp_path).labels.tolist() == [0, 1, 9, 0, 9]

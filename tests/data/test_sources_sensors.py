@@ -19,7 +19,11 @@ KINDS = ("folder", "zip", "its files")
 
 def write_files(root: Path, name: str, files: dict[str, str], kind: str) -> Path:
     """The folder to read from."""
-    files = files if kind == "its files" else {f"{name}/{file}": content for file, content in files.items()}
+    files = (
+        files
+        if kind == "its files"
+        else {f"{name}/{file}": content for file, content in files.items()}
+    )
     if kind == "zip":
         root.mkdir(parents=True, exist_ok=True)
         with zipfile.ZipFile(root / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -43,13 +47,16 @@ PERSONS = {"train": (1, 1, 3, 3, 30, 30), "test": (2, 2, 4, 4)}
 def har_files(seed: int = 0) -> tuple[dict[str, str], np.ndarray, np.ndarray]:
     """Files, and the windows [10, 128, 9] and labels [10] in them."""
     rng = np.random.default_rng(seed)
-    windows, labels = rng.normal(size=(10, 128, 9)).round(6), np.array([0, 5, 1, 2, 3, 4, 4, 0, 1, 1])
+    windows, labels = (
+        rng.normal(size=(10, 128, 9)).round(6),
+        np.array([0, 5, 1, 2, 3, 4, 4, 0, 1, 1]),
+    )
     files, start = {"activity_labels.txt": "1 WALKING\n", "train/X_train.txt": "of no use\n"}, 0
     for split, persons in PERSONS.items():
-        own = slice(start, start := start + len(persons))
+        rows = slice(start, start := start + len(persons))
         for i, signal in enumerate(SIGNALS):
-            files[f"{split}/Inertial Signals/{signal}_{split}.txt"] = text(windows[own, :, i])
-        files[f"{split}/y_{split}.txt"] = text(labels[own] + 1)
+            files[f"{split}/Inertial Signals/{signal}_{split}.txt"] = text(windows[rows, :, i])
+        files[f"{split}/y_{split}.txt"] = text(labels[rows] + 1)
         files[f"{split}/subject_{split}.txt"] = text(np.array(persons))
     return files, windows, labels
 
@@ -88,7 +95,10 @@ HAR_DAMAGE = {
         "1 2 3\n" * 3,
         "test/Inertial Signals/total_acc_z_test.txt: its first line has 3 numbers, not 128",
     ),
-    "train/Inertial Signals/body_acc_y_train.txt": (text(np.full((6, 128), np.nan)), "train: a signal is not finite"),
+    "train/Inertial Signals/body_acc_y_train.txt": (
+        text(np.full((6, 128), np.nan)),
+        "train: a signal is not finite",
+    ),
     "train/Inertial Signals/body_gyro_x_train.txt": ("", "its first line has 0 numbers, not 128"),
     "train/Inertial Signals/body_gyro_y_train.txt": (
         "1 " * 128 + "\n" + "1 " * 127 + "\n",
@@ -110,9 +120,15 @@ def test_damaged_har(tmp_path, file):
     files = har_files()[0]
     content, message = HAR_DAMAGE[file]
     del files[file]
-    write_files(tmp_path, "UCI HAR Dataset", files if content is None else files | {file: content}, "folder")
-    told = load_error(ValueError, "har", tmp_path)
-    assert message in told and told.startswith(f"{tmp_path}/UCI HAR Dataset: ") and "UCI HAR Dataset.zip or" in told
+    write_files(
+        tmp_path, "UCI HAR Dataset", files if content is None else files | {file: content}, "folder"
+    )
+    error = load_error(ValueError, "har", tmp_path)
+    assert (
+        message in error
+        and error.startswith(f"{tmp_path}/UCI HAR Dataset: ")
+        and "UCI HAR Dataset.zip or" in error
+    )
 
 
 def test_texts_have_a_limit(tmp_path, monkeypatch):
@@ -124,7 +140,9 @@ def test_texts_have_a_limit(tmp_path, monkeypatch):
 def test_some_columns_of_a_table():
     content = b"1 2 3\n4 NaN 6\n\n"
     np.testing.assert_array_equal(read_table("x", content, 3, [2, 0]), np.float32([[3, 1], [6, 4]]))
-    np.testing.assert_array_equal(read_table("x", content, 3), np.float32([[1, 2, 3], [4, np.nan, 6]]))
+    np.testing.assert_array_equal(
+        read_table("x", content, 3), np.float32([[1, 2, 3], [4, np.nan, 6]])
+    )
     with pytest.raises(ValueError, match=r"^x: invalid column index 2 at row 2 with 2 columns$"):
         read_table("x", b"1 2 3\n4 5\n", 3, [2])
 
@@ -133,13 +151,27 @@ def test_embedded_har():
     dataset = load_dataset("har_10persons")
     assert dataset.inputs.shape == (1039, 128, 9) and dataset.inputs.dtype == np.float16
     assert dataset.input_shape == (128, 9) and dataset.official == {}
-    assert np.bincount(dataset.groups).tolist() == [0, 124, 112, 109, 119, 91, 107, 109, 106, 77, 85]
+    assert np.bincount(dataset.groups).tolist() == [
+        0,
+        124,
+        112,
+        109,
+        119,
+        91,
+        107,
+        109,
+        106,
+        77,
+        85,
+    ]
     assert np.bincount(dataset.labels).tolist() == [202, 162, 156, 162, 175, 182]
     assert zlib.crc32(dataset.inputs.tobytes()) == 1235048265
     # Total acceleration has gravity in it, one g, and lies along x unless the person does.
     upright = dataset.labels < 5
     mean = np.abs(dataset.inputs.astype(np.float32)[..., 6:].mean(1))
-    assert (mean[upright].argmax(1) == 0).mean() > 0.99 and (mean[~upright].argmax(1) == 0).mean() < 0.1
+    assert (mean[upright].argmax(1) == 0).mean() > 0.99 and (
+        mean[~upright].argmax(1) == 0
+    ).mean() < 0.1
     folder = Path(read_table.__code__.co_filename).parents[1] / "embedded"
     licence = " ".join((folder / "LICENSE-har_10persons.txt").read_text().split())
     assert "CC BY 4.0" in licence and "D. Anguita, A. Ghio" in licence and "wrong one" in licence
@@ -158,103 +190,3 @@ def test_what_has_no_published_sum_is_fetched_by_hand(tmp_path, name):
 def test_no_size_for_what_has_no_images(tmp_path, name):
     message = load_error(ValueError, name, tmp_path, 32)
     assert message == f"image_size is 32, but {name} holds no images; leave it at 0 (None)"
-
-
-# PAMAP2
-
-RECORDINGS = [f"Protocol/subject10{i}.dat" for i in range(1, 10)]
-RECORDINGS += [f"Optional/subject10{i}.dat" for i in (1, 5, 6, 8, 9)]
-# as PFLlib counts them
-COLUMNS = np.array([[4, 5, 6, 10, 11, 12, 13, 14, 15]]) + np.array([[0], [17], [34]])
-
-
-def recording(rows: int, activity, seed: int, scale: float = 1.0) -> np.ndarray:
-    """float64 [rows, 54]: time, activity, heart rate and three units of 17 columns."""
-    table = scale * np.random.default_rng(seed).normal(size=(rows, 54)).round(4)
-    table[:, 1] = activity
-    return table
-
-
-def pamap2_tables() -> dict[str, np.ndarray]:
-    tables = {file: recording(256 if "Protocol" in file else 20, 4, i) for i, file in enumerate(RECORDINGS)}
-    activity = np.repeat([1, 0, 5, 12, 24, 24, 0, 0], 128)[:-1]
-    activity[128:140], activity[300] = 1, 0
-    tables["Protocol/subject101.dat"] = recording(1023, activity, 50)
-    tables["Optional/subject101.dat"] = recording(300, 20, 51, 5.0)
-    tables["Optional/subject106.dat"] = recording(256, 17, 53)
-    # equally many: the smaller
-    tables["Protocol/subject102.dat"] = recording(256, np.repeat([7, 6], 128), 52)
-    tables["Protocol/subject103.dat"][:, 2:] = np.nan
-    tables["Protocol/subject103.dat"][7, 4] = -2.5
-    return tables
-
-
-def pamap2_text(table: np.ndarray) -> str:
-    return "\n".join(" ".join(f"{value:.6g}" if value == value else "NaN" for value in row) for row in table) + "\n"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_pamap2(tmp_path, kind, monkeypatch):
-    tables = pamap2_tables()
-    write_files(tmp_path, "PAMAP2_Dataset", {f: pamap2_text(t) for f, t in tables.items()}, kind)
-    dataset = load_dataset("pamap2", tmp_path)
-    assert dataset.class_names[:8] == (
-        *("lying", "sitting", "standing", "walking", "running", "cycling", "Nordic walking", "ascending stairs"),
-    )
-    assert dataset.class_names[8:] == ("descending stairs", "vacuum cleaning", "ironing", "rope jumping")
-    # Of person 1 from step 0 lying by 140 of 256, from 128 running by 127 with 117 of no activity;
-    # from 384 and from 640 half and half; from 768 there is a step too few.
-    assert dataset.labels.tolist() == [0, 4, 7, 7, 11, 5, 3, 3, 3, 3, 10, 3, 3, 3]
-    assert dataset.groups.tolist() == [*[1] * 5, 2, 3, 4, 5, 6, 6, 7, 8, 9]
-    assert dataset.inputs.dtype == np.float32 and dataset.input_shape == (256, 3, 9) and dataset.official == {}
-
-    first, second = (tables[f"{part}/subject101.dat"] for part in ("Protocol", "Optional"))
-    largest = np.abs(np.concatenate([first, second])[:, COLUMNS]).max(0)
-    for window, start in zip(dataset.inputs[:5], (0, 128, 256, 384, 512)):
-        np.testing.assert_allclose(window, first[start : start + 256][:, COLUMNS] / largest, rtol=1e-5, atol=1e-6)
-    third = dataset.inputs[6]
-    assert third[7, 0, 0] == -1 and np.count_nonzero(third) == 1  # what is missing is 0
-
-    load_dataset.__globals__["_load"].cache_clear()
-    monkeypatch.setattr("fedjax_ht.data.sources.pamap2._build", None)  # kept on disk
-    again = load_dataset("pamap2", tmp_path)
-    for field in ("inputs", "labels", "groups"):
-        np.testing.assert_array_equal(getattr(again, field), getattr(dataset, field))
-
-
-PAMAP2_DAMAGE = {
-    "a file is missing": (
-        "Optional/subject108.dat",
-        None,
-        "1 of 14 recordings are missing, such as ('108', 'Optional')",
-    ),
-    "columns": ("Protocol/subject102.dat", "1 2 3\n", "Protocol/subject102.dat: its first line has 3 numbers, not 54"),
-    "a short row": (
-        "Protocol/subject102.dat",
-        "1 " * 54 + "\n" + "1 " * 49 + "\n",
-        "Protocol/subject102.dat: invalid column index 49 at row 2 with 49 columns",
-    ),
-    "no number": (
-        "Protocol/subject102.dat",
-        "1 1 x 1 " + "o " * 50,
-        "could not convert string 'o' to float32 at row 0, column 5",
-    ),
-    "activity": ("Protocol/subject102.dat", "1 25 " + "1 " * 52, "an activity is none of 0 to 24"),
-    "no activity": ("Protocol/subject102.dat", "1 NaN " + "1 " * 52, "an activity is none of 0 to 24"),
-    "infinite": ("Protocol/subject102.dat", "1 24 " + "inf " * 52, "Protocol/subject102.dat: a signal is infinite"),
-}
-
-
-@pytest.mark.parametrize("damage", PAMAP2_DAMAGE)
-def test_damaged_pamap2(tmp_path, damage):
-    row = "1 4 " + "1 " * 52 + "\n"
-    file, content, message = PAMAP2_DAMAGE[damage]
-    files = dict.fromkeys(RECORDINGS, row) | {file: content}
-    write_files(tmp_path, "PAMAP2_Dataset", {f: c for f, c in files.items() if c}, "folder")
-    told = load_error(ValueError, "pamap2", tmp_path)
-    assert message in told and told.startswith(f"{tmp_path}/PAMAP2_Dataset: ") and "PAMAP2_Dataset.zip or" in told
-
-
-def test_pamap2_of_short_recordings(tmp_path):
-    write_files(tmp_path, "PAMAP2_Dataset", dict.fromkeys(RECORDINGS, "1 4 " + "1 " * 52 + "\n"), "zip")
-    assert "there is no window of 256 steps of the 12 activities" in load_error(ValueError, "pamap2", tmp_path)

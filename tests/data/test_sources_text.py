@@ -1,7 +1,6 @@
 """Sets of texts, from tiny files in the formats of their publishers."""
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -9,12 +8,10 @@ import pytest
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.data.dataset import Dataset, subset
 from fedjax_ht.data.files import limits
-from fedjax_ht.data.partition import make_partition
 from fedjax_ht.data.sources import find_dataset, load_dataset
-from fedjax_ht.data.sources.shakespeare import LETTERS
 from fedjax_ht.data.sources.tokens import encode, vocabulary, words
 from fedjax_ht.models import model_group
-from tests.data.source_files import load_error, write
+from tests.data.source_files import load_error
 
 TRAIN = [
     ("3", "Fears for T N pension", 'Unions say they are "disappointed".'),
@@ -38,14 +35,16 @@ def ag_news(tmp_path):
 
 
 def test_words():
-    found = words('The "B-52\'s" said: It cost $1.50, (really)?<br />Yes!; \tEnd\u00a0of it')
-    assert " ".join(found) == "the b-52 ' s said it cost $1 . 50 , ( really ) ? yes ! end of it"
+    split = words('The "B-52\'s" said: It cost $1.50, (really)?<br />Yes!; \tEnd\u00a0of it')
+    assert " ".join(split) == "the b-52 ' s said it cost $1 . 50 , ( really ) ? yes ! end of it"
 
 
 def test_the_vocabulary_is_by_frequency_and_then_by_first_appearance():
     ids = vocabulary(["b a c", "c d b", "e"], 4)
     assert ids == {"b": 2, "c": 3, "a": 4, "d": 5}
-    np.testing.assert_array_equal(encode(["c e b", "", "a a a a a"], ids, 4), [[3, 1, 2, 0], [0] * 4, [4] * 4])
+    np.testing.assert_array_equal(
+        encode(["c e b", "", "a a a a a"], ids, 4), [[3, 1, 2, 0], [0] * 4, [4] * 4]
+    )
     assert encode(["a"], ids, 4).dtype == np.uint16
 
 
@@ -54,7 +53,10 @@ def test_ag_news(ag_news, caplog):
     assert dataset.inputs.shape == (5, 200) and dataset.inputs.dtype == np.uint16
     assert dataset.class_names == ("World", "Sports", "Business", "Sci/Tech")
     assert dataset.labels.tolist() == [2, 3, 1, 0, 3]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
+    assert {k: v.tolist() for k, v in dataset.official.items()} == {
+        "train": [0, 1, 2],
+        "test": [3, 4],
+    }
     learned = vocabulary(" ".join(row[1:]) for row in TRAIN)
     assert dataset.vocabulary == len(learned) + 2 and learned["a"] == 2
     back = {i: word for word, i in learned.items()} | {1: "?"}
@@ -73,8 +75,12 @@ def test_how_long_texts_are(ag_news):
     assert "text_length is 0; it must be a positive integer up to" in load_error(
         ValueError, "ag_news", ag_news, None, 0
     )
-    assert "image_size is 8, but ag_news has no images" in load_error(ValueError, "ag_news", ag_news, 8)
-    assert "text_length is 8, but npz:x has no texts" in load_error(ValueError, "npz:x", ag_news, None, 8)
+    assert "image_size is 8, but ag_news has no images" in load_error(
+        ValueError, "ag_news", ag_news, 8
+    )
+    assert "text_length is 8, but npz:x has no texts" in load_error(
+        ValueError, "npz:x", ag_news, None, 8
+    )
 
 
 @pytest.mark.parametrize("file", ["ag_news_test.csv", "ag_news/test.csv", "ag_news_csv/test.csv"])
@@ -90,7 +96,10 @@ def test_a_file_of_ones_own(tmp_path):
     write_csv(tmp_path / "mine.csv", [("10", "b a"), ("9", "a"), ("10", "c")])
     dataset = load_dataset("text:mine.csv", tmp_path)
     assert dataset.class_names == ("9", "10") and dataset.labels.tolist() == [1, 0, 1]
-    assert dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]] and dataset.vocabulary == 5
+    assert (
+        dataset.inputs[:, :3].tolist() == [[3, 2, 0], [2, 0, 0], [4, 0, 0]]
+        and dataset.vocabulary == 5
+    )
     write_csv(tmp_path / "named.csv", [("10", "b"), ("no", "a"), ("9", "c")])
     assert load_dataset("text:named.csv", tmp_path).class_names == ("10", "9", "no")
 
@@ -117,7 +126,11 @@ def test_texts_meet_models(ag_news):
 def test_damaged_csv(ag_news, content, message):
     (ag_news / "ag_news/test.csv").write_bytes(content)
     line = load_error(ValueError, "ag_news", ag_news)
-    assert message in line and "test.csv: " in line and "rows of class (1 to 4), title and description" in line
+    assert (
+        message in line
+        and "test.csv: " in line
+        and "rows of class (1 to 4), title and description" in line
+    )
 
 
 def assert_limited(monkeypatch, limit, value, message, name, data_dir):
@@ -128,9 +141,25 @@ def assert_limited(monkeypatch, limit, value, message, name, data_dir):
 
 
 def test_limits_of_texts(ag_news, monkeypatch):
-    assert_limited(monkeypatch, "TEXTS", 4, "the set has 5 texts, more than the 4 that are read", "ag_news", ag_news)
-    assert_limited(monkeypatch, "WORDS", 5, "different words, more than the 5 that are read", "ag_news", ag_news)
-    assert_limited(monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news)
+    assert_limited(
+        monkeypatch,
+        "TEXTS",
+        4,
+        "the set has 5 texts, more than the 4 that are read",
+        "ag_news",
+        ag_news,
+    )
+    assert_limited(
+        monkeypatch,
+        "WORDS",
+        5,
+        "different words, more than the 5 that are read",
+        "ag_news",
+        ag_news,
+    )
+    assert_limited(
+        monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", "ag_news", ag_news
+    )
     monkeypatch.setattr(limits, "CLASSES", 1)
     write_csv(ag_news / "x.csv", TEST)
     assert "the set has 2 classes, more than the 1" in load_error(ValueError, "text:x.csv", ag_news)
@@ -144,90 +173,6 @@ def test_missing_texts_say_how_to_get_them(tmp_path):
     ):
         for line in (load_error(FileNotFoundError, name, tmp_path), load_error(ValueError, name)):
             assert how in line and "data get" not in line
-
-
-# Shakespeare
-
-
-def roles(**own):
-    """LEAF's file of roles, each with texts (80 characters, the next)."""
-    data = {role: {"x": [x.ljust(80) for x, _ in rows], "y": [y for _, y in rows]} for role, rows in own.items()}
-    return {"users": list(own), "num_samples": [len(rows) for rows in own.values()], "user_data": data}
-
-
-ROLES = {
-    "train": roles(HAMLET=[("To be,", "o"), ("\u00e9 or", "\n")], GHOST=[("Mark me}", " ")]),
-    "test": roles(HAMLET=[("words,", "w")], GHOST=[("adieu", "A"), ("List", "\u00e9")]),
-}
-
-
-@pytest.fixture
-def shakespeare(tmp_path):
-    for part, content in ROLES.items():
-        write(tmp_path / f"shakespeare/{part}/all_data_niid_1_keep_0_{part}_9.json", json.dumps(content))
-    return tmp_path
-
-
-def test_shakespeare(shakespeare, caplog):
-    dataset = load_dataset("shakespeare", shakespeare)
-    assert dataset.inputs.shape == (5, 80) and dataset.inputs.dtype == np.uint16
-    assert len(LETTERS) == 80 and dataset.num_classes == 80 and dataset.vocabulary == 81
-    texts = ["".join(" " if i == 0 else LETTERS[i - 1] for i in row).rstrip() for row in dataset.inputs]
-    assert texts == ["To be,", "  or", "Mark me}", "words,", "adieu"] and dataset.inputs[1, 0] == 0
-    names = [dataset.class_names[label] for label in dataset.labels]
-    assert names == ["o", "newline", "space", "w", "A"]
-    assert "1 samples are left out, whose next character is none of LEAF's 80" in caplog.text
-    assert dataset.groups.tolist() == [0, 0, 1, 0, 1]
-    assert {k: v.tolist() for k, v in dataset.official.items()} == {"train": [0, 1, 2], "test": [3, 4]}
-    given = make_partition("given", dataset, 2)
-    assert [[part.tolist() for part in client] for client in given] == [[[0, 1], [], [3]], [[2], [], [4]]]
-    assert len(make_partition("natural", dataset, 2, train_share=0.5)) == 2
-
-
-def test_new_roles_have_no_clients(shakespeare):
-    (file,) = (shakespeare / "shakespeare/test").glob("*.json")
-    file.write_text(json.dumps(roles(OPHELIA=[("a", "b")])))
-    dataset = load_dataset("shakespeare", shakespeare)
-    assert dataset.clients is None and dataset.groups.tolist() == [0, 0, 1, 2]
-
-
-def test_roles_in_several_files(shakespeare):
-    write(shakespeare / "shakespeare/train/b.json", json.dumps(roles(OPHELIA=[("a", "b")])))
-    assert load_dataset("shakespeare", shakespeare).groups.tolist() == [0, 0, 1, 2, 0, 1]
-    write(shakespeare / "shakespeare/train/c.json", json.dumps(roles(GHOST=[("a", "b")])))
-    assert "role 'GHOST' is there twice" in load_error(ValueError, "shakespeare", shakespeare, None, 80)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "Expecting value"),
-        (b"[1]", "no object with users and user_data"),
-        (b'{"users": ["a"], "user_data": {}}', "users are not the keys of user_data"),
-        (b'{"users": ["a", "a"], "user_data": {"a": 1}}', "users are not the keys of user_data"),
-        (b'{"users": ["a"], "user_data": {"a": [1]}}', "role 'a' is no object of as many x as y"),
-        (b'{"users": ["a"], "user_data": {"a": {"x": [], "y": ["b"]}}}', "as many x as y"),
-        (b'{"users": ["a"], "user_data": {"a": {"x": ["b"], "y": ["b"]}}}', "a text that is not of 80 characters"),
-        (b'{"users": ["a"], "user_data": {"a": {"x": ["%s"], "y": [1]}}}' % (b"x" * 80), "not of 1 characters"),
-        (b'{"users": ["\xc3\xa9"]}', "can't decode byte"),
-    ],
-)
-def test_damaged_leaf_files(shakespeare, content, message):
-    (file,) = (shakespeare / "shakespeare/test").glob("*.json")
-    file.write_bytes(content)
-    line = load_error(ValueError, "shakespeare", shakespeare)
-    assert message in line and "_test_9.json: " in line and "preprocess.sh" in line
-
-
-def test_limits_of_leaf(shakespeare, monkeypatch):
-    leaf = "shakespeare", shakespeare
-    assert_limited(monkeypatch, "TEXTS", 2, "the set has 3 samples, more than the 2 that are read", *leaf)
-    assert_limited(monkeypatch, "MARKS", 9, "brackets and commas, more than the 9 that are read", *leaf)
-    assert_limited(monkeypatch, "TEXTS_BYTES", 50, "more than the 50 that are read", *leaf)
-    assert "text_length is 40; the texts have 80" in load_error(ValueError, "shakespeare", shakespeare, None, 40)
-    for file in (shakespeare / "shakespeare/test").glob("*.json"):
-        file.unlink()
-    assert "no .json file in it" in load_error(ValueError, "shakespeare", shakespeare)
 
 
 # What a Dataset of tokens holds

@@ -9,13 +9,12 @@ import pytest
 
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import ClientInfo, Context, Received, Wire
-from fedjax_ht.core.uploads import is_leaf, leaves_of
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Masked, Metadata, is_leaf, leaves_of
 from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.rounds import _taking_part
 from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
 from fedjax_ht.methods import method_factory
-from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, client_round
+from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, traced_round
 from tests.deploy.sites import small_config
 from tests.federations import (
     MODULES,
@@ -108,7 +107,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
     rounds them."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
-    forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
+    forms = {b.name: traced_round(method, federation, b)[0][2] for b in federation.buckets}
     groups, lost = summed_clients(method, federation, forms), NUM_CLIENTS - 1
     named = {i: b.name for b in federation.buckets for i in federation.members(b)}
     own = {i: random_uplink(forms[named[i]], rng) for i in range(NUM_CLIENTS)}
@@ -161,7 +160,7 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
 )
 def test_methods_whose_sum_is_not_enough_are_refused(name, words):
     federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
-    forms = {b.name: client_round(method, federation, b)[0][2] for b in federation.buckets}
+    forms = {b.name: traced_round(method, federation, b)[0][2] for b in federation.buckets}
     with pytest.raises(ValueError, match=words) as error:
         summed_clients(method, federation, forms)
     assert name in str(error.value) and "\n" not in str(error.value)
@@ -246,7 +245,7 @@ def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
     rounds between which one client is lost differ by that one's classes."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
-    (_, _, form), (_, _, sources) = client_round(method, federation, federation.buckets[0])
+    (_, _, form), (_, _, sources) = traced_round(method, federation, federation.buckets[0])
     (mask,) = (leaf.mask for leaf in leaves_of(sources) if isinstance(leaf, Masked))
     assert SAMPLES in mask
     uplinks = [random_uplink(form, rng) for _ in range(4)]
@@ -266,7 +265,7 @@ def test_sums_without_rows_by_class_tell_no_classes(name, options):
     federation = federation_for(name)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     for bucket in federation.buckets:
-        (_, _, form), (_, _, sources) = client_round(method, federation, bucket)
+        (_, _, form), (_, _, sources) = traced_round(method, federation, bucket)
         assert not any(isinstance(leaf, Metadata) for leaf in leaves_of(form))
         for leaf in leaves_of(sources):
             assert not isinstance(leaf, Masked) or not {STATE, SAMPLES, COUNT} & leaf.mask

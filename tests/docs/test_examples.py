@@ -62,7 +62,7 @@ def test_the_written_method_runs_from_its_config(tmp_path):
         "training.steps": 1,
         "partition.num_clients": 4,
     }
-    method, _, from_config = blocks("write_a_method.md")
+    method, *_, from_config = blocks("write_a_method.md")
     names = execute(method)
     with mock.patch.dict(METHODS):
         exec(from_config, names)

@@ -13,8 +13,8 @@ from fedjax_ht.experiment.devices import client_values, fitting, make_profile
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group
 from fedjax_ht.report.bad_clients import why_silent
-from fedjax_ht.report.plots import accuracy_curves
-from fedjax_ht.report.table import markdown
+from fedjax_ht.report.curves import accuracy_curves
+from fedjax_ht.report.results import run_results
 from fedjax_ht.runner.train import train_and_evaluate
 from tests.docs.test_examples import blocks, execute
 from tests.federations import samples
@@ -257,15 +257,15 @@ def test_accuracy_is_drawn_against_rounds_and_simulated_seconds():
     ).get_xdata().tolist() == [0, 1, 2]
     plain = [{k: v for k, v in row.items() if k != "simulated_clock"} for row in histories["b"]]
     assert len(accuracy_curves({"b": plain}).axes) == 1
-    text = markdown(histories).splitlines()
+    text = run_results(histories).markdown().splitlines()
     assert text[0].endswith("| s/round | simulated s to best |")
     assert [line.rsplit("| ", 1)[1] for line in text[2:]] == ["3 |", "1 |"]
-    assert "simulated" not in markdown({"b": plain})
+    assert "simulated" not in run_results({"b": plain}).markdown()
 
 
 def test_a_run_from_which_all_is_late_says_so():
     history = [{"round": i, "trial": 0, "arrived": 0, "late": [1]} for i in (1, 2)]
-    assert "nothing has arrived that is finite and in time; a larger" in why_silent(
+    assert "nothing has arrived that is finite and in time; set a larger" in why_silent(
         "fd", history, 2
     )
 
@@ -338,7 +338,7 @@ def test_the_code_of_the_page_says_what_it_says():
         and 0 < profile.available(0).sum() <= 20
     )
     profile = execute(library)["options"].profile
-    assert [profile.there(3, round).tolist() for round in (1, 2)] == [
+    assert [profile.reachable(3, round).tolist() for round in (1, 2)] == [
         [True] * 3,
         [True, False, True],
     ]

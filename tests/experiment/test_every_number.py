@@ -23,7 +23,7 @@ from fedjax_ht.methods.shared.alignment import Alignment
 from fedjax_ht.methods.shared.distillation import Distillation
 from fedjax_ht.runner.cli import paths
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.trust.robust import DEFENCES
+from fedjax_ht.trust.defences import DEFENCES
 
 TRAINING = LocalTraining(optax.sgd(0.1))
 UNBOUNDED: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """A run's folder: one process, one config, one data set, one course; and runs of earlier versions
 go on."""
 
+import errno
 import json
 import os
 import shutil
@@ -11,7 +12,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
 from fedjax_ht.configs.base import method_config
@@ -236,19 +236,19 @@ def test_a_finished_run_is_shown_from_a_read_only_folder(config, copied, monkeyp
 
 def test_a_full_disk_ends_a_run_in_a_line_and_it_goes_on(config, copied, finished, monkeypatch):
     shutil.rmtree(copied / "local")
-    save, calls = ocp.Checkpointer.save, []
+    savez, calls = np.savez, []
 
     def full(*args, **kwargs):
         calls.append(1)
         if len(calls) > 3:  # two a round
-            raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
-        return save(*args, **kwargs)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return savez(*args, **kwargs)
 
     with (
         monkeypatch.context() as patch,
         pytest.raises(Unwritable, match="No space left on device; what was") as error,
     ):
-        patch.setattr(ocp.Checkpointer, "save", full)
+        patch.setattr(np, "savez", full)
         train_and_evaluate(config, copied)
     assert "\n" not in str(error.value)
     said = []

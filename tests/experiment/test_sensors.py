@@ -7,7 +7,7 @@ from fedjax_ht.configs import quickstart_sensors
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.registry import SENSORS
-from fedjax_ht.report import report
+from fedjax_ht.report.setting import setting
 from fedjax_ht.runner.train import train_and_evaluate
 
 
@@ -24,9 +24,8 @@ def test_persons_are_clients_and_the_second_time_tests():
     assert list(experiment.methods) == ["fedtgp", "local"]
     names = [bucket.name for bucket in experiment.federations["fedtgp"].buckets]
     assert tuple(names) == SENSORS[config.model.group]
-    assert "10 clients on har_10persons: 516 training samples, 38 to 62 a client" in report.setting(
-        config, experiment
-    )
+    text = setting(config, experiment)
+    assert "10 clients on har_10persons: 516 training samples, 38 to 62 a client" in text
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a server learns of a run: the command, its files and its refusals."""
+"""Attacks on the clients of a run: the command, its files and its refusals."""
 
 import csv
 import math
@@ -87,14 +87,14 @@ def test_the_table_has_means_and_ends():
     assert markdown(ROWS).splitlines() == [
         "| round | method | images | numbers sent | the client's model | noise | uploads | dlg | "
         "geiping, tv 0.3 |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
         "| 1 | fedavg | 1 | 50 | is sent |  | 2 | 25.0 (20.0 to 30.0) / 0.80 |  |",
         "| 1 | fedavg | 1 | 50 | is sent | 0.05 | 1 |  | 6.0 / 0.02 |",
         "| 1 | fedproto | 1 | 5 | is known |  | 1 | 11.0 / 0.12 |  |",
         "| 1 | fedproto | 1 | 5 | is guessed |  | 1 | 5.0 / 0.00 |  |",
         "",
         "| round | method | the model | AUC, mean over clients | least | most | clients |",
-        "|---|---|---|---|---|---|---|",
+        "| --- | --- | --- | --- | --- | --- | --- |",
         "| 20 | local | the client's own | 0.625 | 0.500 | 0.750 | 2 |",
     ]
 
@@ -113,10 +113,10 @@ def test_the_table_says_what_is_hidden():
 
 def test_a_picture_shows_all_uploads(tmp_path):
     images = np.zeros((1, 12, 12, 1))
-    one, other = Inverted(ROWS[0], images, images), Inverted(PRIVATE[0], images, images)
-    assert picture_of(tmp_path / "a.csv", "fedavg", one) == tmp_path / "a_fedavg.png"
-    assert picture_of(Path("a.csv"), "fedavg", other) == Path("a_fedavg_trial1_upload2.9.png")
-    picture([one, one], tmp_path / "a.png")
+    public, private = Inverted(ROWS[0], images, images), Inverted(PRIVATE[0], images, images)
+    assert picture_of(tmp_path / "a.csv", "fedavg", public) == tmp_path / "a_fedavg.png"
+    assert picture_of(Path("a.csv"), "fedavg", private) == Path("a_fedavg_trial1_upload2.9.png")
+    picture([public, public], tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 1000
 
 
@@ -135,9 +135,9 @@ def private_run(tiny_config):
 
 
 def test_epsilon_is_of_what_the_attacker_looks_at(private_run):
-    told = gaussian_epsilon(2.0, 20, 1e-5)
+    expected = gaussian_epsilon(2.0, 20, 1e-5)
     for unit in ("upload", "client"):
-        assert epsilon(private_run(unit), 1, 0, 20, noisy=True) == told
+        assert epsilon(private_run(unit), 1, 0, 20, noisy=True) == expected
         assert epsilon(private_run(unit), 1, 0, 20, noisy=False) == math.inf
     run = private_run("sample")
     count = len(run.experiment.partitions[0][1].train)
@@ -210,9 +210,9 @@ def test_a_run_is_attacked(run_module, tiny_config, tmp_path):
     done = run_module("attack", run, "--attack=membership", f"--csv={tmp_path / 'a.csv'}")
     assert done.returncode == 0, done.stderr
     with (tmp_path / "a.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    assert {(row["method"], row["round"]) for row in found} == {("fedtgp", "1"), ("local", "1")}
-    assert all(0 <= float(row["auc"]) <= 1 for row in found)
+        rows = list(csv.DictReader(file))
+    assert {(row["method"], row["round"]) for row in rows} == {("fedtgp", "1"), ("local", "1")}
+    assert all(0 <= float(row["auc"]) <= 1 for row in rows)
     assert "images are 6x6; SSIM needs at least 11x11" in refused(
         run_module, run, "--attack=dlg", "--method=fedtgp"
     )
@@ -227,22 +227,22 @@ def test_uploads_of_a_private_run_are_attacked(run_module, tiny_config, tmp_path
     images, labels = rng.integers(0, 256, (200, 12, 12, 1), dtype=np.uint8), np.arange(200) % 4
     np.savez(tmp_path / "data.npz", images=images, labels=labels)
     run, table = f"--workdir={tmp_path / 'run'}", tmp_path / "a.csv"
-    own = [
+    settings = [
         f"--config.dataset.name=npz:{tmp_path / 'data.npz'}",
         "--config.entries=('fedavg','lg_fedavg')",
     ]
-    own += ["--config.model.group=fedjax_ht.configs.private:perceptron"]
-    own += ["--config.privacy.unit=upload", "--config.privacy.noise=0.01"]
-    done = run_module("main", f"--config={tiny_config}:runlocal", run, *own)
+    settings += ["--config.model.group=fedjax_ht.configs.private:perceptron"]
+    settings += ["--config.privacy.unit=upload", "--config.privacy.noise=0.01"]
+    done = run_module("main", f"--config={tiny_config}:runlocal", run, *settings)
     assert done.returncode == 0, done.stderr
-    asked = (
+    attack = (
         "--attack=dlg,membership",
         "--uploads=2",
         "--adam_steps=2",
         "--epsilon_rounds=20",
         f"--csv={table}",
     )
-    done = run_module("attack", run, *asked)
+    done = run_module("attack", run, *attack)
     assert done.returncode == 0, done.stderr
     rows = read(table)
     inversions = {(r.method, r.state, r.image) for r in rows if r.attack == "dlg"}

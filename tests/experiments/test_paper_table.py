@@ -162,8 +162,8 @@ def test_a_row_that_joins_an_earlier_table_is_named_as_it_would_be_there(tmp_pat
 
 
 def test_another_optimizer_than_most_runs_of_the_dataset_have_is_named(tmp_path):
-    """Of a method that has it in all its runs, too; and such runs are not pooled with others of the
-    method."""
+    """A method that has it in all its runs is named, too; and such runs are not pooled with other
+    runs of the method."""
     for name, method, training in (
         *(("a", "fedktl", SGD), ("b", "local", SGD), ("c", "dfrd", SGD | {"learning_rate": 0.1})),
         *(

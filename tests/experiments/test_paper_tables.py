@@ -10,7 +10,8 @@ import pytest
 
 from experiments import paper_tables
 from experiments.paper_manifest import Part, Selection, read_manifest
-from experiments.paper_tables import page, part_markdown, selected
+from experiments.paper_parts import part_markdown, selected
+from experiments.paper_tables import page
 from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).parents[2]

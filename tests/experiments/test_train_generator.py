@@ -91,19 +91,19 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined():
 
         return jax.grad(of_generator)(generator), jax.grad(of_discriminator)(discriminator)
 
-    wanted = by_definition(state.generator, state.discriminator)
+    expected = by_definition(state.generator, state.discriminator)
     before = jax.tree.map(np.array, (state.generator, state.discriminator))
     assert is_penalised(RECIPE, 0)
     assert not is_penalised(RECIPE, 1)
     state = train_step(RECIPE, state, jnp.asarray(IMAGES), jnp.uint32(3), True)
     moments = (state.generator_optimizer[0].nu, state.discriminator_optimizer[0].nu)
-    for nu, gradient in zip(jax.tree.leaves(moments), jax.tree.leaves(wanted)):
+    for nu, gradient in zip(jax.tree.leaves(moments), jax.tree.leaves(expected)):
         size = np.abs(gradient).max()
         np.testing.assert_allclose(
             np.sqrt(nu / 0.01), np.abs(gradient), rtol=1e-3, atol=1e-4 * size + 1e-12
         )
     after = (state.generator, state.discriminator)
-    for old, new, gradient in zip(*map(jax.tree.leaves, (before, after, wanted))):
+    for old, new, gradient in zip(*map(jax.tree.leaves, (before, after, expected))):
         sure = np.abs(gradient) > 1e-3 * np.abs(gradient).max() + 1e-6
         np.testing.assert_allclose(
             (new - old)[sure], -RECIPE.learning_rate * np.sign(gradient)[sure], rtol=2e-2, atol=1e-6

@@ -63,11 +63,11 @@ def test_every_fourth_training_sample_is_held_out(count):
 def test_weight_equals_the_reference_and_stays_in_the_unit_interval(start, scale):
     for better in (0, 1):  # one model is right on every sample, then the other
         rows = rows_of(scale)
-        right = [rows.own, rows.shared][better].argmax(1).astype(np.int32)
+        right = [rows.private, rows.shared][better].argmax(1).astype(np.int32)
         valid = np.arange(9) < 7
         rows = rows._replace(labels=jnp.asarray(right))
         got = float(learn_weight(jnp.float32(start), rows, jnp.asarray(valid), jax.random.key(0)))
-        own, shared = (np.asarray(logits[:7], np.float64) for logits in (rows.own, rows.shared))
+        own, shared = (np.asarray(logits[:7], np.float64) for logits in (rows.private, rows.shared))
         want = reference_weight(start, own, shared, right[:7])
         assert 0 <= got <= 1 and got != start
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

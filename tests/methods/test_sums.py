@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core.method import ClientInfo, Context, Received
-from fedjax_ht.core.uploads import is_leaf, is_payload, leaves_of
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Masked, from_leaves, is_payload, leaves_of
 from fedjax_ht.methods import METHODS, method_factory
-from fedjax_ht.trust.disclosure import client_round
+from fedjax_ht.trust.disclosure import traced_round
 from tests.federations import COMPOSED, NUM_CLIENTS, TRAINING, federation_for
 from tests.method_wires import settings
 
@@ -21,6 +20,7 @@ SUMS = (
     "fedavg",
     "fedproto",
     "lg_fedavg",
+    "fedper",
     "fd",
     "fedclassavg",
     "fedral",
@@ -74,11 +74,11 @@ def moved(name: str, **options) -> tuple[float, float]:
         return x.astype(leaf.dtype)
 
     for bucket in federation.buckets:
-        (_, _, shapes), _ = client_round(method, federation, bucket)
+        (_, _, shapes), _ = traced_round(method, federation, bucket)
         rows = list(federation.members(bucket))
         plain, other = [], []
         for leaf in leaves_of(shapes):
-            if isinstance(leaf, Metadata) or not is_payload(leaf):
+            if not is_payload(leaf):
                 same = jax.tree.map(lambda x, rows=rows: entry(x, rows, False), leaf)
                 plain.append(same)
                 other.append(same)
@@ -98,11 +98,9 @@ def moved(name: str, **options) -> tuple[float, float]:
         infos = ClientInfo(
             np.array(rows, np.int32), np.full(len(rows), 5, np.int32), np.zeros(len(rows), np.int32)
         )
-        structure = jax.tree.structure(shapes, is_leaf=is_leaf)
         arrived = np.array(rows) != NUM_CLIENTS - 1
         received[bucket.name] = [
-            Received(jax.tree.unflatten(structure, leaves), infos, arrived)
-            for leaves in (plain, other)
+            Received(from_leaves(shapes, leaves), infos, arrived) for leaves in (plain, other)
         ]
 
     def serve(server, received):

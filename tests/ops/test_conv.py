@@ -1,11 +1,11 @@
 from typing import NamedTuple
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fedjax_ht.core.programs import equations
 from fedjax_ht.ops import conv, conv2d
 from tests.reference import conv as ref
 
@@ -102,18 +102,6 @@ def test_clients_may_share_their_images(name):
         [a[1] for a in run(x[0], kernel, upstream)],
         wanted(CASES[name], x[0], kernel[1], upstream[1]),
     )
-
-
-# before jax 0.8
-jaxprs_in_params = getattr(jax.extend.core, "jaxprs_in_params", None) or jax.core.jaxprs_in_params
-
-
-def equations(jaxpr):
-    """All equations of a program, inner ones included."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jaxprs_in_params(equation.params):
-            yield from equations(inner)
 
 
 def program(lowering, case=CASES["padded"]):

@@ -10,7 +10,7 @@ from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config
 from fedjax_ht.core.method import View
 from fedjax_ht.experiment.build import attack, build, evaluated_clients, simulation_options
-from fedjax_ht.report.bad_clients import Notes, far_words, why_silent
+from fedjax_ht.report.bad_clients import Notes, outliers, why_silent
 from fedjax_ht.runner.main import execute
 from fedjax_ht.runner.train import GaveUp, run_method, train_and_evaluate, with_noted_lanes
 from fedjax_ht.trust.attacks import Attack, attackers
@@ -19,12 +19,12 @@ from tests.runs import config_of
 
 def rows(arrived, far_off=()):
     """One row a round, from the untrained federation on."""
-    found = [
+    history = [
         {"round": i + 1, "trial": 0, "arrived": n, "far_off": []} for i, n in enumerate(arrived)
     ]
-    for round, who in far_off:
-        found[round - 1]["far_off"] = who
-    return [{"round": 0, "trial": 0}, *found]
+    for round, outlying in far_off:
+        history[round - 1]["far_off"] = outlying
+    return [{"round": 0, "trial": 0}, *history]
 
 
 def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
@@ -33,11 +33,20 @@ def test_a_line_says_since_when_nothing_has_arrived_and_who_was_far_off():
     assert why_silent("fedavg", history, 0) is None  # 0: never
     line = why_silent("fedavg", history, 2)
     assert line.startswith(
-        "fedavg stopped in round 4: since round 2 nothing has arrived that is finite; in round 2 "
+        "fedavg stopped in round 4: since round 2 nothing has arrived that is finite; "
     )
-    assert "client 2 sent 1e+30 times, client 3 sent 12 times what is usual; " in line
-    assert "usual" not in why_silent("fedavg", rows([0, 0]), 2)
-    assert far_words([[i, 10.0] for i in range(9)]).count("client") == 3
+    named = "outlying uploads in round 2: client 2 (1e+30x the median norm), client 3 (12x); "
+    assert named in line
+    assert "outlying" not in why_silent("fedavg", rows([0, 0]), 2)
+
+
+def test_the_largest_outliers_are_named():
+    assert (
+        outliers([[2, 21.84], [15, 14.8]]) == "client 2 (21.8x the median norm), client 15 (14.8x)"
+    )
+    many = [[client, 30.0 + client % 5] for client in range(6)]
+    text = "client 2 (32x the median norm), client 3 (33x), client 4 (34x), and 3 more"
+    assert outliers(many) == text
 
 
 def test_trouble_of_every_trial_is_told_once_a_client():
@@ -52,10 +61,10 @@ def test_trouble_of_every_trial_is_told_once_a_client():
     assert notes.of("fd", row | {"server_finite": False, "far_off": [[4, 21.84], [7, 1e30]]}) == [
         "not finite, left out of the round: client 2",
         "the server's step was not finite; its last state was kept",
-        "outlying uploads: client 4 (21.8x what is usual), client 7 (1e+30x what is usual)",
+        "outlying uploads: client 4 (21.8x the median norm), client 7 (1e+30x)",
     ]
     assert notes.of("fd", row | {"not_finite": [], "refused": [7]}) == [
-        "outlying uploads refused, by refuse_outliers: 7"
+        "outlying uploads refused, by refuse_outliers: client 7"
     ]
     assert notes.of("fd", {"trial": 0, "round": 0}) == []
 
@@ -95,7 +104,7 @@ def test_outliers_are_refused_by_default_and_named(tiny_config, tmp_path):
     (attacker,) = np.flatnonzero(attackers(Attack("scaled", 0.25), 4))
     rows = result.histories["lg_fedavg"][1:]
     assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
-    assert f"in 2 rounds outlying uploads were refused, of clients {attacker}" in result.summary
+    assert f"in 2 rounds outlying uploads were refused, of client {attacker}" in result.summary
     assert simulation_options(base_config()).refuse_outliers == 1000.0
     config.refuse_outliers = 50.0
     assert simulation_options(config).refuse_outliers == 50.0
@@ -148,7 +157,7 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_co
     config.attack.update({"kind": "scaled", "share": 0.25, "strength": 1e30})
     config.rounds, config.give_up, config.refuse_outliers = 5, 2, 0.0
     with pytest.raises(
-        GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d sent [\d.]+e\+\d\d times"
+        GaveUp, match=r"^lg_fedavg stopped in round [34]: .* client \d \([\d.]+e\+\d\dx the median"
     ):
         train_and_evaluate(config, tmp_path, warn=lambda line: None)
     short, whole = (
@@ -156,7 +165,7 @@ def test_a_run_in_which_nothing_arrives_stops_and_the_next_entry_goes_on(tiny_co
         for name in config.entries
     )
     assert len(short) < len(whole) == 6 and short[1]["far_off"] and not whole[1]["far_off"]
-    assert "uploads were far off" in (tmp_path / "report.html").read_text()
+    assert "outlying uploads in" in (tmp_path / "report.html").read_text()
     assert len(whole[-1]["clients"]) == 3
     config.give_up = 0
     result = train_and_evaluate(config, tmp_path, warn=lambda line: None)  # it goes on from there

@@ -38,10 +38,10 @@ def a_map(clients: int = 2, widths=(4, 4), prototypes: int = 0, **changes) -> Fe
     of_server = np.arange(prototypes, dtype=np.int32)
     values = rng.normal(size=(prototypes, widths[0])).astype(np.float32)
     trains_on = np.array([[True, True, False]] * clients)
-    found = FeatureMap(
+    feature_map = FeatureMap(
         3, labels, np.arange(clients, dtype=np.int32), trains_on, features, values, of_server, {}
     )
-    return found._replace(**changes)
+    return feature_map._replace(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +54,30 @@ def entry(tiny_config):
 
 def test_a_map_is_computed_once_a_round(entry, tmp_path, monkeypatch):
     experiment, simulation, state = entry
-    said = []
-    remember_map("fedtgp", experiment, simulation, state, tmp_path, True, said.append)
-    found = load_map(tmp_path)
-    assert found.round == 1 and len(found.clients) == 4 and len(found.labels) <= maps.IMAGES
+    messages = []
+    remember_map("fedtgp", experiment, simulation, state, tmp_path, True, messages.append)
+    feature_map = load_map(tmp_path)
+    assert (
+        feature_map.round == 1
+        and len(feature_map.clients) == 4
+        and len(feature_map.labels) <= maps.IMAGES
+    )
     test = np.concatenate([client.test for client in experiment.partitions[0]])
-    assert np.isin(found.labels, experiment.dataset.labels[test]).all()
-    assert {x.shape for x in found.features} == {(len(found.labels), found.prototypes.shape[1])}
+    assert np.isin(feature_map.labels, experiment.dataset.labels[test]).all()
+    assert {x.shape for x in feature_map.features} == {
+        (len(feature_map.labels), feature_map.prototypes.shape[1])
+    }
     np.testing.assert_array_equal(
-        found.prototypes, state.servers.prototypes[0][found.prototype_labels]
+        feature_map.prototypes, state.servers.prototypes[0][feature_map.prototype_labels]
     )
-    asked = []
-    monkeypatch.setattr(maps, "feature_map", lambda *arguments: asked.append(arguments[-1].round))
-    remember_map("fedtgp", experiment, simulation, state, tmp_path, True, said.append)
-    assert not asked
+    calls = []
+    monkeypatch.setattr(maps, "feature_map", lambda *arguments: calls.append(arguments[-1].round))
+    remember_map("fedtgp", experiment, simulation, state, tmp_path, True, messages.append)
+    assert not calls
     remember_map(
-        "fedtgp", experiment, simulation, state._replace(round=2), tmp_path, True, said.append
+        "fedtgp", experiment, simulation, state._replace(round=2), tmp_path, True, messages.append
     )
-    assert asked == [2] and not said
+    assert calls == [2] and not messages
 
 
 def test_only_one_process_writes(entry, tmp_path):
@@ -82,16 +88,22 @@ def test_only_one_process_writes(entry, tmp_path):
 
 def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
     experiment, simulation, state = entry
-    said = []
+    messages = []
 
     def fail(*arguments):
         raise KeyError("params")
 
     remember_map(
-        "fedtgp", experiment, simulation._replace(features=fail), state, tmp_path, True, said.append
+        "fedtgp",
+        experiment,
+        simulation._replace(features=fail),
+        state,
+        tmp_path,
+        True,
+        messages.append,
     )
     assert (
-        said == ["fedtgp: no map of its features (KeyError: 'params')"]
+        messages == ["fedtgp: no map of its features (KeyError: 'params')"]
         and load_map(tmp_path) is None
     )
     method = experiment.methods["fedtgp"]._replace(view=View(features=None))
@@ -102,9 +114,9 @@ def test_a_method_whose_features_fail_ends_no_run(entry, tmp_path):
         state,
         tmp_path,
         True,
-        said.append,
+        messages.append,
     )
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 def test_a_map_is_read_as_it_was_written(tmp_path):
@@ -162,16 +174,18 @@ def test_the_principal_plane_is_found():
 
 
 def test_an_embedding_is_made_once_and_only_of_one_space(monkeypatch):
-    asked = []
+    calls = []
 
     def fake(rows):
-        return asked.append(len(rows)) or np.zeros((len(rows), 2))
+        return calls.append(len(rows)) or np.zeros((len(rows), 2))
 
     monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fake})
-    found = embedded(a_map(prototypes=2))
-    assert asked == [2 * 6 + 2] and found.flat["t-SNE"].shape == (14, 2)
+    feature_map = embedded(a_map(prototypes=2))
+    assert calls == [2 * 6 + 2] and feature_map.flat["t-SNE"].shape == (14, 2)
     assert (
-        embedded(found) == found and embedded(a_map(widths=(4, 5))).flat == {} and len(asked) == 1
+        embedded(feature_map) == feature_map
+        and embedded(a_map(widths=(4, 5))).flat == {}
+        and len(calls) == 1
     )
 
 
@@ -179,10 +193,10 @@ def test_an_embedding_that_fails_is_left_out_with_a_word(monkeypatch):
     def fail(rows):
         raise ModuleNotFoundError("No module named 'joblib'")
 
-    said = []
+    messages = []
     monkeypatch.setattr(map_plot, "embeddings", lambda: {"t-SNE": fail})
-    assert embedded(a_map(), said.append).flat == {}
-    assert said == ["no t-SNE of the features (ModuleNotFoundError: No module named 'joblib')"]
+    assert embedded(a_map(), messages.append).flat == {}
+    assert messages == ["no t-SNE of the features (ModuleNotFoundError: No module named 'joblib')"]
 
 
 def test_t_sne_has_one_thread(monkeypatch):
@@ -215,15 +229,17 @@ def test_t_sne_has_one_thread(monkeypatch):
     assert map_plot.tsne(np.ones((4, 3))).shape == (4, 2) and not limits
 
 
-def titles(found):
-    figure = feature_picture(found, ("a", "b", "c"), ["cnn1", "cnn2"])
+def titles(feature_map):
+    figure = feature_picture(feature_map, ("a", "b", "c"), ["cnn1", "cnn2"])
     return [axes.get_title() for axes in figure.axes], figure
 
 
 def test_a_client_has_a_panel_and_all_have_one_where_their_spaces_are_one():
-    words, figure = titles(a_map(prototypes=2, flat={"t-SNE": np.zeros((14, 2))}))
-    assert [w.partition("\n")[0] for w in words[:2]] == ["client 0, cnn1", "client 1, cnn2"]
-    assert words[2].startswith("all clients, PCA, ") and words[3:] == ["all clients, t-SNE"]
+    shown_titles, figure = titles(a_map(prototypes=2, flat={"t-SNE": np.zeros((14, 2))}))
+    assert [w.partition("\n")[0] for w in shown_titles[:2]] == ["client 0, cnn1", "client 1, cnn2"]
+    assert shown_titles[2].startswith("all clients, PCA, ") and shown_titles[3:] == [
+        "all clients, t-SNE"
+    ]
     points, stars = figure.axes[0].collections
     faces = points.get_facecolors()[:, 3]
     # rings of the class that nobody trains on
@@ -242,10 +258,10 @@ def test_a_client_has_a_panel_and_all_have_one_where_their_spaces_are_one():
 
 
 def test_spaces_of_several_widths_or_that_are_not_finite_stand_alone():
-    words, figure = titles(a_map(widths=(4, 5), prototypes=2))
+    shown_titles, figure = titles(a_map(widths=(4, 5), prototypes=2))
     # prototypes have a width
-    assert len(words) == 2 and [len(axes.collections) for axes in figure.axes] == [2, 1]
+    assert len(shown_titles) == 2 and [len(axes.collections) for axes in figure.axes] == [2, 1]
     broken = a_map()
     broken.features[1][0, 0] = np.nan
-    words, _ = titles(broken)
-    assert len(words) == 2 and words[1] == "client 1, cnn2\nnot finite"
+    shown_titles, _ = titles(broken)
+    assert len(shown_titles) == 2 and shown_titles[1] == "client 1, cnn2\nnot finite"

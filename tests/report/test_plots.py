@@ -6,18 +6,13 @@ import sys
 import numpy as np
 import pytest
 
+from fedjax_ht.report.curves import accuracy_curves, costs, seconds
+from fedjax_ht.report.figures import COLOURS, FEW, VECTOR, save
 from fedjax_ht.report.plots import (
-    COLOURS,
-    FEW,
-    VECTOR,
     WIDE,
-    accuracy_curves,
     client_accuracy,
     client_spread,
-    costs,
     image_grid,
-    save,
-    seconds,
     split_picture,
 )
 
@@ -91,7 +86,7 @@ def test_many_clients_are_shown_as_shares():
 
 
 def spent(accuracies, mebibytes) -> list[dict]:
-    """Of one trial, a round each; the first has sent nothing."""
+    """Returns rows of one trial, a row a round; the first has sent nothing."""
     costs = {"flops": 1e12, "seconds_round": 1.0, "uplink_payload_bytes": mebibytes << 20}
     return [
         {"trial": 0, "round": r, "accuracy": a} | (costs if r else {"seconds_round": 0.0})
@@ -110,8 +105,8 @@ def test_costs_by_orders_of_magnitude_and_what_is_best_for_them():
     frontier = next(line for line in figure.axes[0].lines if line.get_drawstyle() == "steps-post")
     best = dict(zip(frontier.get_xdata(), frontier.get_ydata()))  # the last of a place
     assert best == pytest.approx({0: 30, 1: 40, 2: 60, 1000: 60, 2000: 80})
-    (words,) = figure.legends
-    assert [text.get_text() for text in words.get_texts()] == list(histories)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == list(histories)
 
 
 def test_an_entry_alone_has_no_frontier():

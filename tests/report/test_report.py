@@ -10,10 +10,15 @@ from fedjax_ht.configs.base import base_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.report import plots
+from fedjax_ht.report.document import Document
+from fedjax_ht.report.figures import FEW
 from fedjax_ht.report.map_plot import write_maps
 from fedjax_ht.report.maps import FeatureMap, save_map
-from fedjax_ht.report.report import captions, from_markdown, setting, warnings, write_report
-from fedjax_ht.report.table import sent
+from fedjax_ht.report.report import captions, write_report
+from fedjax_ht.report.results import sent
+from fedjax_ht.report.run_warnings import warnings
+from fedjax_ht.report.setting import setting
+from fedjax_ht.report.table import Table
 
 
 def history(*accuracies, **columns):
@@ -66,22 +71,25 @@ def test_the_page_stands_by_itself(run, tmp_path):
         {"local": tmp_path / "local", "fedproto:weight=2.0": tmp_path / "fedproto:weight=2.0"},
         experiment,
     )
-    results = "| a | b |\n|---|---|\n| local | 1 < 2 |\n| fedproto:weight=2.0 | 3 |"
+    rows = [["local", "1 < 2"], ["fedproto:weight=2.0", "3"]]
+    results = Document([Table(["a", "b"], rows, winner="fedproto:weight=2.0")])
     page = write_report(
         config, experiment, histories, results, tmp_path, "fedjax-ht run"
     ).read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
-        *("To watch", "Setting", "Results", "Differences to local, paired by trial"),
-        *("Settings of the entries", "Accuracy", "Costs", "Accuracy of the clients"),
-        *("How samples are spread over clients", "Features and prototypes"),
-        *("Images made by the servers", "To repeat it"),
+        *("Result", "Accuracy", "Cost", "Clients", "Split", "Features and prototypes"),
+        *("Images made by the servers", "How to repeat it"),
     ]
     assert "<h1>fedproto:weight=2.0 is ahead of local by 10.0 points, in one trial</h1>" in page
     assert (
         page.count('<tr class="best"><td>fedproto:weight=2.0</td>') == 1
         and "<pre>fedjax-ht run</pre>" in page
     )
-    assert page.count("<details><summary>local</summary><figure>") == page.count("<details>") == 1
+    assert re.findall("<details><summary>(.*?)</summary>", page) == [
+        *("Differences to local, paired by trial", "What each entry sent", "local"),
+        "How to read the maps",
+    ]
+    assert '<aside class="warning"><h3>To watch</h3>' in page
     assert not re.search(r"(src|href)=\"(?!data:)", page) and "<script" not in page
     # each once, as it was written
     drawn = [*(tmp_path / "plots").glob("*.svg"), tmp_path / "local" / "features.svg"]
@@ -95,7 +103,7 @@ def test_the_page_stands_by_itself(run, tmp_path):
         and "weight=2.0; on what that was chosen is not recorded" in page
     )
     assert (
-        "results that were not finite were left out in 2 rounds, first of clients 2 in round 0"
+        "results that were not finite were left out in 2 rounds, first of client 2 in round 0"
         in page
     )
 
@@ -131,7 +139,7 @@ def test_entries_with_a_training_of_their_own_are_named_with_it(run):
 
 def test_captions_speak_of_what_is_there():
     text = str(captions({"a": history(0.1, 0.6)}))
-    absent = ("trial", "simulated", "grey", "worst", "compiling")
+    absent = ("trial", "simulated", "grey", "worst", "compilation")
     assert not any(word in text for word in absent)
     rows = history(0.1, 0.6, 0.7, simulated_clock=1.0)
     rows = [row | {"trial": t, "clients": [0.5] * 51} for t in (0, 1) for row in rows]
@@ -154,7 +162,7 @@ def test_a_round_of_several_trials_is_counted_once():
     ]
     broken, kept = warnings({"a": rows})
     assert (
-        "left out in 2 rounds, first of clients 2 in round 0" in broken
+        "left out in 2 rounds, first of client 2 in round 0" in broken
         and "in 2 rounds, first in 0" in kept
     )
 
@@ -196,20 +204,20 @@ def test_what_was_sent_is_a_mean_of_rounds():
     }
     rows = [row | (spent if row["round"] else {}) for row in history(0.1, 0.5, 0.6)]
     both = [row | {"trial": t} for t in (0, 1) for row in rows]
-    head, _, line = sent({"a": both}).splitlines()
+    head, _, line = sent({"a": both}).markdown().splitlines()
     assert head == "| entry | up a round | down a round | up, one client | the whole run |"
     assert line == "| a | 4.00 KiB | 2.00 KiB | 2.00 KiB | 12.00 KiB |"
 
 
 def test_many_entries_are_counted_in_the_title(run, tmp_path):
     config, experiment = run
-    histories = {str(i): history(0.1, 0.6) for i in range(plots.FEW + 1)}
+    histories = {str(i): history(0.1, 0.6) for i in range(FEW + 1)}
     local, federation = experiment.entries["local"], experiment.federations["local"]
     experiment = experiment._replace(
         entries=dict.fromkeys(histories, local), federations=dict.fromkeys(histories, federation)
     )
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
-    page = write_report(config, experiment, histories, "None.", tmp_path, "").read_text()
+    page = write_report(config, experiment, histories, Document(), tmp_path, "").read_text()
     assert "<title>5 entries on fashion_mnist_10k</title>" in page and "To watch" not in page
 
 
@@ -221,14 +229,5 @@ def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
     assert (
         "Features"
-        not in write_report(config, experiment, histories, "None.", tmp_path, "").read_text()
-    )
-
-
-def test_what_the_tables_are_made_of():
-    text = "Words & more.\n\n| a | b |\n|---|---|\n| c | |\n\n* one\n* two,\n  of two lines\n"
-    assert from_markdown(text) == (
-        "<p>Words &amp; "
-        "more.</p><table><tr><th>a</th><th>b</th></tr><tr><td>c</td><td></td></tr></table>"
-        "<ul><li>one</li><li>two,\n  of two lines</li></ul>"
+        not in write_report(config, experiment, histories, Document(), tmp_path, "").read_text()
     )

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from fedjax_ht.report.document import Document
 from fedjax_ht.report.statistics import (
     best_entry,
     differences_to_first,
@@ -44,21 +45,24 @@ def test_it_holds_the_mean_nineteen_times_of_twenty():
 
 def test_a_difference_is_paired_by_trial():
     """The trials of both differ by more than the two entries do."""
-    values, others = [70.5, 80.4, 90.7, 60.2], [70.0, 80.0, 90.0, 60.0]
-    found = paired_difference(values, others)
-    assert found.interval.mean == pytest.approx(0.45) and (found.ahead, found.trials) == (4, 4)
-    assert 0.2 <= found.interval.low < 0.45 < found.interval.high <= 0.7
-    assert paired_difference(values, others) == found
-    turned = paired_difference(others, values)
+    values, baseline = [70.5, 80.4, 90.7, 60.2], [70.0, 80.0, 90.0, 60.0]
+    difference = paired_difference(values, baseline)
+    assert difference.interval.mean == pytest.approx(0.45) and (
+        difference.ahead,
+        difference.trials,
+    ) == (4, 4)
+    assert 0.2 <= difference.interval.low < 0.45 < difference.interval.high <= 0.7
+    assert paired_difference(values, baseline) == difference
+    turned = paired_difference(baseline, values)
     assert turned.interval.mean == pytest.approx(-0.45) and turned.ahead == 0
 
 
 def test_one_trial_has_a_difference_and_no_interval():
-    found = paired_difference([0.5], [0.25])
+    difference = paired_difference([0.5], [0.25])
     assert (
-        found.interval.mean == 0.25
-        and math.isnan(found.interval.low)
-        and (found.ahead, found.trials) == (1, 1)
+        difference.interval.mean == 0.25
+        and math.isnan(difference.interval.low)
+        and (difference.ahead, difference.trials) == (1, 1)
     )
     with pytest.raises(ValueError, match="2 and 1 trials cannot be paired"):
         paired_difference([1.0, 2.0], [1.0])
@@ -75,7 +79,9 @@ def history(*trials, **columns):
 
 def test_the_table_puts_every_entry_beside_the_first():
     histories = {"a": history([0.1, 0.5], [0.2, 0.6]), "b": history([0.7, 0.4], [0.3, 0.8])}
-    head, _, *rows, _, best, brackets = differences_to_first(histories).splitlines()
+    text = differences_to_first(histories).markdown()
+    head, _, *rows = text.partition("\n\n")[0].splitlines()
+    note = " ".join(text.partition("\n\n")[2].split())
     assert head == "| entry | round | accuracy % | minus a, points | ahead in |"
     assert rows == [
         "| a | best | 55.00 (50.00, 60.00) |  |  |",
@@ -83,10 +89,9 @@ def test_the_table_puts_every_entry_beside_the_first():
         "| a | last | 55.00 (50.00, 60.00) |  |  |",
         "| b | last | 60.00 (40.00, 80.00) | +5.00 (-10.00, +20.00) | 1 of 2 |",
     ]
-    assert best == '"best" is each trial\'s best round on the test sets.' and brackets.endswith(
-        "have no interval."
-    )
-    assert differences_to_first({"a": histories["a"]}) == ""
+    assert note.startswith('"best" is each trial\'s best round on the test sets. In brackets the ')
+    assert note.endswith("have no interval.")
+    assert differences_to_first({"a": histories["a"]}) == Document()
 
 
 def test_rounds_of_equal_accuracies_are_shown_once():
@@ -94,14 +99,14 @@ def test_rounds_of_equal_accuracies_are_shown_once():
         history([0.1, 0.5], val_accuracy=[0.2, 0.4]),
         history([0.1, 0.25], val_accuracy=[0.3, 0.4]),
     )
-    _, _, *rows, _, words = differences_to_first({"a": a, "b": b}).splitlines()
+    _, _, *rows, _, note = differences_to_first({"a": a, "b": b}).markdown().splitlines()
     assert rows == [
         "| a | best, by validation and last | 50.00 |  |  |",
         "| b | best, by validation and last | 25.00 | -25.00 | 0 of 1 |",
     ]
-    assert "on validation sets" in words and "rackets" not in words  # of one trial there are none
+    assert "on validation sets" in note and "rackets" not in note  # of one trial there are none
     b = history([0.1, 0.25], val_accuracy=[0.5, 0.4])
-    rows = differences_to_first({"a": a, "b": b}).splitlines()[2:-2]
+    rows = differences_to_first({"a": a, "b": b}).markdown().splitlines()[2:-2]
     assert [row.split("|")[2].strip() for row in rows] == ["best and last"] * 2 + [
         "by validation"
     ] * 2
@@ -110,7 +115,7 @@ def test_rounds_of_equal_accuracies_are_shown_once():
 def test_four_trials_have_intervals():
     a = history(*([0.1, 0.50 + t / 100] for t in range(4)))
     b = history(*([0.1, 0.60 + t / 50] for t in range(4)))
-    row = differences_to_first({"a": a, "b": b}).splitlines()[3]
+    row = differences_to_first({"a": a, "b": b}).markdown().splitlines()[3]
     assert row.startswith(
         "| b | best and last | 63.00 (58.89 to 67.11) | +11.50 (+10.50 to +12.50) | 4 of 4 |"
     )
@@ -152,17 +157,13 @@ def test_ranks_are_within_trials_and_over_settings(tmp_path):
         return [{"round": r, "trial": t, "accuracy": a, "val_accuracy": a} for r, t, a in shown]
 
     histories = {"a": rows([0.5, 0.9]), "b": rows([0.6, 0.7]), "c": rows([0.6, 0.2])}
-    one = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
-    trials = read_trials(one, "best")
+    path = write_trials(histories, 3, [1, 2], tmp_path / "x.csv")
+    trials = read_trials(path, "best")
     assert trials == {"a": [0.5, 0.9], "b": [0.6, 0.7], "c": [0.6, 0.2]}
-    assert read_trials(one, "by_validation") == trials
+    assert read_trials(path, "by_validation") == trials
     assert mean_ranks(trials) == {"a": 2.0, "b": 1.75, "c": 2.25}  # 3 and 1, 1.5 and 2, 1.5 and 3
-    text = ranked({"x": trials, "y": {"c": [0.9], "b": [0.8], "a": [0.1]}}).splitlines()
-    assert [line.split("|")[1:3] for line in text[2:]] == [
-        [" c ", " 1.62 "],
-        [" b ", " 1.88 "],
-        [" a ", " 2.50 "],
-    ]
+    table = ranked({"x": trials, "y": {"c": [0.9], "b": [0.8], "a": [0.1]}})
+    assert [row[:2] for row in table.rows] == [["c", "1.62"], ["b", "1.88"], ["a", "2.50"]]
     with pytest.raises(ValueError, match="y does not have the same entries as the others: c"):
         ranked({"x": trials, "y": {"a": [0.1], "b": [0.2]}})
     (tmp_path / "x.csv").write_text("entry,seed,split,best\na,1,1,0.5\nb,1,1,0.5\nb,2,1,0.5\n")

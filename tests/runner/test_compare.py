@@ -9,8 +9,15 @@ import pytest
 
 from fedjax_ht.configs.base import base_config, method_config
 from fedjax_ht.experiment.entries import changes, entries_of
-from fedjax_ht.report import plots, table
-from fedjax_ht.report.costs import choose_target, cost_to_reach, markdown, summarise, write_csv
+from fedjax_ht.report.costs import (
+    choose_target,
+    comparison_text,
+    cost_to_reach,
+    summarise,
+    write_csv,
+)
+from fedjax_ht.report.curves import accuracy_and_bytes
+from fedjax_ht.report.results import run_results
 from fedjax_ht.report.table import human_flops
 from fedjax_ht.runner.compare import comparison
 from fedjax_ht.simulation.history import wire_bytes
@@ -103,7 +110,7 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
         "all": history([0.1, 0.9]),
     }
     lines = {name: summarise(h, 0.8) for name, h in histories.items()}
-    text = markdown(lines, 0.8, "as asked")
+    text = comparison_text(lines, 0.8, "as asked").markdown()
     assert text.startswith("Target: 80.00 % (as asked).\n")
     some = "1 (1 of 2 trials) | 304 B | 1.00 GFLOP | 5 | 100.00 MFLOP | 1.00 | 2 |"
     assert (
@@ -121,7 +128,8 @@ def test_the_table_says_who_did_not_get_there(tmp_path):
 
 def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
     histories = {"a": history([0.1, 0.9], payload=41_472 * 5), "b": history([0.1, 0.8])}
-    text = markdown({name: summarise(h, 0.8) for name, h in histories.items()}, 0.8, "as asked")
+    lines = {name: summarise(h, 0.8) for name, h in histories.items()}
+    text = comparison_text(lines, 0.8, "as asked").markdown()
     assert "| numbers in one client's uplinks | one client's FLOPs |" in text
     assert "| 10.37 k | 100.00 MFLOP |" in text and "e+0" not in text
     words = " ".join(text.partition("\n\nAccuracies")[2].split())
@@ -130,7 +138,8 @@ def test_one_clients_cost_has_units_and_the_table_explains_what_it_has():
         for absent in ("over trials", "over the trials", "server", "all trials together")
     )
     several = {"a": history([0.1, 0.9], [0.1, 0.8])}
-    text = markdown({name: summarise(h, 0.8) for name, h in several.items()}, 0.8, "as asked")
+    lines = {name: summarise(h, 0.8) for name, h in several.items()}
+    text = " ".join(comparison_text(lines, 0.8, "as asked").markdown().split())
     assert all(
         words in text for words in ("standard deviation over trials", "of all trials together")
     )
@@ -143,14 +152,14 @@ def test_a_model_on_the_server_has_a_column_of_its_own():
         row["global_accuracy_head"] = score
     histories = {"with": rows, "without": history([0.1, 0.3, 0.3])}
     lines = {name: summarise(h, 0.2) for name, h in histories.items()}
-    text = markdown(lines, 0.2, "as asked")
+    text = comparison_text(lines, 0.2, "as asked").markdown()
     assert "| method | accuracy % | server's model % | best round |" in text
     assert (
         "| with | 90.00 ± 0.00 | 65.00 | 1, 1 |" in text and "| without | 30.00 | - | 1 |" in text
     )
     for row in (row for h in histories.values() for row in h if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
-    text = table.markdown(histories)
+    text = run_results(histories).markdown()
     assert "| accuracy % | server's model % | ± clients |" in text
     assert (
         "| with | 90.00 ± 0.00 | 65.00 ± 5.00 | 0.00 |" in text
@@ -166,15 +175,18 @@ def test_the_participants_score_is_the_highest_of_all_rounds_and_says_so():
     histories = {"with": rows, "without": history([0.1, 0.3, 0.3])}
     lines = {name: summarise(h, 0.2) for name, h in histories.items()}
     assert lines["with"].participants_accuracy == 0.75 and lines["with"].accuracy == 0.2
-    text = markdown(lines, 0.2, "as asked")
+    text = comparison_text(lines, 0.2, "as asked").markdown()
     assert (
         "| with | 20.00 ± 0.00 | 75.00 | 2, 2 |" in text and "| without | 30.00 | - | 1 |" in text
     )
-    assert "biased upwards" in text
+    assert "biased upwards" in " ".join(text.split())
     for row in (row for h in histories.values() for row in h if "accuracy" in row):
         row |= {"accuracy_std": 0.0, "accuracy_weighted": row["accuracy"], "accuracy_worst10": 0.0}
-    text = table.markdown(histories)
-    assert "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text and "biased upwards" in text
+    text = run_results(histories).markdown()
+    assert (
+        "| with | 20.00 ± 0.00 | 75.00 ± 15.00 | 0.00 |" in text
+        and "biased upwards" in " ".join(text.split())
+    )
 
 
 def test_the_picture_places_accuracies_by_bytes():
@@ -182,7 +194,7 @@ def test_the_picture_places_accuracies_by_bytes():
         "talks": history([0.1, 0.5, None, 0.7], [0.1, 0.7, None, 0.9]),
         "silent": history([0.1, 0.4], payload=0),
     }
-    figure = plots.accuracy_and_bytes(histories, 0.6)
+    figure = accuracy_and_bytes(histories, 0.6)
     left, right = figure.axes
     curve = right.lines[0]
     assert curve.get_xdata() == pytest.approx([0, 304 / 2**20, 3 * 304 / 2**20])
@@ -193,10 +205,7 @@ def test_the_picture_places_accuracies_by_bytes():
         2
     ].get_color()
     assert right.get_xscale() == "log" and right.lines[-1].get_ydata()[0] == 60
-    assert (
-        plots.accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale()
-        == "linear"
-    )
+    assert accuracy_and_bytes({"silent": histories["silent"]}, 0.6).axes[1].get_xscale() == "linear"
 
 
 def test_bytes_of_one_way_or_both():

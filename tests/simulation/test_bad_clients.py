@@ -12,8 +12,8 @@ from fedjax_ht.methods import method_factory
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.privacy import Privacy
-from fedjax_ht.trust.robust import DEFENCES
 from tests.federations import (
     NUM_CLIENTS,
     SLICES,

@@ -172,7 +172,7 @@ def test_a_trial_has_the_clock_that_it_would_have_alone():
     second = [row | {"trial": 0} for row in by_trial(history)[1]]
     names = ("simulated_seconds", "simulated_clock", "late", "absent", "participants")
     alone = program()._replace(
-        options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2])
+        options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
     )
     _, expected = run(_alone(with_profile(alone, profile)), 3)
     assert rows_of(second, *names) == rows_of(expected, *names)

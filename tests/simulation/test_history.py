@@ -18,8 +18,8 @@ from fedjax_ht.simulation.history import (
 )
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.report import Evaluation, RoundReport
-from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_simulation
-from fedjax_ht.simulation.steps import copy_state
+from fedjax_ht.simulation.simulation import Rounds, SimulationState, make_simulation
+from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, identical, mixed_federation, to_host
 
 LOCAL = METHODS["local"](TRAINING)
@@ -66,19 +66,13 @@ def scripted(*accuracies, trials=None, silent_in=()):
     def each():
         return flops if trials else flops[0]
 
-    return Simulation(
-        lambda: start,
-        run_round,
-        evaluate,
-        None,
-        None,
-        trials,
-        each,
-        {},
-        None,
-        None,
-        None,
-        LOCAL.rules,
+    return Rounds(
+        init=lambda: start,
+        run_round=run_round,
+        evaluate=evaluate,
+        trials=trials,
+        client_flops=each,
+        rules=LOCAL.rules,
     )
 
 

@@ -13,11 +13,11 @@ from fedjax_ht.core import wire
 from fedjax_ht.core.forms import keeps_state
 from fedjax_ht.core.round import Channel
 from fedjax_ht.methods import METHODS
-from fedjax_ht.simulation import program, steps
+from fedjax_ht.simulation import program, scoring
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.roster import blocks
 from fedjax_ht.simulation.simulation import make_simulation
-from fedjax_ht.simulation.steps import copy_state
+from fedjax_ht.simulation.state import copy_state
 from tests.federations import TRAINING, federation_data, federation_for, uniform_federation
 from tests.method_wires import settings
 
@@ -129,7 +129,7 @@ def test_who_has_no_sample_is_not_scored(monkeypatch):
     assert 0 < np.sum(counts > 0) < len(counts)
     scored = []
     monkeypatch.setattr(
-        steps,
+        scoring,
         "blocks",
         lambda roster, rows, size: scored.append(rows) or blocks(roster, rows, size),
     )

@@ -73,7 +73,7 @@ def test_another_answer_than_a_bool_a_client_is_one_line(found):
     with pytest.raises(
         ValueError, match=r"^profile.available gives .* for round 0; it must be bool \(8,\)$"
     ):
-        Profile(available=lambda round: found).there(NUM_CLIENTS, 0)
+        Profile(available=lambda round: found).reachable(NUM_CLIENTS, 0)
 
 
 def test_an_absent_client_is_left_alone():

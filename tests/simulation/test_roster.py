@@ -19,9 +19,10 @@ from fedjax_ht.simulation.roster import (
     idle_lane_steps,
     lay_out,
     make_roster,
+    places,
     positions,
-    rows_of_trial,
     schedule,
+    take_trial,
 )
 
 MEMBERS = np.array([1, 4, 6])
@@ -142,7 +143,7 @@ def test_schedule_tells_each_row_its_own():
 
 def test_results_go_back_to_their_trials():
     flat = np.array([1, PADDING, 5, 0])
-    ids, values = rows_of_trial(roster(), flat, 0, {"x": np.array([10, 99, 50, 0])})
+    ids, values = take_trial(places(roster(), flat), 0, {"x": np.array([10, 99, 50, 0])})
     np.testing.assert_array_equal(ids, [4, 1])
     np.testing.assert_array_equal(values["x"], [10, 0])
     np.testing.assert_array_equal(positions(flat, np.array([0, 1]), 3), [3, 0, PADDING])

@@ -15,9 +15,9 @@ from fedjax_ht.simulation.options import SimulationOptions, choose_participants
 from fedjax_ht.simulation.program import bind
 from fedjax_ht.simulation.simulation import make_simulation
 from fedjax_ht.simulation.spending import BLOCK, epsilons, participations
+from fedjax_ht.trust.defences import median
 from fedjax_ht.trust.epsilon import fixed_epsilon, gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy
-from fedjax_ht.trust.robust import median
 from tests.federations import (
     NUM_CLIENTS,
     TRAIN_COUNTS,

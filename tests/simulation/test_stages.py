@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.methods import METHODS
-from fedjax_ht.report.table import markdown
+from fedjax_ht.report.results import run_results
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_simulation
@@ -40,5 +40,5 @@ def test_stages_and_rounds_that_are_not_scored_change_no_number(name):
             key: value for key, value in row.items() if key in own and not key.startswith("seconds")
         }
         assert same == {key: own[key] for key in same}
-    assert "| train s | score s | serve s | host s |" in markdown({name: rows})
-    assert "train s" not in markdown({name: history})
+    assert "| train s | score s | serve s | host s |" in run_results({name: rows}).markdown()
+    assert "train s" not in run_results({name: history}).markdown()

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
-from fedjax_ht.core.influence import Sources, influences
 from fedjax_ht.core.method import Context, Received
+from fedjax_ht.core.programs import influences, union
 from fedjax_ht.data.client_data import join_trials
 from fedjax_ht.methods import METHODS
 from fedjax_ht.simulation.history import run
@@ -101,7 +101,7 @@ def test_an_upload_arrives_as_it_was_sent():
         np.testing.assert_array_equal(
             getattr(state.server, name)[4], getattr(prompt.server, name)[4]
         )
-    assert state.server.heard[4] == 1 and state.waiting.uploads.busy[0].tolist() == [
+    assert state.server.heard[4] == 1 and state.waiting.uploads.unfinished[0].tolist() == [
         i == 4 for i in range(NUM_CLIENTS)
     ]
 
@@ -133,7 +133,7 @@ def test_what_goes_on_has_the_same_uploads_on_their_way(tmp_path):
         sim = simulation(profile)
         checkpointer = make_checkpointer(tmp_path / "checkpoints", sim)
         state, history = checkpointer.restore() or run(sim, 2)
-        assert state.waiting.uploads.busy.any()
+        assert state.waiting.uploads.unfinished.any()
         checkpointer.save(state, history)
     state, history = run(sim, 4, state, history)
     assert untimed(history) == untimed(rows) and identical(to_host(state), to_host(whole))
@@ -146,7 +146,7 @@ def test_trials_have_uploads_of_their_own():
     middle, _ = run(sim, 2)
     state, _ = run(sim, 3, *run(sim, 2))
     alone = program()._replace(
-        options=(dataclasses.replace(OPTIONS, seed=2),), own_seeds=np.uint32([2])
+        options=(dataclasses.replace(OPTIONS, seed=2),), seeds=np.uint32([2])
     )
     expected, _ = run(with_profile(alone, profile), 3)
     second = jax.tree.map(lambda x: x[1], state.waiting.uploads)
@@ -199,9 +199,7 @@ def test_whose_server_looks_back_on_its_draws_says_so(name):
     _, sources = influences(
         serve, key, state.server, sent, key, np.int32(0), method.pretrained.variables
     )
-    assert 0 not in Sources().union(
-        *jax.tree.leaves(sources, is_leaf=lambda x: isinstance(x, Sources))
-    )
+    assert 0 not in union(sources)
 
 
 def test_without_a_deadline_nothing_is_late():

@@ -274,6 +274,7 @@ REFUSED = [
     ("fml", {}, {"client": "", "upload": "", "sample": ""}),
     ("fedral", {}, {"client": "", "upload": "", "sample": ""}),
     ("lg_fedavg", {}, {"client": "", "upload": "", "sample": ""}),
+    ("fedper", {}, {"client": "", "upload": "", "sample": ""}),
     ("fedavg", {}, {"client": "", "upload": "", "sample": ""}),
     ("local", {}, {"client": "", "upload": "", "sample": ""}),
     ("heterofl", {}, {"client": UPLOAD, "upload": UPLOAD, "sample": SAMPLE}),

@@ -1,5 +1,4 @@
-"""What the readers of files share: finding them, walking folders and archives alike, and one-line
-errors."""
+"""Finds files, walks folders and archives alike, and makes one-line errors, for all readers."""
 
 import contextlib
 import os
@@ -15,28 +14,41 @@ _LINE = 300  # characters: a file may hold a name of any length
 
 
 class Origin(NamedTuple):
-    """What a reader expects to find on disk and how a user gets it, both of which end up in its
-    errors; and whether `download.get` knows where it is."""
+    """The files that a reader expects, as its errors name them.
+
+    Attributes:
+      expected: the files.
+      how: the way to get them.
+      fetched: `download.get` knows where they are.
+    """
 
     expected: str
     how: str
     fetched: bool = True
 
 
-def search(name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin) -> Path:
-    """The first of `files` that exists in one of the `folders` of `data_dir` ("" is `data_dir`
-    itself).
+def search(
+    name: str, data_dir: Path | None, folders: Sequence[str], files: Sequence[str], origin: Origin
+) -> Path:
+    """The first of `files` that exists in one of the `folders` of `data_dir`, "" for itself.
 
     Raises:
       ValueError: no `data_dir`.
       FileNotFoundError: none of them exists.
     """
-    how = f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}" if origin.fetched else origin.how
+    how = (
+        f"{fetch(name, data_dir or Path('data'))} downloads it, or {origin.how}"
+        if origin.fetched
+        else origin.how
+    )
     if data_dir is None:
-        raise ValueError(f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}")
-    for path in (data_dir / folder / file for folder in folders for file in files):
-        if path.exists():
-            return path
+        raise ValueError(
+            f"{name}: data_dir is None; give the folder that holds {origin.expected}; {how}"
+        )
+    for folder in folders:
+        for file in files:
+            if (data_dir / folder / file).exists():
+                return data_dir / folder / file
     raise FileNotFoundError(f"{name}: not found in {data_dir}; expected {origin.expected}; {how}")
 
 
@@ -46,7 +58,7 @@ def fetch(name: str, data_dir: Path) -> str:
 
 
 def user_path(path: str, data_dir: Path | None) -> Path:
-    """What a user wrote after a prefix: relative to `data_dir` if there is one, "~" expanded."""
+    """The path that a user wrote after a prefix: relative to `data_dir` if that is given."""
     return Path(data_dir or ".", Path(path).expanduser())
 
 
@@ -74,30 +86,39 @@ def reading(path: Path, origin: Origin) -> Iterator[None]:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """The files below `folder` in sorted order, links followed, hidden files and folders left
-    out."""
+    """Yields the files below `folder` in sorted order.
+
+    Links are followed; hidden files and folders are left out.
+    """
     for parent, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        yield from (Path(parent, file) for file in sorted(files) if not file.startswith("."))
+        # in place: os.walk goes into the folders of this list, in its order
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(files):
+            if not file.startswith("."):
+                yield Path(parent, file)
 
 
 def members(source: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
-    """The files of a folder, .zip or .tar(.gz) whose "/"-separated name `pattern` finds, as (match,
-    content).
+    """Yields (match, content) of the files of a folder, .zip or .tar(.gz) whose name matches.
 
-    Nothing is extracted to disk. A folder is walked in sorted order, an archive in its own.
+    Nothing is extracted to disk. A folder is walked in sorted order, an archive in its order; names
+    are relative and have "/" between folders.
     """
     if not source.is_dir():
-        yield from (zip_members if source.suffix == ".zip" else tar_members)(source, pattern)
+        walk = zip_members if source.suffix == ".zip" else tar_members
+        yield from walk(source, pattern)
         return
     for path in files_below(source):
         if match := pattern.search(path.relative_to(source).as_posix()):
             yield match, read_whole(path)
 
 
-def take(found: dict, keys: Sequence, what: str) -> list:
-    """Moves all `keys` out of `found` into a list; ValueError says how many are missing, and the
-    first of them."""
-    if missing := [key for key in keys if key not in found]:
+def take(entries: dict, keys: Sequence, what: str) -> list:
+    """Moves all `keys` out of `entries` into a list.
+
+    Raises:
+      ValueError: some are missing. The line says how many, and the first of them.
+    """
+    if missing := [key for key in keys if key not in entries]:
         raise ValueError(f"{len(missing)} of {len(keys)} {what} are missing, such as {missing[0]}")
-    return [found.pop(key) for key in keys]
+    return [entries.pop(key) for key in keys]

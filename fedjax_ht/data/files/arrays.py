@@ -1,5 +1,7 @@
-"""Reads .npy and .npz files of numbers and text: no pickles, nothing larger than the file says,
-every sum checked."""
+"""Reads .npy and .npz files of numbers and text.
+
+There are no pickles, nothing is larger than the file says, and every sum is checked.
+"""
 
 import contextlib
 import math
@@ -19,7 +21,9 @@ class _Arrays(Mapping):
 
     def __init__(self, archive: Zip):
         self._archive = archive
-        self._entries = {name.removesuffix(".npy"): name for name in archive.entries if name.endswith(".npy")}
+        self._entries = {
+            name.removesuffix(".npy"): name for name in archive.entries if name.endswith(".npy")
+        }
 
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self._entries[name]
@@ -63,7 +67,9 @@ def read_npy(file: BinaryIO, size: int) -> np.ndarray:
         raise ValueError(f"an array of {dtype}{hint}; expected plain numbers or text")
     count, start = math.prod(shape) * dtype.itemsize, file.tell()
     if min(shape, default=0) < 0 or size - start != count:
-        raise ValueError(f"{size - start:,} bytes of values, but its header says {dtype} of shape {shape}")
+        raise ValueError(
+            f"{size - start:,} bytes of values, but its header says {dtype} of shape {shape}"
+        )
     content = np.empty(count, np.uint8)
     for i in range(0, count, _CHUNK):
         part = content[i : i + _CHUNK]

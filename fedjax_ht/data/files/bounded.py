@@ -1,5 +1,4 @@
-"""Opens files that nobody vouches for: regular files only, a limited size, and every checksum
-checked.
+"""Opens files that nobody vouches for: only regular ones, to a limited size, with their checksums.
 
 gzip, zip and tar files are read to their ends, since their sums stand there. What does not hold
 together is an error of whatever kind the standard library has for it; readers turn them into one
@@ -46,8 +45,10 @@ def size_of(file: BinaryIO) -> int:
 
 @contextlib.contextmanager
 def opened(path: Path | str) -> Iterator[BinaryIO]:
-    """What is in a file, decompressed if it is gzip. At the end of the block the rest of it is
-    read, so that a wrong sum of a gzip file is an error whatever part of it was asked for.
+    """Opens a file, decompressed if it is gzip.
+
+    At the end of the block the rest is read, so that a wrong sum of a gzip file is an error
+    whatever part of it was asked for.
 
     Raises:
       ValueError: not a regular file; or gzip of more than `limits.decompressed` bytes.
@@ -77,8 +78,9 @@ class _Bounded:
 
 
 def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
-    """The content of a file, decompressed if it is gzip; `limit` is `limits.FILE_BYTES` if it is
-    not given.
+    """Reads a file, decompressed if it is gzip, up to `limit` bytes.
+
+    The limit is `limits.FILE_BYTES` if it is not given.
 
     Raises:
       ValueError: not a regular file, or one of more bytes.
@@ -88,7 +90,7 @@ def read_whole(path: Path | str, limit: int | None = None) -> bytearray:
 
 
 def _all_of(file: BinaryIO, limit: float = math.inf) -> bytearray:
-    """In parts, since a decompressor that is asked for everything takes all memory."""
+    """Reads in parts, since a decompressor that is asked for everything takes all memory."""
     content = bytearray()
     while chunk := file.read(_CHUNK):
         content += chunk
@@ -100,10 +102,12 @@ _MANY = 1 << 16
 
 
 def _listed(file: BinaryIO) -> int:
-    """How many files a zip says that it lists, modulo `_MANY`."""
+    """The number of files that a zip says that it lists, modulo `_MANY`."""
+    # the record at the end has 22 bytes and a comment
     file.seek(-min(size_of(file), _MANY + 22), io.SEEK_END)
     content = file.read()
-    return int.from_bytes(content[(end := content.rfind(b"PK\x05\x06")) + 10 : end + 12], "little")
+    end = content.rfind(b"PK\x05\x06")
+    return int.from_bytes(content[end + 10 : end + 12], "little")
 
 
 class Zip:
@@ -124,7 +128,10 @@ class Zip:
         for entry in every:
             # others cannot be bounded
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError(f"{entry.filename} is compressed in a way that is not read; stored and deflated are")
+                raise ValueError(
+                    f"{entry.filename} is compressed in a way that is not read; stored and "
+                    "deflated are"
+                )
             # compares the names, so that none is lost to a wrong bit
             self._archive.open(entry).close()
         self.entries = {entry.filename: entry for entry in every if not entry.is_dir()}
@@ -142,14 +149,15 @@ class Zip:
 
     def read(self, name: str, limit: int | None = None) -> bytearray:
         """The content of one file; `limit` is `limits.FILE_BYTES` if it is not given."""
-        limits.keep(name, self._archive.getinfo(name).file_size, limits.FILE_BYTES if limit is None else limit)
+        size = self._archive.getinfo(name).file_size
+        limits.keep(name, size, limits.FILE_BYTES if limit is None else limit)
         with self.opened(name) as file:
             return _all_of(file)
 
 
 @contextlib.contextmanager
 def opened_zip(path: Path | str) -> Iterator[Zip]:
-    """See `Zip`."""
+    """Opens a zip file; see `Zip`."""
     with open_regular(path) as file:
         yield Zip(file)
 
@@ -176,13 +184,14 @@ class _Header(tarfile.TarInfo):
 
 
 def tar_members(path: Path, pattern: re.Pattern) -> Iterator[tuple[re.Match, bytes]]:
-    """The files of a tar or tar.gz whose name `pattern` finds, as (match, content), in its own
-    order."""
+    """Yields (match, content) of the files of a tar or tar.gz whose name matches, in its order."""
     with opened(path) as file, tarfile.open(fileobj=file, mode="r|", tarinfo=_Header) as archive:
         while (member := archive.next()) is not None:
             archive.members.clear()  # it would keep all headers
             if member.isreg() and (match := pattern.search(member.name)):
                 if member.issparse():
-                    raise ValueError(f"{limits.short(member.name)} is sparse; only plain files are read")
+                    raise ValueError(
+                        f"{limits.short(member.name)} is sparse; only plain files are read"
+                    )
                 limits.keep(limits.short(member.name), member.size, limits.FILE_BYTES)
                 yield match, archive.extractfile(member).read()

@@ -1,8 +1,10 @@
-"""How much a file may ask for. Every reader keeps to these numbers, and no reader has others.
+"""The limits of what a file may ask for, which every reader keeps to.
 
 The largest files of known sets stay far below them: CIFAR-100's train batch has 154 MB and 300,000
 pickle steps, the inflated SVHN 225 MB, ImageNet-21k 21,841 classes.
 """
+
+import reprlib
 
 FILE_BYTES = 256 << 20  # of a file, or a file in an archive, that is read as a whole
 TEXT_BYTES = 16 << 20  # of JSON, which takes up to twenty times its size in memory
@@ -16,11 +18,8 @@ PIXELS = 1 << 26  # of one image
 CLASSES = 100_000
 TABLE_ROWS = 1 << 21  # of a table as text
 TABLE_CELLS = 1 << 24
-PICKLE_STEPS = 1 << 20  # opcodes of a pickle; small integers one after another are one
-PICKLE_INTEGERS = 1 << 23  # below 65,536, each an opcode: tokens of a client's texts
+PICKLE_STEPS = 6 << 20  # opcodes of a pickle; a token of a text is one
 PICKLE_NAMES = 10_000  # of functions and classes that a pickle asks for, repetitions counted
-PICKLE_DEPTH = 64  # of values in values
-PICKLE_VALUES = 1 << 24  # a shared value counted wherever it occurs
 
 
 def keep(what: str, value: int, limit: float, unit: str = "bytes") -> None:
@@ -34,7 +33,7 @@ def keep(what: str, value: int, limit: float, unit: str = "bytes") -> None:
 
 
 def decompressed(size: int) -> int:
-    """How many bytes a compressed file of `size` bytes may hold."""
+    """The most bytes that a compressed file of `size` bytes may hold."""
     return max(FILE_BYTES, GROWTH * size)
 
 
@@ -49,6 +48,11 @@ def numbered_classes(count: int) -> tuple[str, ...]:
 
 
 def short(value: object, length: int = 60) -> str:
-    """A value for a message. What a file holds may be as long as it likes."""
-    text = f"{value:,}" if type(value) is int and abs(value) < 1 << 64 else repr(value)
+    """Shows a value in a message, in about `length` characters at most."""
+    if type(value) is int and abs(value) < 1 << 64:
+        text = f"{value:,}"
+    elif isinstance(value, str | bytes):
+        text = repr(value[: length + 1])  # it may have any length
+    else:
+        text = reprlib.repr(value)  # lists in lists may be without end
     return text if len(text) <= length else f"{text[:length]}..."

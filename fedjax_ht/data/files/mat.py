@@ -39,8 +39,10 @@ def load_mat(name: str, path: Path) -> dict[str, np.ndarray]:
 
 
 def _inflated(file: BinaryIO) -> io.BytesIO:
-    """The file without compression. scipy would inflate only as far as it reads, and so miss the
-    sums at the ends."""
+    """Inflates a file.
+
+    scipy would inflate only as far as it reads, and so miss the sums at the ends.
+    """
     size = size_of(file)
     header, inflated = file.read(_HEADER), io.BytesIO()
     order = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}.get(header[124:])
@@ -66,8 +68,10 @@ def _inflated(file: BinaryIO) -> io.BytesIO:
 
 
 def _inflate(file: BinaryIO, count: int) -> Iterator[bytes]:
-    """One compressed element of `count` bytes, in parts; its sum is right if it comes to its
-    end."""
+    """Yields one compressed element of `count` bytes in parts.
+
+    Its sum is right if it comes to its end.
+    """
     stream = zlib.decompressobj()
     while count or stream.unconsumed_tail:
         content = stream.unconsumed_tail or file.read(min(count, _CHUNK))
@@ -80,8 +84,10 @@ def _inflate(file: BinaryIO, count: int) -> Iterator[bytes]:
 
 
 def _check_element(start: bytes, size: int, order: str) -> None:
-    """Refuses what is not one array of numbers; its first 24 bytes are two tags, of the matrix and
-    its flags, and the flags."""
+    """Refuses anything but one array of numbers.
+
+    The first 24 bytes are two tags, of the matrix and of its flags, and the flags.
+    """
     if len(start) < 24:
         raise ValueError("an array is too short")
     kind, count, _, _, flags, _ = struct.unpack(f"{order}6I", start)

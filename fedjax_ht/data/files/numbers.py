@@ -8,10 +8,15 @@ _WIDEST = 64  # characters of a number with what separates it from the next
 
 
 def read_table(
-    name: str, content: bytes, columns: int, used: Sequence[int] | None = None, dtype: type = np.float32
+    name: str,
+    content: bytes,
+    columns: int,
+    used: Sequence[int] | None = None,
+    dtype: type = np.float32,
 ) -> np.ndarray:
-    """The numbers of a file with whitespace between them, [rows, columns], or [rows, len(used)] of
-    some of them.
+    """Reads a file of numbers with whitespace between them, [rows, columns].
+
+    With `used` the result is [rows, len(used)].
 
     Args:
       name: of the file, for the message.
@@ -28,7 +33,9 @@ def read_table(
     if len(first) != columns:
         raise ValueError(f"{name}: its first line has {len(first)} numbers, not {columns}")
     try:
-        return np.loadtxt(_lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2)
+        return np.loadtxt(
+            _lines(content, _WIDEST * columns), dtype, comments=None, usecols=used, ndmin=2
+        )
     except ValueError as error:
         raise ValueError(f"{name}: {str(error).partition(';')[0].rstrip('.')}") from error
 

@@ -6,12 +6,12 @@ built from the checked records. (An allow-list of the real numpy functions would
 dtype state makes numpy take bytes for pointers.) torch's pickles are recorded by the same
 unpickler, in `data.files.torch_files` and `generators.snapshot`.
 
-A pickle may also ask for more than there is: memory, or a comparison or a text of lists in lists
-without end. What it may ask for is in `data.limits`.
+Against a pickle that asks for too much there are three cheap limits: on its steps and names
+(`data.files.limits`), on what is a key, and no more bytes are read than there are. Values in values
+without end are Python's RecursionError, which is a ValueError here like any damage.
 """
 
 import contextlib
-import io
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,12 +37,13 @@ class Call:
 
 
 class Dict(dict):
-    """A dictionary of a class of its own, of which only the entries count."""
+    """A dictionary of some subclass, of which only the entries count."""
 
     def __init__(self, entries=(), **_):
-        entries = [(key, value) for key, value in (entries.items() if isinstance(entries, dict) else entries)]
-        check_keys(key for key, _ in entries)
-        super().__init__(entries)
+        pairs = entries.items() if isinstance(entries, dict) else entries
+        pairs = [(key, value) for key, value in pairs]
+        check_keys(key for key, _ in pairs)
+        super().__init__(pairs)
 
     def __setstate__(self, state):
         pass
@@ -56,18 +57,19 @@ def check_keys(keys: Iterable[Any]) -> None:
     """Refuses keys of a dict that are no plain values.
 
     Raises:
-      ValueError: one is no plain value. The hash of tuples in tuples takes the stack, or as long as
-        it likes.
+      ValueError: a key is no plain value, nor a short tuple of them.
     """
     for key in keys:
         parts = key if isinstance(key, tuple) and len(key) <= _KEY_PARTS else (key,)
         for part in parts:
-            if not isinstance(part, _KEYS) or (isinstance(part, int) and abs(part) >= 1 << 63):
+            # the hash of tuples in tuples ends the process, or takes as long as it likes, and large
+            # integers can be made to collide
+            is_large = isinstance(part, int) and abs(part) >= 1 << 63
+            if is_large or not isinstance(part, _KEYS):
                 kind = type(part).__name__
-                raise ValueError(f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits")
-
-
-_AHEAD = 1024
+                raise ValueError(
+                    f"the pickle has a key of type {kind}; keys are text or numbers of 64 bits"
+                )
 
 
 class _Whole:
@@ -87,17 +89,11 @@ class _Whole:
         self.left -= len(line)
         return line
 
-    def ahead(self) -> bytes:
-        """The next bytes, which are still to be read."""
-        content = self.file.read(_AHEAD)
-        self.file.seek(-len(content), io.SEEK_CUR)
-        return content
-
 
 class _Handlers(dict):
-    """What is done at each opcode, for so many opcodes."""
+    """Opcode -> its handler, for `limits.PICKLE_STEPS` look-ups."""
 
-    steps = integers = 0
+    steps = 0
 
     def __getitem__(self, opcode):
         self.steps += 1
@@ -108,74 +104,50 @@ class _Handlers(dict):
 
 # in Python: the one in C allocates and hashes whatever it is told to
 class Recorder(pickle._Unpickler):
-    """Gives plain values as they are; the names in `allowed` are of the type given there, every
-    other is refused.
+    """Reads plain values, and records what a pickle does with the names in `allowed`.
+
+    Every other name is refused.
 
     Args:
       file: the pickle.
       allowed: (module, name) -> a type that records what the pickle does with that name, mostly
         `Call`.
       content: what the pickle may hold, for the error.
-      others: a type that records what is done with any other name, instead of refusing it.
+      other_names: a type that records what is done with any other name, instead of refusing it.
     """
 
     def __init__(
-        self, file: BinaryIO, allowed: Mapping[tuple[str, str], type], content: str, others: type | None = None
+        self,
+        file: BinaryIO,
+        allowed: Mapping[tuple[str, str], type],
+        content: str,
+        other_names: type | None = None,
     ):
         self.whole = _Whole(file)
         super().__init__(self.whole, encoding="latin1")
-        self.allowed, self.content, self.others = allowed, content, others
+        self.allowed, self.content, self.other_names = allowed, content, other_names
         self.dispatch, self.names = _Handlers(_DISPATCH), 0
 
     def find_class(self, module, name):
         self.names += 1
         limits.keep("the pickle", self.names, limits.PICKLE_NAMES, "names")
-        recorder = self.allowed.get((module, name), self.others)
+        recorder = self.allowed.get((module, name), self.other_names)
         if recorder is None:
-            raise ValueError(f"the pickle names {f'{module}.{name}'[:100]}; only {self.content} are allowed")
+            raise ValueError(
+                f"the pickle names {f'{module}.{name}'[:100]}; only {self.content} are allowed"
+            )
         # A new class each time, so that a pickle cannot alter a shared one.
         return type(name, (recorder,), {})
 
 
 def _check_stack(handler, keys: slice):
-    """The handler, after a look at those of the values on the stack that it hashes."""
+    """Wraps a handler: checks the values on the stack that it will hash."""
 
     def checked(self):
         check_keys(self.stack[keys])
         handler(self)
 
     return checked
-
-
-# one object each, so that a token takes no more room than its place in a list
-_SMALL = tuple(range(1 << 16))
-
-
-def _load_integers(size: int):
-    """The handler of an integer of one byte or two, which takes all of them that follow at once, as
-    one step: a text is a list of hundreds of them."""
-
-    def load(self):
-        values = [_SMALL[int.from_bytes(self.read(size), "little")]]
-        frame = self._unframer.current_frame
-        ahead, at = frame.getbuffer()[frame.tell() :] if frame else self.whole.ahead(), 0
-        while at < len(ahead) - 2:
-            match ahead[at]:
-                case 75:  # BININT1
-                    values.append(ahead[at + 1])
-                    at += 2
-                case 77:  # BININT2
-                    values.append(_SMALL[ahead[at + 1] | ahead[at + 2] << 8])
-                    at += 3
-                case _:
-                    break
-        if at:
-            self.read(at)
-        self.dispatch.integers += len(values)
-        limits.keep("the pickle", self.dispatch.integers, limits.PICKLE_INTEGERS, "integers")
-        self.stack.extend(values)
-
-    return load
 
 
 def _refuse_long(self):
@@ -188,7 +160,6 @@ def _load_bytearray8(self):
 
 _DISPATCH = dict(pickle._Unpickler.dispatch)
 _DISPATCH |= {pickle.LONG4[0]: _refuse_long, pickle.BYTEARRAY8[0]: _load_bytearray8}
-_DISPATCH |= {pickle.BININT1[0]: _load_integers(1), pickle.BININT2[0]: _load_integers(2)}
 _DISPATCH |= {
     opcode[0]: _check_stack(_DISPATCH[opcode[0]], keys)
     for opcode, keys in (
@@ -203,7 +174,7 @@ _DISPATCH |= {
 
 @contextlib.contextmanager
 def damage_is_a_value_error() -> Iterator[None]:
-    """For reading a pickle: a damaged one can raise nearly anything."""
+    """Turns any error of the block into a ValueError: a damaged pickle can raise any of them."""
     try:
         yield
     except ValueError:
@@ -215,7 +186,11 @@ def damage_is_a_value_error() -> Iterator[None]:
 _NAMES = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.{module}", name)
     for core in ("core", "_core")  # numpy 1 and numpy 2
-    for module, name in (("multiarray", "_reconstruct"), ("multiarray", "scalar"), ("numeric", "_frombuffer"))
+    for module, name in (
+        ("multiarray", "_reconstruct"),
+        ("multiarray", "scalar"),
+        ("numeric", "_frombuffer"),
+    )
 }
 NUMPY_CALLS = dict.fromkeys(_NAMES, Call)  # for `Recorder`; `build` understands them
 _PLAIN_DTYPE = re.compile(r"[biufc]\d{1,2}|O8?")
@@ -235,8 +210,9 @@ def load_pickle(file: BinaryIO) -> Any:
 
 
 def load_npy(file: BinaryIO) -> Any:
-    """The array in an .npy file; a 0-d object array, which is how numpy saves a dict, gives the
-    object itself.
+    """The array in an .npy file.
+
+    A 0-d object array, which is how numpy saves a dict, gives the object itself.
 
     Raises:
       ValueError: not an .npy file, damaged, or a pickle that `load_pickle` refuses.
@@ -250,62 +226,39 @@ def load_npy(file: BinaryIO) -> Any:
 
 
 def build(value: Any) -> Any:
-    """Plain values and recorded numpy arrays -> the values and arrays; anything else is a
-    ValueError, and so is more of it than `limits` allow."""
-    _extent(value, 0, {})
+    """Plain values and recorded numpy arrays -> the values and arrays.
+
+    A value that occurs in several places is built once, and stays one object.
+
+    Raises:
+      ValueError: it holds anything else.
+      RecursionError: it holds values in values without end.
+    """
     return _build(value, {})
 
 
-def _extent(value: Any, depth: int, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
-    """How many values there are in a value, and how deep they are nested; what is shared counts
-    wherever it is."""
-    match value:
-        case dict():
-            children = (*value.keys(), *value.values())
-        case Call():
-            children = (value.args, value.state)
-        case list() | tuple():
-            children = value
-        case _:
-            return 1, 1
-    if id(value) not in known:
-        limits.keep("the pickle", depth, limits.PICKLE_DEPTH, "levels")
-        if _is_flat(children):
-            count, height = 1 + len(children), 1 + bool(children)
-        else:
-            parts = [_extent(child, depth + 1, known) for child in children]
-            count, height = 1 + sum(n for n, _ in parts), 1 + max((h for _, h in parts), default=0)
-        limits.keep("the pickle", height, limits.PICKLE_DEPTH, "levels")
-        limits.keep("the pickle", count, limits.PICKLE_VALUES, "values")
-        known[id(value)] = count, height
-    return known[id(value)]
-
-
-_FLAT = {int, float, bool, str, bytes, type(None)}
-
-
-def _is_flat(values: Iterable[Any]) -> bool:
-    """Whether they are plain values with nothing in them, told without a step of Python for
-    each."""
-    return set(map(type, values)) <= _FLAT
+_PLAIN = {int, float, bool, str, bytes, type(None)}
 
 
 def _build(value: Any, done: dict[int, Any]) -> Any:
-    """`value` with its recorded calls replaced by what they stand for; `done` keeps what is shared
-    from growing."""
+    """Builds a value; `done` holds those that are built, by the id of their record."""
+    if isinstance(value, type):
+        raise ValueError(f"the pickle holds the bare name {value.__name__}, not an array")
     if not isinstance(value, dict | list | tuple | Call):
-        if isinstance(value, type):
-            raise ValueError(f"the pickle holds the bare name {value.__name__}, not an array")
         return value
     if id(value) not in done:
-        if isinstance(value, dict):
-            result = {_build(k, done): _build(v, done) for k, v in value.items()}
-        elif isinstance(value, Call):
-            result = _build_call(value, done)
-        else:
-            result = type(value)(value if _is_flat(value) else (_build(v, done) for v in value))
-        done[id(value)] = result
+        done[id(value)] = _build_new(value, done)
     return done[id(value)]
+
+
+def _build_new(value: dict | list | tuple | Call, done: dict[int, Any]) -> Any:
+    if isinstance(value, Call):
+        return _build_call(value, done)
+    if isinstance(value, dict):
+        return {_build(key, done): _build(entry, done) for key, entry in value.items()}
+    if set(map(type, value)) <= _PLAIN:  # a text of tokens, without a step of Python for each
+        return type(value)(value)
+    return type(value)(_build(entry, done) for entry in value)
 
 
 def _build_call(call: Call, done: dict[int, Any]) -> Any:
@@ -318,14 +271,16 @@ def _build_call(call: Call, done: dict[int, Any]) -> Any:
             return _array((), _dtype(dtype), "C", _build(data, done))[()]
         case "encode", (str() as text, "latin1"), None:  # how protocol 2 writes bytes
             return text.encode("latin1")
-    raise ValueError(f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in")
+    raise ValueError(
+        f"the pickle uses numpy's {type(call).__name__} in a form that no array is written in"
+    )
 
 
 def _dtype(call: Call) -> np.dtype:
     match call:
-        case Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if _PLAIN_DTYPE.fullmatch(
-            code
-        ) and order in ("<", ">", "=", "|"):
+        case Call(args=(str() as code, *_), state=(_, str() as order, None, None, None, *_)) if (
+            _PLAIN_DTYPE.fullmatch(code) and order in ("<", ">", "=", "|")
+        ):
             return np.dtype(code).newbyteorder(order)
     raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
 

@@ -1,5 +1,7 @@
-"""Reads weights that torch, safetensors or numpy saved, without torch and without running anything
-that a file asks for; writes safetensors."""
+"""Reads weights that torch, safetensors or numpy saved; writes safetensors.
+
+torch is not needed, and nothing that a file asks for is run.
+"""
 
 import functools
 import io
@@ -11,36 +13,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.files.bounded import Zip, open_regular, size_of
-from fedjax_ht.data.files.safe_pickle import NUMPY_CALLS, Call, Dict, Recorder, damage_is_a_value_error
-
-_STORAGES = {
-    "BFloat16Storage": jnp.bfloat16,
-    "BoolStorage": np.bool_,
-    "ByteStorage": np.uint8,
-    "CharStorage": np.int8,
-    "DoubleStorage": np.float64,
-    "FloatStorage": np.float32,
-    "HalfStorage": np.float16,
-    "IntStorage": np.int32,
-    "LongStorage": np.int64,
-    "ShortStorage": np.int16,
-}
-
+from fedjax_ht.data.files.safe_pickle import (
+    NUMPY_CALLS,
+    Call,
+    Dict,
+    Recorder,
+    check_keys,
+    damage_is_a_value_error,
+)
+from fedjax_ht.data.files.tensors import STORAGES, TENSOR_CALLS, build_tensor, kind_and_key
 
 _MAGIC, _VERSION = 0x1950A86A20F9469CFC6C, 1001
-_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in _STORAGES], Call)
-TENSOR_CALLS = {  # for a `Recorder`; `build_tensor` understands what they record
-    ("collections", "OrderedDict"): Dict,
-    ("torch._utils", "_rebuild_parameter"): Call,
-    ("torch._utils", "_rebuild_tensor_v2"): Call,
-}
+_STORAGE_CALLS = dict.fromkeys([("torch", name) for name in STORAGES], Call)
 
 
 # what scripts save, too
@@ -131,10 +121,13 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     try:
         import safetensors
     except ImportError as error:
-        raise ImportError(f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'") from error
+        raise ImportError(
+            f"{path}: needs safetensors; run pip install 'fedjax_ht[weights]'"
+        ) from error
     try:
         with safetensors.safe_open(path, framework="np") as file:
-            return {name: _tensor(file, name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            names = file.keys()
+            return {name: _tensor(file, name) for name in names}
     except safetensors.SafetensorError as error:
         raise ValueError(f"no safetensors file of numbers: {error}") from error
 
@@ -144,8 +137,9 @@ def _tensor(file: Any, name: str) -> np.ndarray:
         return file.get_tensor(name)
     except (AttributeError, TypeError) as error:  # how safetensors ends where numpy lacks a dtype
         kind = file.get_slice(name).get_dtype()
-        words = f"{limits.short(name)} is {kind}, which numpy does not have; save it as F32 or F16"
-        raise ValueError(words) from error
+        raise ValueError(
+            f"{limits.short(name)} is {kind}, which numpy does not have; save it as F32 or F16"
+        ) from error
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
@@ -154,9 +148,20 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
         return _tensors(content, storage, limits.decompressed(size_of(file)))
 
 
-def _tensors(content: Any, storage: Callable[[Any], np.ndarray], limit: int) -> dict[str, np.ndarray]:
-    while isinstance(content, dict) and (inner := [content[k] for k in _WRAPPERS if isinstance(content.get(k), dict)]):
-        content = inner[0]
+def _unwrapped(content: Any) -> Any:
+    """The state dict inside a training script's checkpoint; anything else as it is."""
+    if isinstance(content, dict):
+        for key in _WRAPPERS:
+            if isinstance(content.get(key), dict):
+                return content[key]
+    return content
+
+
+def _tensors(
+    content: Any, storage: Callable[[Any], np.ndarray], limit: int
+) -> dict[str, np.ndarray]:
+    for _ in _WRAPPERS:  # a dict may hold itself, so not for as long as there is one inside
+        content = _unwrapped(content)
     if not isinstance(content, dict):
         raise ValueError(f"holds a {type(content).__name__}; expected tensors by name")
     tensors, size = {}, 0
@@ -168,21 +173,28 @@ def _tensors(content: Any, storage: Callable[[Any], np.ndarray], limit: int) -> 
 
 
 def _read_zip(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
-    """What was saved, and the numbers of each storage that it names, as torch writes them since
-    1.6."""
+    """Reads a file of torch 1.6 or later.
+
+    Returns:
+      The content, and (record of a storage) -> its numbers [N].
+    """
     archive = Zip(file)
     tops = [name.removesuffix("data.pkl") for name in archive.entries if name.endswith("/data.pkl")]
     if len(tops) != 1:
         raise ValueError(f"a zip file with {len(tops)} entries data.pkl; torch writes one")
-    if f"{tops[0]}byteorder" in archive.entries and _entry(archive, f"{tops[0]}byteorder") != b"little":
+    order = f"{tops[0]}byteorder"
+    if order in archive.entries and _entry(archive, order) != b"little":
         raise ValueError("written on a big-endian machine; only little-endian files are read")
 
     @functools.cache
     def numbers(kind: str, key: str) -> np.ndarray:
-        return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), _STORAGES[kind])
+        return np.frombuffer(_entry(archive, f"{tops[0]}data/{key}"), STORAGES[kind])
+
+    def numbers_of(record: Any) -> np.ndarray:
+        return numbers(*kind_and_key(record))
 
     content = _TorchRecorder(io.BytesIO(_entry(archive, f"{tops[0]}data.pkl"))).load()
-    return content, lambda record: numbers(*_kind_and_key(record))
+    return content, numbers_of
 
 
 def _entry(archive: Zip, name: str) -> bytearray:
@@ -193,26 +205,46 @@ def _entry(archive: Zip, name: str) -> bytearray:
 
 
 def _read_stream(file: BinaryIO) -> tuple[Any, Callable[[Any], np.ndarray]]:
-    """Likewise of the stream of pickles that torch wrote before 1.6, and still does in pickles: a
-    header, what was saved, the storages' names, and their lengths and numbers in that order."""
+    """Reads the stream of pickles that torch wrote before 1.6, and still does in pickles.
+
+    It is a header, the content, the storages' names, and their lengths and numbers in that order.
+    Returns as `_read_zip`.
+    """
     file.seek(0)
     recorders = [_TorchRecorder(file) for _ in range(5)]
     magic, version, system, content, keys = [recorder.load() for recorder in recorders]
-    if (magic, version) != (_MAGIC, _VERSION) or not isinstance(system, dict) or not system.get("little_endian"):
+    is_known = (magic, version) == (_MAGIC, _VERSION) and isinstance(system, dict)
+    if not is_known or not system.get("little_endian"):
         raise ValueError("a storage is in none of torch's formats, or of a big-endian machine")
-    rest, kinds, found, at = file.read(), recorders[3].kinds, {}, 0
+    kinds = recorders[3].kinds
+    check_keys(keys if isinstance(keys, list) else ())  # before a set hashes them
     if not isinstance(keys, list) or set(keys) != set(kinds):
         raise ValueError("it does not hold the storages that it names; the file is damaged")
-    for key in keys:
-        count, dtype = int.from_bytes(rest[at : at + 8], "little"), np.dtype(_STORAGES[kinds[key]])
-        left = (len(rest) - at - 8) // dtype.itemsize
+    storages = _storages(file.read(), {key: np.dtype(STORAGES[kinds[key]]) for key in keys})
+
+    def numbers_of(record: Any) -> np.ndarray:
+        return storages[kind_and_key(record)[1]]
+
+    return content, numbers_of
+
+
+def _storages(content: bytes, dtypes: Mapping[str, np.dtype]) -> dict[str, np.ndarray]:
+    """The storages at the end of a stream: each its length as an int64, and its numbers."""
+    storages, position = {}, 0
+    for key, dtype in dtypes.items():
+        count = int.from_bytes(content[position : position + 8], "little")
+        left = (len(content) - position - 8) // dtype.itemsize
         if count > left:
-            raise ValueError(f"a storage holds {left} numbers and says {count}; the file is damaged")
-        found[key] = np.frombuffer(rest, dtype, count, at + 8)
-        at += 8 + found[key].nbytes
-    if at != len(rest):
-        raise ValueError(f"{len(rest) - at} bytes are left behind the last storage; the file is damaged")
-    return content, lambda record: found[_kind_and_key(record)[1]]
+            raise ValueError(
+                f"a storage holds {left} numbers and says {count}; the file is damaged"
+            )
+        storages[key] = np.frombuffer(content, dtype, count, position + 8)
+        position += 8 + storages[key].nbytes
+    if position != len(content):
+        raise ValueError(
+            f"{len(content) - position} bytes are left behind the last storage; the file is damaged"
+        )
+    return storages
 
 
 def read_storage(content: bytes) -> np.ndarray:
@@ -224,38 +256,3 @@ def read_storage(content: bytes) -> np.ndarray:
     with damage_is_a_value_error():
         record, numbers = _read_stream(io.BytesIO(content))
         return numbers(record)
-
-
-def build_tensor(name: Any, value: Any, storage: Callable[[Any], np.ndarray]) -> np.ndarray:
-    """The recorded tensor `value`, checked to lie in its storage.
-
-    Args:
-      name: of the tensor, for errors.
-      value: what a `Recorder` with `TENSOR_CALLS` gave.
-      storage: what the record says of the storage -> its numbers [N].
-    """
-    if isinstance(value, Call) and type(value).__name__ == "_rebuild_parameter" and value.args:
-        value = value.args[0]
-    match value:
-        case Call(args=(where, int() as offset, tuple() as shape, tuple() as strides, *_)) if isinstance(name, str):
-            return _strided(name, storage(where), offset, shape, strides)
-    raise ValueError(f"the entry {limits.short(name)} is no tensor; expected tensors by name")
-
-
-def _kind_and_key(persistent_id: Any) -> tuple[str, str]:
-    match persistent_id:
-        case ("storage", type() as kind, str() as key, _, _) | ("storage", type() as kind, str() as key, _, _, None):
-            return kind.__name__, key
-    raise ValueError("a tensor's storage is in none of torch's formats")
-
-
-def _strided(name: str, storage: np.ndarray, offset: int, shape: tuple, strides: tuple) -> np.ndarray:
-    sound = len(shape) == len(strides) and all(
-        isinstance(n, int) and 0 <= n < 1 << 63 for n in (offset, *shape, *strides)
-    )
-    if sound and 0 in shape:
-        return np.empty(shape, storage.dtype)
-    if not sound or max(offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1, math.prod(shape)) > len(storage):
-        raise ValueError(f"the tensor {limits.short(name)} does not lie in its storage; the file is damaged")
-    steps = [s * storage.itemsize for s in strides]
-    return np.asarray(np.lib.stride_tricks.as_strided(storage[offset:], shape, steps), order="C")

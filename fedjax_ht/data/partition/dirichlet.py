@@ -1,9 +1,8 @@
 """Label skew by Dirichlet shares of each class: PFLlib's "practical", the plain one, and DFRD's.
 
 Sources: Hsu et al., "Measuring the effects of non-identical data distribution" (2019) for the plain
-  draw; PFLlib
-(Zhang et al., JMLR 2025), whose generator FedTGP and FedKTL use and FedAPEN and DFRD share but for
-the minimum.
+draw; PFLlib (Zhang et al., JMLR 2025), whose generator FedTGP and FedKTL use, and which FedAPEN and
+DFRD share but for the minimum.
 """
 
 import numpy as np
@@ -14,8 +13,10 @@ from fedjax_ht.data.partition.splits import Plan, by_class, official_sets, split
 
 
 def pfllib_least(num_samples: int, num_clients: int) -> int:
-    """PFLlib's minimum for a client: one test batch of 10 at a test share of a quarter, at most
-    half an equal share."""
+    """The minimum of samples for a client in PFLlib.
+
+    It is one test batch of 10 at a test share of a quarter, at most half an equal share.
+    """
     return int(min(10 / (1 - 0.75), num_samples / num_clients / 2))
 
 
@@ -29,11 +30,11 @@ def practical(
     min_samples: Count | None = None,
     max_tries: Count = 100,
 ) -> Plan:
-    """Dirichlet shares with a gate: a client that already holds an equal share of all samples takes
-    no more classes.
+    """Dirichlet shares with a gate, as in PFLlib.
 
-    Reproduces PFLlib's "dir" digit for digit from the same class sizes and seed. FedRAL and
-    FedAPEN: alpha=0.4, min_samples=10.
+    A client that already holds an equal share of all samples takes no more classes. Reproduces
+    PFLlib's "dir" digit for digit from the same class sizes and seed. FedRAL and FedAPEN have
+    alpha=0.4 and min_samples=10.
 
     Args:
       labels: int [N].
@@ -47,7 +48,16 @@ def practical(
     """
     if min_samples is None:
         min_samples = pfllib_least(len(labels), num_clients)
-    return _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, len(labels) / num_clients)
+    return _draw(
+        labels,
+        num_clients,
+        num_classes,
+        rng,
+        alpha=alpha,
+        min_samples=min_samples,
+        max_tries=max_tries,
+        capacity=len(labels) / num_clients,
+    )
 
 
 def dirichlet(
@@ -60,9 +70,20 @@ def dirichlet(
     min_samples: Count = 10,
     max_tries: Count = 100,
 ) -> Plan:
-    """Each class is cut by its own Dirichlet(alpha) shares over the clients; arguments and errors
-    as in `practical`."""
-    return _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, np.inf)
+    """Cuts each class by Dirichlet(alpha) shares of the clients, drawn for the class.
+
+    Arguments and errors as in `practical`.
+    """
+    return _draw(
+        labels,
+        num_clients,
+        num_classes,
+        rng,
+        alpha=alpha,
+        min_samples=min_samples,
+        max_tries=max_tries,
+        capacity=np.inf,
+    )
 
 
 def dfrd(
@@ -75,8 +96,7 @@ def dfrd(
     max_tries: Count = 100,
     val_share: Rest = 0.0,
 ) -> Partition:
-    """DFRD's split: the official training set by gated Dirichlet shares, the official test set
-    dealt evenly.
+    """DFRD's split: gated Dirichlet shares of the official training set, even ones of the test set.
 
     A client tests on floor(n_c / num_clients) random test samples of every class c, whatever it
     trains on; the remainder of a class is unused. `alpha` is the paper's omega. The paper has no
@@ -97,35 +117,62 @@ def dfrd(
         max_tries=max_tries,
     )
     plan = [train[rng.permutation(x)] for x in plan]
-    even = [_even_rows(rng.permutation(x), num_clients) for x in by_class(dataset.labels[test], dataset.num_classes)]
+    even = [
+        _even_rows(rng.permutation(x), num_clients)
+        for x in by_class(dataset.labels[test], dataset.num_classes)
+    ]
     tests = test[np.concatenate(even, axis=1)]
     if not val_share:  # the order of training samples is the one of the draw above
         return tuple(ClientIndices(x, x[:0], y) for x, y in zip(plan, tests))
-    held = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified=False) for x in plan]
-    return tuple(client._replace(test=x) for client, x in zip(held, tests))
+    clients = []
+    for x, test in zip(plan, tests):
+        client = split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified=False)
+        clients.append(client._replace(test=test))
+    return tuple(clients)
 
 
-def _even_rows(indices, num_rows):
+def _even_rows(indices: np.ndarray, num_rows: int) -> np.ndarray:
+    """Equal parts of the indices as rows; the remainder is left out."""
     width = len(indices) // num_rows
     return indices[: num_rows * width].reshape(num_rows, width)
 
 
-def _draw(labels, num_clients, num_classes, rng, alpha, min_samples, max_tries, capacity):
+def _draw(
+    labels: np.ndarray,
+    num_clients: int,
+    num_classes: int,
+    rng: np.random.RandomState,
+    *,
+    alpha: float,
+    min_samples: int,
+    max_tries: int,
+    capacity: float,
+) -> Plan:
+    """Draws until every client has the minimum; a client that holds `capacity` takes no more."""
     for _ in range(max_tries):
         plan = _try(labels, num_clients, num_classes, rng, alpha, capacity)
         if plan is not None and min(map(len, plan)) >= min_samples:
             return plan
     raise ValueError(
-        f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients at least "
-        f"{min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower min_samples or num_clients"
+        f"no split with alpha={alpha} of {len(labels)} samples gave each of {num_clients} clients "
+        f"at least {min_samples} samples in {max_tries} tries; raise alpha or max_tries, or lower "
+        "min_samples or num_clients"
     )
 
 
-def _try(labels, num_clients, num_classes, rng, alpha, capacity):
+def _try(
+    labels: np.ndarray,
+    num_clients: int,
+    num_classes: int,
+    rng: np.random.RandomState,
+    alpha: float,
+    capacity: float,
+) -> Plan | None:
     """One draw, or None where the shares of a class underflow to nothing (a tiny alpha)."""
     hands = [[] for _ in range(num_clients)]
     held = np.zeros(num_clients, int)
     for members in by_class(labels, num_classes):
+        # the draws come in PFLlib's order, also for a class without samples
         rng.shuffle(members)
         shares = rng.dirichlet(np.repeat(alpha, num_clients)) * (held < capacity)
         if not len(members):

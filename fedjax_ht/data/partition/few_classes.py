@@ -1,12 +1,21 @@
-"""A few classes per client: PFLlib's "pathological" blocks, and pFedHN's random class shares, which
-FedSSA uses."""
+"""A few classes per client: PFLlib's "pathological" blocks, and pFedHN's random class shares.
+
+FedSSA uses the latter.
+"""
 
 import numpy as np
 
 from fedjax_ht.core.bounds import Count, Part, Rest, Whole
 from fedjax_ht.data.dataset import ClientIndices, Dataset, Partition
 from fedjax_ht.data.partition.dirichlet import pfllib_least
-from fedjax_ht.data.partition.splits import Plan, Sets, by_class, deal_classes, official_sets, split_client
+from fedjax_ht.data.partition.splits import (
+    Plan,
+    Sets,
+    by_class,
+    deal_classes,
+    official_sets,
+    split_client,
+)
 
 
 def pathological(
@@ -18,38 +27,41 @@ def pathological(
     classes_per_client: Count = 2,
     balanced: bool = False,
 ) -> Plan:
-    """Fixed blocks of clients share the same few classes, as PFLlib's "pat" cuts them from the same
-    stream.
+    """PFLlib's "pat": fixed blocks of clients share the same few classes.
 
-    Class after class goes, in the dataset's order, to the first ceil(num_clients / num_classes *
-    classes_per_client) clients that still want classes. All but the last of them take a random
-    amount between a tenth of an equal share and an equal share, or an equal share if `balanced`;
-    the last takes the rest. Where classes and clients do not come out even, the last clients hold
-    fewer classes, or the last classes stay unused (Flowers102 with 20 clients of 10).
+    It cuts them from the same stream. Class after class goes, in the dataset's order, to the first
+    ceil(num_clients / num_classes * classes_per_client) clients that still want classes. All but
+    the last of them take a random amount between a tenth of an equal share and an equal share, or
+    an equal share if `balanced`; the last takes the rest. Where classes and clients do not come out
+    even, the last clients hold fewer classes, or the last classes stay unused (Flowers102 with 20
+    clients of 10).
 
     Raises:
       ValueError: a class is too small for its clients.
     """
-    wanted = np.full(num_clients, classes_per_client)
+    left = np.full(num_clients, classes_per_client)  # classes that a client still takes
     hands = [[] for _ in range(num_clients)]
     block = int(np.ceil(num_clients / num_classes * classes_per_client))
     least = pfllib_least(len(labels), num_clients) / num_classes
     for c, members in enumerate(by_class(labels, num_classes)):
-        owners = np.flatnonzero(wanted)[:block]
+        owners = np.flatnonzero(left)[:block]
         if not len(owners):
             break
         equal = len(members) / len(owners)
         low, high = int(max(equal / 10, least)), int(equal)
-        if high < 1 or (len(owners) > 1 and not balanced and low >= high):
+        draws = len(owners) > 1 and not balanced
+        if high < 1 or (draws and low >= high):
             raise ValueError(
-                f"class {c} has {len(members)} samples, too few for the {len(owners)} clients that share it; "
-                "lower num_clients or classes_per_client"
+                f"class {c} has {len(members)} samples, too few for the {len(owners)} clients that "
+                "share it; lower num_clients or classes_per_client"
             )
-        others = len(owners) - 1
-        sizes = np.full(others, high) if balanced else rng.randint(low, high, others)
+        if balanced:
+            sizes = np.full(len(owners) - 1, high)
+        else:
+            sizes = rng.randint(low, high, len(owners) - 1)
         for client, share in zip(owners, np.split(members, np.cumsum(sizes))):
             hands[client].append(share)
-        wanted[owners] -= 1
+        left[owners] -= 1
     return [np.concatenate(hand) for hand in hands]
 
 
@@ -81,11 +93,17 @@ def class_shares(
     if sets == "merged":
         weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
         plan = deal_classes(np.arange(len(dataset.labels)), dataset.labels, weights, rng)
-        return tuple(split_client(x, dataset.labels, rng, train_share, val_share, stratified=False) for x in plan)
+        clients = []
+        for x in plan:
+            clients.append(
+                split_client(x, dataset.labels, rng, train_share, val_share, stratified=False)
+            )
+        return tuple(clients)
     train, test = official_sets(dataset)
     if val_size >= len(train):
         raise ValueError(
-            f"val_size is {val_size}; it must be below the {len(train)} training samples of {dataset.name}"
+            f"val_size is {val_size}; it must be below the {len(train)} training samples of "
+            f"{dataset.name}"
         )
     held_out, train = np.split(rng.permutation(train), [val_size])
     weights = _share_plan(num_clients, dataset.num_classes, classes_per_client, rng)
@@ -93,9 +111,13 @@ def class_shares(
     return tuple(ClientIndices(*client) for client in zip(*plans))
 
 
-def _share_plan(num_clients, num_classes, classes_per_client, rng):
-    """float64 [num_clients, num_classes]: how much of each class a client takes; each column sums
-    to 1."""
+def _share_plan(
+    num_clients: int, num_classes: int, classes_per_client: int, rng: np.random.RandomState
+) -> np.ndarray:
+    """The share of each class that a client takes, float64 [num_clients, num_classes].
+
+    Each column sums to 1.
+    """
     slots = classes_per_client * num_clients // num_classes
     shares = rng.uniform(0.4, 0.6, (num_classes, slots))
     shares /= shares.sum(1, keepdims=True)

@@ -23,14 +23,19 @@ def given(dataset: Dataset, num_clients: int, rng: np.random.RandomState) -> Par
       ValueError: there is none, or it is for another number of clients.
     """
     if dataset.clients is None:
-        raise ValueError(f"{dataset.name} came without a split into clients; choose one of {', '.join(PLANS)}")
+        raise ValueError(
+            f"{dataset.name} came without a split into clients; choose one of {', '.join(PLANS)}"
+        )
     if len(dataset.clients) != num_clients:
-        raise ValueError(f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} clients")
+        raise ValueError(
+            f"num_clients is {num_clients}, but {dataset.name} came with {len(dataset.clients)} "
+            "clients"
+        )
     return dataset.clients
 
 
-# Who holds what: (labels, num_clients, num_classes, rng, *, options); `split_plan` then makes
-# train, val and test.
+# The samples of each client: (labels, num_clients, num_classes, rng, *, options); `split_plan` then
+# makes train, val and test.
 PLANS: dict[str, Callable[..., Plan]] = {
     "pathological": pathological,
     "practical": practical,
@@ -47,7 +52,9 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
 }
 
 
-def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options) -> Partition:
+def make_partition(
+    kind: str, dataset: Dataset, num_clients: int, seed: int = 1, **options
+) -> Partition:
     """Splits a dataset among clients; a pure function of its arguments, independent of the images.
 
     Args:
@@ -63,19 +70,29 @@ def make_partition(kind: str, dataset: Dataset, num_clients: int, seed: int = 1,
     Raises:
       ValueError: a bad setting (`check_partition`), data that does not fit it, or a client without
         training samples.
+
+    Examples:
+      >>> from fedjax_ht.data.sources import load_dataset
+      >>> dataset = load_dataset("har_10persons")
+      >>> partition = make_partition("dirichlet", dataset, num_clients=4, alpha=1.0)
+      >>> sum(len(client.train) + len(client.test) for client in partition)
+      1039
     """
     check_partition(kind, num_clients, dataset.num_classes, **options)
     rng = np.random.RandomState(seed)
     if kind in PLANS:
         split = {name: options.pop(name) for name in _options(split_plan) if name in options}
-        partition = split_plan(functools.partial(PLANS[kind], **options), dataset, num_clients, rng, **split)
+        partition = split_plan(
+            functools.partial(PLANS[kind], **options), dataset, num_clients, rng, **split
+        )
     else:
         partition = PARTITIONS[kind](dataset, num_clients, rng, **options)
     for i, client in enumerate(partition):
         if not len(client.train):
             raise ValueError(
                 f"partition {kind!r} leaves client {i} of {num_clients} without training samples; "
-                f"take fewer clients or more data than the {len(dataset.labels)} samples of {dataset.name}"
+                f"take fewer clients or more data than the {len(dataset.labels)} samples of "
+                f"{dataset.name}"
             )
     return partition
 
@@ -115,28 +132,38 @@ def check_partition(kind: str, num_clients: int, num_classes: int | None, **opti
         _check_classes(kind, num_clients, num_classes, values["classes_per_client"])
 
 
-def _check_classes(kind: str, num_clients: int, num_classes: int, wanted: int) -> None:
-    if wanted > num_classes:
-        raise ValueError(f"classes_per_client is {wanted}; it must be at most the {num_classes} classes of the data")
-    if kind == "class_shares" and wanted * num_clients % num_classes:
+def _check_classes(kind: str, num_clients: int, num_classes: int, classes_per_client: int) -> None:
+    if classes_per_client > num_classes:
         raise ValueError(
-            f"classes_per_client * num_clients is {wanted * num_clients}; "
-            f"it must be a multiple of the {num_classes} classes, so that each class has equally many owners"
+            f"classes_per_client is {classes_per_client}; it must be at most the {num_classes} "
+            "classes of the data"
+        )
+    if kind == "class_shares" and classes_per_client * num_clients % num_classes:
+        raise ValueError(
+            f"classes_per_client * num_clients is {classes_per_client * num_clients}; "
+            f"it must be a multiple of the {num_classes} classes, so that each class has equally "
+            "many owners"
         )
 
 
 def _check_shares(sets: str, train_share: float | None, val_share: float) -> None:
     if sets == "official" and train_share is not None:
         raise ValueError(
-            f"train_share is {train_share} with sets='official', whose test set is given; set val_share only"
+            f"train_share is {train_share} with sets='official', whose test set is given; set "
+            "val_share only"
         )
     train_share = 0.75 if train_share is None else train_share
     if sets == "merged" and train_share + val_share > 1 + 1e-9:
         raise ValueError(
-            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1, test is the rest"
+            f"train_share + val_share is {train_share + val_share:g}; it must be at most 1, test "
+            "is the rest"
         )
 
 
 def _options(function: Callable) -> dict[str, inspect.Parameter]:
     """The keyword-only parameters."""
-    return {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }

@@ -1,5 +1,4 @@
-"""What the partitions share: indices by class, dealing them out by weight, and the split into
-train, val and test."""
+"""Steps that partitions share: indices by class, dealing by weight, train, val and test sets."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -22,13 +21,17 @@ def by_class(labels: np.ndarray, num_classes: int) -> list[np.ndarray]:
 def class_counts(
     labels: np.ndarray, partition: Partition, set: str = "train", num_classes: int | None = None
 ) -> np.ndarray:
-    """Samples of every class that each client holds in "train", "val" or "test": int64
-    [num_clients, num_classes].
+    """Counts every client's samples of each class: int64 [num_clients, num_classes].
 
-    `labels` are those of the whole dataset; without `num_classes` the largest label is the last
-    class.
+    Args:
+      labels: int [N], of the whole dataset.
+      partition: of the dataset.
+      set: "train", "val" or "test".
+      num_classes: without it the largest label is the last class.
     """
-    return _counts(labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1)
+    return _counts(
+        labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1
+    )
 
 
 def _counts(labels: np.ndarray, plan: Plan, num_classes: int) -> np.ndarray:
@@ -43,11 +46,15 @@ def official_sets(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """
     for name in ("train", "test"):
         if name not in dataset.official:
-            raise ValueError(f"{dataset.name} has no official {name} set; choose a partition of merged data")
+            raise ValueError(
+                f"{dataset.name} has no official {name} set; choose a partition of merged data"
+            )
     return tuple(np.asarray(dataset.official[name], np.int64) for name in ("train", "test"))
 
 
-def deal_classes(indices: np.ndarray, labels: np.ndarray, weights: np.ndarray, rng: np.random.RandomState) -> Plan:
+def deal_classes(
+    indices: np.ndarray, labels: np.ndarray, weights: np.ndarray, rng: np.random.RandomState
+) -> Plan:
     """Shuffles each class and cuts it among the clients in proportion to their weights.
 
     Args:
@@ -76,13 +83,12 @@ def split_client(
     val_share: float,
     stratified: bool,
 ) -> ClientIndices:
-    """Splits one client's samples at random into train, validation and test (the rest); every
-    sample is used once.
+    """Splits one client's samples at random into train, validation and test (the rest).
 
-    One permutation of the samples, of which the first go to test, the next to train and the last to
-    validation, sizes rounded down in favour of test: without validation this is scikit-learn's
-    `train_test_split(train_size=train_share)` on the same stream. `stratified` does so class by
-    class, with the nearest integers for sizes.
+    Every sample is used once. One permutation of the samples, of which the first go to test, the
+    next to train and the last to validation, sizes rounded down in favour of test: without
+    validation this is scikit-learn's `train_test_split(train_size=train_share)` on the same stream.
+    `stratified` does so class by class, with the nearest integers for sizes.
     """
     shuffled = indices[rng.permutation(len(indices))]
     groups = labels[shuffled] if stratified else np.zeros(len(shuffled), int)
@@ -93,7 +99,8 @@ def split_client(
         members = np.flatnonzero(groups == group)
         n = len(members)
         # the margin is for floats: 0.6 + 0.3 is just below 0.9, yet 9 of 10 samples are meant
-        n_train, n_fit = (int(rounded(share * n + 1e-9)) for share in (train_share, train_share + val_share))
+        n_train = int(rounded(train_share * n + 1e-9))
+        n_fit = int(rounded((train_share + val_share) * n + 1e-9))
         part[members] = np.repeat((test, train, val), (n - n_fit, n_train, n_fit - n_train))
     return ClientIndices(shuffled[part == train], shuffled[part == val], shuffled[part == test])
 
@@ -109,8 +116,7 @@ def split_plan(
     val_share: Rest = 0.0,
     stratified: bool = False,
 ) -> Partition:
-    """Plans who holds what, then splits each client's samples, client after client, from the same
-    stream.
+    """Plans the clients' samples, then splits those of client after client from the same stream.
 
     Args:
       plan_of: (labels, num_clients, num_classes, rng) -> Plan of positions in `labels`.
@@ -125,13 +131,18 @@ def split_plan(
     Raises:
       ValueError: the dataset has no official sets.
     """
+
+    def split(x: np.ndarray, train_share: float) -> ClientIndices:
+        return split_client(x, dataset.labels, rng, train_share, val_share, stratified)
+
     if sets == "merged":
         plan = plan_of(dataset.labels, num_clients, dataset.num_classes, rng)
-        shares = (0.75 if train_share is None else train_share, val_share)
-        return tuple(split_client(x, dataset.labels, rng, *shares, stratified) for x in plan)
+        share = 0.75 if train_share is None else train_share
+        return tuple(split(x, share) for x in plan)
     train, test = official_sets(dataset)
-    plan = [train[x] for x in plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng)]
+    plan = plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng)
+    plan = [train[x] for x in plan]  # positions in the training set -> indices of the dataset
     weights = _counts(dataset.labels, plan, dataset.num_classes)
-    clients = [split_client(x, dataset.labels, rng, 1 - val_share, val_share, stratified) for x in plan]
+    clients = [split(x, 1 - val_share) for x in plan]
     tests = deal_classes(test, dataset.labels, weights, rng)
     return tuple(client._replace(test=x) for client, x in zip(clients, tests))

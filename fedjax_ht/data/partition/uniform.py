@@ -20,28 +20,36 @@ def few_shot(
     shots: Count = 5,
     test_shots: Count | None = None,
 ) -> Partition:
-    """Every client trains on `shots` random samples of every class, and tests on `test_shots`
-    others of every class; None deals out all the rest for testing.
+    """Trains every client on `shots` random samples of every class.
 
-    The client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's classes and splits
-    them 3:1, which is shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a test set is 100
-    images, and a point one of them.
+    It tests on `test_shots` others of every class; None deals out all the rest for testing. The
+    client of FedKTL's Table 9 has 30, 12 or 3 images of each of CIFAR-100's classes and splits them
+    3:1, which is shots 23, 9 or 2 with test_shots 7, 3 or 1; of the last a test set is 100 images,
+    and a point one of them.
 
     Raises:
       ValueError: a class has fewer than (shots + test_shots) * num_clients samples.
     """
-    train, test = [], []
+    train, test = [[] for _ in range(num_clients)], [[] for _ in range(num_clients)]
+    trained = shots * num_clients
+    needed = trained + (test_shots or 0) * num_clients
     for c, members in enumerate(by_class(dataset.labels, dataset.num_classes)):
-        trained = shots * num_clients
-        needed = trained + (test_shots or 0) * num_clients
         if len(members) < needed:
-            each = f"{shots} shots" if test_shots is None else f"{shots} shots and {test_shots} test_shots"
+            each, lower = f"{shots} shots", "shots"
+            if test_shots is not None:
+                each, lower = f"{shots} shots and {test_shots} test_shots", "them"
             raise ValueError(
-                f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are {needed}; "
-                f"lower {'shots' if test_shots is None else 'them'} or num_clients"
+                f"class {c} has {len(members)} samples, but {each} for {num_clients} clients are "
+                f"{needed}; lower {lower} or num_clients"
             )
         shuffled = rng.permutation(members)
-        train.append(np.split(shuffled[:trained], num_clients))
-        test.append(np.array_split(shuffled[trained:needed] if test_shots else shuffled[trained:], num_clients))
-    joined = [[np.concatenate(parts) for parts in zip(*sets)] for sets in (train, test)]
-    return tuple(ClientIndices(x, x[:0], y) for x, y in zip(*joined))
+        tested = shuffled[trained : needed if test_shots else None]
+        for client, part in enumerate(np.split(shuffled[:trained], num_clients)):
+            train[client].append(part)
+        for client, part in enumerate(np.array_split(tested, num_clients)):
+            test[client].append(part)
+    clients = []
+    for train_parts, test_parts in zip(train, test):
+        indices = np.concatenate(train_parts)
+        clients.append(ClientIndices(indices, indices[:0], np.concatenate(test_parts)))
+    return tuple(clients)

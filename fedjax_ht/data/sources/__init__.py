@@ -1,5 +1,4 @@
-"""Where data comes from: `load_dataset` reads every kind of set that a federation can be made
-of."""
+"""Data sets that a federation can be made of: `load_dataset` reads every kind of them."""
 
 from fedjax_ht.data.sources.registry import dataset_names, find_dataset, load_dataset
 

@@ -1,4 +1,4 @@
-"""What is no image: arrays that are kept as they are, and whose a sample is."""
+"""Arrays that are no images and are kept as they are, and the groups of their samples."""
 
 import numpy as np
 
@@ -8,8 +8,9 @@ _INT32 = np.iinfo(np.int32)
 
 
 def as_stored(name: str, x: np.ndarray) -> np.ndarray:
-    """Samples [N, ...] that a model sees as they are: floats of 32 bits at most, integers that fit
-    in int32.
+    """Samples [N, ...] that a model sees as they are.
+
+    They are floats of 32 bits at most, or integers that fit in int32.
 
     Args:
       name: of the array, for the error.
@@ -20,7 +21,9 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
       ValueError: of fewer than two axes, of another type, too large, NaN or infinite.
     """
     if x.ndim < 2 or x.dtype.kind not in "iuf":
-        raise ValueError(f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes")
+        raise ValueError(
+            f"{name} is {x.dtype} {x.shape}; samples are floats or integers of at least two axes"
+        )
     if x.dtype.kind == "f":
         refuse_not_finite(name, x)
         return x.astype(np.float16 if x.dtype.itemsize == 2 else np.float32, copy=False)
@@ -30,7 +33,11 @@ def as_stored(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def to_groups(name: str, owners: np.ndarray) -> np.ndarray:
-    """Whose each sample is, int32 [N], of integers or text [N]; text by its place in sorted order.
+    """The group of each sample, int32 [N].
+
+    Args:
+      name: of the array, for the error.
+      owners: integers, or text [N], which is numbered in sorted order.
 
     Raises:
       ValueError: of another type or shape, or beyond int32.
@@ -42,10 +49,12 @@ def to_groups(name: str, owners: np.ndarray) -> np.ndarray:
     return _int32(name, owners)
 
 
-def refuse_image_size(image_size: int | None, who: str = "it") -> None:
-    """ValueError where a size is asked for of what has none."""
+def refuse_image_size(image_size: int | None, subject: str = "it") -> None:
+    """Refuses a size for samples that have none; `subject` begins the message's clause."""
     if image_size is not None:
-        raise ValueError(f"image_size is {image_size}, but {who} holds no images; leave it at 0 (None)")
+        raise ValueError(
+            f"image_size is {image_size}, but {subject} holds no images; leave it at 0 (None)"
+        )
 
 
 def _int32(name: str, x: np.ndarray) -> np.ndarray:

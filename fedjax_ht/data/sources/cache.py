@@ -1,5 +1,7 @@
-"""Keeps decoded sets on disk, so that JPEG files and long texts are read once, and images are never
-in memory as a whole."""
+"""Keeps decoded sets on disk, so that JPEG files and long texts are read once.
+
+Images are never in memory as a whole.
+"""
 
 import contextlib
 import errno
@@ -23,16 +25,19 @@ _DAY = 86_400  # seconds
 
 
 def cached(
-    name: str, image_size: int | None, data_dir: Path, sources: Sequence[Path], build: Callable[[Path | None], Dataset]
+    name: str,
+    image_size: int | None,
+    data_dir: Path,
+    sources: Sequence[Path],
+    build: Callable[[Path | None], Dataset],
 ) -> Dataset:
-    """`build(target)`, or what it gave the last time if the files of `sources` have the same names,
-    sizes and times.
+    """Returns `build(target)`, or its last result if the files of `sources` are the same.
 
-    Two files per set and size, in `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder
-    if that is not writable: the images as an .npy, which the set maps, and an .npz of the rest,
-    which has their SHA-256 and is renamed into place last. `target` is where `build` stacks the
-    images (`pile.Pile`); without a writable folder, or room in it, it is None, nothing is kept, and
-    the images are in memory.
+    They are the same by their names, sizes and times. There are two files per set and size, in
+    `.fedjax_ht_cache` of `data_dir`, or in the user's cache folder if that is not writable: the
+    images as an .npy, which the set maps, and an .npz of the rest, which has their SHA-256 and is
+    renamed into place last. `target` is where `build` stacks the images (`pile.Pile`); without a
+    writable folder, or room in it, it is None, nothing is kept, and the images are in memory.
     """
     key = hashlib.sha256(str(sources[0].resolve()).encode()).hexdigest()[:16]
     stem = f"{name.partition(':')[0]}-{image_size or 'native'}-{key}"
@@ -83,8 +88,10 @@ def _temporary(folder: Path) -> Iterator[Path]:
 
 
 def _load(name: str, path: Path, stamp: str) -> Dataset | None:
-    """The set in `path` and the .npy beside it, or None if it is absent, damaged, or made from
-    other files."""
+    """The set in `path` and the .npy beside it.
+
+    None if it is absent, damaged, or made from other files.
+    """
     try:
         with opened_npz(path) as arrays:
             if str(arrays["stamp"]) != stamp:
@@ -92,10 +99,15 @@ def _load(name: str, path: Path, stamp: str) -> Dataset | None:
             images = _images(path, stamp)
             if str(arrays["images_sha256"]) != _sha256(images):
                 return None
-            official = {k.removeprefix("official_"): arrays[k] for k in arrays if k.startswith("official_")}
+            official = {}
+            for key in arrays:
+                if key.startswith("official_"):
+                    official[key.removeprefix("official_")] = arrays[key]
             groups = arrays.get("groups")
             names = tuple(map(str, arrays["class_names"]))
-            return Dataset(name, mapped(images), arrays["labels"], names, official=official, groups=groups)
+            return Dataset(
+                name, mapped(images), arrays["labels"], names, official=official, groups=groups
+            )
     except Exception:  # zipfile, zlib and numpy each have their own for a damaged file
         return None
 
@@ -104,7 +116,8 @@ def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
     """Gives the images in `target` their name, and then puts the rest at `path`."""
     arrays = {f"official_{k}": indices for k, indices in dataset.official.items()}
     arrays |= {"labels": dataset.labels, "class_names": np.array(dataset.class_names)}
-    arrays |= {} if dataset.groups is None else {"groups": dataset.groups}
+    if dataset.groups is not None:
+        arrays["groups"] = dataset.groups
     arrays |= {"stamp": np.array(stamp), "images_sha256": np.array(_sha256(target))}
     with _temporary(path.parent) as rest:
         with open(rest, "wb") as file:
@@ -116,15 +129,19 @@ def _save(dataset: Dataset, target: Path, path: Path, stamp: str) -> None:
 
 
 def _images(path: Path, stamp: str) -> Path:
-    """Where the images of the set at `path` are. Each state of the sources has its own file, so
-    that neither a process that is killed here nor one that has the former mapped sees a mixture."""
+    """The file with the images of the set at `path`.
+
+    Each state of the sources has a file for itself, so that neither a process that is killed here
+    nor one that has the former mapped sees a mixture.
+    """
     return path.with_name(f"{path.stem}-{stamp[:16]}.npy")
 
 
 def _sweep(path: Path, stamp: str) -> None:
-    """Removes the images of former states of the sources, and what a process that was killed has
-    left here."""
-    former = [file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)]
+    """Removes the images of former states of the sources, and what a killed process has left."""
+    former = [
+        file for file in path.parent.glob(f"{path.stem}-*.npy") if file != _images(path, stamp)
+    ]
     for file in (*former, *path.parent.glob("*.tmp")):
         with contextlib.suppress(OSError):
             if file in former or time.time() - file.stat().st_mtime > _DAY:
@@ -137,7 +154,7 @@ def _sha256(path: Path) -> str:
 
 
 def _is_full(error: BaseException | None) -> bool:
-    """Whether it is of a disk without room, also where a reader has made a line of it."""
+    """Returns whether a disk without room caused the error, whatever a reader has made of it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return True

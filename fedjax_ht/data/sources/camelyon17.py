@@ -1,5 +1,7 @@
-"""Camelyon17 as WILDS publishes it (Bandi et al. 2018, Koh et al. 2021): patches of lymph nodes of
-five hospitals."""
+"""Camelyon17 as WILDS publishes it: patches of lymph nodes of five hospitals.
+
+Sources: Bandi et al. 2018, Koh et al. 2021.
+"""
 
 import functools
 import re
@@ -14,6 +16,7 @@ from fedjax_ht.data.files.archive import Origin, reading, search
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.csv_file import rows_of
 from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.source import Source
 
 CLASSES = ("normal", "tumor")
 _COLUMNS = ("patient", "node", "x_coord", "y_coord", "tumor", "center", "split")
@@ -22,7 +25,9 @@ _ORIGIN = Origin(
     "download it from the dataset's page (WILDS, Camelyon17-wilds)",
     fetched=False,
 )
-_PATCH = re.compile(r"^(?P<image>patches/patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$")
+_PATCH = re.compile(
+    r"^(?P<image>patches/patient_\w+_node_\w+/patch_patient_\w+_node_\w+_x_\w+_y_\w+\.png)$"
+)
 _VAL, _TEST = 1, 2  # hospitals, of which nothing trains
 
 
@@ -47,32 +52,50 @@ def read_camelyon17(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def _decode(table: Path, image_size: int | None, target: Path | None) -> Dataset:
-    columns, rows = rows_of(table)
-    if missing := [name for name in _COLUMNS if name not in columns]:
-        raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
-    keys, values = [], []
-    for line, row in rows:
-        cells = [row[columns.index(name)] for name in _COLUMNS]
-        if not all(re.fullmatch(r"\w{1,20}", cell) for cell in cells) or not all(map(_digit, cells[4:])):
-            raise ValueError(f"line {line} of metadata.csv is {limits.short(row)}")
-        patient, node, x, y = cells[:4]
-        keys.append(f"patches/patient_{patient}_node_{node}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png")
-        values.append([int(cell) for cell in cells[4:]])
-    if not keys:
-        raise ValueError("metadata.csv has no rows")
+    keys, values = _patches(table)
     labels, hospitals, splits = np.array(values).T
     pile, _ = decode_members(table.parent, _PATCH, image_size, target)
     official = _official(hospitals, splits)
-    return Dataset("camelyon17", pile.stack(keys), labels, CLASSES, official=official, groups=hospitals)
+    return Dataset(
+        "camelyon17", pile.stack(keys), labels, CLASSES, official=official, groups=hospitals
+    )
 
 
-def _digit(cell: str) -> bool:
-    return len(cell) == 1 and "0" <= cell <= "9"
+def _patches(table: Path) -> tuple[list[str], list[list[int]]]:
+    """File, and (class, hospital, split), of each patch in metadata.csv."""
+    columns, rows = rows_of(table)
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise ValueError(f"metadata.csv has no column {', '.join(missing)}")
+    places = [columns.index(name) for name in _COLUMNS]
+    keys, values = [], []
+    for line, row in rows:
+        cells = [row[place] for place in places]
+        # the cells become a path, so they are words
+        if not all(map(_WORD.fullmatch, cells)) or not all(map(_DIGIT.fullmatch, cells[4:])):
+            raise ValueError(f"line {line} of metadata.csv is {limits.short(row)}")
+        patient, node, x, y = cells[:4]
+        name = f"patient_{patient}_node_{node}"
+        keys.append(f"patches/{name}/patch_{name}_x_{x}_y_{y}.png")
+        values.append(list(map(int, cells[4:])))
+    if not keys:
+        raise ValueError("metadata.csv has no rows")
+    return keys, values
+
+
+_WORD, _DIGIT = re.compile(r"\w{1,20}"), re.compile(r"[0-9]")
 
 
 def _official(hospitals: Sequence[int], splits: Sequence[int]) -> dict[str, np.ndarray]:
-    """As WILDS reads the table."""
+    """Official sets, as WILDS reads the table."""
     seen = (hospitals != _VAL) & (hospitals != _TEST)
     sets = {"train": seen & (splits == 0), "id_val": seen & (splits == 1)}
     sets |= {"val": hospitals == _VAL, "test": hospitals == _TEST}
-    return {name: np.flatnonzero(chosen) for name, chosen in sets.items()}
+    return dict(zip(sets, map(np.flatnonzero, sets.values())))
+
+
+CAMELYON17 = Source(
+    name="camelyon17",
+    about="patches of lymph nodes of five hospitals, 96x96; download them from the page of WILDS",
+    read=read_camelyon17,
+    find=find_camelyon17,
+)

@@ -1,13 +1,14 @@
-"""Client folders of PFLlib and HtFLlib: the split that other federated libraries have already
-made."""
+"""Client folders of PFLlib and HtFLlib: a split that another federated library has made."""
 
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_ht.core.inputs import CHANNELS
 from fedjax_ht.data.dataset import ClientIndices, Dataset
 from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, reading, user_path
@@ -16,9 +17,11 @@ from fedjax_ht.data.files.safe_pickle import load_npy
 from fedjax_ht.data.sources.as_stored import as_stored, refuse_image_size
 from fedjax_ht.data.sources.images import resize
 from fedjax_ht.data.sources.labels import warn_of_empty_class_0
+from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
-    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: float [n, C, H, W], in [-1, 1] if they "
+    "config.json, train/ID.npz and test/ID.npz, each of integer y [n] and x: float [n, C, H, W], "
+    "in [-1, 1] if they "
     "are images, or integer [n, L], or n pairs of a list of tokens and its length",
     "make them with a generate_*.py script of PFLlib or HtFLlib",
 )
@@ -33,18 +36,18 @@ class _Part(NamedTuple):
 
 
 def read_client_folders(path: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """PATH/train/ID.npz and PATH/test/ID.npz, where PATH is relative to `data_dir` if that is
-    given.
+    """Reads PATH/train/ID.npz and PATH/test/ID.npz, PATH relative to `data_dir` if that is given.
 
     Samples are those of client 0 (train, then test), of client 1 and so on; `clients` says which,
     without validation sets. Nothing in the pickled files is run. What they are goes by x:
 
-        float [n, C, H, W], C 1 or 3, H and W above 1   images in [-1, 1], kept as bytes [n, H, W,
-        C] float [n, C, H, W], any other                   windows of any range: float32 [n, W, H,
-        C], or [n, W, C] of H 1 float of other axes                             as it is: rows of a
-        table integer [n, L]                                  tokens
-        n pairs of a list of L tokens and its length    tokens; what is behind the length must be 0,
-        the padding
+        float [n, C, H, W], C 1 or 3, H and W above 1   images in [-1, 1], kept as bytes
+                                                        [n, H, W, C]
+        float [n, C, H, W], any other                   windows of any range: float32
+                                                        [n, W, H, C], or [n, W, C] of H 1
+        float of other axes                             as it is: rows of a table
+        integer [n, L]                                  tokens
+        n pairs of a list of L tokens and its length    tokens; behind the length must be 0, padding
 
     Windows are time last for PFLlib and time first here. Its generate_HAR.py has windows [n, 128,
     9] and makes [n, 9, 1, 128] of them by reshape, not by transpose, so that each channel of its
@@ -65,25 +68,33 @@ def read_client_folders(path: str, data_dir: Path | None, image_size: int | None
             parts.append(part)
             indices.append(np.arange(start, start + len(part.labels)))
             start += len(part.labels)
-        clients.append(ClientIndices(indices[0], np.arange(0), indices[1]))
+        clients.append(ClientIndices(train=indices[0], val=np.arange(0), test=indices[1]))
     with reading(root, _ORIGIN):
         if not any(len(client.test) for client in clients):
             raise ValueError("no client has a test sample, so that no model could be scored")
-        parts = [part for part in parts if len(part.labels)]
-        if len(kinds := sorted({part.kind for part in parts})) > 1:
-            raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
-        inputs, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels"))
-        if kinds == ["images"]:
+        kind, inputs, labels = _joined([part for part in parts if len(part.labels)])
+        if kind == "images":
             inputs = resize(inputs, image_size)
         else:
             refuse_image_size(image_size)
         warn_of_empty_class_0(root, labels)
         class_names = limits.numbered_classes(num_classes or int(labels.max()) + 1)
-        return Dataset(f"client_folders:{path}", inputs, labels, class_names, clients=tuple(clients))
+        return Dataset(
+            f"client_folders:{path}", inputs, labels, class_names, clients=tuple(clients)
+        )
+
+
+def _joined(parts: Sequence[_Part]) -> _Part:
+    """All parts one after another."""
+    kinds = sorted({part.kind for part in parts})
+    if len(kinds) > 1:
+        raise ValueError(f"some clients hold {kinds[0]} and others {kinds[1]}")
+    inputs = np.concatenate([part.inputs for part in parts])
+    return _Part(kinds[0], inputs, np.concatenate([part.labels for part in parts]))
 
 
 def _sizes(root: Path) -> tuple[int, int | None]:
-    """How many clients and classes there are; None: as many classes as labels need."""
+    """The numbers of clients and classes; None for as many classes as labels need."""
     with reading(root / "config.json", _ORIGIN):
         if not (root / "config.json").exists() and (root / "train/0.npz").exists():
             return len(list((root / "train").glob("*.npz"))), None
@@ -106,32 +117,46 @@ def _read_part(path: Path) -> _Part:
     with reading(path, _ORIGIN):
         with opened_zip(path) as archive:
             data = load_npy(io.BytesIO(archive.read("data.npy")))
-        match data:
-            case {"x": np.ndarray() | list() as x, "y": np.ndarray() as y} if y.dtype.kind in "iu" and y.shape == (
-                len(x),
-            ):
-                return _Part(*_inputs(x), y)
+        entries = data if isinstance(data, dict) else {}
+        x, y = entries.get("x"), entries.get("y")
+        is_known = isinstance(x, np.ndarray | list) and isinstance(y, np.ndarray)
+        if is_known and y.dtype.kind in "iu" and y.shape == (len(x),):
+            return _Part(*_inputs(x), y)
         raise ValueError("data is not a dict of x, n samples, and integer y [n]")
 
 
 def _inputs(x: np.ndarray | list) -> tuple[str, np.ndarray]:
-    """The kind of a client's samples, and they as they are kept."""
-    if isinstance(x, list) or x.dtype.hasobject:
-        return "texts", _texts(x if isinstance(x, list) else x.tolist())
-    if x.dtype.kind in "iu" and x.ndim == 2:
-        if x.size and x.min() < 0:
-            raise ValueError(f"x has the token {x.min()}; tokens are 0 or more")
-        return "texts", as_stored("x", x).astype(np.int32, copy=False)
+    """The kind of a client's samples, and the samples as they are kept."""
+    if isinstance(x, list):
+        return "texts", _texts(x)
+    if x.dtype.hasobject:
+        return "texts", _texts(x.tolist())
     if x.dtype.kind != "f":
-        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
+        return "texts", _tokens(x)
     if x.ndim != 4:
         return "rows", as_stored("x", x)
-    if x.shape[1] in (1, 3) and min(x.shape[2:]) > 1:
-        if x.size and not -1 <= x.min() <= x.max() <= 1:
-            raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
-        return "images", np.round((x * 0.5 + 0.5) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
-    windows = as_stored("x", x).transpose(0, 3, 2, 1)
-    return "windows", np.ascontiguousarray(windows[:, :, 0] if windows.shape[2] == 1 else windows)
+    if x.shape[1] in CHANNELS and min(x.shape[2:]) > 1:
+        return "images", _images(x)
+    windows = as_stored("x", x).transpose(0, 3, 2, 1)  # time first
+    if windows.shape[2] == 1:
+        windows = windows[:, :, 0]
+    return "windows", np.ascontiguousarray(windows)
+
+
+def _tokens(x: np.ndarray) -> np.ndarray:
+    """Integers [n, L] as int32."""
+    if x.dtype.kind not in "iu" or x.ndim != 2:
+        raise ValueError(f"x is {x.dtype} {x.shape}, neither floats nor integers [n, L]")
+    if x.size and x.min() < 0:
+        raise ValueError(f"x has the token {x.min()}; tokens are 0 or more")
+    return as_stored("x", x).astype(np.int32, copy=False)
+
+
+def _images(x: np.ndarray) -> np.ndarray:
+    """Floats [n, C, H, W] in [-1, 1] to bytes [n, H, W, C]."""
+    if x.size and not -1 <= x.min() <= x.max() <= 1:
+        raise ValueError(f"x runs from {x.min()} to {x.max()}, not within -1 to 1")
+    return np.round((x * 0.5 + 0.5) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
 
 
 def _texts(pairs: list) -> np.ndarray:
@@ -143,13 +168,31 @@ def _texts(pairs: list) -> np.ndarray:
             case (list() | tuple() as tokens, int()) if set(map(type, tokens)) <= {int}:
                 pass
             case _:
-                raise ValueError("x holds something else than pairs of a list of integers and its length")
+                raise ValueError(
+                    "x holds something else than pairs of a list of integers and its length"
+                )
     if len(sizes := {len(tokens) for tokens, _ in pairs}) > 1:
-        raise ValueError(f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as long")
+        raise ValueError(
+            f"x has texts of {min(sizes)} to {max(sizes)} tokens, padding counted; all must be as "
+            "long"
+        )
     if not pairs:
         return np.zeros((0, 0), np.int32)
     tokens, lengths = (np.array(values, np.int64) for values in zip(*pairs))
     behind = np.arange(tokens.shape[1]) >= lengths[:, None]
-    if tokens.min(initial=0) < 0 or lengths.min() < 0 or lengths.max() > tokens.shape[1] or tokens[behind].any():
-        raise ValueError("x has tokens below 0, or a length that is not that of its text: behind it is only padding, 0")
+    fits = 0 <= lengths.min() <= lengths.max() <= tokens.shape[1]
+    if not fits or tokens.min(initial=0) < 0 or tokens[behind].any():
+        raise ValueError(
+            "x has tokens below 0, or a length that is not that of its text: behind it is only "
+            "padding, 0"
+        )
     return as_stored("x", tokens)
+
+
+CLIENT_FOLDERS = Source(
+    name="client_folders",
+    argument="PATH",
+    about="PFLlib's and HtFLlib's generate_*.py scripts make these folders, and they have no "
+    "address",
+    read=read_client_folders,
+)

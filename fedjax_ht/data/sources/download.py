@@ -19,8 +19,8 @@ import pooch
 from tqdm import tqdm
 
 from fedjax_ht.data.files.bounded import read_whole
-from fedjax_ht.data.sources.addresses import ELSEWHERE, SOURCES, File, Source
-from fedjax_ht.data.sources.registry import dataset_names, find_dataset
+from fedjax_ht.data.sources.registry import SOURCES
+from fedjax_ht.data.sources.source import File, Source
 
 _CHUNK = 1 << 18
 _TRIES = 5  # to go on after a connection broke
@@ -36,10 +36,11 @@ def get(
     """Downloads what is missing of a set; a second call does nothing but compare the sums.
 
     Args:
-      name: of `SOURCES`, or tfds:NAME, which tensorflow-datasets fetches and prepares.
+      name: a set of `SOURCES` that has files, or tfds:NAME, which tensorflow-datasets fetches and
+        prepares.
       data_dir: as of `load_dataset`; created if need be.
       say: is told what is done, a line each. Progress goes to stderr, if that is a terminal.
-      sources: `SOURCES` if it is not given.
+      sources: declarations by name; `SOURCES` if it is not given.
 
     Returns:
       The files and folders that `load_dataset` reads.
@@ -50,67 +51,95 @@ def get(
         from there.
       ImportError: an optional package is missing.
     """
-    sources, root = SOURCES if sources is None else sources, Path(data_dir).expanduser()
-    prefix, colon, rest = name.partition(":")
-    if prefix == "tfds" and rest:
-        return _prepare(rest, root, say)
-    if (prefix if colon else name) in ELSEWHERE:
-        raise ValueError(f"{name}: {ELSEWHERE[prefix]}")
-    if name not in sources:
-        raise ValueError(f"unknown dataset {name!r}; there are {', '.join(sources)}, tfds:NAME")
-    folder = root.resolve() / name
-    files = {folder / file.name: file for file in sources[name].files}
+    root = Path(data_dir).expanduser()
+    prefix, _, argument = name.partition(":")
+    if prefix == "tfds" and argument:
+        return _prepare(argument, root, say)
+    source = _downloadable(name, SOURCES if sources is None else sources)
+    files = {root.resolve() / name / file.name: file for file in source.downloads}
     for path, file in files.items():
         if path.exists():
             _check(path, file)
-    if there := _there(name, root):
-        say(f"{name} is there: {', '.join(map(str, there))}")
-        return there
+    if paths := _present(source, root):
+        say(f"{name} is there: {', '.join(map(str, paths))}")
+        return paths
     for path, file in files.items():
         if not path.exists():
             say(f"{file.url}, {file.size:,} bytes, to {path}")
             _fetch(file, path)
-    return find_dataset(name, root)
+    return _find(source, root)
+
+
+def _downloadable(name: str, sources: Mapping[str, Source]) -> Source:
+    if name in sources and sources[name].files:
+        return sources[name]
+    prefix = name.partition(":")[0]
+    if prefix in sources and prefix != "tfds":  # tfds without a name of a set is none
+        raise ValueError(f"{name}: {sources[prefix].about}")
+    known = ", ".join(source.name for source in sources.values() if source.files)
+    raise ValueError(f"unknown dataset {name!r}; there are {known}, tfds:NAME")
 
 
 class Listed(NamedTuple):
-    """A line of `listing`: size in bytes, None if there is nothing to download; `there` what of it
-    is in the folder."""
+    """A line of `listing`.
+
+    Attributes:
+      name: as `load_dataset` takes it.
+      about: what the set is, or why there is nothing to download.
+      size: bytes to download; None if there is nothing.
+      home: address of the folder that it is downloaded from; "" if there is none.
+      present: files and folders of it in the data folder.
+    """
 
     name: str
     about: str
     size: int | None
     home: str
-    there: tuple[Path, ...]
+    present: tuple[Path, ...]
 
 
 def listing(data_dir: str | os.PathLike) -> list[Listed]:
-    """Every name that `load_dataset` knows."""
+    """Every name that `load_dataset` knows, and what of it is in a folder."""
     lines = []
-    for name in dataset_names():
-        if source := SOURCES.get(name):
-            home = source.files[0].url.removesuffix(source.files[0].name)
-            lines.append(Listed(name, source.about, source.size, home, _there(name, Path(data_dir))))
-        else:
-            why = ELSEWHERE.get(name.partition(":")[0], "any set that tensorflow-datasets knows, which fetches it")
-            lines.append(Listed(name, why, None, "", ()))
+    for source in SOURCES.values():
+        present = _present(source, Path(data_dir)) if source.files else ()
+        lines.append(
+            Listed(
+                name=source.title,
+                about=source.about,
+                size=source.size or None,
+                home=source.home,
+                present=present,
+            )
+        )
     return lines
 
 
-def _there(name: str, root: Path) -> tuple[Path, ...]:
+def _find(source: Source, root: Path) -> tuple[Path, ...]:
+    return tuple(source.find(root.resolve()))
+
+
+def _present(source: Source, root: Path) -> tuple[Path, ...]:
+    """The files and folders of a set; () if one is missing."""
     try:
-        return find_dataset(name, root)
+        return _find(source, root)
     except FileNotFoundError:
         return ()
 
 
 def _check(path: Path, file: File) -> None:
-    """Of a .gz the content may do: gzip writes one content in many ways."""
-    found = pooch.file_hash(str(path), "md5")
-    if found == file.md5 or (file.content_md5 and _content_md5(path) == file.content_md5):
+    """Refuses a file of another sum.
+
+    The content of a .gz may have the right one instead: gzip writes one content in many ways.
+    """
+    digest = pooch.file_hash(str(path), "md5")
+    if digest == file.md5:
+        return
+    if file.content_md5 and _content_md5(path) == file.content_md5:
         return
     raise ValueError(
-        f"{path}: its MD5 sum is {found}, the publisher's file has {file.md5}; move it away to download that"
+        f"{path}: its MD5 sum is {digest}, the publisher's file has {file.md5}; move it away to "
+        "download that"
     )
 
 
@@ -122,14 +151,17 @@ def _content_md5(path: Path) -> str:
 
 
 def _fetch(file: File, path: Path) -> None:
-    """One file; what has come of it is in `path`.part. When that is complete, pooch names it, or
-    removes it."""
+    """Downloads one file; what has come of it is in `path`.part.
+
+    When that is complete, pooch compares the sum, and names the file or removes it.
+    """
     pooch.get_logger().setLevel("WARNING")
     part = path.with_name(f"{file.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     _complete(part, file)
-    def rename(_, output, __):
-        return (os.replace(part, output))
+
+    def rename(url, output, _):
+        os.replace(part, output)
 
     try:
         pooch.retrieve(file.url, f"md5:{file.md5}", file.name, path.parent, downloader=rename)
@@ -137,56 +169,85 @@ def _fetch(file: File, path: Path) -> None:
         raise ValueError(f"{file.url}: {error}") from None
 
 
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
 def _complete(part: Path, file: File) -> None:
     """Asks for what `part` lacks until it has the file's size."""
-    url, size = file.url, file.size
-    with tqdm(total=size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
+    with tqdm(total=file.size, desc=file.name, unit="B", unit_scale=True, disable=None) as bar:
         for _ in range(_TRIES):
-            try:
-                broken = _go_on(url, part, size, bar)
-            except urllib.error.HTTPError as error:
-                if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
-                part.unlink(missing_ok=True)  # it is longer than what the server has
-                broken = "what was there of it is not its beginning"
-            except urllib.error.URLError as error:
-                raise OSError(f"{url}: no connection ({error.reason})") from None
-            except (OSError, http.client.HTTPException) as error:
-                raise OSError(f"{url}: {' '.join(str(error).split()) or type(error).__name__}") from None
-            have = part.stat().st_size if part.exists() else 0
-            if have == size:
+            reason = _attempt(file, part, bar)
+            have = _size(part)
+            if have == file.size:
                 return
-            if have > size:
+            if have > file.size:
                 part.unlink()
-                raise ValueError(f"{url}: it is longer than the {size:,} bytes of the publisher's file")
+                raise ValueError(
+                    f"{file.url}: it is longer than the {file.size:,} bytes of the publisher's file"
+                )
     raise OSError(
-        f"{url}: ended after {have:,} of {size:,} bytes, {_TRIES} times ({broken}); the same command goes on from there"
+        f"{file.url}: ended after {have:,} of {file.size:,} bytes, {_TRIES} times ({reason}); the "
+        "same command goes on from there"
     )
 
 
-def _go_on(url: str, part: Path, size: int, bar: tqdm) -> str:
-    """Asks for what is missing of `part`, or for all of it, as the server will have it; returns why
-    it ended. It takes no more than one byte too many."""
-    have = part.stat().st_size if part.exists() else 0
-    bar.n = have
-    if have == size:
+def _attempt(file: File, part: Path, bar: tqdm) -> str:
+    """Goes on with a download once; returns why it ended.
+
+    Raises:
+      OSError: there is no use in another attempt. One line.
+    """
+    url = file.url
+    try:
+        return _go_on(file, part, bar)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise OSError(f"{url}: the server answers {error.code} {error.reason}") from None
+        part.unlink(missing_ok=True)  # it is longer than the server's file
+        return "what was there of it is not its beginning"
+    except urllib.error.URLError as error:
+        raise OSError(f"{url}: no connection ({error.reason})") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"{url}: {reason}") from None
+
+
+def _go_on(file: File, part: Path, bar: tqdm) -> str:
+    """Asks for the rest of `part`, and takes the whole file from a server that knows no ranges.
+
+    It takes no more than one byte too many. Returns why it ended.
+    """
+    have = bar.n = _size(part)
+    if have == file.size:
         return "it is complete"
-    headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
+    # a compressed answer would be another content than the one whose size is known
+    headers = {"User-Agent": "fedjax_ht", "Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(file.url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
-        if resumed and not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+        content_range = response.headers.get("Content-Range", "")
+        if resumed and not content_range.startswith(f"bytes {have}-"):
             raise OSError("the server sends another part than it was asked for")
-        have = bar.n = have if resumed else 0
-        with open(part, "ab" if resumed else "wb") as file:
-            while have <= size:
-                try:
-                    chunk = response.read(min(_CHUNK, size + 1 - have))
-                except (OSError, http.client.HTTPException) as error:
-                    return str(error) or type(error).__name__
-                if not chunk:
-                    return "the connection was closed"
-                have += file.write(chunk)
-                bar.update(len(chunk))
+        if not resumed:
+            have = bar.n = 0
+        with open(part, "ab" if resumed else "wb") as target:
+            return _copy(response, target, have, file.size, bar)
+
+
+def _copy(response: http.client.HTTPResponse, target, have: int, size: int, bar: tqdm) -> str:
+    """Copies an answer to the end of a file of `have` bytes; returns why it ended."""
+    while have <= size:
+        try:
+            chunk = response.read(min(_CHUNK, size + 1 - have))
+        except (OSError, http.client.HTTPException) as error:
+            return str(error) or type(error).__name__
+        if not chunk:
+            return "the connection was closed"
+        have += target.write(chunk)
+        bar.update(len(chunk))
     return "it is too long"
 
 
@@ -200,5 +261,6 @@ def _prepare(dataset: str, root: Path, say: Callable[[str], None]) -> tuple[Path
     except ImportError as error:
         raise ImportError(f"tfds:{dataset}: {error}; run pip install 'fedjax_ht[tfds]'") from error
     except Exception as error:  # it has dozens of its own, of many lines
-        raise ValueError(f"tfds:{dataset}: tensorflow-datasets says {str(error).partition(chr(10))[0]}") from error
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"tfds:{dataset}: tensorflow-datasets says {reason}") from error
     return (Path(builder.data_dir),)

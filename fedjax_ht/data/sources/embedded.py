@@ -6,15 +6,15 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.arrays import opened_npz
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.har import CLASSES
-from fedjax_ht.data.sources.idx import FASHION_CLASSES
+from fedjax_ht.data.sources.idx import FASHION_CLASSES, MNIST_MOMENTS
 from fedjax_ht.data.sources.images import resize
+from fedjax_ht.data.sources.source import Source
 
 _FOLDER = Path(__file__).parents[1] / "embedded"
 
 
-def read_embedded(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """The 10,000 test images of Fashion-MNIST (Xiao, Rasul and Vollgraf 2017, MIT licence),
-    28x28x1.
+def read_fashion_mnist_10k(data_dir: Path | None, image_size: int | None) -> Dataset:
+    """The 10,000 test images of Fashion-MNIST, 28x28x1 (Xiao et al. 2017, MIT licence).
 
     It has no official sets, since all of it is one; `data_dir` is not looked at.
     """
@@ -24,13 +24,20 @@ def read_embedded(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def read_har_10persons(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """1,039 windows of persons 1 to 10 of UCI HAR (Anguita et al. 2013, CC BY 4.0), about a third
-    of theirs, as of set "har" but float16 [128, 9]; groups are the persons.
+    """1,039 windows of persons 1 to 10 of UCI HAR (Anguita et al. 2013, CC BY 4.0).
 
-    It has no official sets; partition "natural" splits each person's own. LICENSE-har_10persons.txt
-    says how it was selected, and what about it is not quite sure. `data_dir` is not looked at.
+    About a third of theirs, as of set "har" but float16 [128, 9]; groups are the persons. It has no
+    official sets; partition "natural" splits each person's windows. LICENSE-har_10persons.txt says
+    how it was selected, and what about it is not quite sure. `data_dir` is not looked at.
     """
     refuse_image_size(image_size, "har_10persons")
     with opened_npz(_FOLDER / "har_10persons.npz") as arrays:
         windows, labels, persons = arrays["windows"], arrays["labels"], arrays["persons"]
     return Dataset("har_10persons", windows, labels, CLASSES, groups=persons)
+
+
+_ABOUT = "it is part of the package, and nothing is to be downloaded"
+FASHION_MNIST_10K = Source(
+    name="fashion_mnist_10k", about=_ABOUT, read=read_fashion_mnist_10k, moments=MNIST_MOMENTS
+)
+HAR_10PERSONS = Source(name="har_10persons", about=_ABOUT, read=read_har_10persons)

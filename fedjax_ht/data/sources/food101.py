@@ -9,13 +9,17 @@ from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.data.files.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
+from fedjax_ht.data.sources.cifar import CIFAR100_MOMENTS
 from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.source import Source
 
 _ORIGIN = Origin(
     "food-101.tar.gz or its extracted folder, with images/, meta/train.txt and meta/test.txt",
     "download it from the dataset's page (ETH Zurich, Food-101)",
 )
-_PATTERN = re.compile(r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$")
+_PATTERN = re.compile(
+    r"(?:^|/)(?:images/(?P<image>[^/]+/[^/.][^/]*)\.jpg|(?P<text>meta/(?:train|test)\.txt))$"
+)
 
 
 def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
@@ -25,25 +29,43 @@ def find_food101(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_food101(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """Central squares, 64x64x3 unless `image_size` says otherwise; official sets train and test."""
+    """Central squares, 64x64x3 or of `image_size`; official sets train and test."""
     (source,) = find_food101(data_dir)
     if source.name == "train.txt":
         source = source.parents[1]
     size = image_size or 64
     with reading(source, _ORIGIN):
-        return cached("food101", size, data_dir, (source,), lambda target: _decode(source, size, target))
+        return cached(
+            "food101", size, data_dir, (source,), lambda target: _decode(source, size, target)
+        )
 
 
 def _decode(source: Path, size: int, target: Path | None) -> Dataset:
-    check_sum("food101", source)
+    check_sum(MD5, source)
     pile, texts = decode_members(source, _PATTERN, size, target)
-    train, test = (text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files"))
+    train, test = (
+        text.split() for text in take(texts, ("meta/train.txt", "meta/test.txt"), "files")
+    )
     keys = train + test  # such as apple_pie/1005649
-    classes = sorted({key.split("/")[0] for key in keys})
+    dishes = [key.split("/")[0] for key in keys]
+    classes = sorted(set(dishes))
     return Dataset(
         "food101",
         pile.stack(keys),
-        np.searchsorted(classes, [key.split("/")[0] for key in keys]),
+        np.searchsorted(classes, dishes),
         tuple(classes),
         official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},
     )
+
+
+MD5 = {"food-101.tar.gz": "85eeb15f3717b99a5da872d97d918f87"}
+FOOD101 = Source(
+    name="food101",
+    about="101,000 photographs of dishes, many sizes, 101 classes",
+    read=read_food101,
+    find=find_food101,
+    home="http://data.vision.ee.ethz.ch/cvl/",
+    files={"food-101.tar.gz": 4_996_278_331},
+    md5=MD5,
+    moments=CIFAR100_MOMENTS,  # as in DFRD's released code
+)

@@ -1,5 +1,6 @@
-"""UCI HAR (Anguita et al., ESANN 2013): windows of a waist-mounted phone's motion sensors while 30
-persons move.
+"""UCI HAR: windows of a waist-mounted phone's motion sensors while 30 persons move.
+
+Source: Anguita et al., ESANN 2013.
 
 PFLlib's and HtFLlib's script reshapes [N, 128, 9] to [N, 9, 1, 128] without moving axes, so that
 what their networks take for a signal in time is a mixture of all nine. Here windows are [128, 9],
@@ -16,8 +17,11 @@ from fedjax_ht.data.files import limits
 from fedjax_ht.data.files.archive import Origin, members, reading, search, take
 from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
+from fedjax_ht.data.sources.source import Source
 
-SIGNALS = tuple(f"{kind}_{axis}" for kind in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+SIGNALS = tuple(
+    f"{quantity}_{axis}" for quantity in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"
+)
 """Last axis of a window: acceleration without gravity in g, angular velocity in rad/s, acceleration
 in g; at 50 Hz."""
 
@@ -25,12 +29,14 @@ CLASSES = ("WALKING", "WALKING_UPSTAIRS", "WALKING_DOWNSTAIRS", "SITTING", "STAN
 STEPS, PERSONS = 128, 30
 _ORIGIN = Origin(
     "UCI HAR Dataset.zip or its extracted folder, with train/ and test/",
-    "download it from the dataset's page (UCI Machine Learning Repository, 240, Human Activity Recognition Using "
+    "download it from the dataset's page (UCI Machine Learning Repository, 240, Human Activity "
+    "Recognition Using "
     "Smartphones) and unpack human+activity+recognition+using+smartphones.zip, which has it inside",
     fetched=False,
 )
 _PATTERN = re.compile(
-    rf"(?:^|/)(?P<split>train|test)/(?:Inertial Signals/)?(?P<what>{'|'.join(SIGNALS)}|y|subject)_(?P=split)\.txt$"
+    rf"(?:^|/)(?P<split>train|test)/(?:Inertial "
+    rf"Signals/)?(?P<what>{'|'.join(SIGNALS)}|y|subject)_(?P=split)\.txt$"
 )
 
 
@@ -41,8 +47,10 @@ def find_har(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """float32 [128, 9], see `SIGNALS`; official sets train and test, of other persons; groups are
-    persons 1 to 30."""
+    """Windows, float32 [128, 9], of the signals in `SIGNALS`.
+
+    Official sets train and test are of other persons; groups are persons 1 to 30.
+    """
     refuse_image_size(image_size, "har")
     (source,) = find_har(data_dir)
     if source.name == "y_train.txt":
@@ -58,19 +66,41 @@ def read_har(data_dir: Path | None, image_size: int | None) -> Dataset:
     train = len(labels[0])
     labels = np.concatenate(labels)
     official = {"train": np.arange(train), "test": np.arange(train, len(labels))}
-    return Dataset("har", np.concatenate(windows), labels, CLASSES, official=official, groups=np.concatenate(persons))
+    return Dataset(
+        "har",
+        np.concatenate(windows),
+        labels,
+        CLASSES,
+        official=official,
+        groups=np.concatenate(persons),
+    )
 
 
-def _split(tables: dict[tuple[str, str], np.ndarray], split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _split(
+    tables: dict[tuple[str, str], np.ndarray], split: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Windows float32 [n, 128, 9], labels int64 [n] from 0, and persons int64 [n]."""
-    *signals, labels, persons = take(tables, [(split, what) for what in (*SIGNALS, "y", "subject")], "files")
+    *signals, labels, persons = take(
+        tables, [(split, what) for what in (*SIGNALS, "y", "subject")], "files"
+    )
     for what, table in zip((*SIGNALS, "subject"), (*signals, persons)):
         if len(table) != len(labels):
             raise ValueError(f"{what}_{split}.txt has {len(table)} rows for {len(labels)} labels")
     for what, values, last in (("labels", labels, len(CLASSES)), ("persons", persons, PERSONS)):
         if not 1 <= values.min() <= values.max() <= last:
-            raise ValueError(f"{split}: {what} run from {values.min()} to {values.max()}, not in 1 to {last}")
+            raise ValueError(
+                f"{split}: {what} run from {values.min()} to {values.max()}, not in 1 to {last}"
+            )
     windows = np.stack(signals, -1)
     if not np.isfinite(windows).all():
         raise ValueError(f"{split}: a signal is not finite")
     return windows, labels[:, 0] - 1, persons[:, 0]
+
+
+HAR = Source(
+    name="har",
+    about="windows of motion sensors, 30 persons; no sums of it are published: download it by hand "
+    "(UCI, set 240)",
+    read=read_har,
+    find=find_har,
+)

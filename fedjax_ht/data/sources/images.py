@@ -1,4 +1,4 @@
-"""Decoding and resizing of images."""
+"""Decodes and resizes images."""
 
 import io
 import itertools
@@ -27,9 +27,18 @@ _COLOUR_MODES = ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr")
 def decode_members(
     source: Path, pattern: re.Pattern, size: int | None, target: Path | None
 ) -> tuple[Pile, dict[str, str]]:
-    """The decoded images and the text files of a folder or archive, in one pass, keyed by what the
-    pattern's groups `image` and `text` match (the latter need not exist); `target` is where the
-    pile will be stacked."""
+    """Decodes the images and reads the text files of a folder or archive, in one pass.
+
+    Args:
+      source: folder or archive.
+      pattern: of the names; its groups `image` and `text`, of which the latter need not exist,
+        match the keys.
+      size: height and width; None for the native ones.
+      target: file in which the pile will be stacked; see `Pile`.
+
+    Returns:
+      The images, and text key -> content.
+    """
     texts = {}
 
     def encoded():
@@ -44,8 +53,10 @@ def decode_members(
     return Pile(decode_all(encoded(), size), target), texts
 
 
-def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> Iterator[tuple[Hashable, np.ndarray]]:
-    """(key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
+def decode_all(
+    encoded: Iterable[tuple[Hashable, bytes]], size: int | None
+) -> Iterator[tuple[Hashable, np.ndarray]]:
+    """Yields (key, image) of (key, file content) pairs, decoded in threads; see `decode`."""
     encoded = iter(encoded)
     with ThreadPoolExecutor() as pool:
         # bounds how many images are in memory
@@ -55,8 +66,7 @@ def decode_all(encoded: Iterable[tuple[Hashable, bytes]], size: int | None) -> I
 
 
 def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
-    """One image file as uint8 [H, W, 1 or 3]; with a size, its central square as [size, size, 1 or
-    3].
+    """One image file as uint8 [H, W, 1 or 3]; with a size, its central square.
 
     Transparency is dropped. `name` is for the error only.
 
@@ -73,17 +83,23 @@ def decode(name: Hashable, content: bytes, size: int | None) -> np.ndarray:
                 raise ValueError(f"mode {image.mode}, not 8-bit grey or colour")
             image.load()
             mode = "L" if image.mode in _GREY_MODES else "RGB"
-            image = image if image.mode == mode else image.convert(mode)
+            if image.mode != mode:
+                image = image.convert(mode)
     except Exception as error:  # Pillow raises nearly anything on a damaged file
-        reason = "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
+        reason = (
+            "no known image format" if isinstance(error, Image.UnidentifiedImageError) else error
+        )
         raise ValueError(f"image {name} cannot be decoded ({reason})") from error
-    pixels = np.asarray(image if size is None else _central_square(image, size))
+    if size is not None:
+        image = _central_square(image, size)
+    pixels = np.asarray(image)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def stack(images: list[np.ndarray]) -> np.ndarray:
-    """uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any image has 3 channels. Empties the
-    list as it copies.
+    """Stacks images, uint8 [H, W, 1 or 3] each, to [N, H, W, C]; C is 3 if any has 3 channels.
+
+    Empties the list as it copies.
 
     Raises:
       ValueError: there are none, or the sizes differ.
@@ -95,25 +111,30 @@ def stack(images: list[np.ndarray]) -> np.ndarray:
 
 
 def resize(images: np.ndarray, size: int | None) -> np.ndarray:
-    """uint8 [N, H, W, 1 or 3] to [N, size, size, C], contiguous, by the central square of each;
-    None keeps H and W."""
+    """Resizes the central square of each image, uint8 [N, H, W, 1 or 3], to [N, size, size, C].
+
+    The result is contiguous; None keeps H and W.
+    """
     if size is None or images.shape[1:3] == (size, size):
         return np.ascontiguousarray(images)
     from PIL import Image
 
     resized = np.empty((len(images), size, size, images.shape[-1]), np.uint8)
     for source, target in zip(images, resized):
-        image = Image.fromarray(source[..., 0] if source.shape[-1] == 1 else source)
+        if source.shape[-1] == 1:
+            source = source[..., 0]  # Pillow's grey images have two axes
+        image = Image.fromarray(source)
         target[...] = np.asarray(_central_square(image, size)).reshape(target.shape)
     return resized
 
 
 def _central_square(image: "Image.Image", size: int) -> "Image.Image":
-    """The shorter side resized to `size` (bilinear, anti-aliased) and the longer one cropped, in
-    one step."""
+    """Resizes the shorter side (bilinear, anti-aliased) and crops the longer one, in one step."""
     from PIL import Image
 
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) / 2, (height - side) / 2
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+    return image.resize(
+        (size, size), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+    )

@@ -1,5 +1,6 @@
-"""PAMAP2 (Reiss and Stricker, ISWC 2012): nine persons with inertial units on hand, chest and
-ankle, at 100 Hz.
+"""PAMAP2: nine persons with inertial units on hand, chest and ankle, at 100 Hz.
+
+Source: Reiss and Stricker, ISWC 2012.
 
 As PFLlib prepares it: windows of 256 steps, one every 128; what is missing is 0; every signal of a
 person is divided by its largest absolute value over all of that person's recordings; windows of
@@ -14,6 +15,7 @@ twelve activities are kept. Settled here:
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,7 @@ from fedjax_ht.data.files.numbers import read_table
 from fedjax_ht.data.sources.as_stored import refuse_image_size
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.pile import mapped
+from fedjax_ht.data.sources.source import Source
 
 ACTIVITIES = {
     1: "lying",
@@ -48,13 +51,14 @@ _ACTIVITY = 1
 # Of each unit acceleration up to 16 g, angular velocity and magnetic field, x y z.
 _SIGNALS = [first + i for first in (4, 21, 38) for i in (0, 1, 2, 6, 7, 8, 9, 10, 11)]
 _RECORDINGS = sorted(
-    [(f"10{i}", "Protocol") for i in range(1, 10)] + [(f"10{i}", "Optional") for i in (1, 5, 6, 8, 9)],
+    [(f"10{i}", "Protocol") for i in range(1, 10)]
+    + [(f"10{i}", "Optional") for i in (1, 5, 6, 8, 9)],
     key=lambda recording: (recording[0], recording[1] == "Optional"),
 )
 _ORIGIN = Origin(
     "PAMAP2_Dataset.zip or its extracted folder, with Protocol/ and Optional/",
-    "download it from the dataset's page (UCI Machine Learning Repository, 231, PAMAP2 Physical Activity Monitoring) "
-    "and unpack pamap2+physical+activity+monitoring.zip, which has it inside",
+    "download it from the dataset's page (UCI Machine Learning Repository, 231, PAMAP2 Physical "
+    "Activity Monitoring) and unpack pamap2+physical+activity+monitoring.zip, which has it inside",
     fetched=False,
 )
 _PATTERN = re.compile(r"(?:^|/)(?P<part>Protocol|Optional)/subject(?P<person>10[1-9])\.dat$")
@@ -67,9 +71,11 @@ def find_pamap2(data_dir: Path | None) -> tuple[Path, ...]:
 
 
 def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
-    """float32 [256, 3, 9]: of hand, chest and ankle acceleration, angular velocity and magnetic
-    field, x y z each, in [-1, 1]. Groups are the persons, 1 to 9; there are no official sets. The
-    files are read once, see `cache.cached`.
+    """Windows, float32 [256, 3, 9], in [-1, 1].
+
+    The units are on hand, chest and ankle; each has acceleration, angular velocity and magnetic
+    field, x y z each. Groups are the persons, 1 to 9; there are no official sets. The files are
+    read once, see `cache.cached`.
     """
     refuse_image_size(image_size, "pamap2")
     (source,) = find_pamap2(data_dir)
@@ -80,35 +86,48 @@ def read_pamap2(data_dir: Path | None, image_size: int | None) -> Dataset:
 
 
 def _build(source: Path, target: Path | None) -> Dataset:
-    found = {
-        (match["person"], match["part"]): _recording(match[0].strip("/"), content)
-        for match, content in members(source, _PATTERN)
-    }
-    windows, labels, largest = zip(*take(found, _RECORDINGS, "recordings"))
+    recordings = {}
+    for match, content in members(source, _PATTERN):
+        key = match["person"], match["part"]
+        recordings[key] = _recording(match[0].strip("/"), content)
+    windows, labels, largest = zip(*take(recordings, _RECORDINGS, "recordings"))
     persons = np.array([int(person) - 100 for person, _ in _RECORDINGS])
     for person in np.unique(persons):
-        own = np.flatnonzero(persons == person)
-        scale = np.max([largest[i] for i in own], 0)
-        for i in own:
+        positions = np.flatnonzero(persons == person)
+        scale = np.max([largest[i] for i in positions], 0)
+        for i in positions:
+            # in place, and a signal that a person has nothing of stays 0
             np.divide(windows[i], scale, out=windows[i], where=scale > 0)
-    if not any(map(len, windows)):
+    counts = list(map(len, windows))
+    if not any(counts):
         raise ValueError(f"there is no window of {STEPS} steps of the {len(ACTIVITIES)} activities")
-    shape = (sum(map(len, windows)), STEPS, UNITS, len(_SIGNALS) // UNITS)
+    inputs = _joined(windows, (sum(counts), STEPS, UNITS, len(_SIGNALS) // UNITS), target)
+    groups = np.repeat(persons, counts)
+    return Dataset(
+        "pamap2", inputs, np.concatenate(labels), tuple(ACTIVITIES.values()), groups=groups
+    )
+
+
+def _joined(
+    windows: Sequence[np.ndarray], shape: tuple[int, ...], target: Path | None
+) -> np.ndarray:
+    """All windows as one array of this shape; with a target, a map of that .npy file."""
     if target is None:
-        inputs = np.concatenate(windows).reshape(shape)
-    else:
-        with open(target, "wb") as file:
-            np.lib.format.write_array_header_1_0(file, {"descr": _DTYPE.str, "fortran_order": False, "shape": shape})
-            for part in windows:
-                file.write(part.tobytes())
-        inputs = mapped(target)
-    groups = np.repeat(persons, [len(part) for part in windows])
-    return Dataset("pamap2", inputs, np.concatenate(labels), tuple(ACTIVITIES.values()), groups=groups)
+        return np.concatenate(windows).reshape(shape)
+    header = {"descr": _DTYPE.str, "fortran_order": False, "shape": shape}
+    with open(target, "wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for part in windows:
+            file.write(part.tobytes())
+    return mapped(target)
 
 
 def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of one file, windows float32 [n, 256, 27] as they were recorded, their labels [n], and every
-    signal's largest absolute value [27]."""
+    """Windows of one file, their labels, and every signal's largest absolute value.
+
+    Returns:
+      float32 [n, 256, 27] as they were recorded, int64 [n], and float32 [27].
+    """
     table = read_table(name, content, _COLUMNS, [_ACTIVITY, *_SIGNALS])
     if not np.isin(table[:, 0], range(_LAST + 1)).all():
         raise ValueError(f"{name}: an activity is none of 0 to {_LAST}")
@@ -117,11 +136,24 @@ def _recording(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray, np.nd
     largest = np.abs(signals).max(0)
     if not np.isfinite(largest).all():
         raise ValueError(f"{name}: a signal is infinite")
-    starts = np.arange(0, len(table) - STEPS + 1, STRIDE)
-    seen = [np.bincount(activity[start : start + STEPS], minlength=_LAST + 1).argmax() for start in starts]
-    label = np.full(_LAST + 1, -1)
+    label = np.full(_LAST + 1, -1)  # of an activity; -1 for those that are no class
     label[list(ACTIVITIES)] = np.arange(len(ACTIVITIES))
-    labels = label[np.array(seen, np.int64)]
-    kept = [signals[start : start + STEPS] for start in starts[labels >= 0]]
-    windows = np.array(kept, _DTYPE).reshape(-1, STEPS, len(_SIGNALS))
-    return windows, labels[labels >= 0], largest
+    windows, labels = [], []
+    for start in range(0, len(table) - STEPS + 1, STRIDE):
+        steps = slice(start, start + STEPS)
+        # of equally frequent activities the first, that with the smaller number
+        most = np.bincount(activity[steps], minlength=_LAST + 1).argmax()
+        if label[most] >= 0:
+            windows.append(signals[steps])
+            labels.append(label[most])
+    windows = np.array(windows, _DTYPE).reshape(-1, STEPS, len(_SIGNALS))
+    return windows, np.array(labels, np.int64), largest
+
+
+PAMAP2 = Source(
+    name="pamap2",
+    about="windows of motion sensors, 9 persons; no sums of it are published: download it by hand "
+    "(UCI, set 231)",
+    read=read_pamap2,
+    find=find_pamap2,
+)

@@ -1,4 +1,4 @@
-"""Decoded images on their way to one array: on disk, so that only some hundred are in memory."""
+"""Piles decoded images that become one array; on disk, so that only some hundred are in memory."""
 
 import io
 import tempfile
@@ -32,14 +32,19 @@ class Pile:
     def __init__(self, images: Iterable[tuple[Hashable, np.ndarray]], target: Path | None):
         """Takes (key, uint8 [H, W, 1 or 3]); of two with one key the last stays."""
         self.target, self.places, end = target, {}, 0
-        self._file = io.BytesIO() if target is None else tempfile.TemporaryFile(dir=target.parent)  # noqa: SIM115
+        if target is None:
+            self._file = io.BytesIO()
+        else:
+            self._file = tempfile.TemporaryFile(dir=target.parent)  # noqa: SIM115, `stack` closes it
         for key, image in images:
             self.places[key] = _Place(end, image.shape)
             end += self._file.write(image.tobytes())
 
     def stack(self, keys: Sequence[Hashable]) -> np.ndarray:
-        """The images of some keys in this order, uint8 [N, H, W, C], C is 3 if any has 3 channels;
-        with a target, a read-only map of it. The pile is empty then.
+        """Stacks the images of some keys in this order, uint8 [N, H, W, C].
+
+        C is 3 if any image has 3 channels. With a target the result is a read-only map of it. The
+        pile is empty then.
 
         Raises:
           ValueError: an image is missing, there are none, or their sizes differ.
@@ -62,7 +67,9 @@ class Pile:
 
     def _read(self, place: _Place) -> np.ndarray:
         self._file.seek(place.start)
-        return np.frombuffer(self._file.read(int(np.prod(place.shape))), np.uint8).reshape(place.shape)
+        return np.frombuffer(self._file.read(int(np.prod(place.shape))), np.uint8).reshape(
+            place.shape
+        )
 
 
 def mapped(path: Path) -> np.ndarray:
@@ -84,5 +91,7 @@ def common_shape(shapes: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]
         raise ValueError("there are no images")
     sizes = sorted({shape[:2] for shape in shapes})
     if len(sizes) > 1:
-        raise ValueError(f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size")
+        raise ValueError(
+            f"the images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}; set image_size"
+        )
     return (*sizes[0], max(shape[-1] for shape in shapes))

@@ -1,96 +1,94 @@
-"""Which names `load_dataset` knows."""
+"""Collects the declarations of all data sets, and loads a set by its name."""
 
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedjax_ht.core.names import unknown
 from fedjax_ht.data.dataset import Dataset
-from fedjax_ht.data.sources.ag_news import find_ag_news, read_ag_news, read_ag_news_test, read_text
-from fedjax_ht.data.sources.camelyon17 import find_camelyon17, read_camelyon17
-from fedjax_ht.data.sources.cifar import find_cifar, read_cifar
-from fedjax_ht.data.sources.client_folders import read_client_folders
-from fedjax_ht.data.sources.csv_file import read_csv
-from fedjax_ht.data.sources.domains import read_domains
-from fedjax_ht.data.sources.embedded import read_embedded, read_har_10persons
-from fedjax_ht.data.sources.flowers102 import find_flowers102, read_flowers102
-from fedjax_ht.data.sources.food101 import find_food101, read_food101
-from fedjax_ht.data.sources.har import find_har, read_har
-from fedjax_ht.data.sources.idx import find_idx, read_idx
-from fedjax_ht.data.sources.image_folder import read_folder
-from fedjax_ht.data.sources.npz import read_npz
-from fedjax_ht.data.sources.pamap2 import find_pamap2, read_pamap2
-from fedjax_ht.data.sources.shakespeare import find_shakespeare, read_shakespeare
-from fedjax_ht.data.sources.svhn import find_svhn, read_svhn
-from fedjax_ht.data.sources.tfds import read_tfds
-from fedjax_ht.data.sources.tiny_imagenet import find_tiny_imagenet, read_tiny_imagenet
+from fedjax_ht.data.sources import (
+    ag_news,
+    camelyon17,
+    cifar,
+    client_folders,
+    csv_file,
+    domains,
+    embedded,
+    flowers102,
+    food101,
+    har,
+    idx,
+    image_folder,
+    npz,
+    pamap2,
+    shakespeare,
+    svhn,
+    tfds,
+    tiny_imagenet,
+)
+from fedjax_ht.data.sources.source import Source
 
-# A reader takes (data_dir, image_size) or (data_dir, text_length), one of a prefix also what
-# follows the prefix.
-_READERS = {
-    "fashion_mnist_10k": read_embedded,
-    "har_10persons": read_har_10persons,
-    "fashion_mnist": functools.partial(read_idx, "fashion_mnist"),
-    "mnist": functools.partial(read_idx, "mnist"),
-    "cifar10": functools.partial(read_cifar, "cifar10"),
-    "cifar100": functools.partial(read_cifar, "cifar100"),
-    "svhn": read_svhn,
-    "tiny_imagenet": read_tiny_imagenet,
-    "flowers102": read_flowers102,
-    "food101": read_food101,
-    "har": read_har,
-    "pamap2": read_pamap2,
-    "camelyon17": read_camelyon17,
-    "ag_news": read_ag_news,
-    "ag_news_test": read_ag_news_test,
-    "shakespeare": read_shakespeare,
-}
-_FINDERS = {
-    "fashion_mnist": functools.partial(find_idx, "fashion_mnist"),
-    "mnist": functools.partial(find_idx, "mnist"),
-    "cifar10": functools.partial(find_cifar, "cifar10"),
-    "cifar100": functools.partial(find_cifar, "cifar100"),
-    "svhn": find_svhn,
-    "tiny_imagenet": find_tiny_imagenet,
-    "flowers102": find_flowers102,
-    "food101": find_food101,
-    "har": find_har,
-    "pamap2": find_pamap2,
-    "camelyon17": find_camelyon17,
-    "ag_news": find_ag_news,
-    "shakespeare": find_shakespeare,
-}
-_PREFIX_READERS = {
-    "folder": read_folder,
-    "domains": read_domains,
-    "npz": read_npz,
-    "csv": read_csv,
-    "tfds": read_tfds,
-    "client_folders": read_client_folders,
-    "text": read_text,
-}
-# take a text_length where others take an image_size
-TEXTS = ("ag_news", "ag_news_test", "shakespeare", "text")
-_LONGEST = 1 << 14
+_ALL = (
+    embedded.FASHION_MNIST_10K,
+    embedded.HAR_10PERSONS,
+    idx.FASHION_MNIST,
+    idx.MNIST,
+    cifar.CIFAR10,
+    cifar.CIFAR100,
+    svhn.SVHN,
+    tiny_imagenet.TINY_IMAGENET,
+    flowers102.FLOWERS102,
+    food101.FOOD101,
+    har.HAR,
+    pamap2.PAMAP2,
+    camelyon17.CAMELYON17,
+    ag_news.AG_NEWS,
+    ag_news.AG_NEWS_TEST,
+    shakespeare.SHAKESPEARE,
+    image_folder.FOLDER,
+    domains.DOMAINS,
+    npz.NPZ,
+    csv_file.CSV,
+    tfds.TFDS,
+    client_folders.CLIENT_FOLDERS,
+    ag_news.TEXT,
+)
+SOURCES: Mapping[str, Source] = {source.name: source for source in _ALL}
+"""Name of a set, or prefix of a kind of sets -> its declaration."""
+
+_LONGEST = 1 << 14  # tokens of a text
 
 
 def dataset_names() -> tuple[str, ...]:
-    """The names that `load_dataset` takes; those of a prefix end in what is to be filled in, as
-    "npz:PATH"."""
-    return (*_READERS, *(f"{prefix}:{'NAME' if prefix == 'tfds' else 'PATH'}" for prefix in _PREFIX_READERS))
+    """The names that `load_dataset` takes; a prefix ends in what is to be filled in, "npz:PATH"."""
+    return tuple(source.title for source in SOURCES.values())
+
+
+def find_source(name: str) -> Source | None:
+    """The declaration that a name belongs to; None for an unknown name.
+
+    The name of a kind of sets needs something behind its colon, the name of a set has no colon.
+    """
+    prefix, colon, argument = name.partition(":")
+    source = SOURCES.get(prefix)
+    if source is None or bool(colon and argument) != bool(source.argument):
+        return None
+    return source if source.argument or source.name == name else None
 
 
 def find_dataset(name: str, data_dir: str | os.PathLike) -> tuple[Path, ...]:
-    """The files and folders in `data_dir` that `load_dataset` would read, of a set that has a
-    publisher.
+    """The files and folders in `data_dir` that `load_dataset` would read of a publisher's set.
 
     Raises:
       ValueError: no such set.
-      FileNotFoundError: one of them is missing; the line says how to get it.
+      FileNotFoundError: a file is missing; the line says how to get it.
     """
-    if name not in _FINDERS:
-        raise ValueError(f"{name!r} is no set with files of a publisher; those are {', '.join(_FINDERS)}")
-    return tuple(_FINDERS[name](Path(data_dir).expanduser().resolve()))
+    source = SOURCES.get(name)
+    if source is None or source.find is None:
+        findable = ", ".join(source.name for source in SOURCES.values() if source.find)
+        raise ValueError(f"{name!r} is no set with files of a publisher; those are {findable}")
+    return tuple(source.find(Path(data_dir).expanduser().resolve()))
 
 
 def load_dataset(
@@ -119,26 +117,40 @@ def load_dataset(
       ValueError: an unknown name, or a damaged file, or one of another format.
       FileNotFoundError: a file is missing; the line says how to get it.
       ImportError: an optional package is missing; the line says how to install it.
+
+    Examples:
+      >>> dataset = load_dataset("fashion_mnist_10k")
+      >>> dataset.inputs.shape, dataset.num_classes
+      ((10000, 28, 28, 1), 10)
     """
+    # `type is int`: True is an int, but no size
     if image_size is not None and (type(image_size) is not int or image_size < 1):
         raise ValueError(f"image_size is {image_size!r}; it must be a positive integer or None")
-    if text_length is not None and (type(text_length) is not int or not 1 <= text_length <= _LONGEST):
-        raise ValueError(f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, or None")
+    whole = type(text_length) is int and 1 <= text_length <= _LONGEST
+    if text_length is not None and not whole:
+        raise ValueError(
+            f"text_length is {text_length!r}; it must be a positive integer up to {_LONGEST}, "
+            "or None"
+        )
     root = None if data_dir is None else Path(data_dir).expanduser().resolve()
     return _load(name, root, image_size, text_length)
 
 
 @functools.lru_cache(maxsize=4)
-def _load(name: str, data_dir: Path | None, image_size: int | None, text_length: int | None = None) -> Dataset:
-    prefix, colon, rest = name.partition(":")
-    size, other, kind = (
-        (text_length, image_size, "image_size") if prefix in TEXTS else (image_size, text_length, "text_length")
-    )
-    known = name in _READERS or (colon and rest and prefix in _PREFIX_READERS)
-    if known and other is not None:
-        raise ValueError(f"{kind} is {other}, but {name} has no {kind.split('_')[0]}s")
-    if name in _READERS:
-        return _READERS[name](data_dir, size)
-    if known:
-        return _PREFIX_READERS[prefix](rest, data_dir, size)
-    raise ValueError(unknown("dataset", name, dataset_names()))
+def _load(
+    name: str, data_dir: Path | None, image_size: int | None, text_length: int | None = None
+) -> Dataset:
+    source = find_source(name)
+    if source is None:
+        raise ValueError(unknown("dataset", name, dataset_names()))
+    if source.texts:
+        size = text_length
+        if image_size is not None:
+            raise ValueError(f"image_size is {image_size}, but {name} has no images")
+    else:
+        size = image_size
+        if text_length is not None:
+            raise ValueError(f"text_length is {text_length}, but {name} has no texts")
+    if source.argument:
+        return source.read(name.partition(":")[2], data_dir, size)
+    return source.read(data_dir, size)

@@ -12,14 +12,16 @@ from fedjax_ht.data.files.bounded import open_regular
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.images import decode_all
 from fedjax_ht.data.sources.pile import Pile
+from fedjax_ht.data.sources.source import Source
 
 _SPLITS = {"train": "train", "validation": "val", "test": "test"}
 _PREPARE = "pip install 'fedjax_ht[tfds]'"
 
 
 def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Dataset:
-    """DATASET is NAME, NAME/CONFIG, or either with :VERSION; its splits train, validation and test
-    are official sets.
+    """Reads a prepared set; its splits train, validation and test are official sets.
+
+    DATASET is NAME, NAME/CONFIG, or either with :VERSION.
 
     Without `data_dir` the folder is tensorflow-datasets' own: $TFDS_DATA_DIR or
     ~/tensorflow_datasets. Only what is already prepared is read: nothing is downloaded.
@@ -38,7 +40,9 @@ def read_tfds(dataset: str, data_dir: Path | None, image_size: int | None) -> Da
             raise FileNotFoundError("no prepared dataset")
         if len(prepared) > 1:
             names = ", ".join(path.relative_to(root).as_posix() for path in prepared)
-            raise ValueError(f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION")
+            raise ValueError(
+                f"{len(prepared)} prepared versions ({names}), name one as tfds:NAME:VERSION"
+            )
         for path in files_below(prepared[0]):  # tensorflow-datasets opens them by itself
             open_regular(path).close()
         build = functools.partial(_decode, dataset, prepared[0], image_size)
@@ -60,18 +64,38 @@ def _decode(dataset: str, folder: Path, image_size: int | None, target: Path | N
     try:  # our own decoding, so that every source treats image sizes alike
         splits = builder.as_data_source(decoders={image_key: tfds.decode.SkipDecoding()})
     except (NotImplementedError, ImportError) as error:
-        raise ValueError(f"prepared as {builder.info.file_format.value}, which only TensorFlow reads") from error
-    found = {ours: splits[split] for split, ours in _SPLITS.items() if split in splits}
-    labels = []
+        raise ValueError(
+            f"prepared as {builder.info.file_format.value}, which only TensorFlow reads"
+        ) from error
+    parts, labels = {}, []
+    for split, name in _SPLITS.items():
+        if split in splits:
+            parts[name] = splits[split]
 
     def encoded():
-        for ours, examples in found.items():
+        for name, examples in parts.items():
             for i in range(len(examples)):
                 example = examples[i]
                 labels.append(int(example[label_key]))
-                yield (ours, i), example[image_key]
+                yield (name, i), example[image_key]
 
     pile = Pile(decode_all(encoded(), image_size), target)
-    images, ends = pile.stack(list(pile.places)), np.cumsum([0, *map(len, found.values())])
-    official = {ours: np.arange(*ends[i : i + 2]) for i, ours in enumerate(found)}
-    return Dataset(f"tfds:{dataset}", images, np.array(labels), tuple(features[label_key].names), official=official)
+    images, start, official = pile.stack(list(pile.places)), 0, {}
+    for name, examples in parts.items():
+        official[name] = np.arange(start, start + len(examples))
+        start += len(examples)
+    return Dataset(
+        f"tfds:{dataset}",
+        images,
+        np.array(labels),
+        tuple(features[label_key].names),
+        official=official,
+    )
+
+
+TFDS = Source(
+    name="tfds",
+    argument="NAME",
+    about="any set that tensorflow-datasets knows, which fetches it",
+    read=read_tfds,
+)

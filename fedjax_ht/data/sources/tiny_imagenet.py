@@ -11,13 +11,15 @@ from fedjax_ht.data.files.archive import Origin, reading, search, take
 from fedjax_ht.data.sources.cache import cached
 from fedjax_ht.data.sources.checksums import check_sum
 from fedjax_ht.data.sources.images import decode_members
+from fedjax_ht.data.sources.source import Moments, Source
 
 _ORIGIN = Origin(
     "tiny-imagenet-200.zip or its extracted folder, with train/ and val/val_annotations.txt",
     "download it from the dataset's page (Stanford CS231n, Tiny ImageNet)",
 )
 _PATTERN = re.compile(
-    r"(?:^|/)(?:(?P<image>(?:train/n\d+|val)/images/[^/.][^/]*\.JPEG)|(?P<text>val/val_annotations\.txt))$"
+    r"(?:^|/)(?:(?P<image>(?:train/n\d+|val)/images/[^/.][^/]*\.JPEG)"
+    r"|(?P<text>val/val_annotations\.txt))$"
 )
 
 
@@ -42,22 +44,39 @@ def read_tiny_imagenet(data_dir: Path | None, image_size: int | None) -> Dataset
 
 
 def _decode(source: Path, image_size: int | None, target: Path | None) -> Dataset:
-    check_sum("tiny_imagenet", source)
+    check_sum(MD5, source)
     pile, texts = decode_members(source, _PATTERN, image_size, target)
     (annotations,) = take(texts, ("val/val_annotations.txt",), "files")
-    train = sorted(key for key in pile.places if key.startswith("train/"))
-    classes = sorted({key.split("/")[1] for key in train})
-    val = [line.split("\t")[:2] for line in annotations.splitlines()]  # file, class, bounding box
-    wnids = [key.split("/")[1] for key in train] + [wnid for _, wnid in val]
+    keys = sorted(key for key in pile.places if key.startswith("train/"))
+    wnids = [key.split("/")[1] for key in keys]
+    classes, train = sorted(set(wnids)), len(keys)
+    for line in annotations.splitlines():  # file, class, bounding box
+        file, wnid = line.split("\t")[:2]
+        keys.append(f"val/images/{file}")
+        wnids.append(wnid)
     if unknown := set(wnids) - set(classes):
         raise ValueError(
-            f"{len(unknown)} classes of val_annotations.txt have no training images, such as {min(unknown)}"
+            f"{len(unknown)} classes of val_annotations.txt have no training images, "
+            f"such as {min(unknown)}"
         )
-    keys = train + [f"val/images/{file}" for file, _ in val]
     return Dataset(
         "tiny_imagenet",
         pile.stack(keys),
         np.searchsorted(classes, wnids),
         tuple(classes),
-        official={"train": np.arange(len(train)), "test": np.arange(len(train), len(keys))},
+        official={"train": np.arange(train), "test": np.arange(train, len(keys))},
     )
+
+
+MD5 = {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"}
+IMAGENET_MOMENTS = Moments(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+TINY_IMAGENET = Source(
+    name="tiny_imagenet",
+    about="110,000 photographs, 64x64, 200 classes",
+    read=read_tiny_imagenet,
+    find=find_tiny_imagenet,
+    home="http://cs231n.stanford.edu/",
+    files={"tiny-imagenet-200.zip": 248_100_043},
+    md5=MD5,
+    moments=IMAGENET_MOMENTS,
+)

@@ -1,5 +1,4 @@
-"""Texts to token ids: words and punctuation, and the vocabulary that is learned from training
-texts."""
+"""Tokenises texts: words and punctuation, by a vocabulary of the training texts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,15 +15,18 @@ _RULE = str.maketrans({'"': "", ";": " ", ":": " "} | {mark: f" {mark} " for mar
 
 
 def words(text: str) -> list[str]:
-    """Lower case, double quotes left out, the marks ' . , ( ) ! ? by themselves, and split at white
-    space, semicolons, colons and "<br />": torchtext's "basic_english", which PFLlib and HtFLlib
-    use."""
+    """Splits a text into words by torchtext's rule "basic_english", which PFLlib and HtFLlib use.
+
+    Lower case, double quotes left out, the marks ' . , ( ) ! ? by themselves, and split at white
+    space, semicolons, colons and "<br />".
+    """
     return text.lower().translate(_RULE).replace("<br />", " ").split()
 
 
 def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
-    """word -> id of the `size` most frequent words, from 2 on; of equally frequent ones those that
-    come first.
+    """The ids of the `size` most frequent words, from 2 on.
+
+    Of equally frequent words those that come first.
 
     Raises:
       ValueError: there are more than `limits.WORDS` different words.
@@ -33,14 +35,17 @@ def vocabulary(texts: Iterable[str], size: int = WORDS) -> dict[str, int]:
     for text in texts:
         counts.update(words(text))
         limits.keep("the set", len(counts), limits.WORDS, "different words")
-    return {word: i + 2 for i, (word, _) in enumerate(counts.most_common(size))}
+    words_in_order = [word for word, _ in counts.most_common(size)]
+    return {word: i for i, word in enumerate(words_in_order, UNKNOWN + 1)}
 
 
 def encode(texts: Sequence[str], ids: dict[str, int], length: int) -> np.ndarray:
-    """uint16 [N, length], cut or padded behind with `PADDING`; words that are not in `ids` are
-    `UNKNOWN`."""
+    """Token ids, uint16 [N, length], of texts cut or padded behind with `PADDING`.
+
+    Words that are not in `ids` are `UNKNOWN`.
+    """
     tokens = np.full((len(texts), length), PADDING, np.uint16)
     for row, text in zip(tokens, texts):
-        found = [ids.get(word, UNKNOWN) for word in words(text)[:length]]
-        row[: len(found)] = found
+        token_ids = [ids.get(word, UNKNOWN) for word in words(text)[:length]]
+        row[: len(token_ids)] = token_ids
     return tokens

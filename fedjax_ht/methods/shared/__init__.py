@@ -1,1 +1,1 @@
-"""Building blocks that several methods share; no module here is a method by itself."""
+"""The building blocks of several methods; no module here is a method by itself."""

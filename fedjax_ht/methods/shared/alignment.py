@@ -1,5 +1,4 @@
-"""FedKTL's server: a feature transformer F that turns prototypes into valid latents of a generator
-(FedKTL, Eqs. 2 and 3).
+"""FedKTL's feature transformer F, which turns prototypes into valid latents (Eqs. 2 and 3).
 
 L = w_MMD * L_MMD(F(P), valid latents) + w_MSE * L_MSE(F(P), their class means)
 """
@@ -27,6 +26,8 @@ from fedjax_ht.ops import squared_distance
 CLIP_NORM = 100.0  # of the released code
 # bandwidths of "median", in halves of the median squared distance
 MEDIAN_SHARES = (0.25, 0.5, 1.0, 2.0)
+WARN_OUTSIDE = 0.9  # share of F's latents
+WARN_REACH = 3  # radii of the ball that holds the valid latents
 
 Widths = Annotated[tuple[Positive, ...], Within(1)]
 SampleW = Callable[[jax.Array, int], jax.Array]  # (key, n) -> valid latents [n, H]
@@ -35,14 +36,13 @@ Transform = Callable[[PyTree, jax.Array, jax.Array], jax.Array]
 
 
 class FeatureTransformer(nn.Module):
-    """Linear-BatchNorm-ReLU-Linear, as wide as its input: prototypes float [M, K] -> latents [M,
-    H].
+    """F: Linear-BatchNorm-ReLU-Linear, as wide as its input.
 
-    The norm takes the statistics of the rows it is given, by `mask` bool [M], and keeps none:
-    running ones lag behind a first layer that moves at every step, and prototypes spread so little
-    that the lag is many deviations. The first layer has no bias: batch norm subtracts it, its
-    gradient is rounding, and Adam takes steps of that. The released code has both, and nothing that
-    it sends or trains on depends on them.
+    Maps prototypes float [M, K] to latents float [M, H]. The norm takes the statistics of the rows
+    under `mask` bool [M] and keeps none: running ones lag behind a first layer that moves at every
+    step, and prototypes spread so little that the lag is many deviations. The first layer has no
+    bias: batch norm subtracts it, its gradient is rounding, and Adam takes steps of that. The
+    released code has both, and neither its messages nor its training depend on them.
     """
 
     latent_dim: int
@@ -57,13 +57,16 @@ class FeatureTransformer(nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Alignment:
-    """How F is trained in a round: E_S epochs of batches of B_S prototypes, by Adam at eta_S.
+    """Options of the training of F in a round.
 
     Attributes:
-      mmd_weight, mse_weight: of L_MMD and of L_MSE; the latter is the paper's lambda.
-      bandwidths: of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the median squared
-        distance of valid latents.
-      variant: see `methods.fedktl`.
+      epochs: E_S, passes over the uploaded prototypes.
+      batch_size: B_S, prototypes per step.
+      learning_rate: eta_S, of Adam.
+      mmd_weight, mse_weight: weights of L_MMD and of L_MSE; the latter is the paper's lambda.
+      bandwidths: bandwidths of the RBF kernels, or "median": 1/4, 1/2, 1 and 2 times half the
+        median squared distance of valid latents.
+      variant: "paper" or "released", see `methods.fedktl`.
     """
 
     epochs: Count = 100
@@ -81,34 +84,40 @@ class Alignment:
 def mean_latents(
     transform: Transform, params: PyTree, uploads: Uploads, old: jax.Array
 ) -> jax.Array:
-    """Mean of F(P) of every class; classes without upload keep `old`. float [C, H]."""
+    """Computes Qbar: the mean of F(P) by class, float [C, H]; `old` for classes without upload."""
     latents = transform(params, uploads.prototypes, uploads.valid)
     sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), len(old))
     return jnp.where(sums.counts[:, None] > 0, class_means(sums), old)
 
 
 def class_spread(latents: jax.Array, uploads: Uploads, num_classes: int) -> jax.Array:
-    """L_MSE (FedKTL Eq. 2): mean square between a class's latents and their mean, averaged by
-    class."""
-    sums = class_sums(latents, Batch(latents, uploads.labels, uploads.valid), num_classes)
-    squares = jnp.mean((latents - class_means(sums)[uploads.labels]) ** 2, -1)
-    by_class = class_sums(
-        squares[:, None], Batch(latents, uploads.labels, uploads.valid), num_classes
-    )
+    """Computes L_MSE (FedKTL Eq. 2), the mean over classes of their latents' variance.
+
+    Args:
+      latents: float [M, H], F of the uploads.
+      uploads: their classes, and which are real.
+      num_classes: C.
+
+    Returns:
+      Scalar: the mean square between a class's latents and their mean, averaged by class.
+    """
+    batch = Batch(latents, uploads.labels, uploads.valid)
+    means = class_means(class_sums(latents, batch, num_classes))
+    squares = jnp.mean((latents - means[uploads.labels]) ** 2, -1)
+    by_class = class_sums(squares[:, None], batch, num_classes)
     return masked_mean(class_means(by_class)[:, 0], by_class.counts > 0)
 
 
 def choose_bandwidths(options: Alignment, sample_w: SampleW, key: jax.Array) -> jax.Array:
-    """float32 [A]."""
+    """Returns the bandwidths of the kernels, float32 [A]."""
     if options.bandwidths != "median":
         return jnp.array(options.bandwidths)
-    return (
-        jnp.array(MEDIAN_SHARES) * median_distance2(sample_w(key, max(options.batch_size, 2))) / 2
-    )
+    valid_latents = sample_w(key, max(options.batch_size, 2))
+    return jnp.array(MEDIAN_SHARES) * median_distance2(valid_latents) / 2
 
 
 def median_distance2(rows: jax.Array) -> jax.Array:
-    """Median squared distance of any two rows; 0 of a single row."""
+    """Returns the median squared distance of any two rows float [n, H]; 0 of a single row."""
     pairs = jnp.triu_indices(len(rows), 1)
     return jnp.median(squared_distance(rows, rows)[pairs]) if len(rows) > 1 else jnp.float32(0)
 
@@ -122,7 +131,7 @@ def align(
     uploads: Uploads,
     key: jax.Array,
 ) -> tuple[PyTree, jax.Array, dict[str, jax.Array]]:
-    """One round's training of F, as one compiled loop.
+    """Trains F for one round, as one compiled loop.
 
     The paper's L_MSE takes the means of F(P) over all uploads, with the gradient through both
     sides, at every step; L_MMD a batch of them; Qbar are the means afterwards. Released: both take
@@ -130,15 +139,16 @@ def align(
     Qbar.
 
     Args:
-      transform, params: F, and what of it is trained.
+      transform: F, (params, prototypes, mask) -> latents.
       sample_w: draws valid latents, anew at every step.
       options: see `Alignment`.
+      params: parameters of F.
       centroids: float [C, H], Qbar of the round before.
-      uploads: what arrived.
+      uploads: the prototypes of the round.
       key: folds into shuffles and draws.
 
     Returns:
-      params, Qbar, and what `diagnose` says before and after.
+      params, Qbar, and metrics: those of `diagnose` after the training, and "mmd_before".
     """
     train_key, width_key, before_key, after_key = jax.random.split(key, 4)
     bandwidths = choose_bandwidths(options, sample_w, width_key)
@@ -154,23 +164,22 @@ def align(
 
     def combine(latents, apart, mask, key):
         valid_latents = sample_w(key, options.batch_size)
-        return (
-            options.mmd_weight * mmd_loss(latents, valid_latents, mask, bandwidths)
-            + options.mse_weight * apart
-        )
+        discrepancy = mmd_loss(latents, valid_latents, mask, bandwidths)
+        return options.mmd_weight * discrepancy + options.mse_weight * apart
+
+    def diagnosis(params, key):
+        return diagnose(transform, params, sample_w, bandwidths, uploads, size, key, len(centroids))
 
     trained, optimizer, loss = {"transformer": params}, optax.adam(options.learning_rate), of_all
     released = options.variant == "released"
     if released:
         each = optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
         trained, loss = trained | {"centroids": centroids}, of_batch
-        optimizer = optax.multi_transform(
-            {name: each for name in trained}, {name: name for name in trained}
-        )
+        parts = {name: name for name in trained}
+        optimizer = optax.multi_transform(dict.fromkeys(parts, each), parts)
+    # Indices of the uploads: of_all reads all of them at every step.
     rows, size = jnp.arange(len(uploads.valid)), options.batch_size
-    before = diagnose(
-        transform, params, sample_w, bandwidths, uploads, size, before_key, len(centroids)
-    )
+    before = diagnosis(params, before_key)
     trained, _ = train_on_rows(
         optimizer,
         loss,
@@ -183,54 +192,60 @@ def align(
         drop_single=released,
     )
     params = trained["transformer"]
-    after = diagnose(
-        transform, params, sample_w, bandwidths, uploads, size, after_key, len(centroids)
-    )
-    centroids = (
-        trained["centroids"] if released else mean_latents(transform, params, uploads, centroids)
-    )
+    after = diagnosis(params, after_key)
+    if released:
+        centroids = trained["centroids"]
+    else:
+        centroids = mean_latents(transform, params, uploads, centroids)
     return params, centroids, {"mmd_before": before["mmd"]} | after
 
 
 def diagnose(
     transform, params, sample_w, bandwidths, uploads, batch_size, key, num_classes
 ) -> dict:
-    """Where F stands, on the first `batch_size` uploads: both losses unweighted, the mean of each
-    kernel between F(P) and valid latents ("kernel_1", ...; all near 0: the alignment has no
-    gradient), and medians of the squared distances between those and among valid latents."""
+    """Measures F on the first `batch_size` uploads; arguments as of `align`.
+
+    Returns:
+      Metrics, float32 scalars: "mmd" and "mse", both losses unweighted; "kernel_1", ..., the mean
+      of each kernel between F(P) and valid latents (all near 0: the alignment has no gradient);
+      "distance2_to_valid" and "distance2_of_valid", medians of the squared distances between these
+      and among valid latents.
+    """
     latents = transform(params, uploads.prototypes, uploads.valid)
     split = compact(uploads.valid)
-    position = jnp.arange(batch_size)  # past the end some upload is read, and masked
-    some, mask = (
-        latents[split.indices[jnp.minimum(position, len(latents) - 1)]],
-        position < split.count,
-    )
+    position = jnp.arange(batch_size)
+    # Past the end some upload is read, and masked.
+    chosen = split.indices[jnp.minimum(position, len(latents) - 1)]
+    some, mask = latents[chosen], position < split.count
     w = sample_w(key, batch_size)
     kernels = kernel_means(some, w, mask / jnp.maximum(mask.sum(), 1), bandwidths)
     across = jnp.where(mask[:, None], squared_distance(some, w), jnp.nan)
-    return {
+    metrics = {
         "mmd": mmd_loss(some, w, mask, bandwidths),
         "mse": class_spread(latents, uploads, num_classes),
-        **{f"kernel_{i}": mean for i, mean in enumerate(kernels, 1)},
         "distance2_to_valid": jnp.nan_to_num(jnp.nanmedian(across)),
         "distance2_of_valid": median_distance2(w),
     }
+    for i, mean in enumerate(kernels, 1):
+        metrics[f"kernel_{i}"] = mean
+    return metrics
 
 
 def off_manifold(
     latents: jax.Array, valid: jax.Array, sent: jax.Array, available: jax.Array, ball: Ball
 ) -> dict:
-    """How far latents are from those that the generator knows, in radii of the ball that holds the
-    valid ones.
+    """Measures how far latents lie from valid ones, in radii of the ball that holds those.
 
     Args:
-      latents: float [M, H], F(P) before anything moves them into the ball; valid: bool [M].
-      sent: float [C, H], what clients get; available: bool [C].
-      ball: of the generator.
+      latents: float [M, H], F(P) before anything moves them into the ball.
+      valid: bool [M], the real rows of `latents`.
+      sent: float [C, H], the latents that clients get.
+      available: bool [C], the classes that have a latent.
+      ball: the ball that holds the generator's valid latents.
 
     Returns:
       "off_manifold", the share of F(P) outside the ball; "reach", the largest distance from its
-      centre of what is sent. 0 where there is nothing.
+      centre among the latents sent. 0 where there are none.
     """
 
     def distance(rows):
@@ -238,3 +253,26 @@ def off_manifold(
 
     outside = jnp.sum((distance(latents) > 1) & valid) / jnp.maximum(valid.sum(), 1)
     return {"off_manifold": outside, "reach": jnp.max(jnp.where(available, distance(sent), 0))}
+
+
+def warn(metrics: dict, bounded: bool = True) -> str | None:
+    """Warns of latents far from valid ones; a `View.warn`.
+
+    The distance is given by powers of ten, so that the line is the same in most rounds. Where
+    latents are moved back to valid ones (`bounded`), the line says that nearly all had to be.
+    """
+    reach = metrics.get("reach") or 0.0
+    passed = [bound for bound in (WARN_REACH, 10, 100, 1000, 10_000) if reach > bound]
+    if passed:
+        return (
+            f"latents sent to the clients are more than {passed[-1]} times as far from the mean "
+            "of the generator's as any valid one (metric reach); bounded=True moves them back, "
+            "and a lower server_lr may help"
+        )
+    if bounded and metrics.get("off_manifold", 0.0) > WARN_OUTSIDE:
+        return (
+            f"more than {WARN_OUTSIDE:.0%} of the latents that F makes lie outside the "
+            "generator's valid ones and are moved back to their edge (metric off_manifold); a "
+            "lower server_lr may help"
+        )
+    return None

@@ -13,7 +13,12 @@ Weighting = Literal["samples", "uniform"]
 
 
 def sent_samples(ctx: Context, weighting: Weighting) -> Metadata | tuple:
-    """Returns the client's number of training samples where the mean weighs by it, else ()."""
+    """Returns a client's number of training samples as metadata, where the mean weighs by it.
+
+    Args:
+      ctx: of `client_update`.
+      weighting: "samples", or "uniform" with which nothing is sent, ().
+    """
     return Metadata(ctx.info.num_samples) if weighting == "samples" else ()
 
 
@@ -23,19 +28,38 @@ def client_weights(received: Received, num_samples: Metadata | tuple = ()) -> ja
     Args:
       received: the uplinks; clients that did not arrive, or have no training samples, weigh
         nothing.
-      num_samples: what the clients sent by `sent_samples`, stacked: weights of a mean by samples.
-        With () the other clients weigh 1 each.
+      num_samples: the uploads of `sent_samples`, stacked: weights of a mean by samples. With ()
+        the other clients weigh 1 each.
+
+    Example:
+      >>> info = fl.ClientInfo(jnp.arange(3), jnp.array([6, 0, 2]), jnp.zeros(3, int))
+      >>> received = fl.Received(uplink=(), info=info, arrived=jnp.array([True, True, False]))
+      >>> fl.client_weights(received)
+      Array([1., 0., 0.], dtype=float32)
+      >>> fl.client_weights(received, fl.Metadata(info.num_samples))
+      Array([6., 0., 0.], dtype=float32)
     """
-    weights = (
-        num_samples.value if isinstance(num_samples, Metadata) else received.info.num_samples > 0
-    )
+    if isinstance(num_samples, Metadata):
+        weights = num_samples.value
+    else:
+        weights = received.info.num_samples > 0
     return jnp.where(received.arrived, weights, 0).astype(jnp.float32)
 
 
 def weighted_mean(stacked: PyTree, weights: jax.Array) -> PyTree:
-    """Computes the mean over the leading axis with weights [P], normalised.
+    """Computes a weighted mean over the leading axis of stacked arrays.
 
-    Rows of weight zero are never read.
+    Args:
+      stacked: pytree of float [P, ...].
+      weights: float [P], at least 0, normalised here. Rows of weight zero are never read.
+
+    Returns:
+      The pytree without the leading axis; zeros where all weights are zero.
+
+    Example:
+      >>> models = {"w": jnp.array([[1.0, 2.0], [jnp.nan, jnp.nan], [3.0, 4.0]])}
+      >>> fl.weighted_mean(models, jnp.array([3.0, 0.0, 1.0]))
+      {'w': Array([1.5, 2.5], dtype=float32)}
     """
     tiny = jnp.finfo(jnp.float32).tiny
     return weighted_sum(stacked, weights / jnp.maximum(jnp.sum(weights), tiny))

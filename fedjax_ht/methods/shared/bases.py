@@ -1,11 +1,9 @@
-"""What a distilling method goes on top of: a method whose server averages whole models or slices,
-or none.
+"""Bases of a distilling method: methods whose servers average whole models or slices, or none.
 
-"none" (data-free): every client trains a model of its own and uploads it, nothing comes down; the
-server's model is
-                    only ever distilled
-another:            its round; the uploaded models teach the averaged one, which goes on as the
-  base's own
+"none":   data-free; every client trains a model of its own and uploads it, nothing comes down;
+          the server's model is only ever distilled
+another:  its round; then the uploaded models teach the averaged one, which the next round
+          starts from
 """
 
 import functools
@@ -26,11 +24,11 @@ from fedjax_ht.methods.shared.supervised import train_model
 
 
 class Base(NamedTuple):
-    """What is distilled on top of.
+    """A base.
 
     Attributes:
-      method: its server state is the global model's parameters {"base", "head"}.
-      uploaded: (uplinks with a leading axis) -> the uploaded models' parameters, likewise.
+      method: the method; its server state is the global model's parameters {"base", "head"}.
+      uploaded: (uplinks with a leading axis) -> the uploaded models' parameters with that axis.
     """
 
     method: Method
@@ -38,8 +36,11 @@ class Base(NamedTuple):
 
 
 def alone(training: LocalTraining) -> Method:
-    """Clients train by themselves and upload all of their models; the server's own model is left as
-    it is."""
+    """Makes the base "none": clients train alone and upload their models, the server stays.
+
+    Args:
+      training: local training.
+    """
 
     def client_update(bucket, client, downlink, data, ctx):
         client, result = train_model(training, bucket, client, data, ctx)
@@ -55,9 +56,17 @@ def alone(training: LocalTraining) -> Method:
     )
 
 
+def _whole_uplink(uplink: PyTree) -> PyTree:
+    return uplink
+
+
+def _fedavg_params(uplink: PyTree) -> PyTree:
+    return uplink.params
+
+
 BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
-    "none": (alone, lambda uplink: uplink),
-    "fedavg": (fedavg, lambda uplink: uplink.params),
+    "none": (alone, _whole_uplink),
+    "fedavg": (fedavg, _fedavg_params),
     # A teacher's head has to be whole; averaged are the rows that the base's label_split says.
     "heterofl": (functools.partial(heterofl, whole_head=True), uploaded_params),
     "feddropout": (functools.partial(feddropout, whole_head=True), uploaded_params),
@@ -67,7 +76,12 @@ BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
 
 
 def make_base(name: str, training: LocalTraining, **options) -> Base:
-    """A base by name.
+    """Makes a base by name.
+
+    Args:
+      name: a key of `BASES`.
+      training: local training.
+      **options: options of the base's factory.
 
     Raises:
       ValueError: there is no such base.

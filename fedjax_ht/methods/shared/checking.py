@@ -1,9 +1,10 @@
-"""Checks that a method keeps the contract of `core.method`: plays a tiny federation in which all
-that must not be read is spoiled."""
+"""A check that a method keeps the contract of `core.method`.
+
+It plays a tiny federation in which all values that must not be read are spoiled.
+"""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
 
 import chex
 import jax
@@ -11,38 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_ht.core.contract import guarded, one_line
-from fedjax_ht.core.federation import Bucket, Federation, make_federation
-from fedjax_ht.core.inputs import InputShape, abstract, usual_rule
+from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.keys import Purpose, client_key, round_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, Method, PyTree, Received, Split
 from fedjax_ht.core.round import Channel, client_step, send, server_step
 from fedjax_ht.core.wire import chain, sent
-from fedjax_ht.models import mlp
+from fedjax_ht.methods.shared.players import Player, Pool, cast, replaced, small_federation
 
-ROUNDS = 2  # much of a method begins in the second, when something has come down
-CLIENTS = 3  # of a bucket that are played
+ROUNDS = 2  # many methods have a downlink with content in the second round only
 SEEN = 4  # samples that are scored, beside as many masked ones
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-# by kind of dtype, what is put where nothing may be read
+# values put where nothing may be read, by kind of dtype
 HIDDEN = {"f": np.nan, "i": 1000, "b": True}
 NOTHING = {"f": 0.0, "i": 0, "b": False}
-BRIGHT = 100.0  # of a masked sample: not NaN, since zero times NaN is NaN in any gradient
-
-
-class Player(NamedTuple):
-    """A client that is played: its bucket, what the system knows of it, and its samples."""
-
-    bucket: Bucket
-    info: ClientInfo
-    split: Split
-
-
-class Pool(NamedTuple):
-    """The samples of all players, of which the last is no client's; `spoiled` differs in that
-    one."""
-
-    plain: Data
-    spoiled: Data
 
 
 def check_method(method: Method, federation: Federation | None = None) -> None:
@@ -59,23 +41,33 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
     It takes some seconds for small models.
 
     Args:
-      method: such as a factory's result.
-      federation: what the method runs on, with inputs of any kind; None takes two small perceptrons
-        with three clients each.
+      method: a factory's result.
+      federation: a federation that the method runs on, with inputs of any kind; None takes two
+        small perceptrons with three clients each.
 
     Raises:
       ValueError: the method breaks the contract, or does not run on such a federation. One line.
 
     Example:
-      >>> fl.check_method(mine(fl.LocalTraining(optax.sgd(0.1), batch_size=8)))
+      >>> federation = fl.make_federation({"a": fl.mlp(2, (3,))}, (2, 2, 1), 2, num_clients=3)
+      >>> method = fl.local(fl.LocalTraining(optax.sgd(0.1), batch_size=2))
+      >>> fl.check_method(method, federation)
+      >>> def no_rule(bucket, client, downlink, x, mask):
+      ...     return {}
+      >>> fl.check_method(method._replace(predict=no_rule), federation)
+      Traceback (most recent call last):
+      ...
+      ValueError: predict of 'local' lacks the rule 'head'; it returns none, ...
     """
     method = guarded(method)
     federation = small_federation() if federation is None else federation
     method.check(federation)
-    players, pool = _cast(method, federation)
+    players, pool = cast(method, federation)
     root = jax.random.key(0)
-    plays = {b.name: _client_round(method, federation, b) for b in federation.buckets}
-    starts = {b.name: _first_state(method, b) for b in federation.buckets}
+    plays, starts = {}, {}
+    for bucket in federation.buckets:
+        plays[bucket.name] = _client_round(method, federation, bucket)
+        starts[bucket.name] = _first_state(method, bucket)
     serve = server_step(method, federation)
     if not method.pretrained.host:
         serve = jax.jit(serve)
@@ -94,87 +86,8 @@ def check_method(method: Method, federation: Federation | None = None) -> None:
         server = _served(method, players, uplinks, pool, (serve, server, root, round))
 
 
-def small_federation() -> Federation:
-    """Two perceptrons with one feature width on grey 4x4 images of three classes; six clients."""
-    models = {"narrow": mlp(3, (8,)), "wide": mlp(3, (12, 8))}
-    return make_federation(models, (4, 4, 1), 3, num_clients=2 * CLIENTS)
-
-
-def filled(split: Split, columns: int, filler: np.ndarray) -> Split:
-    """Widens splits [..., max] by some columns and puts `filler` past every count.
-
-    Args:
-      split: of one client, or stacked.
-      columns: how many are added.
-      filler: int [max + columns], or with the leading axes of the split.
-    """
-    indices, count = np.asarray(split.indices), np.asarray(split.count)
-    indices = np.pad(indices, [(0, 0)] * (indices.ndim - 1) + [(0, columns)])
-    real = np.arange(indices.shape[-1]) < count[..., None]
-    return Split(np.where(real, indices, filler).astype(np.int32), count)
-
-
-def replaced(tree: PyTree, where: jax.Array, values: Mapping[str, Any]) -> PyTree:
-    """Puts values in place of all numbers, by kind of dtype ("f", "i", "b"), where a flag is set.
-
-    Args:
-      tree: arrays; those of other kinds stay.
-      where: bool, a scalar or one for each row of all arrays.
-      values: kind -> value; arrays of a kind that is not there stay.
-    """
-
-    def one(x):
-        kinds = {"f": jnp.floating, "i": jnp.integer, "b": jnp.bool_}
-        kind = next((kind for kind, dtype in kinds.items() if jnp.issubdtype(x.dtype, dtype)), None)
-        if kind not in values:
-            return x
-        flags = jnp.reshape(where, where.shape + (1,) * (x.ndim - where.ndim))
-        return jnp.where(flags, values[kind], x)
-
-    return jax.tree.map(one, tree)
-
-
-def _cast(method: Method, federation: Federation) -> tuple[list[Player], Pool]:
-    """Chooses the first clients of every bucket and draws their samples, which no two clients
-    share."""
-    batch = method.training.batch_size
-    counts = (max(1, batch // 2), batch + (batch + 1) // 2, 0)
-    places = [
-        (b, i, counts[n])
-        for b in federation.buckets
-        for n, i in enumerate(federation.members(b)[:CLIENTS])
-    ]
-    shape, total = federation.buckets[0].input_shape, sum(count for _, _, count in places)
-    width, start, players = max(counts) + batch, 0, []
-    for bucket, i, count in places:
-        info = ClientInfo(np.int32(i), np.int32(count), np.int32(-1))
-        indices = np.arange(start, start + count, dtype=np.int32)
-        split = filled(Split(indices, np.int32(count)), width - count, np.full(width, total))
-        players.append(Player(bucket, info, split))
-        start += count
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, federation.num_classes, total + 1).astype(np.int32)
-    plain = Data(_samples(shape, total + 1, rng), labels, usual_rule(shape), {})
-    others = jax.tree.map(lambda x: x.copy(), (plain.inputs, labels))
-    for x in jax.tree.leaves(others):
-        x[-1] = BRIGHT if x.dtype.kind == "f" else 1 - x[-1]
-    return players, Pool(plain, plain._replace(inputs=others[0], labels=others[1]))
-
-
-def _samples(shape: InputShape, count: int, rng: np.random.Generator) -> PyTree:
-    def one(x):
-        values = (
-            rng.random(x.shape)
-            if jnp.issubdtype(x.dtype, jnp.floating)
-            else rng.integers(0, 2, x.shape)
-        )
-        return values.astype(x.dtype)
-
-    return jax.tree.map(one, abstract(shape, count))
-
-
 def _first_state(method: Method, bucket: Bucket) -> Callable:
-    """(root, client id) -> the state of one of the bucket's clients, compiled."""
+    """Compiles (root, client id) -> the first state of one of the bucket's clients."""
 
     def init(root, client_id):
         key = client_key(root, Purpose.INIT_CLIENT, 0, client_id)
@@ -184,8 +97,12 @@ def _first_state(method: Method, bucket: Bucket) -> Callable:
 
 
 def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Callable:
-    """(server, client, samples, split, info, root, round) -> {"client_update": its three values,
-    "predict": scores}, compiled: what may be read of a round of one of the bucket's clients."""
+    """Compiles a round of one of the bucket's clients.
+
+    Returns:
+      (server, client, samples, split, info, root, round) -> {"client_update": its three values,
+      "predict": scores}, with zeros where a value may not be read.
+    """
     channel = Channel(chain(()), chain(()))
 
     def run(server, client, samples: Data, split: Split, info: ClientInfo, root, round):
@@ -209,7 +126,16 @@ def _client_round(method: Method, federation: Federation, bucket: Bucket) -> Cal
 def _played(
     method: Method, play: Callable, pool: Pool, player: Player, root: jax.Array, round: jax.Array
 ) -> tuple[PyTree, PyTree]:
-    """A client's new state and its uplink, if no sample that is ruled out has changed them."""
+    """Plays a client's round, and refuses it where a sample that is ruled out changes anything.
+
+    Args:
+      method: the method.
+      play: the compiled round, see `_client_round`, with server and client.
+      pool, player, root, round: its further arguments.
+
+    Returns:
+      The client's new state, and its uplink.
+    """
     where = f"client {player.info.id} in bucket {player.bucket.name}, round {round}"
     arguments = player.split, player.info, root, round
     plain = play(pool.plain, *arguments)
@@ -231,7 +157,7 @@ def _played(
 def _received(
     rows: dict[str, list[tuple[PyTree, ClientInfo]]], arrived: dict[str, jax.Array], hidden: bool
 ) -> dict[str, Received]:
-    """Stacks the uplinks and infos of each bucket; absent rows hold `HIDDEN`, or else `NOTHING`."""
+    """Stacks the uplinks and infos of each bucket, with `HIDDEN` or `NOTHING` in absent rows."""
     buckets = {}
     for name, pairs in rows.items():
         uplink, info = jax.tree.map(lambda *xs: jnp.stack(xs), *pairs)
@@ -243,8 +169,18 @@ def _received(
 def _served(
     method: Method, players: list[Player], uplinks: list[PyTree], pool: Pool, step: tuple
 ) -> PyTree:
-    """The server's next state, every second client having arrived; `step` is what `server_step`
-    makes, and its state, the root key and the round."""
+    """Plays the server's round with every second client, and refuses it where absent rows count.
+
+    Args:
+      method: the method.
+      players, uplinks: the clients, and their uplinks in the same order.
+      pool: the clients' samples.
+      step: the server's compiled step (`core.round.server_step`), its state, the root key and the
+        round.
+
+    Returns:
+      The server's next state.
+    """
     serve, server, root, round = step
     total = len(pool.plain.labels) - 1
     pooled = {"train": Split(np.arange(total, dtype=np.int32), np.int32(total))}
@@ -258,8 +194,10 @@ def _served(
             server, _received(rows, arrived, hidden), root, round, method.pretrained.variables, data
         )
 
-    some = {name: np.arange(len(pairs)) % 2 == 0 for name, pairs in rows.items()}
-    idle = {name: np.array([info.num_samples == 0 for _, info in rows[name]]) for name in rows}
+    some, idle = {}, {}
+    for name, pairs in rows.items():
+        some[name] = np.arange(len(pairs)) % 2 == 0
+        idle[name] = np.array([info.num_samples == 0 for _, info in pairs])
     what = f"server_update of {method.name!r}, round {round}"
     out = served(some, hidden=False)
     _require_finite(what, out)
@@ -274,12 +212,13 @@ def _served(
 
 
 def _numbers(tree: PyTree) -> PyTree:
-    """The tree with random keys as numbers."""
+    """Turns a tree's random keys into numbers, and its other leaves into arrays."""
 
-    def one(x):
+    def number(x):
+        x = jnp.asarray(x)
         return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
-    return jax.tree.map(one, jax.tree.map(jnp.asarray, tree))
+    return jax.tree.map(number, tree)
 
 
 def _require_finite(what: str, tree: PyTree) -> None:

@@ -1,5 +1,7 @@
-"""Factories of distilling methods: made of two losses, and composed with a base by a name such as
-"fedrolex+dfrd"."""
+"""Factories of distilling methods: made of two losses, and composed with a base.
+
+A config names a composition "fedrolex+dfrd": DFRD on the base FedRolex, see `bases`.
+"""
 
 import functools
 import inspect
@@ -15,17 +17,19 @@ from fedjax_ht.methods.shared.fine_tuning import fine_tuning
 from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.methods.shared.variants import FORMS, settled
 
-# of an objective, which the method made of it keeps
+# attributes of a function of losses that the factory made of it keeps
 NAMES = ("__module__", "__name__", "__qualname__", "__doc__")
 
 
 def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[..., Method]]:
-    """Turns (recipe, its own options) -> Objective into the factory of a method of that name.
+    """Turns a function (recipe, **options) -> Objective into the factory of a method of its name.
 
-    The factory takes local training, `base`, `variant`, the fields of `Distillation` with these
-    defaults, and the function's own options. `base` is "none" for data-free, or what is fine-tuned:
-    a name in `BASES`, or what `make_base` returned. Options that are None, and the weighting of a
-    base by name, are the variant's (see `variants`).
+    The factory takes local training, `base`, `variant`, the fields of `Distillation`, and the
+    function's options. `base` is "none" for data-free, a name in `BASES`, or a `Base`. Options that
+    are None, and the weighting of a base by name, take the variant's value (see `variants`).
+
+    Args:
+      **defaults: the method's defaults of fields of `Distillation`.
     """
     usual = Distillation(**defaults)
 
@@ -41,14 +45,12 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
             base = base_of(base, training, variant) if isinstance(base, str) else base
             return fine_tuning(objective.__name__, training, base, recipe, losses)
 
-        fields = {
-            name: p.replace(default=getattr(usual, name))
-            for name, p in parameters(Distillation).items()
-        }
+        fields = []
+        for name, parameter in parameters(Distillation).items():
+            fields.append(parameter.replace(default=getattr(usual, name)))
         first = list(inspect.signature(make, follow_wrapped=False).parameters.values())[:3]
-        make.__signature__ = inspect.Signature(
-            [*first, *fields.values(), *parameters(objective).values()]
-        )
+        # Listings, search and checks read the options off the signature.
+        make.__signature__ = inspect.Signature([*first, *fields, *parameters(objective).values()])
         return checked(make)
 
     return decorate
@@ -57,8 +59,7 @@ def distilling(**defaults) -> Callable[[Callable[..., Objective]], Callable[...,
 def losses_of(
     factory: Callable[..., Method], variant: Variant = "paper", **options
 ) -> tuple[Distillation, Objective]:
-    """Makes a distilling method's recipe and losses as its factory does, of the same options but
-    `base`."""
+    """Makes a distilling method's recipe and losses; arguments as of its factory, but no `base`."""
     defaults = {name: p.default for name, p in parameters(factory).items() if name != "variant"}
     options = settled(variant, defaults | options)
     recipe = Distillation(**{name: options.pop(name) for name in parameters(Distillation)})
@@ -66,19 +67,27 @@ def losses_of(
 
 
 def composed(base: str, factory: Callable[..., Method]) -> Callable[..., Method]:
-    """The factory of a distilling method on a base: (training, its options, the base's options) ->
-    Method."""
-    own, inherited = parameters(factory), parameters(BASES[base][0])
+    """Makes the factory of a distilling method on a base.
+
+    Args:
+      base: a key of `BASES`.
+      factory: the distilling method's.
+
+    Returns:
+      (training, **options) -> Method, which takes the options of both.
+    """
+    options_of_top, inherited = parameters(factory), parameters(BASES[base][0])
     weighting = inherited["weighting"]
     inherited["weighting"] = weighting.replace(default=None, annotation=weighting.annotation | None)
 
     def make(training: LocalTraining, **options) -> Method:
         of_base = {name: options.pop(name) for name in inherited if name in options}
-        variant = options.get("variant", own["variant"].default)
+        variant = options.get("variant", options_of_top["variant"].default)
         return factory(training, base_of(base, training, variant, **of_base), **options)
 
     first = inspect.Parameter("training", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    make.__signature__ = inspect.Signature([first, *own.values(), *inherited.values()])
+    every = [first, *options_of_top.values(), *inherited.values()]
+    make.__signature__ = inspect.Signature(every)
     return make
 
 
@@ -89,8 +98,15 @@ def base_of(
     weighting: Weighting | None = None,
     **options,
 ) -> Base:
-    """Makes a base by name, which weighs clients as the variant says where `weighting` is None;
-    errors as of `make_base`."""
+    """Makes a base by name; errors as of `make_base`.
+
+    Args:
+      name: a key of `BASES`.
+      training: local training.
+      variant: "paper" or "released".
+      weighting: weights of the base's mean over clients; None takes the variant's.
+      **options: other options of the base.
+    """
     weighting = weighting or FORMS[variant].weighting
     if name != "none" and weighting:  # data-free, nothing is averaged
         options["weighting"] = weighting
@@ -98,8 +114,13 @@ def base_of(
 
 
 def parameters(factory: Callable) -> dict[str, inspect.Parameter]:
-    """The options of a factory or an objective, without what it is applied to and what composition
-    sets."""
+    """Returns the options of a factory or a function of losses, as keyword-only parameters.
+
+    Left out are its subjects (local training, the recipe) and the options that composition sets.
+    """
     fixed = ("training", "base", "whole_head", "recipe")
-    found = inspect.signature(factory).parameters
-    return {name: p.replace(kind=p.KEYWORD_ONLY) for name, p in found.items() if name not in fixed}
+    options = {}
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if name not in fixed:
+            options[name] = parameter.replace(kind=parameter.KEYWORD_ONLY)
+    return options

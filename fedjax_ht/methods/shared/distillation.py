@@ -1,18 +1,19 @@
-"""Distillation on the server, without data: a generator and the global model learn from the
-clients' models in turn.
+"""Distillation on the server without data: a generator and the global model learn in turn.
 
-    A times:  I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y);   w     descends on the method's
-    generator loss
-              I_d times  the same, G fixed;                    theta descends on the method's
-              student loss of s
-                         and, from the second round on, on alpha times that of images of G's moving
-                         average
+Their teachers are the clients' models.
 
-p, the teachers and their weights are those of `methods.ensemble`. G normalises by batch while it is
+    A times:  I_g times  z ~ N(0, I), y ~ p, s, h = G(z, y);
+                         w descends on the method's generator loss
+              I_d times  the same with G fixed;
+                         theta descends on the method's student loss of s and, from the second round
+                         on, on alpha times that of images of G's moving average
+
+p, the teachers and their weights are those of `shared.ensemble`. G normalises by batch while it is
 trained, and by its running statistics while it teaches. DFRD, DENSE and FedFTG differ in the two
 losses and in their numbers.
 
-The loop is in `methods.distillation_loop`; here are the words that it and the methods share.
+The loop is in `shared.distillation_loop`; this module holds its options and the types that it and
+the methods share.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ from fedjax_ht.methods.shared.image_source import Images
 from fedjax_ht.models.conditional import ConditionalGenerator, Generated, Merge
 
 Counts = Literal["seen_so_far", "this_round", "full", "none"]
-"""What counts as c_i^y.
+"""Labels that c_i^y counts.
 
 seen_so_far: labels trained on in any round, as many as the client has at most.
 this_round: labels trained on in this round, repeated samples repeatedly.
@@ -54,35 +55,36 @@ Reduction = Literal["mean_classes", "sum_classes"]
 
 @dataclasses.dataclass(frozen=True)
 class Distillation:
-    """How the server trains. None, of five of these, is the variant's value, which the methods'
-    factories fill in (see `methods.variants`).
+    """Options of the server's training.
+
+    For the five options that default to None, the methods' factories fill in the variant's value
+    (see `shared.variants`).
 
     Attributes:
-      iterations: A, of generator and student in turn, in every round.
+      iterations: A, turns of generator and student in every round.
       generator_steps, student_steps: I_g and I_d; a generator that is never trained is
         images="untrained".
-      batch_size: images a step.
-      noise_dim: d.
-      merge: of noise and label, see `models.conditional`.
+      batch_size: images per step.
+      noise_dim: d, numbers of a noise vector.
+      merge: combination of noise and label, see `models.conditional`.
       temperature: T_kd, of every KL that a method takes at a temperature.
       temperature_squared: multiply these KL by T_kd^2, which keeps the size of their gradients
         whatever T_kd is; as released they are not. At 10 the student's gradient is then some fifty
         times smaller than at 1.
-      tran_order, student_path: of the generator's KL, which side comes first, and whether it is
-        differentiated through the student, too (see `losses.transferability`).
-      distil_order: of the student's KL, which side comes first.
-      generator_lr: of Adam(0.5, 0.999).
-      student_lr, weight_decay: of SGD.
-      reset_opt: Adam starts anew in each of the A iterations, as released; else once a round.
+      tran_order: order of the two sides of the generator's KL (see `losses.transferability`).
+      student_path: the generator's KL is differentiated through the student, too.
+      distil_order: order of the two sides of the student's KL.
+      generator_lr: learning rate of the generator's Adam(0.5, 0.999).
+      student_lr, weight_decay: learning rate and weight decay of the student's SGD.
+      reset_opt: Adam starts anew in each of the A iterations, as released; else once per round.
       alpha: weight of the student's loss on images of the moving average; with 0 there is none.
       decay: lambda, the share that the moving average keeps in a round.
       counts: see `Counts`.
       student_batch: the student sees images drawn anew in every "step", or for an "iteration" those
-        of one draw in all its student steps, as in FedFTG's own code; the teachers are then asked
-        once.
-      images: what the student is taught on, see `methods.image_source`.
-      feedback: clients go on from the distilled model; else, as released for one width, from the
-        one averaged.
+        of one draw in all its student steps, as in FedFTG's own code; the teachers then run once.
+      images: images that the student is taught on, see `shared.image_source`.
+      feedback: clients start the next round from the distilled model; else, as released for one
+        width, from the averaged one.
       low_memory: see `ensemble.ask`.
     """
 
@@ -114,20 +116,20 @@ class Distillation:
 
     @property
     def kl_scale(self) -> float:
-        """What every KL at `temperature` is multiplied by."""
+        """The factor on every KL at `temperature`."""
         return self.temperature**2 if self.temperature_squared else 1.0
 
 
 class Synthetic(NamedTuple):
-    """A generated batch, and what everybody says of it.
+    """A generated batch, with the teachers' and the student's outputs.
 
     Attributes:
       noise: float [B, d], z.
       labels: int [B], y.
-      generated: images and what they were made of.
-      opinions: of the teachers.
+      generated: the images, and the generator's intermediate values.
+      opinions: the teachers' outputs.
       student: float [B, C], the global model's logits.
-      teachers: whose opinions these are.
+      teachers: the teachers.
     """
 
     noise: jax.Array
@@ -139,16 +141,17 @@ class Synthetic(NamedTuple):
 
     @property
     def everyone(self) -> jax.Array:
-        """bool [B]: of what is generated, every sample is a real one."""
+        """The mask of the batch, bool [B]: every generated sample counts."""
         return jnp.ones(len(self.labels), bool)
 
 
 class Objective(NamedTuple):
-    """What a method descends on.
+    """A method's losses.
 
     Attributes:
-      generator: (Synthetic) -> scalar.
-      student: (Synthetic) -> scalar; only `student` is differentiated.
+      generator: (Synthetic) -> scalar, the loss of the generator.
+      student: (Synthetic) -> scalar, the loss of the global model; only `Synthetic.student` is
+        differentiated.
       with_moments: the generator's loss compares moments of norms' inputs; clients then upload
         theirs.
     """
@@ -159,15 +162,19 @@ class Objective(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """What the server trains: the global model's parameters, and the generator's {"params",
-    "batch_stats"}; () without a generator."""
+    """The models that the server trains.
+
+    Attributes:
+      model: the global model's parameters.
+      generator: the generator's {"params", "batch_stats"}; () without a generator.
+    """
 
     model: PyTree
     generator: PyTree
 
 
 def make_generator(federation: Federation, recipe: Distillation) -> ConditionalGenerator:
-    """The generator for a federation's images and classes."""
+    """Makes the generator's module for a federation's images and classes."""
     bucket = federation.global_model
     return ConditionalGenerator(
         federation.num_classes, recipe.noise_dim, bucket.input_shape, recipe.merge
@@ -175,23 +182,25 @@ def make_generator(federation: Federation, recipe: Distillation) -> ConditionalG
 
 
 def init_generator(module: ConditionalGenerator, key: jax.Array) -> PyTree:
-    """A first {"params", "batch_stats"}; images of up to 8 pixels need no norm."""
+    """Draws a first {"params", "batch_stats"}; images of up to 8 pixels need no norm."""
     variables = module.init(key, jnp.zeros((2, module.noise_dim)), jnp.zeros(2, jnp.int32), False)
     return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
 def moving_average(average: PyTree, generator: PyTree, decay: jax.Array | float) -> PyTree:
-    """decay * average + (1 - decay) * generator, of weights and running statistics alike (DFRD Eq.
-    6)."""
+    """Moves an average towards the generator: decay * average + (1 - decay) * generator.
+
+    Weights and running statistics are averaged alike (DFRD Eq. 6).
+    """
     return jax.tree.map(lambda a, g: decay * a + (1 - decay) * g, average, generator)
 
 
 def draw(
     key: jax.Array, recipe: Distillation, label_shares: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Noise float [B, d], standard normal, and labels int [B] from p(y)."""
+    """Draws noise float [B, d], standard normal, and labels int [B] from p(y), float [C]."""
     noise_key, label_key = jax.random.split(key)
-    noise = jax.random.normal(noise_key, (recipe.batch_size, recipe.noise_dim))
-    return noise, jax.random.categorical(
-        label_key, jnp.log(label_shares), shape=(recipe.batch_size,)
-    )
+    size = recipe.batch_size
+    noise = jax.random.normal(noise_key, (size, recipe.noise_dim))
+    labels = jax.random.categorical(label_key, jnp.log(label_shares), shape=(size,))
+    return noise, labels

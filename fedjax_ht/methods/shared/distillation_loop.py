@@ -1,11 +1,10 @@
-"""A round of `methods.distillation`: generator and global model take their steps in turn, as one
-compiled loop.
+"""The loop of `shared.distillation`: generator and global model take their steps in turn.
 
-Nothing that the model is taught on changes while it takes its steps: G and the teachers stand
-still. So the images of all student steps of an iteration are made first, and the teachers asked
-about all of them, one batch after another on CPU and side by side elsewhere.
+G and the teachers do not change during the model's steps. So the images of all student steps of an
+iteration are made first, and the teachers run on all of them, one batch after another on CPU and
+side by side elsewhere.
 
-Controls teach on other images, see `methods.image_source`. They have no generator step; with alpha,
+Controls teach on other images, see `shared.image_source`. They have no generator step; with alpha,
 the second term is on further images of the same kind, so that the model takes as many steps on as
 many images.
 """
@@ -35,7 +34,7 @@ from fedjax_ht.models.conditional import Generated
 
 
 class Lesson(NamedTuple):
-    """One batch for the student: as the fields of `Synthetic`."""
+    """One batch for the student, the first fields of `Synthetic`."""
 
     noise: jax.Array
     labels: jax.Array
@@ -55,18 +54,18 @@ def distil(
     key: jax.Array,
     data: Data | None = None,
 ) -> tuple[Learner, dict[str, jax.Array]]:
-    """All of a round's iterations.
+    """Runs all of a round's iterations, as one compiled loop.
 
     Args:
-      recipe, objective: what the method is.
-      federation: whose global model is the student.
-      buckets: those of the teachers, in the order of their weights.
-      teachers: of this round.
-      learner: what is trained.
+      recipe, objective: the method's options and losses.
+      federation: its global model is the student.
+      buckets: the teachers' buckets, in the order of their weights.
+      teachers: the models of this round.
+      learner: the models to train.
       average: the generator's moving average up to the last round; () without.
       round: int32 scalar, from 0; the moving average teaches from round 1 on.
       key: of all draws.
-      data: all clients' training samples, split "train"; only of `recipe.images` "real".
+      data: all clients' training samples, split "train", for `recipe.images` "real"; else None.
 
     Returns:
       The learner, and the mean losses of the steps, "student_loss" and, where it is trained,
@@ -79,19 +78,20 @@ def distil(
     generator_step = generator_steps(recipe, objective, federation, buckets, teachers, adam)
 
     def student_loss(model, lesson: Lesson) -> jax.Array:
-        own = student_logits(federation.global_model, model, lesson.generated.images, train=True)
-        return objective.student(Synthetic(*lesson, own, teachers))
+        images = lesson.generated.images
+        outputs = student_logits(federation.global_model, model, images, train=True)
+        return objective.student(Synthetic(*lesson, outputs, teachers))
 
     def student_step(carry, number, lessons: Lesson, further: Lesson | None):
         model, state, total = carry
 
-        def at(stacked):
+        def lesson_of(stacked):  # one lesson for all steps with student_batch="iteration"
             return jax.tree.map(lambda x: x[jnp.minimum(number, x.shape[0] - 1)], stacked)
 
         def loss(model):
-            value = student_loss(model, at(lessons))
+            value = student_loss(model, lesson_of(lessons))
             if further is not None:
-                value += recipe.alpha * (round > 0) * student_loss(model, at(further))
+                value += recipe.alpha * (round > 0) * student_loss(model, lesson_of(further))
             return value
 
         value, gradients = jax.value_and_grad(loss)(model)
@@ -103,25 +103,27 @@ def distil(
         generator_key, student_key = jax.random.split(jax.random.fold_in(key, number))
         if trained and recipe.reset_opt:
             adam_state = adam.init(generator["params"])
+
+        def train_generator(i, carry):
+            return generator_step(carry, model, jax.random.fold_in(generator_key, i))
+
         if trained:
-            generator, adam_state, generator_total = lax.fori_loop(
-                0,
-                recipe.generator_steps,
-                lambda i, carry: generator_step(carry, model, jax.random.fold_in(generator_key, i)),
-                (generator, adam_state, generator_total),
-            )
+            start = generator, adam_state, generator_total
+            end = lax.fori_loop(0, recipe.generator_steps, train_generator, start)
+            generator, adam_state, generator_total = end
         batches = max(recipe.student_steps, 1) if recipe.student_batch == "step" else 1
-        keys = jax.vmap(lambda i: jax.random.split(jax.random.fold_in(student_key, i)))(
-            jnp.arange(batches)
-        )
+        keys = jax.vmap(keys_of_lesson, (None, 0))(student_key, jnp.arange(batches))
         lessons = prepare(generator, keys[:, 0])
-        further = prepare(average if trained else generator, keys[:, 1]) if recipe.alpha else None
-        model, sgd_state, student_total = lax.fori_loop(
-            0,
-            recipe.student_steps,
-            lambda i, carry: student_step(carry, i, lessons, further),
-            (model, sgd_state, student_total),
-        )
+        further = None
+        if recipe.alpha:
+            further = prepare(average if trained else generator, keys[:, 1])
+
+        def train_student(i, carry):
+            return student_step(carry, i, lessons, further)
+
+        start = model, sgd_state, student_total
+        end = lax.fori_loop(0, recipe.student_steps, train_student, start)
+        model, sgd_state, student_total = end
         return Learner(model, generator), adam_state, sgd_state, generator_total, student_total
 
     adam_state = adam.init(learner.generator["params"]) if trained else ()
@@ -131,10 +133,14 @@ def distil(
     )
     losses = {"student_loss": student_total / max(recipe.iterations * recipe.student_steps, 1)}
     if trained:
-        losses["generator_loss"] = generator_total / max(
-            recipe.iterations * recipe.generator_steps, 1
-        )
+        steps = max(recipe.iterations * recipe.generator_steps, 1)
+        losses["generator_loss"] = generator_total / steps
     return learner, losses
+
+
+def keys_of_lesson(key: jax.Array, number: jax.Array) -> jax.Array:
+    """Returns the two keys of a student step: of its images, and of those of the average."""
+    return jax.random.split(jax.random.fold_in(key, number))
 
 
 def generator_steps(
@@ -145,7 +151,11 @@ def generator_steps(
     teachers: Teachers,
     adam: optax.GradientTransformation,
 ) -> Callable:
-    """((generator, Adam's state, sum of losses), model, key) -> the same after one step."""
+    """Makes a step of the generator; arguments as of `distil`.
+
+    Returns:
+      ((generator, Adam's state, sum of losses), model, key) -> the same triple after one step.
+    """
     module, bucket = make_generator(federation, recipe), federation.global_model
 
     def step(carry, model, key):
@@ -158,19 +168,21 @@ def generator_steps(
             opinions = ask(
                 buckets, teachers, made.images, labels, objective.with_moments, recipe.low_memory
             )
-            own = student_logits(bucket, model, made.images, train=False)
-            return objective.generator(
-                Synthetic(noise, labels, made, opinions, own, teachers)
-            ), changed
+            batch = Synthetic(
+                noise=noise,
+                labels=labels,
+                generated=made,
+                opinions=opinions,
+                student=student_logits(bucket, model, made.images, train=False),
+                teachers=teachers,
+            )
+            return objective.generator(batch), changed
 
         (value, changed), gradients = jax.value_and_grad(loss, has_aux=True)(generator["params"])
         updates, state = adam.update(gradients, state)
         params = optax.apply_updates(generator["params"], updates)
-        return (
-            {"params": params, "batch_stats": changed.get("batch_stats", {})},
-            state,
-            total + value,
-        )
+        generator = {"params": params, "batch_stats": changed.get("batch_stats", {})}
+        return generator, state, total + value
 
     return step
 
@@ -182,11 +194,15 @@ def lessons_of(
     teachers: Teachers,
     data: Data | None,
 ) -> Callable:
-    """(generator, keys [S]) -> Lesson with leading axes [S], of a generator or of a control."""
+    """Makes the source of lessons, a generator or a control; arguments as of `distil`.
+
+    Returns:
+      (generator, keys [S]) -> Lesson with leading axes [S].
+    """
     module, shares = make_generator(federation, recipe), teachers.label_shares
     if recipe.images == "real":
         pool = make_pool(data, federation.num_classes)
-        # counts="none" draws classes that nobody has
+        # counts="none" draws classes that no client has
         shares = jnp.where(pool.count > 0, shares, 0)
 
     def show(generator, noise, labels, key) -> Generated:
@@ -200,7 +216,8 @@ def lessons_of(
     def lesson(generator, key) -> Lesson:
         noise, labels = draw(key, recipe, shares)
         made = show(generator, noise, labels, key)
-        return Lesson(noise, labels, made, ask(buckets, teachers, made.images, labels))
+        opinions = ask(buckets, teachers, made.images, labels)
+        return Lesson(noise=noise, labels=labels, generated=made, opinions=opinions)
 
     def prepare(generator, keys) -> Lesson:
         return each(lambda key: lesson(generator, key), keys, apart=recipe.low_memory)
@@ -209,6 +226,6 @@ def lessons_of(
 
 
 def student_logits(bucket: Bucket, model: PyTree, x: jax.Array, train: bool) -> jax.Array:
-    """The global model's, float [B, C]."""
-    found, _ = features(bucket, model, {}, x, jnp.ones(len(x), bool), train)
-    return logits(bucket, model, found)
+    """Computes the global model's logits of images, float [B, C]."""
+    rows, _ = features(bucket, model, {}, x, jnp.ones(len(x), bool), train)
+    return logits(bucket, model, rows)

@@ -1,12 +1,12 @@
-"""The clients' uploaded models as one teacher: what each says of a batch, and how much it counts
-for a class.
+"""The clients' uploaded models as one teacher, weighted class by class.
 
-    tau_{i,y} = c_i^y / sum_j c_j^y,   p(y) = sum_j c_j^y / sum_{j,y'} c_j^{y'},   u = sum_i
-    tau_{i,y} f_i(s)
+    tau_{i,y} = c_i^y / sum_j c_j^y
+    p(y)      = sum_j c_j^y / sum_{j,y'} c_j^{y'}
+    u         = sum_i tau_{i,y} f_i(s)
 
 c_i^y counts client i's labels y (DFRD's dynamic weighting and label sampling), s is an image made
-for label y, u the ensemble's logits. A class that nobody has is never drawn, and all teachers count
-alike for it.
+for label y, u the ensemble's logits. A class that no client has is never drawn, and all teachers
+count alike for it.
 
 Teachers normalise by the statistics of the batch they see, as the clients did in training ("static"
 batch norm).
@@ -25,16 +25,16 @@ from fedjax_ht.core.statistics import norm_moments
 
 
 class Teachers(NamedTuple):
-    """The uploaded models of N clients, bucket after bucket; what did not arrive has weight 0 and
-    zeros for parameters.
+    """The uploaded models of N clients, bucket after bucket.
+
+    Models that did not arrive have weight 0 and zeros for parameters.
 
     Attributes:
       params: bucket name -> {"base", "head"} with a leading axis [P].
-      moments: bucket name -> what `norm_moments` returned for each client, with that axis; {}
-        without.
+      moments: bucket name -> the moments of `norm_moments` with a leading axis [P]; {} without.
       weights: float32 [N, C], tau; every column sums to 1.
       label_shares: float32 [C], p(y).
-      present: bool [N].
+      present: bool [N], the models that arrived.
     """
 
     params: dict[str, PyTree]
@@ -45,11 +45,11 @@ class Teachers(NamedTuple):
 
 
 class Opinions(NamedTuple):
-    """What teachers say of a batch.
+    """The teachers' outputs of a batch.
 
     Attributes:
       logits: float [N, B, C], each teacher's.
-      weights: float [N, B], tau by each sample's label.
+      weights: float [N, B], tau at each sample's label.
       moments: bucket name -> as `norm_moments`, with a leading axis [P]; {} without.
     """
 
@@ -59,13 +59,20 @@ class Opinions(NamedTuple):
 
     @property
     def ensemble(self) -> jax.Array:
-        """u, float [B, C]."""
+        """The ensemble's logits u, float [B, C]."""
         return jnp.einsum("nb,nbc->bc", self.weights, self.logits)
 
 
 def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """tau float32 [N, C] and p(y) float32 [C] from c_i^y [N, C] of the clients present, bool
-    [N]."""
+    """Computes tau and p(y) from label counts.
+
+    Args:
+      counts: [N, C], c_i^y; those of absent clients are never read.
+      present: bool [N].
+
+    Returns:
+      tau float32 [N, C] and p(y) float32 [C].
+    """
     counts = jnp.where(present[:, None], counts, 0).astype(jnp.float32)
     of_class = counts.sum(0)
     alike = present / jnp.maximum(present.sum(), 1)
@@ -74,9 +81,15 @@ def label_weights(counts: jax.Array, present: jax.Array) -> tuple[jax.Array, jax
 
 
 def keep_present(tree: PyTree, present: jax.Array) -> PyTree:
-    """Leaves with a leading axis [P], zero where `present` bool [P] is False: what is absent may be
-    anything."""
-    return jax.tree.map(lambda x: jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, 0), tree)
+    """Sets rows of leaves [P, ...] to zero where `present` bool [P] is False.
+
+    All teachers run, and the values of absent ones may be NaN.
+    """
+
+    def keep(x):
+        return jnp.where(present.reshape(-1, *(1,) * (x.ndim - 1)), x, 0)
+
+    return jax.tree.map(keep, tree)
 
 
 def ask(
@@ -90,11 +103,11 @@ def ask(
     """Runs every teacher on one batch; on CPU one after another, elsewhere a bucket's side by side.
 
     Args:
-      buckets: those that uploaded.
+      buckets: the teachers' buckets, in the order of `Teachers.weights`.
       teachers: their models.
       x: float [B, H, W, channels], normalised images.
-      labels: int [B], what they were made for.
-      with_moments: tell the moments of norms' inputs, too.
+      labels: int [B], the classes that the images were made for.
+      with_moments: return the moments of norms' inputs, too.
       low_memory: one teacher after another on any device, and in a gradient each is run a second
         time, so that no more than one teacher's activations are in memory.
     """
@@ -102,13 +115,13 @@ def ask(
     logits, moments = [], {}
     for bucket in buckets:
 
-        def one(params, bucket=bucket):
-            found, seen = norm_moments(bucket, params, x, everyone)
-            said = bucket.module.apply({"params": params}, found, method="classify")
-            return said, seen if with_moments else {}
+        def run(params, bucket=bucket):
+            rows, inputs = norm_moments(bucket, params, x, everyone)
+            outputs = bucket.module.apply({"params": params}, rows, method="classify")
+            return outputs, inputs if with_moments else {}
 
-        params = teachers.params[bucket.name]
-        said, seen = each(jax.checkpoint(one) if low_memory else one, params, apart=low_memory)
-        logits.append(said)
-        moments[bucket.name] = seen
+        if low_memory:  # activations are computed again for the gradient instead of stored
+            run = jax.checkpoint(run)
+        outputs, moments[bucket.name] = each(run, teachers.params[bucket.name], apart=low_memory)
+        logits.append(outputs)
     return Opinions(jnp.concatenate(logits), teachers.weights[:, labels], moments)

@@ -1,5 +1,4 @@
-"""The round of a method that distils its clients' models on the server: that of its base, then
-`distillation.distil`.
+"""The round of a distilling method: that of its base, then `distillation_loop.distil`.
 
 A config's method "fedrolex+dfrd" is DFRD on the base "fedrolex", see `bases` and `composition`.
 """
@@ -34,21 +33,30 @@ from fedjax_ht.methods.shared.image_source import WITH_GENERATOR, settle
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.models.conditional import num_doublings
 
-MOMENT_SAMPLES = 256  # of a client, for the moments that it uploads
-PICTURES = 40  # of each generator at most, but one a class
+MOMENT_SAMPLES = 256  # a client's samples for the moments that it uploads
+PICTURES = 40  # pictures of each generator at most, but one for each class
 
 
 class Client(NamedTuple):
-    """model: the base's client. seen: int32 [C], labels trained on so far, or () where they do not
-    count."""
+    """A client's state.
+
+    Attributes:
+      model: the base's client.
+      seen: int32 [C], labels trained on so far; () where they do not count.
+    """
 
     model: PyTree
     seen: jax.Array | tuple
 
 
 class Uplink(NamedTuple):
-    """model: the base's uplink. label_counts: Metadata(int32 [C]) or (). moments: of norms' inputs,
-    or ()."""
+    """A client's upload.
+
+    Attributes:
+      model: the base's uplink.
+      label_counts: Metadata(int32 [C]), c_i^y; () where labels do not count.
+      moments: moments of norms' inputs, see `core.statistics`; () where they are not compared.
+    """
 
     model: PyTree
     label_counts: Metadata | tuple
@@ -56,11 +64,11 @@ class Uplink(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What the server keeps.
+    """The server's state.
 
     Attributes:
       model: the global model's parameters, distilled.
-      averaged: those that clients go on from; () where that is `model`.
+      averaged: the parameters that clients start from; () where that is `model`.
       generator: {"params", "batch_stats"}; () without.
       average: its moving average; () without.
     """
@@ -79,8 +87,17 @@ def count(
     key: jax.Array,
     num_classes: int,
 ) -> tuple[jax.Array | tuple, Metadata | tuple]:
-    """A client's new `seen`, and c_i^y as it uploads it; training, data and key as of its local
-    training."""
+    """Counts the labels of a client's round.
+
+    Args:
+      kind: labels that count.
+      training, data, key: as of the client's local training.
+      seen: its `Client.seen`.
+      num_classes: C.
+
+    Returns:
+      The new `Client.seen`, and c_i^y as `Uplink.label_counts`.
+    """
     if kind == "none":
         return (), ()
     if kind == "full":
@@ -93,7 +110,7 @@ def count(
 
 
 def own_moments(bucket: Bucket, params: PyTree, data: Data) -> PyTree:
-    """Moments of norms' inputs on some of a client's training samples, see `core.statistics`."""
+    """Computes moments of norms' inputs on the first `MOMENT_SAMPLES` of a client's samples."""
     indices, number = data.splits["train"]
     batch = take_batch(data, indices, number, jnp.int32(0), MOMENT_SAMPLES)
     return norm_moments(bucket, params, batch.x, batch.mask)[1]
@@ -105,54 +122,72 @@ def gather_teachers(
     uploaded: Callable[[PyTree], PyTree],
     num_classes: int,
 ) -> Teachers:
-    """The models that arrived from clients with samples, by bucket and client id."""
+    """Gathers the models that arrived from clients with samples.
+
+    Args:
+      buckets: the teachers' buckets, in the order of `Teachers.weights`.
+      received: the uplinks by bucket.
+      uploaded: the base's, see `Base.uploaded`.
+      num_classes: C.
+
+    Returns:
+      The teachers, within a bucket by ascending client id.
+    """
     params, moments, counts, present = {}, {}, [], []
     for bucket in buckets:
         uplink, info, arrived = gather_received({bucket.name: received[bucket.name]})
-        here = arrived & (info.num_samples > 0)
-        params[bucket.name] = keep_present(uploaded(uplink.model), here)
-        moments[bucket.name] = keep_present(uplink.moments, here)
-        counts.append(
-            uplink.label_counts.value if uplink.label_counts else jnp.ones((len(here), num_classes))
-        )
-        present.append(here)
+        counted = arrived & (info.num_samples > 0)
+        params[bucket.name] = keep_present(uploaded(uplink.model), counted)
+        moments[bucket.name] = keep_present(uplink.moments, counted)
+        if uplink.label_counts:
+            counts.append(uplink.label_counts.value)
+        else:
+            counts.append(jnp.ones((len(counted), num_classes)))
+        present.append(counted)
     present = jnp.concatenate(present)
     weights, label_shares = label_weights(jnp.concatenate(counts), present)
-    return Teachers(params, moments, weights, label_shares, present)
+    return Teachers(
+        params=params, moments=moments, weights=weights, label_shares=label_shares, present=present
+    )
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def pictures(recipe: Distillation, federation: Federation, server: Server) -> dict[str, jax.Array]:
-    """Images of the generator and of its moving average, if there is one, class by class, and
-    again: float [n, H, W, channels] in [0, 1], of which -1 is black."""
+    """Renders images of the generator and of its moving average, if there is one.
+
+    Returns:
+      float [n, H, W, channels] in [0, 1] by title, class by class and again; the generator's -1 is
+      black.
+    """
     rows = max(1, PICTURES // federation.num_classes)
     labels = jnp.tile(jnp.arange(federation.num_classes), rows)
     noise = jax.random.normal(jax.random.key(0), (len(labels), recipe.noise_dim))
 
     def render(variables):
-        return make_generator(federation, recipe).apply(variables, noise, labels, False)
+        made = make_generator(federation, recipe).apply(variables, noise, labels, False)
+        return (made.images + 1) / 2
 
-    shown = {"generator": server.generator} | (
-        {"moving average": server.average} if server.average else {}
-    )
-    return {title: (render(variables).images + 1) / 2 for title, variables in shown.items()}
+    shown = {"generator": render(server.generator)}
+    if server.average:
+        shown["moving average"] = render(server.average)
+    return shown
 
 
 def fine_tuning(
     name: str, training: LocalTraining, base: str | Base, recipe: Distillation, objective: Objective
 ) -> Method:
-    """A method that distils.
+    """Makes a method that distils.
 
     Args:
-      name: of the distillation; the method is called "BASE+NAME", or NAME on the base "none".
-      training: local training, of which labels are counted.
-      base: a name in `BASES`, or what `make_base` returned.
-      recipe: how the server trains.
-      objective: on what.
+      name: name of the distillation; the method is called "BASE+NAME", or NAME on the base "none".
+      training: local training; its labels are counted.
+      base: a name in `BASES`, or a `Base`.
+      recipe: options of the server's training.
+      objective: its losses.
     """
     below, uploaded = make_base(base, training) if isinstance(base, str) else base
-    feedback = recipe.feedback or below.name == "none"  # there nothing is averaged
-    # of what is never trained there is no average
+    feedback = recipe.feedback or below.name == "none"  # without a base nothing is averaged
+    # A generator that is never trained has no moving average.
     averaging = recipe.images == "generator" and recipe.alpha != 0
     name = name if below.name == "none" else f"{below.name}+{name}"
 
@@ -177,17 +212,22 @@ def fine_tuning(
             generator = init_generator(module, generator_key)
         if recipe.images == "untrained":
             generator = settle(module, generator, recipe.batch_size, jax.random.fold_in(key, 2))
-        return Server(model, () if feedback else model, generator, generator if averaging else ())
+        return Server(
+            model=model,
+            averaged=() if feedback else model,
+            generator=generator,
+            average=generator if averaging else (),
+        )
 
     def init_client(bucket, ctx):
         seen = jnp.zeros(bucket.num_classes, jnp.int32) if recipe.counts == "seen_so_far" else ()
         return Client(below.init_client(bucket, ctx), seen)
 
-    def going_on(server: Server) -> PyTree:
+    def server_of_base(server: Server) -> PyTree:
         return server.model if feedback else server.averaged
 
     def broadcast(federation, bucket, server, ctx):
-        return below.broadcast(federation, bucket, going_on(server), ctx)
+        return below.broadcast(federation, bucket, server_of_base(server), ctx)
 
     def receive(bucket, client, downlink, data, ctx):
         return client._replace(model=below.receive(bucket, client.model, downlink, data, ctx))
@@ -202,7 +242,8 @@ def fine_tuning(
 
     def server_update(federation, server, received, ctx):
         models = {b: received[b]._replace(uplink=received[b].uplink.model) for b in received}
-        model, metrics = below.server_update(federation, going_on(server), models, ctx)
+        model, metrics = below.server_update(federation, server_of_base(server), models, ctx)
+        # Widest first, whatever the order of the buckets: sums of floats depend on the order.
         buckets = sorted(federation.buckets, key=lambda bucket: -bucket.width)
         teachers = gather_teachers(buckets, received, uploaded, federation.num_classes)
         learner, losses = distil(
@@ -217,11 +258,28 @@ def fine_tuning(
             jax.random.fold_in(ctx.key, 1),
             ctx.data,
         )
-        # it begins with the first trained generator
-        decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)
-        average = moving_average(server.average, learner.generator, decay) if averaging else ()
-        new = Server(learner.model, () if feedback else model, learner.generator, average)
+        average = ()
+        if averaging:  # it starts as the first trained generator
+            decay = jnp.where(ctx.round == 0, 0.0, recipe.decay)
+            average = moving_average(server.average, learner.generator, decay)
+        new = Server(
+            model=learner.model,
+            averaged=() if feedback else model,
+            generator=learner.generator,
+            average=average,
+        )
         return select(teachers.present.any(), new, server), metrics | losses
+
+    def predict(bucket, client, downlink, x, mask):
+        return below.predict(bucket, client.model, downlink, x, mask)
+
+    def client_features(bucket, client, x, mask):
+        return below.view.features(bucket, client.model, x, mask)
+
+    def global_params(server):
+        return server.model
+
+    shown = functools.partial(pictures, recipe) if recipe.images in WITH_GENERATOR else None
 
     return below._replace(
         name=name,
@@ -232,18 +290,9 @@ def fine_tuning(
         receive=receive,
         client_update=client_update,
         server_update=server_update,
-        predict=lambda bucket, client, downlink, x, mask: below.predict(
-            bucket, client.model, downlink, x, mask
-        ),
-        global_params=lambda server: server.model,
+        predict=predict,
+        global_params=global_params,
         sees_data=recipe.images == "real",
-        wire=below.wire._replace(server_reads="uploads"),  # every teacher is asked by itself
-        view=below.view._replace(
-            features=lambda bucket, client, x, mask: below.view.features(
-                bucket, client.model, x, mask
-            ),
-            pictures=functools.partial(pictures, recipe)
-            if recipe.images in WITH_GENERATOR
-            else None,
-        ),
+        wire=below.wire._replace(server_reads="uploads"),  # every teacher runs by itself
+        view=below.view._replace(features=client_features, pictures=shown),
     )

@@ -1,11 +1,10 @@
-"""What the methods that exchange heads share: the first global head, a client's upload of its own,
-and their mean.
+"""Heads on the wire: the first global head, a client's upload, and the mean of the uploads.
 
 A head is the part of a model's parameters behind the features, alike in all clients ("header",
 "classifier").
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,51 +20,87 @@ from fedjax_ht.methods.shared.averaging import (
     weighted_mean,
 )
 
+Bias = Literal["first", "last"]
+"""The place of a class's bias in its row of a linear head."""
+
 
 class Uplink(NamedTuple):
-    """A client's head and, where the mean weighs by it, its number of samples."""
+    """A client's upload.
+
+    Attributes:
+      head: the parameters of its head.
+      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
+        not weigh by it.
+    """
 
     head: PyTree
     num_samples: Metadata | tuple
 
 
+def rows_of(head: PyTree, bias: Bias = "last") -> jax.Array:
+    """Lays out a linear head by class.
+
+    Args:
+      head: {"kernel": [K, C], "bias": [C]}.
+      bias: "first" where narrower heads are compared with wider ones: a row of K weights then lies
+        in a row of more.
+
+    Returns:
+      [C, K + 1], of each class its weights and its bias.
+    """
+    weights, biases = head["kernel"].T, head["bias"][:, None]
+    rows = [biases, weights] if bias == "first" else [weights, biases]
+    return jnp.concatenate(rows, axis=1)
+
+
+def head_of(rows: jax.Array, bias: Bias = "last") -> PyTree:
+    """Builds the linear head of rows [..., C, K + 1]; the inverse of `rows_of`."""
+    if bias == "first":
+        biases, weights = rows[..., 0], rows[..., 1:]
+    else:
+        biases, weights = rows[..., -1], rows[..., :-1]
+    return {"kernel": jnp.swapaxes(weights, -1, -2), "bias": biases}
+
+
 def head_bucket(federation: Federation) -> Bucket:
-    """The bucket whose head serves for all: that of client 0, whatever the order of the buckets."""
+    """Returns client 0's bucket, whose head serves for all whatever the order of the buckets."""
     return federation.buckets[federation.assignment[0]]
 
 
 def init_head(federation: Federation, key: jax.Array) -> PyTree:
-    """A first global head, as client 0's model initialises its own."""
+    """Draws the first global head, as client 0's model initialises its head."""
     bucket = head_bucket(federation)
-    head = bucket.module.init(key, jnp.zeros((1, bucket.feature_dim)), method="classify")["params"][
-        "head"
-    ]
+    rows = jnp.zeros((1, bucket.feature_dim))
+    head = bucket.module.init(key, rows, method="classify")["params"]["head"]
     return start_from(bucket.weights, {"params": {"head": head}})["params"]["head"]
 
 
 def take_head(client: PyTree, head: PyTree) -> PyTree:
-    """The client with this head in place of its own; extractor and batch statistics stay."""
+    """Replaces the head in a client's state; extractor and batch statistics stay."""
     return client | {"params": client["params"] | {"head": head}}
 
 
 def receive_head(
     bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context
 ) -> PyTree:
-    """A `Method.receive` for a downlink that is the global head."""
+    """Takes the global head, the downlink, into a client's state; a `Method.receive`."""
     return take_head(client, downlink)
 
 
 def head_uplink(client: PyTree, ctx: Context, weighting: Weighting) -> Uplink:
-    """The client's head and, for a mean by samples, their number as metadata."""
+    """Makes a client's upload, with its number of samples where `weighting` is "samples"."""
     return Uplink(client["params"]["head"], sent_samples(ctx, weighting))
 
 
 def mean_head(head: PyTree, received: Received) -> PyTree:
-    """The mean of the heads that arrived, weighted as they were sent, see `client_weights`.
+    """Computes the weighted mean of the heads that arrived.
 
     Args:
-      head: the global head so far, which stays where no such client arrived.
+      head: the global head so far, which stays where no client with samples arrived.
       received: uplinks of type `Uplink`, as `gather_received` orders them.
+
+    Returns:
+      The new global head; weights are those of `averaging.client_weights`.
     """
     weights = client_weights(received, received.uplink.num_samples)
     return select(weights.any(), weighted_mean(received.uplink.head, weights), head)

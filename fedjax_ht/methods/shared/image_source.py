@@ -1,14 +1,12 @@
-"""Where the images come from that a distilling server's model is taught on: its generator, or a
-control's.
+"""Images that a distilling server's model is taught on: those of its generator, or a control's.
 
     generator    G(z, y), trained against the model
     untrained    G(z, y) as first drawn; its norms go by the statistics of its own outputs, so that
-    it is a generator
-                 like the trained one in all but the training
+                 it is a generator like the trained one in all but the training
     real         a training image of class y, drawn from those of all clients
     noise        independent pixels from N(0, 1), as normalised ones, whatever y is
 
-What a generator's training is worth shows between "untrained" and "real". No server could run
+The worth of a generator's training shows between "untrained" and "real". No server could run
 "real": it reads the clients' data (`Method.sees_data`). It is the ceiling of a table: where it is
 not far above the method without images, no generator can be, and ablations of one mean nothing.
 """
@@ -27,7 +25,7 @@ from fedjax_ht.models.norm import MOMENTUM
 
 Images = Literal["generator", "untrained", "real", "noise"]
 WITH_GENERATOR = ("generator", "untrained")
-PASSES = 30  # for the statistics of an untrained generator
+PASSES = 30  # batches for the statistics of an untrained generator
 
 
 class Pool(NamedTuple):
@@ -35,7 +33,8 @@ class Pool(NamedTuple):
 
     Attributes:
       order: int32 [max], indices into `Data.inputs`, class after class, padding last.
-      first, count: int32 [C], where a class begins in it, and how many images it has.
+      first: int32 [C], the position in `order` of a class's first image.
+      count: int32 [C], the number of a class's images.
     """
 
     order: jax.Array
@@ -44,16 +43,26 @@ class Pool(NamedTuple):
 
 
 def make_pool(data: Data, num_classes: int) -> Pool:
-    """Of the split "train"."""
+    """Sorts the samples of the split "train" by class."""
     indices, count = data.splits["train"]
+    # Padding gets a class of its own, behind the others.
     labels = jnp.where(jnp.arange(len(indices)) < count, data.labels[indices], num_classes)
     counts = count_labels(data, num_classes)
     return Pool(indices[jnp.argsort(labels, stable=True)], jnp.cumsum(counts) - counts, counts)
 
 
 def draw_real(key: jax.Array, data: Data, pool: Pool, labels: jax.Array) -> jax.Array:
-    """Normalised images float [B, H, W, channels] of these classes int [B], each with replacement;
-    a class must have one."""
+    """Draws training images of given classes, with replacement.
+
+    Args:
+      key: of the draws.
+      data: all clients' training samples.
+      pool: of these samples, see `make_pool`.
+      labels: int [B]; each class must have an image.
+
+    Returns:
+      float [B, H, W, channels], normalised.
+    """
     number = jax.random.randint(key, labels.shape, 0, jnp.maximum(pool.count[labels], 1))
     return inputs_at(data, pool.order[pool.first[labels] + number])
 
@@ -61,10 +70,19 @@ def draw_real(key: jax.Array, data: Data, pool: Pool, labels: jax.Array) -> jax.
 def settle(
     module: ConditionalGenerator, generator: PyTree, batch_size: int, key: jax.Array
 ) -> PyTree:
-    """A generator {"params", "batch_stats"}, its running statistics become those of its own
-    outputs, all classes alike."""
+    """Sets a generator's running statistics to those of its own outputs, over all classes alike.
 
-    def one(number, generator):
+    Args:
+      module: the generator.
+      generator: its {"params", "batch_stats"}.
+      batch_size: images per pass.
+      key: of noise and labels.
+
+    Returns:
+      The generator with new "batch_stats".
+    """
+
+    def one_pass(number, generator):
         noise_key, label_key = jax.random.split(jax.random.fold_in(key, number))
         noise = jax.random.normal(noise_key, (batch_size, module.noise_dim))
         labels = jax.random.randint(label_key, (batch_size,), 0, module.num_classes)
@@ -72,8 +90,8 @@ def settle(
         return generator | {"batch_stats": changed.get("batch_stats", {})}
 
     first, left = generator["batch_stats"], (1 - MOMENTUM) ** PASSES
-    last = lax.fori_loop(0, PASSES, one, generator)
-    # The first statistics are no outputs', and their variance, 1, is far above these: what is left
-    # of them goes.
+    last = lax.fori_loop(0, PASSES, one_pass, generator)
+    # The first statistics are of no outputs, and their variance, 1, is far above these: the share
+    # of them that is left is taken out.
     stats = jax.tree.map(lambda a, b: (b - left * a) / (1 - left), first, last["batch_stats"])
     return last | {"batch_stats": stats}

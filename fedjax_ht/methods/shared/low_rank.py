@@ -1,14 +1,14 @@
-"""Messages compressed by singular value decomposition: FedKD's, for any pytree of arrays.
+"""Compression of messages by singular value decomposition: FedKD's, for any pytree of arrays.
 
 An array is taken as S matrices [M, N] and sent as their first k singular components (u_j, s_j,
-v_j), S k (M + N + 1) numbers; or whole, where that is no more. Vectors are sent whole. Two ways to
-cut and to choose:
+v_j), S k (M + N + 1) numbers; or whole, where that is no more. Vectors are sent whole. The form
+says how arrays are cut into matrices:
 
-"paper": an array [..., O] is one matrix [M, O], a convolution's kernel [h, w, I, O] being [h w I,
-O]. What is sent whole is sent as it is.
-"released" (HtFLlib): a convolution's kernel is I O matrices [h, w] with one k for all, by the sum
-of their energies; other arrays as above. What is sent whole has lost its last components all the
-same.
+    paper:     an array [..., O] is one matrix [M, O], a convolution's kernel [h, w, I, O] being
+               [h w I, O]; arrays sent whole are sent as they are
+    released:  (HtFLlib) a convolution's kernel is I O matrices [h, w] with one k for all, by the
+               sum of their energies, other arrays as above; arrays sent whole have lost their last
+               components all the same
 """
 
 from typing import Literal, NamedTuple
@@ -17,13 +17,13 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import Masked, dense
 
 Form = Literal["paper", "released"]
 
 
 class LowRank(NamedTuple):
-    """One array as it is sent; the masks say in which form.
+    """One array's message: its components or the whole array, by their masks.
 
     Attributes:
       components: Masked [min(M, N), S, M + 1 + N], rows (u_j, s_j, v_j) of which the first k are
@@ -36,37 +36,46 @@ class LowRank(NamedTuple):
 
 
 def compress(tree: PyTree, energy: jax.Array, form: Form = "paper") -> PyTree:
-    """Every array as `LowRank` of the smallest rank that keeps a share `energy` of its squared
-    singular values.
+    """Compresses every array to the smallest rank that keeps a share of its energy.
 
-    An energy of 1 keeps all components, so that every array is sent whole; but an array of zeros
-    has none.
+    Args:
+      tree: arrays.
+      energy: share of an array's squared singular values, float scalar. 1 keeps all components, so
+        that every array is sent whole; but an array of zeros has none.
+      form: how arrays are cut into matrices, see the module's docstring.
+
+    Returns:
+      The tree with a `LowRank` for every array.
     """
     return jax.tree.map(lambda x: _compress(x, energy, form), tree)
 
 
 def decompress(tree: PyTree, form: Form = "paper") -> PyTree:
-    """The arrays that `compress` stands for, told the same form."""
+    """Rebuilds the arrays of a message that `compress` made with the same form."""
     return jax.tree.map(lambda message: _decompress(message, form), tree, is_leaf=_is_low_rank)
 
 
 def send_nothing(tree: PyTree, form: Form = "paper") -> PyTree:
-    """A message of the structure of `compress`'s that sends nothing."""
+    """Makes a message of the structure of `compress`'s that sends nothing."""
     shapes = jax.eval_shape(lambda tree: compress(tree, 1.0, form), tree)
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def send_whole(tree: PyTree, whole: PyTree) -> PyTree:
-    """A message of the structure of `tree`, as `compress` makes it, that sends the arrays `whole`
-    uncompressed."""
+    """Makes a message that sends arrays uncompressed.
 
-    def one(message: LowRank, value: jax.Array) -> LowRank:
-        components = message.components and Masked(
-            message.components.values, jnp.zeros_like(message.components.mask)
-        )
+    Args:
+      tree: a message of `compress`, whose structure the new one has.
+      whole: the arrays to send.
+    """
+
+    def uncompressed(message: LowRank, value: jax.Array) -> LowRank:
+        components = message.components
+        if components:
+            components = components._replace(mask=jnp.zeros_like(components.mask))
         return LowRank(components, Masked(value, jnp.array(True)))
 
-    return jax.tree.map(one, tree, whole, is_leaf=_is_low_rank)
+    return jax.tree.map(uncompressed, tree, whole, is_leaf=_is_low_rank)
 
 
 def _is_low_rank(x) -> bool:
@@ -74,14 +83,14 @@ def _is_low_rank(x) -> bool:
 
 
 def as_matrices(x: jax.Array, form: Form) -> jax.Array:
-    """The matrices [S, M, N] that an array of at least two axes is taken as."""
+    """Returns the matrices [S, M, N] of an array of at least two axes."""
     if form == "released" and x.ndim == 4:
         return jnp.moveaxis(x, (0, 1), (2, 3)).reshape(-1, *x.shape[:2])
     return x.reshape(1, -1, x.shape[-1])
 
 
 def from_matrices(matrices: jax.Array, shape: tuple[int, ...], form: Form) -> jax.Array:
-    """The array of this shape whose `as_matrices` these are."""
+    """Inverts `as_matrices`: returns the array of this shape."""
     if form == "released" and len(shape) == 4:
         return jnp.moveaxis(matrices.reshape(*shape[2:], *shape[:2]), (2, 3), (0, 1))
     return matrices.reshape(shape)
@@ -93,17 +102,18 @@ def _compress(x: jax.Array, energy: jax.Array, form: Form) -> LowRank:
     # [S, M, R], [S, R], [S, N, R]
     left, values, right = jax.vmap(singular_components)(as_matrices(x, form))
     squares = jnp.square(values).sum(0)
-    # How much is lost by ending before component j: a sum of its own, so that it is exact where
+    # The energy lost by ending before component j: each a sum by itself, so that it is exact where
     # little is lost.
     tail = jnp.where(jnp.tri(len(squares), dtype=bool).T, squares, 0).sum(1)
     kept = (tail > (1 - energy) * tail[0]) | ((energy >= 1) & (tail[0] > 0))
     components = jnp.moveaxis(jnp.concatenate([left, values[:, None], right], axis=1), 2, 0)
     whole = kept.sum() * components[0].size >= x.size
-    value = _rebuild(Masked(components, kept), x.shape, form) if form == "released" else x
+    value = x
+    if form == "released":  # cut even where it is sent whole
+        value = _rebuild(Masked(components, kept), x.shape, form)
     kept &= ~whole
-    return LowRank(
-        Masked(jnp.where(kept[:, None, None], components, 0), kept), Masked(value, whole)
-    )
+    components = jnp.where(kept[:, None, None], components, 0)
+    return LowRank(Masked(components, kept), Masked(value, whole))
 
 
 def _decompress(message: LowRank, form: Form) -> jax.Array:
@@ -114,21 +124,20 @@ def _decompress(message: LowRank, form: Form) -> jax.Array:
 
 
 def _rebuild(components: Masked, shape: tuple[int, ...], form: Form) -> jax.Array:
-    """The array of this shape that these components sum up to."""
+    """Sums components up to the array of this shape."""
     size = jax.eval_shape(lambda: as_matrices(jnp.zeros(shape), form)).shape[1]
-    rows = jnp.where(components.mask[:, None, None], components.values, 0)  # [R, S, M + 1 + N]
+    rows = dense(components)  # [R, S, M + 1 + N]
     left, singular, right = rows[..., :size], rows[..., size : size + 1], rows[..., size + 1 :]
-    return from_matrices(
-        jnp.einsum("rsm,rsn->smn", singular * left, right, precision="highest"), shape, form
-    )
+    matrices = jnp.einsum("rsm,rsn->smn", singular * left, right, precision="highest")
+    return from_matrices(matrices, shape, form)
 
 
 def singular_components(matrix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Singular value decomposition, by falling singular value, through the smaller Gram matrix.
+    """Decomposes a matrix by singular values, falling, through the smaller Gram matrix.
 
-    Five times faster here than a direct one for a matrix [1600, 512] on CPU; values below some 3e-4
-    of the largest are lost in rounding. The sign of a pair of vectors is fixed: of the one on the
-    smaller side, the largest entry by size is positive.
+    This is five times faster than a direct decomposition of a matrix [1600, 512] on CPU; values
+    below some 3e-4 of the largest are lost in rounding. The sign of a pair of vectors is fixed: in
+    the vector on the smaller side the largest entry by size is positive.
 
     Args:
       matrix: float [M, N], R = min(M, N).

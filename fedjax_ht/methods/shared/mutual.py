@@ -1,8 +1,7 @@
-"""What the methods with an auxiliary model share: a client's own model and its copy of the shared
-one, trained side by side on the same batches ("mutual learning"), and the server's mean of the
-copies.
+"""Mutual learning: a client's private model and its copy of a shared one, trained side by side.
 
-A client is {"params", "stats", "shared": {"params", "stats"}}, plus what the method adds.
+Both see the same batches; the server averages the copies. A client's state is {"params", "stats",
+"shared": {"params", "stats"}}, plus entries of the method.
 """
 
 import dataclasses
@@ -26,37 +25,36 @@ class Outputs(NamedTuple):
     logits: jax.Array
 
 
-# (own model's outputs, shared model's, batch, what is trained beside the two) -> (own model's loss,
-# shared model's)
+# (private model's outputs, shared model's outputs, batch, further parameters) -> (private model's
+# loss, shared model's loss)
 PairLoss = Callable[[Outputs, Outputs, Batch, PyTree], tuple[jax.Array, jax.Array]]
 
 
 def init_pair(bucket: Bucket, ctx: Context) -> PyTree:
-    """A client with its own model as every method initialises it, and a copy of the shared one."""
-    return init_variables(bucket, ctx.key) | {
-        "shared": init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))
-    }
+    """Makes a client with its private model, as every method does, and a copy of the shared one."""
+    shared = init_variables(bucket.shared, jax.random.fold_in(ctx.key, 1))
+    return init_variables(bucket, ctx.key) | {"shared": shared}
 
 
 def take_shared(client: PyTree, **new: PyTree) -> PyTree:
-    """The client with these "params" or "stats" in its copy of the shared model; the rest stays."""
+    """Replaces "params" or "stats" in a client's copy of the shared model; the rest stays."""
     return client | {"shared": client["shared"] | new}
 
 
 def separately(optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer for each entry of a dict of models by itself, so that a norm it clips is one
-    network's."""
+    """Runs an optimizer for each entry of a dict of models by itself.
+
+    A norm that it clips is then that of one network.
+    """
 
     def init(params):
         return {name: optimizer.init(model) for name, model in params.items()}
 
     def update(gradients, state, params):
-        both = {
-            name: optimizer.update(gradients[name], state[name], params[name]) for name in gradients
-        }
-        return {name: updates for name, (updates, _) in both.items()}, {
-            name: new for name, (_, new) in both.items()
-        }
+        updates, states = {}, {}
+        for name, gradient in gradients.items():
+            updates[name], states[name] = optimizer.update(gradient, state[name], params[name])
+        return updates, states
 
     return optax.GradientTransformation(init, update)
 
@@ -68,40 +66,45 @@ def train_pair(
     data: Data,
     ctx: Context,
     losses: PairLoss,
-    beside: PyTree = (),
+    extra: PyTree = (),
     joint: bool = False,
 ) -> tuple[PyTree, PyTree, TrainingResult]:
-    """Trains both models of a client; batches and dropout of its own are those of
-    `supervised.train_model`.
+    """Trains both models of a client.
+
+    The private model's batches and dropout are those of `supervised.train_model`.
 
     Args:
       training: local training; its optimizer runs for each model by itself.
-      bucket: whose modules.
-      client: what `init_pair` makes.
-      data, ctx: of the client's round.
-      losses: of one batch.
-      beside: what else is trained, by the sum of both losses.
+      bucket: the client's; it holds both modules.
+      client: a state as `init_pair` makes it.
+      data, ctx: as `client_update` gets them.
+      losses: the two losses of one batch.
+      extra: further parameters, trained on the sum of both losses.
       joint: False lets each model descend on its own loss alone, the other model's outputs being
         constants there; True lets each descend on the sum.
 
     Returns:
-      The client, `beside` as trained, and the result, its loss the mean of the sum of both losses.
+      The client's new state, the trained `extra`, and the result of the training, whose loss is the
+      mean of the sum of both losses.
     """
 
     def outputs(part: Bucket, params, stats, batch: Batch, key):
-        seen, stats = features(part, params, stats, batch.x, batch.mask, train=True, key=key)
-        return Outputs(seen, logits(part, params, seen)), stats
+        rows, stats = features(part, params, stats, batch.x, batch.mask, train=True, key=key)
+        return Outputs(rows, logits(part, params, rows)), stats
+
+    def as_teacher(outputs: Outputs) -> Outputs:
+        return outputs if joint else jax.lax.stop_gradient(outputs)
 
     def loss(params, stats, batch: Batch, key) -> Loss:
-        own, own_stats = outputs(bucket, params["own"], stats["own"], batch, key)
+        private, private_stats = outputs(bucket, params["own"], stats["own"], batch, key)
         key = jax.random.fold_in(key, 1)
         shared, shared_stats = outputs(bucket.shared, params["shared"], stats["shared"], batch, key)
-        constant = (lambda x: x) if joint else jax.lax.stop_gradient
-        own_loss, _ = losses(own, constant(shared), batch, params["beside"])
-        _, shared_loss = losses(constant(own), shared, batch, params["beside"])
-        return Loss(own_loss + shared_loss, {"own": own_stats, "shared": shared_stats})
+        private_loss, _ = losses(private, as_teacher(shared), batch, params["beside"])
+        _, shared_loss = losses(as_teacher(private), shared, batch, params["beside"])
+        return Loss(private_loss + shared_loss, {"own": private_stats, "shared": shared_stats})
 
-    params = {"own": client["params"], "shared": client["shared"]["params"], "beside": beside}
+    # These names set the order of the leaves, and with it the keys of the noise of DP-SGD.
+    params = {"own": client["params"], "shared": client["shared"]["params"], "beside": extra}
     stats = {"own": client["stats"], "shared": client["shared"]["stats"]}
     training = dataclasses.replace(training, optimizer=separately(training.optimizer))
     result = train(training, loss, params, stats, data, ctx.key, bucket.num_classes)
@@ -112,15 +115,15 @@ def train_pair(
 
 
 def mean_of_copies(copies: PyTree, received: Received, server: PyTree) -> tuple[PyTree, jax.Array]:
-    """The uniform mean over the clients that arrived and have samples.
+    """Computes the uniform mean over the clients that arrived and have samples.
 
     Args:
-      copies: stacked over the participants [P].
-      received: ordered by `gather_received`.
-      server: of the copies' structure.
+      copies: pytree stacked over the participants, [P, ...].
+      received: the uplinks, as `gather_received` orders them.
+      server: a pytree of the copies' structure.
 
     Returns:
-      The mean, or `server` where no such client arrived; and whether any did.
+      The mean, or `server` where no such client arrived; and a bool scalar, True if any arrived.
     """
     weights = client_weights(received)
     return select(weights.any(), weighted_mean(copies, weights), server), weights.any()

@@ -1,22 +1,21 @@
-"""Partial training: a client trains a slice of the global model, as wide as its width rate
-(`Bucket.width`).
+"""Partial training: a client trains a slice of the global model, as wide as its `Bucket.width`.
 
     server:  sends each client the slice of w that `slicing.make_plan` picks for it in this round
     client:  w_i <- the slice, then local training by cross-entropy
     server:  w   <- entry by entry the weighted mean over the clients that hold it; the rest stays
 
-HeteroFL, Federated Dropout and FedRolex differ in the plan alone. What is settled for all of them:
+HeteroFL, Federated Dropout and FedRolex differ in the plan alone. Settled here for all of them:
 
 * Clients weigh alike, as released; weighting="samples" is DFRD's Eq. 1. One without samples has no
   weight.
-* A client has a say in the head's rows of its own classes only, and sends no others (label_split).
-  A class that nobody has keeps its row.
+* A client counts in the head's rows of its own classes only, and sends no others (label_split). A
+  class that no client has keeps its row.
 * masked_loss sets the logits of classes that the client lacks to 0 before the loss, as HeteroFL and
   FedRolex do by default; to 0, not to minus infinity, so that they still count in the softmax's
   sum. DFRD's authors leave it off.
-* A client holds the slice that it trained last. "Trained" evaluation scores that, "received" the
-  slice of the coming round; of `global_params` evaluation scores the whole model.
-* Norms go by the statistics of the batch, in evaluation too. HeteroFL scores the whole model by
+* A client holds the slice that it trained last. "Trained" evaluation scores that slice, "received"
+  the slice of the coming round; the whole model is scored by `global_params`.
+* Norms use the statistics of the batch, in evaluation too. HeteroFL scores the whole model by
   statistics of all training data; `SimulationOptions.global_statistics` does.
 """
 
@@ -30,6 +29,7 @@ from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Context, Method, PyTree, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata
 from fedjax_ht.methods.shared.averaging import Weighting, client_weights, sent_samples
+from fedjax_ht.methods.shared.heads import head_of, rows_of
 from fedjax_ht.methods.shared.slicing import Mode, Plan, Slices, extract, make_plan, scatter_mean
 from fedjax_ht.methods.shared.supervised import own_classes, train_model
 from fedjax_ht.models.sliced import parameter_axes
@@ -40,10 +40,11 @@ class Uplink(NamedTuple):
 
     Attributes:
       base: the extractor's parameters.
-      head: Masked(float32 [C, 1 + K], bool [C]), the head's rows as `rows_of` makes them.
+      head: Masked(float32 [C, 1 + K], bool [C]), the head's rows, their bias first.
       classes: Metadata(bool [C]), the rows that count: of the classes that the client has training
         samples of, or all.
-      num_samples: Metadata(int32), or () where it weighs nothing.
+      num_samples: Metadata(int32), the client's number of training samples; () where the mean does
+        not weigh by it.
     """
 
     base: PyTree
@@ -60,40 +61,27 @@ def slice_plan(
     client_id: jax.Array | None,
     per_layer: bool = False,
 ) -> Plan:
-    """The plan of a client in a round, the same for server and client.
+    """Makes a client's plan in a round, the same at server and client.
 
     Args:
-      federation: whose global model is cut.
-      rate: the client's.
-      mode: how.
+      federation: its global model is cut.
+      rate: the client's width rate.
+      mode: how slices are cut.
       ctx: of the client or of the server; its round and its shared key count.
       client_id: int32 scalar; random plans differ by it, others do not read it.
-      per_layer: every layer is drawn for itself, see `PreActResNet.channels`.
+      per_layer: every layer is drawn by itself, see `PreActResNet.channels`.
     """
     widths = federation.global_model.module.base.channels(per_layer).widths
     key = jax.random.fold_in(ctx.shared_key, client_id) if mode == "random" else None
     return make_plan(widths, rate, mode, ctx.round, key)
 
 
-def rows_of(head: PyTree) -> jax.Array:
-    """A linear layer's parameters by class, float32 [C, 1 + K]: its bias, then its weights, so that
-    a narrower slice's row lies in a wider one's."""
-    return jnp.concatenate([head["bias"][:, None], head["kernel"].T], axis=1)
-
-
-def head_of(rows: jax.Array) -> PyTree:
-    """The inverse of `rows_of`."""
-    return {"bias": rows[:, 0], "kernel": rows[:, 1:].T}
-
-
 def uploaded_params(uplink: Uplink) -> PyTree:
-    """The parameters that a client, or with a leading axis each client, uploaded, {"base", "head"};
-    rows of the head that were not sent mean nothing."""
-    rows = uplink.head.values
-    return {
-        "base": uplink.base,
-        "head": jax.vmap(head_of)(rows) if rows.ndim == 3 else head_of(rows),
-    }
+    """Returns the uploaded parameters {"base", "head"}, of one client or stacked.
+
+    Rows of the head that were not sent mean nothing.
+    """
+    return {"base": uplink.base, "head": head_of(uplink.head.values, bias="first")}
 
 
 def partial_training(
@@ -106,28 +94,27 @@ def partial_training(
     whole_head: bool = False,
     per_layer: bool = False,
 ) -> Method:
-    """The method of this name and mode.
+    """Makes a method of partial training.
 
     Server state: the global model's parameters {"base", "head"}. Downlink: a slice of them. Client
     state: {"params", "stats"} of its own slice.
 
     Args:
-      name: of the method.
-      mode: how slices are cut.
+      name: the method's name.
+      mode: how slices are cut, see `slicing`.
       training: local training.
-      weighting: of the mean, equal or by the clients' numbers of training samples.
-      masked_loss, label_split: see the module's text.
+      weighting: weights of the mean, equal or the clients' numbers of training samples.
+      masked_loss, label_split: see the module's docstring.
       whole_head: clients send the rows of all classes, as a server needs that goes on to use their
         models; the mean still takes those of `label_split`.
-      per_layer: of mode random, see `slice_plan`.
+      per_layer: every layer is drawn by itself, in mode "random", see `slice_plan`.
     """
 
     def check(federation):
         if federation.global_model is None:
             raise ValueError(
                 f"{name} trains slices of one network; make the federation by "
-                "make_sliced_federation "
-                "(in a config: set model.rates)"
+                "make_sliced_federation (in a config: set model.rates)"
             )
 
     def axes_of(federation, params):
@@ -145,10 +132,10 @@ def partial_training(
         counted = classes if label_split else jnp.ones_like(classes)
         sent = jnp.ones_like(classes) if whole_head else counted
         uplink = Uplink(
-            client["params"]["base"],
-            Masked(rows_of(client["params"]["head"]), sent),
-            Metadata(counted),
-            sent_samples(ctx, weighting),
+            base=client["params"]["base"],
+            head=Masked(rows_of(client["params"]["head"], bias="first"), sent),
+            classes=Metadata(counted),
+            num_samples=sent_samples(ctx, weighting),
         )
         return client, uplink, {"loss": result.loss}
 
@@ -159,30 +146,43 @@ def partial_training(
             return slice_plan(federation, rate, mode, ctx, client_id, per_layer)
 
         plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
-        weights = client_weights(received, uplink.num_samples)
-        return Slices(uploaded_params(uplink), weights, uplink.classes.value, plan)
+        return Slices(
+            params=uploaded_params(uplink),
+            weights=client_weights(received, uplink.num_samples),
+            classes=uplink.classes.value,
+            plan=plan,
+        )
 
     def server_update(federation, server, received, ctx):
+        # Widest first, whatever the order of the buckets: sums of floats depend on the order.
         widest_first = sorted(federation.buckets, key=lambda bucket: -bucket.width)
         slices = [arrived_slices(federation, b.width, received[b.name], ctx) for b in widest_first]
         widths = federation.global_model.module.base.channels(per_layer).widths
         return scatter_mean(server, axes_of(federation, server), widths, slices), {}
 
+    def init_server(federation, key):
+        return init_variables(federation.global_model, key)["params"]
+
+    def receive(bucket, client, downlink, data, ctx):
+        return client | {"params": downlink}
+
+    def global_params(server):
+        return server
+
+    if mode == "random":  # each client's channels are its own
+        wire = Wire(positions="own", server_reads="uploads")
+    else:
+        wire = Wire(positions="nested", server_reads="sums")
     return Method(
         name=name,
         training=training,
         check=check,
-        init_server=lambda federation, key: init_variables(federation.global_model, key)["params"],
+        init_server=init_server,
         broadcast=broadcast,
-        receive=lambda bucket, client, downlink, data, ctx: client | {"params": downlink},
+        receive=receive,
         client_update=client_update,
         server_update=server_update,
-        global_params=lambda server: server,
-        wire=Wire(
-            positions="own" if mode == "random" else "nested",
-            # each client's channels are its own
-            server_reads="uploads" if mode == "random" else "sums",
-            # its round, or its key, says which channels a client has trained
-            redrawn=mode != "static",
-        ),
+        global_params=global_params,
+        # The round or its key tells the server which channels a client has trained.
+        wire=wire._replace(redrawn=mode != "static"),
     )

@@ -1,10 +1,10 @@
-"""What the prototype methods share: class means, the pull towards global ones, and
-nearest-prototype scores.
+"""Prototypes: class means, the pull towards global ones, and nearest-prototype scores.
 
-A prototype is the mean feature of a class, float [K]; the wire carries those of the classes a
-client has.
+A prototype is the mean feature of a class, float [K]; a client sends those of the classes that it
+has training samples of.
 """
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import jax
@@ -24,17 +24,35 @@ RULES = ("prototype", "own_prototype", "head")  # of `scores`, the reported one 
 Variant = Literal["paper", "released"]
 
 
+class Form(NamedTuple):
+    """The values of a variant of FedProto and FedTGP, by the names of options."""
+
+    weight: float  # lambda, of the regulariser
+
+
+FORMS: Mapping[Variant, Form] = {"paper": Form(weight=0.1), "released": Form(weight=10.0)}
+
+
 class Uplink(NamedTuple):
-    """prototypes: Masked float32 [C, K], the client's own classes. counts: samples per class, or ()
-    if not sent."""
+    """A client's upload.
+
+    Attributes:
+      prototypes: Masked float32 [C, K], the client's classes.
+      counts: Metadata(Masked float32 [C]), samples by class; () if not sent.
+    """
 
     prototypes: Masked
     counts: Metadata | tuple
 
 
 class Uploads(NamedTuple):
-    """What clients uploaded, as rows: prototypes float [M, K], their classes int [M], and which are
-    real bool [M]."""
+    """The clients' prototypes as rows.
+
+    Attributes:
+      prototypes: float [M, K].
+      labels: int [M], their classes.
+      valid: bool [M], the rows that arrived.
+    """
 
     prototypes: jax.Array
     labels: jax.Array
@@ -42,7 +60,16 @@ class Uploads(NamedTuple):
 
 
 def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
-    """Per-class sums of the client's features over its training samples, in evaluation mode."""
+    """Sums a client's features by class over its training samples, in evaluation mode.
+
+    Args:
+      bucket: the client's.
+      client: its state, with the model as "params" and "stats".
+      data: its view of the data.
+
+    Returns:
+      `ClassSums`: sums float32 [C, K], counts float32 [C]; `class_means` makes prototypes of them.
+    """
 
     def extract(x, mask):
         return own_features(bucket, client, x, mask)
@@ -51,15 +78,21 @@ def class_sums(bucket: Bucket, client: PyTree, data: Data) -> ClassSums:
 
 
 def prototype_uplink(sums: ClassSums, with_counts: bool = False) -> Uplink:
-    """The prototypes of the classes that have samples."""
+    """Makes a client's upload: the prototypes of the classes that have samples."""
     present = sums.counts > 0
     counts = Metadata(Masked(sums.counts, present)) if with_counts else ()
     return Uplink(Masked(class_means(sums), present), counts)
 
 
 def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulariser:
-    """weight times the distance of a batch's features to the global prototypes: between class means
-    or, as released, the mean square over samples."""
+    """Makes the pull of features towards global prototypes, for `supervised.train_model`.
+
+    Args:
+      prototypes: Masked float [C, K].
+      weight: factor on the distance.
+      variant: "paper", the distance between class means, or "released", the mean square between
+        samples and prototypes.
+    """
     distance = class_prototype_distance if variant == "paper" else sample_prototype_mse
 
     def penalty(features: jax.Array, batch: Batch) -> jax.Array:
@@ -69,13 +102,13 @@ def regulariser(prototypes: Masked, weight: float, variant: Variant) -> Regulari
 
 
 def uploaded(received: Received) -> tuple[jax.Array, jax.Array]:
-    """The uplinks' prototypes float [P, C, K], and which of them arrived bool [P, C]."""
+    """Returns the uplinks' prototypes float [P, C, K], and the present ones as bool [P, C]."""
     prototypes = received.uplink.prototypes
     return prototypes.values, prototypes.mask & received.arrived[:, None]
 
 
 def as_rows(prototypes: jax.Array, present: jax.Array) -> Uploads:
-    """`uploaded`'s prototypes [P, C, K] one after another, M = P C; absent ones are zero."""
+    """Lines up the prototypes of `uploaded` as M = P C rows; absent ones are zero."""
     labels = jnp.broadcast_to(jnp.arange(present.shape[1]), present.shape)
     values = jnp.where(present[..., None], prototypes, 0)
     return Uploads(values.reshape(-1, values.shape[-1]), labels.reshape(-1), present.reshape(-1))
@@ -84,7 +117,7 @@ def as_rows(prototypes: jax.Array, present: jax.Array) -> Uploads:
 def mean_by_class(
     prototypes: jax.Array, present: jax.Array, weights: jax.Array | None = None
 ) -> jax.Array:
-    """Mean over uploaders of each class.
+    """Computes the mean over the uploaders of each class.
 
     Args:
       prototypes: float [P, C, K]; entries not present are never read.
@@ -92,32 +125,43 @@ def mean_by_class(
       weights: float [P, C], normalised here; None weighs uploaders equally.
 
     Returns:
-      float [C, K], zero where nobody uploaded.
+      float [C, K], zero for classes that no client uploaded.
+
+    Example:
+      >>> rows = jnp.array([[[1.0], [jnp.nan]], [[3.0], [5.0]]])  # two clients, two classes
+      >>> fl.mean_by_class(rows, jnp.array([[True, False], [True, True]]))
+      Array([[2.],
+             [5.]], dtype=float32)
     """
     weights = present * (1.0 if weights is None else jnp.where(present, weights, 0))
-    return (
-        weighted_sum(prototypes, weights)
-        / jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)[:, None]
-    )
+    total = jnp.maximum(weights.sum(0), jnp.finfo(jnp.float32).tiny)
+    return weighted_sum(prototypes, weights) / total[:, None]
 
 
 def init_client(bucket: Bucket, ctx: Context) -> PyTree:
-    """A model, and "classes" bool [C], those that "own_prototype" chooses among: all, until the
-    first receipt."""
+    """Makes a client: a model, and "classes" bool [C], which "own_prototype" chooses among.
+
+    These are all classes, until the first receipt.
+    """
     return init_model(bucket, ctx) | {"classes": jnp.ones(bucket.num_classes, bool)}
 
 
 def receive(bucket: Bucket, client: PyTree, downlink: PyTree, data: Data, ctx: Context) -> PyTree:
-    """The client looks up its own classes; without training samples it keeps all."""
-    own = own_classes(data, bucket.num_classes)
-    return client | {"classes": own | ~own.any()}
+    """Sets a client's "classes" to those that it has training samples of; all if it has none."""
+    seen = own_classes(data, bucket.num_classes)
+    return client | {"classes": seen | ~seen.any()}
 
 
 def scores(
     bucket: Bucket, client: PyTree, prototypes: Masked, x: jax.Array, mask: jax.Array
 ) -> dict[str, jax.Array]:
-    """By rule: minus the distance to each global prototype, -inf for classes without one; the same
-    among the client's own classes; and the own head's logits."""
+    """Computes a batch's scores by each of `RULES`; a `Method.predict`.
+
+    Returns:
+      float [B, C] by rule. "prototype" is minus the distance to each global prototype, -inf for
+      classes without one; "own_prototype" the same among the client's classes; "head" the logits of
+      the client's head.
+    """
     representations = own_features(bucket, client, x, mask)
     distance = pairwise_distance(representations, prototypes.values)
     nearest = jnp.where(prototypes.mask, -distance, -jnp.inf)

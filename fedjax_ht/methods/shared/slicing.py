@@ -1,16 +1,14 @@
-"""Slices of a global model: which channels a client gets, how they are cut out, and how they are
-put back.
+"""Slices of a global model: their channels, how they are cut out, and how they are put back.
 
     plan:         group -> the global index of each of the slice's channels, ceil(R K) of K
-        static    0, 1, ...                     HeteroFL (Diao et al., ICLR 2021): smaller slices
-        lie in larger ones random    drawn for a client and a round    Federated Dropout (Caldas et
-        al., 2018) rolling   t, t + 1, ... modulo K in round t     FedRolex (Alam et al., NeurIPS
-        2022)
+        static    0, 1, ...: smaller slices lie in larger ones; HeteroFL (Diao et al., ICLR 2021)
+        random    drawn for a client and a round; Federated Dropout (Caldas et al., 2018)
+        rolling   t, t + 1, ... modulo K in round t; FedRolex (Alam et al., NeurIPS 2022)
     extract:      the parameters at these indices
     scatter_mean: entry by entry the weighted mean over the clients that hold it; the rest stays
 
-All three go by `models.sliced`: groups of channels with their widths, and the group along each axis
-of each parameter.
+All three follow `models.sliced`: groups of channels with their widths, and the group along each
+axis of each parameter.
 """
 
 from collections.abc import Sequence
@@ -35,9 +33,9 @@ class Slices(NamedTuple):
 
     Attributes:
       params: parameters with a leading axis [P].
-      weights: float32 [P], of each client in the mean; what has weight 0 is never read.
+      weights: float32 [P], of each client in the mean; slices of weight 0 are never read.
       classes: bool [P, C], the rows of the head that count.
-      plan: of all of them, or with a leading axis [P] of each.
+      plan: one plan for all clients, or with a leading axis [P] one of each.
     """
 
     params: PyTree
@@ -49,22 +47,21 @@ class Slices(NamedTuple):
 def make_plan(
     widths: dict[str, int], rate: float, mode: Mode, round: jax.Array, key: jax.Array | None = None
 ) -> Plan:
-    """Which channels a slice holds.
+    """Chooses the channels of a slice.
 
     Args:
       widths: group -> number of channels of the whole model.
       rate: width rate of the slice.
-      mode: see the module's text.
-      round: int32 scalar; of rolling.
-      key: of random; each group draws its own from it.
+      mode: see the module's docstring.
+      round: int32 scalar; mode "rolling" alone reads it.
+      key: mode "random" draws each group's channels from it; None for the others.
     """
 
     def indices(number: int, width: int) -> jax.Array:
         kept = sliced_width(width, rate)
         if mode == "random":
-            return jax.random.permutation(jax.random.fold_in(key, number), width)[:kept].astype(
-                jnp.int32
-            )
+            channels = jax.random.permutation(jax.random.fold_in(key, number), width)
+            return channels[:kept].astype(jnp.int32)
         first = jnp.arange(kept, dtype=jnp.int32)
         return first if mode == "static" else (first + round) % width
 
@@ -72,7 +69,13 @@ def make_plan(
 
 
 def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
-    """The slice of a model; `axes` as from `models.sliced.parameter_axes`."""
+    """Cuts a slice out of a model.
+
+    Args:
+      params: the model's parameters.
+      axes: the group along each of their axes, as of `models.sliced.parameter_axes`.
+      plan: the slice's channels.
+    """
 
     def cut(leaf, names):
         for axis, group in enumerate(names):
@@ -86,8 +89,7 @@ def extract(params: PyTree, axes: PyTree, plan: Plan) -> PyTree:
 def scatter_mean(
     params: PyTree, axes: PyTree, widths: dict[str, int], slices: Sequence[Slices]
 ) -> PyTree:
-    """Each entry becomes the weighted mean over the clients that hold it, or stays where nobody
-    does.
+    """Sets each entry to the weighted mean over the clients that hold it; others stay.
 
     In the head, a client holds only the rows of its `classes`. Clients with one plan are summed
     before they are put in place; others are put in place one by one, so that memory holds two
@@ -95,42 +97,48 @@ def scatter_mean(
 
     Args:
       params: the global model.
-      axes, widths: of it.
-      slices: one entry a width rate.
+      axes: the group along each axis of its parameters.
+      widths: group -> its number of channels.
+      slices: one entry for each width rate.
+
+    Returns:
+      The new global model.
     """
-    num = jax.tree.map(jnp.zeros_like, params)
-    den = jax.tree.map(lambda leaf, names: jnp.zeros(_held_shape(leaf, names)), params, axes)
-    total = num, den
+
+    def no_weight(leaf, names):
+        return jnp.zeros(_held_shape(leaf, names))
+
+    def add_one(total, client):  # a client by itself, with an axis of clients of length 1
+        part = Slices(*client)
+        part = part._replace(
+            params=jax.tree.map(lambda x: x[None], part.params),
+            weights=part.weights[None],
+            classes=part.classes[None],
+        )
+        return _add(total, axes, widths, part), None
+
+    def mean(old, num, den):
+        # Entries that no client holds are not divided by 0: jax_debug_nans would report them.
+        return jnp.where(den > 0, num / jnp.where(den > 0, den, 1), old)
+
+    total = jax.tree.map(jnp.zeros_like, params), jax.tree.map(no_weight, params, axes)
     for part in slices:
         if jax.tree.leaves(part.plan)[0].ndim == 1:
             total = _add(total, axes, widths, part)
         else:
-            each = part._replace(
-                params=jax.tree.map(lambda x: x[:, None], part.params),
-                weights=part.weights[:, None],
-                classes=part.classes[:, None],
-            )
-            total, _ = lax.scan(
-                lambda total, one: (_add(total, axes, widths, Slices(*one)), None),
-                total,
-                tuple(each),
-            )
-    return jax.tree.map(
-        lambda old, num, den: jnp.where(den > 0, num / jnp.where(den > 0, den, 1), old),
-        params,
-        *total,
-    )
+            total, _ = lax.scan(add_one, total, tuple(part))
+    return jax.tree.map(mean, params, *total)
 
 
 def _held_shape(leaf: jax.Array, names: tuple[str | None, ...]) -> tuple[int, ...]:
-    """Of an array that says for each entry who holds it: axes that are never cut have length 1."""
+    """Returns the shape of a leaf's sums of weights: axes that are never cut have length 1."""
     return tuple(size if name else 1 for size, name in zip(leaf.shape, names))
 
 
 def _add(
     total: tuple[PyTree, PyTree], axes: PyTree, widths: dict[str, int], part: Slices
 ) -> tuple[PyTree, PyTree]:
-    """Adds slices of one plan to the sums of weighted entries and of weights."""
+    """Adds slices of one plan to the sums of weighted entries and to those of weights."""
     place = {group: _places(indices, widths[group]) for group, indices in part.plan.items()}
 
     def along(x, names, group) -> jax.Array:
@@ -145,6 +153,8 @@ def _add(
         held = weight.sum(0)
         for axis, group in enumerate(names):
             if group in place:
+                # A gather by the inverse plan, not a scatter: XLA's scatter for CPU goes entry by
+                # entry.
                 sums = jnp.take(sums, place[group], axis=axis, mode="fill", fill_value=0)
                 held = held * along(place[group] < part.plan[group].shape[0], names, group)
         return num + sums, den + held
@@ -154,8 +164,10 @@ def _add(
 
 
 def _places(indices: jax.Array, width: int) -> jax.Array:
-    """int32 [width]: where each global channel is in the slice, past its end for those that it
-    lacks."""
+    """Inverts a plan: int32 [width], each global channel's position in the slice.
+
+    Channels that the slice lacks have positions past its end.
+    """
     missing = jnp.full(width, indices.shape[0], jnp.int32)
     return missing.at[indices].set(
         jnp.arange(indices.shape[0], dtype=jnp.int32), unique_indices=True

@@ -1,4 +1,4 @@
-"""Local training of a client's own model by cross-entropy, which most methods share."""
+"""Local training of a client's model by cross-entropy, which most methods share."""
 
 from collections.abc import Callable
 
@@ -15,14 +15,15 @@ Regulariser = Callable[[jax.Array, Batch], jax.Array]
 
 
 def count_labels(data: Data, num_classes: int) -> jax.Array:
-    """Training samples by class, int32 [C]."""
+    """Counts a client's training samples by class, int32 [C]."""
     indices, count = data.splits["train"]
+    # Padding is read like samples, and adds 0.
     real = jnp.arange(indices.shape[0]) < count
     return jnp.zeros(num_classes, jnp.int32).at[data.labels[indices]].add(real)
 
 
 def own_classes(data: Data, num_classes: int) -> jax.Array:
-    """bool [num_classes]: which classes the client has training samples of."""
+    """Marks the classes that a client has training samples of, bool [num_classes]."""
     return count_labels(data, num_classes) > 0
 
 
@@ -36,18 +37,20 @@ def train_model(
     gather_features: bool = False,
     classes: jax.Array | None = None,
 ) -> tuple[PyTree, TrainingResult]:
-    """Trains the client's whole model by cross-entropy, plus a regulariser of its features where
-    there is one.
+    """Trains a client's whole model by cross-entropy, plus a regulariser of its features.
 
     Args:
-      training, bucket, client, data, ctx: of the client.
-      regulariser: or None.
-      gather_features: sum the features seen by class.
+      training: local training.
+      bucket: the client's.
+      client: its state, with the model as "params" and "stats"; other entries stay.
+      data, ctx: as `client_update` gets them.
+      regulariser: (features float [B, K], batch) -> scalar added to the loss; None adds nothing.
+      gather_features: sum the features that the training computes by class.
       classes: bool [num_classes]; the logits of other classes count as 0 in the loss. None takes
-        them as they are.
+        all logits as they are.
 
     Returns:
-      The client's new state, and the result, with per-class sums of the features seen if
+      The client's new state, and the result of the training, with class sums of the features if
       `gather_features`.
     """
 
@@ -56,7 +59,8 @@ def train_model(
             bucket, params, stats, batch.x, batch.mask, train=True, key=key
         )
         scores = logits(bucket, params, representations)
-        scores = scores if classes is None else jnp.where(classes, scores, 0)
+        if classes is not None:
+            scores = jnp.where(classes, scores, 0)
         value = cross_entropy(scores, batch.y, batch.mask)
         if regulariser is not None:
             value = value + regulariser(representations, batch)

@@ -1,16 +1,15 @@
-"""The two forms of DFRD, and of DENSE and FedFTG as it runs them: its paper's and its released
-code's.
+"""Variants of DFRD, and of DENSE and FedFTG as DFRD runs them: the paper's and the released code's.
 
-An option that defaults to None takes its value from `FORMS`, by the method's `variant`; one that is
-given stays as it is given. Of DENSE and FedFTG a form says what DFRD's text, or theirs, says of
-what all three share.
+An option that defaults to None takes its value from `FORMS`, by the method's `variant`; an option
+with a value keeps it. For DENSE and FedFTG a form holds the values of DFRD's text, or theirs, for
+the options that all three share.
 
 Settled here, for "paper":
 * The text prints no temperature, so 1.
 * KL(a, b) is read as KL(a || b). The released code has the reverse in both equations, as PyTorch's
   `kl_div(a, b)` has.
 * Eq. 3 multiplies each sample's KL by epsilon, 0 or 1, so that L_tran is a mean over the batch.
-* s = G(h) enters both sides of L_tran, and nothing in the text holds one of them.
+* s = G(h) enters both sides of L_tran, and the text holds neither of them constant.
 * L_div is of norms, but of norms divided by sqrt(n): as printed it is 0 in float32, or next to it,
   and so is its slope.
 * Labels count as often as they were trained on in this round, and Eq. 1's p_i are the clients'
@@ -32,14 +31,13 @@ class Form(NamedTuple):
     """The values of a variant, by the names of options.
 
     Attributes:
-      temperature: of every KL.
+      temperature: temperature of every KL.
       counts: label counts; DENSE has none in either form.
-      weighting: of the mean over clients that the base takes (Eq. 1); None is the base's own
-        default.
-      tran_order: of the two sides of the generator's KL (Eq. 3).
-      student_path: whether the generator's KL is differentiated through the student, too.
-      normaliser: of the generator's KL.
-      distil_order: of the two sides of the student's KL (Eq. 7); DENSE and FedFTG have
+      weighting: weights of the base's mean over clients (Eq. 1); None is the base's default.
+      tran_order: order of the two sides of the generator's KL (Eq. 3).
+      student_path: the generator's KL is differentiated through the student, too.
+      normaliser: divisor of the generator's KL.
+      distil_order: order of the two sides of the student's KL (Eq. 7); DENSE and FedFTG have
         "teacher_student" in either form.
       diversity: the distances of L_div (Eq. 4).
       b_ey: the weight of L_ey, which the text does not have.
@@ -93,9 +91,15 @@ FORMS: Mapping[Variant, Form] = {
 def settled(
     variant: Variant, options: Mapping[str, Any], forms: Mapping[Variant, Any] = FORMS
 ) -> dict[str, Any]:
-    """Returns the options, those that are None with the values of the variant's form, a NamedTuple
-    of `forms`."""
-    form = forms[variant]
-    return {
-        name: getattr(form, name) if value is None else value for name, value in options.items()
-    }
+    """Gives options that are None the values of a variant.
+
+    Args:
+      variant: a key of `forms`.
+      options: name -> value.
+      forms: variant -> NamedTuple of values by option.
+    """
+    form, values = forms[variant], dict(options)
+    for name, value in options.items():
+        if value is None:
+            values[name] = getattr(form, name)
+    return values

@@ -1,2 +1,4 @@
-"""What can be learned about clients from what they send: `inversion` of uploads, and `membership`
-in training sets."""
+"""Attacks that learn about clients from their uploads or models.
+
+`inversion` looks for the images behind an upload, `membership` for a training set's members.
+"""

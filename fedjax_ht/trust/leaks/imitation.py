@@ -1,9 +1,8 @@
-"""A client's round as an attacker plays it: its own `client_update` on any images, so that any
-method can be asked.
+"""A client's round as an attacker plays it: the client's `client_update` on images of its choice.
 
-What is compared is the change: an upload less the one that the client would have made without
-training on a sample. Of a model that is, after one step of SGD, the gradient times the learning
-rate; of prototypes they themselves.
+So every method can be attacked. What is compared is the change: an upload minus the one that the
+client would have made without training on a sample. For a model that is, after one step of SGD, the
+gradient times the learning rate; for prototypes it is the prototypes themselves.
 
 Labels are known. With one image per step they can be read off a classifier's gradient (Zhao et al.
 2020); here the attacker is given them. So are the client's random draws, but for the noise that
@@ -21,24 +20,24 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.keys import Purpose
 from fedjax_ht.core.method import ClientInfo, Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, client_context, client_step, receive, without_samples
-from fedjax_ht.core.wire import Masked, Metadata
+from fedjax_ht.core.wire import Transform, dense, payload_leaves, values_of, with_payload
 from fedjax_ht.trust.privacy import Privacy, private
 
 SAME = 1e-6  # relative square of rounding
 
 
 class Victim(NamedTuple):
-    """One client's round, as the server knows it but for `state` and images.
+    """One client's round, of which the server knows all but the client's state and images.
 
     Attributes:
       method: with a recipe of one step on all its images, in stored order, such as
         LocalTraining(steps=1, shuffle=False, batch_size=B).
       bucket: of the client.
-      downlink: what it was sent.
+      downlink: the message that it received.
       root, round, info: where the round stands; with the client's random draws, which are taken as
         known.
-      data: of which the rule from pixels to what a model sees is taken.
-      privacy: what the client hides by clipping and noise, or None. `secret` decides the noise.
+      data: of which the rule from pixels to a model's inputs is taken.
+      privacy: the clipping and noise that hide the client, or None. `secret` decides the noise.
     """
 
     method: Method
@@ -51,69 +50,71 @@ class Victim(NamedTuple):
     privacy: Privacy | None = None
 
 
-class Held(NamedTuple):
-    """What an attacker has of a client besides what it knows of its round.
+class Knowledge(NamedTuple):
+    """An attacker's knowledge of a client beyond that of its round.
 
     Attributes:
-      state: the client's before the round, or what is taken for it.
+      state: the client's before the round, or a guess at it.
       labels: int32 [B].
-      sent: the upload, of which the masks are read: which classes' prototypes there are, say.
-      nothing: float32 [n], the payload of an upload without training.
+      sent: the upload, of which the masks are read, such as the classes that have prototypes.
+      untrained: float32 [n], the payload of an upload without training.
     """
 
     state: PyTree
     labels: jax.Array
     sent: PyTree
-    nothing: jax.Array
+    untrained: jax.Array
 
 
-class Seen(NamedTuple):
-    """What an attacker works with; change: float32 [n], of the upload."""
+class Observation(NamedTuple):
+    """An upload as an attacker sees it.
 
-    held: Held
+    Attributes:
+      known: what the attacker knows of the client.
+      change: float32 [n], the upload's payload minus the one without training.
+    """
+
+    known: Knowledge
     change: jax.Array
 
 
-# (held, images [B, H, W, C]) -> the change, float32 [n]
-Simulate = Callable[[Held, jax.Array], jax.Array]
+# (known, images [B, H, W, C]) -> the change, float32 [n]
+Simulate = Callable[[Knowledge, jax.Array], jax.Array]
 
 
 def payload(message: PyTree, like: PyTree | None = None) -> jax.Array:
-    """All floats that a message sends, float32 [n], counts left out; with `like`, those that it
-    sent."""
+    """Concatenates the payload of a message, float32 [n], with 0 for entries that are not sent.
 
-    def is_leaf(x):
-        return isinstance(x, Masked | Metadata)
-
-    parts = []
-    leaves = (
-        jax.tree.leaves(m, is_leaf=is_leaf) for m in (message, message if like is None else like)
-    )
-    for leaf, sent in zip(*leaves):
-        if isinstance(leaf, Masked):
-            mask = sent.mask.reshape(sent.mask.shape + (1,) * (leaf.values.ndim - leaf.mask.ndim))
-            leaf = jnp.where(mask, leaf.values, 0)
-        if not isinstance(leaf, Metadata) and jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating):
-            parts.append(jnp.ravel(leaf))
+    Args:
+      message: of one client.
+      like: a message of the same form whose masks decide what is sent; None is `message`.
+    """
+    like = message if like is None else like
+    # The values of this message under the masks of the other one.
+    arrays = {place: values_of(leaf) for place, leaf in payload_leaves(message).items()}
+    shown = dense(with_payload(like, arrays))
+    parts = [jnp.ravel(values) for values in payload_leaves(shown).values()]
     return jnp.concatenate(parts) if parts else jnp.zeros(0)
 
 
 def noiseless(victim: Victim) -> Victim:
-    """The victim as an attacker can imitate it."""
-    return (
-        victim
-        if victim.privacy is None
-        else victim._replace(privacy=victim.privacy._replace(noise=0.0))
-    )
+    """Returns the victim without its noise, which is as far as an attacker can imitate it."""
+    if victim.privacy is None:
+        return victim
+    return victim._replace(privacy=victim.privacy._replace(noise=0.0))
 
 
 def upload(
-    victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array, uplink=None
+    victim: Victim,
+    state: PyTree,
+    images: jax.Array,
+    labels: jax.Array,
+    uplink: Transform | None = None,
 ) -> PyTree:
-    """What a client sends whose only training samples are these.
+    """Computes the upload of a client whose only training samples are these.
 
     Args:
-      victim: whose round.
+      victim: the client's round.
       state: of the client before the round.
       images, labels: float [B, H, W, C] in [0, 1], int32 [B].
       uplink: (key, message) -> message, such as noise, or None.
@@ -122,94 +123,99 @@ def upload(
     def same(key, message):
         return message
 
-    step = client_step(
-        private(victim.method, victim.privacy), victim.bucket, Channel(uplink or same, same)
-    )
-    return step(
-        state, victim.downlink, _own(victim, images, labels), *_place(victim, labels)
-    ).uplink
+    method, channel = private(victim.method, victim.privacy), Channel(uplink or same, same)
+    step = client_step(method, victim.bucket, channel)
+    data, place = _data_of(victim, images, labels), _place(victim, labels)
+    return step(state, victim.downlink, data, *place).uplink
 
 
-def untrained(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:
-    """What the client would send if it took the downlink as with these samples, and then trained on
-    none."""
-    method, own, place = (
-        private(victim.method, victim.privacy),
-        _own(victim, images, labels),
-        _place(victim, labels),
-    )
-    client = receive(method, victim.bucket, state, victim.downlink, own, *place)
-    nothing, ctx = (
-        without_samples(own)._replace(round=victim.round),
-        client_context(Purpose.TRAIN, *place),
-    )
+def untrained_upload(victim: Victim, state: PyTree, images: jax.Array, labels: jax.Array) -> PyTree:
+    """Computes the upload of a client that receives with these samples and trains on none."""
+    method = private(victim.method, victim.privacy)
+    data, place = _data_of(victim, images, labels), _place(victim, labels)
+    client = receive(method, victim.bucket, state, victim.downlink, data, *place)
+    nothing = without_samples(data)._replace(round=victim.round)
+    ctx = client_context(Purpose.TRAIN, *place)
     return method.client_update(victim.bucket, client, victim.downlink, nothing, ctx)[1]
 
 
-def _own(victim: Victim, images: jax.Array, labels: jax.Array) -> Data:
+def _data_of(victim: Victim, images: jax.Array, labels: jax.Array) -> Data:
     split = Split(jnp.arange(len(labels)), jnp.int32(len(labels)))
-    return Data(images, labels, victim.data.preprocess, {"train": split})
+    return Data(
+        inputs=images,
+        labels=labels,
+        preprocess=victim.data.preprocess,
+        splits={"train": split},
+    )
 
 
 def _place(victim: Victim, labels: jax.Array) -> tuple[jax.Array, jax.Array, ClientInfo]:
     return victim.root, victim.round, victim.info._replace(num_samples=jnp.int32(len(labels)))
 
 
-def seen_of(
+def observe(
     victim: Victim, sent: PyTree, state: PyTree, shape: tuple[int, ...], labels: jax.Array
-) -> Seen:
-    """What an attacker makes of an upload.
+) -> Observation:
+    """Computes the change that an upload shows to an attacker.
 
     Args:
-      victim: whose round.
+      victim: the client's round.
       sent: the upload.
-      state: of the client before the round, or what is taken for it.
+      state: of the client before the round, or a guess at it.
       shape: (B, H, W, C) of the images.
       labels: int32 [B].
 
     Raises:
       ValueError: the method's clients send nothing that could depend on images.
     """
-    nothing = payload(untrained(noiseless(victim), state, jnp.zeros(shape), labels), like=sent)
-    if not nothing.size:
+    nothing = untrained_upload(noiseless(victim), state, jnp.zeros(shape), labels)
+    untrained = payload(nothing, like=sent)
+    if not untrained.size:
         raise ValueError(
             f"clients of {victim.method.name} send no numbers, so that there is nothing to invert"
         )
-    return Seen(Held(state, labels, sent, nothing), payload(sent) - nothing)
+    known = Knowledge(state=state, labels=labels, sent=sent, untrained=untrained)
+    return Observation(known, payload(sent) - untrained)
 
 
-def imitation(victim: Victim, held: Held, shape: tuple[int, ...]) -> Simulate:
-    """The client's round as a function of images, with a gradient.
+def imitation(victim: Victim, known: Knowledge, shape: tuple[int, ...]) -> Simulate:
+    """Makes the client's round a function of images that has a gradient.
 
     Args:
-      victim: whose round.
-      held: any of these shapes.
+      victim: the client's round.
+      known: arrays of the shapes that the function will get.
       shape: (B, H, W, C) of the images.
     """
     clear = noiseless(victim)
 
-    def simulate(held: Held, images: jax.Array) -> jax.Array:
-        return (
-            payload(upload(clear, held.state, images, held.labels), like=held.sent) - held.nothing
-        )
+    def simulate(known: Knowledge, images: jax.Array) -> jax.Array:
+        made = upload(clear, known.state, images, known.labels)
+        return payload(made, like=known.sent) - known.untrained
 
-    return unrolled(simulate, held, jnp.zeros(shape))
+    return unrolled(simulate, known, jnp.zeros(shape))
 
 
-def tells_apart(simulate: Simulate, a: Held, b: Held, images: jax.Array) -> bool:
-    """Whether a client in one state sends another change of these images than in the other."""
-    changes = (simulate(a, images), simulate(b, images)), (a.nothing, b.nothing)
+def state_matters(simulate: Simulate, a: Knowledge, b: Knowledge, images: jax.Array) -> bool:
+    """Returns True if a client in state `a` sends another change of these images than in `b`."""
+    changes = (simulate(a, images), simulate(b, images)), (a.untrained, b.untrained)
     return any(jnp.sum((x - y) ** 2) > SAME * jnp.sum(x**2) for x, y in changes)
 
 
 def unrolled(function: Callable, *args) -> Callable:
-    """The same function of arguments of these shapes with all loops written out, so that it has a
-    gradient.
+    """Writes out all loops of a function, so that it has a gradient.
 
     A client's training loops as often as its number of samples says, which has no gradient in
     reverse. Here that number is known; without jit, loops whose lengths are known are Python's.
+
+    Args:
+      function: (*args) -> pytree of arrays.
+      args: arrays of the shapes that the function will get.
     """
     with jax.disable_jit(), jax.ensure_compile_time_eval():
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     flat, structure = jax.extend.core.jaxpr_as_fun(closed), jax.tree.structure(shape)
-    return lambda *args: jax.tree.unflatten(structure, flat(*jax.tree.leaves(args)))
+
+    def run(*args):
+        return jax.tree.unflatten(structure, flat(*jax.tree.leaves(args)))
+
+    return run

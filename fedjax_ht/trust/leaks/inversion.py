@@ -1,9 +1,9 @@
 """Gradient inversion: images whose upload is like the one that a client sent.
 
-    squared  |u(x) - u|^2 / |u|^2, Adam: DLG's distance (Zhu et al., NeurIPS 2019), relative to what
-    was sent cosine   1 - cos(u(x), u) + tv * total variation of x, Adam on the signs of the
-    gradients (Geiping et al., NeurIPS
-             2020)
+    squared  |u(x) - u|^2 / |u|^2, by Adam: DLG's distance (Zhu et al., NeurIPS 2019), relative to
+             the upload
+    cosine   1 - cos(u(x), u) + tv * total variation of x, by Adam on the signs of the gradients
+             (Geiping et al., NeurIPS 2020)
 
 u is the change that a client has sent, and u(x) the one that it would have sent of images x:
 `imitation`.
@@ -26,11 +26,13 @@ from jax import lax
 from scipy.optimize import linear_sum_assignment
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, check_fields
-from fedjax_ht.trust.leaks.imitation import Seen, Simulate
+from fedjax_ht.trust.leaks.imitation import Observation, Simulate
+
+TINY = jnp.finfo(jnp.float32).tiny
 
 
 class Search(NamedTuple):
-    """How images are looked for.
+    """The settings of an inversion.
 
     Attributes:
       distance: see the module's text.
@@ -49,61 +51,71 @@ class Search(NamedTuple):
 DLG, GEIPING = Search(), Search("cosine", tv=0.01)
 
 
-class Found(NamedTuple):
-    """images float32 [B, H, W, C] in [0, 1]; loss: of what was minimised, at its end."""
+class Inverted(NamedTuple):
+    """The result of an inversion.
+
+    Attributes:
+      images: float32 [B, H, W, C] in [0, 1].
+      loss: the minimised loss at its end, a float32 scalar.
+    """
 
     images: jax.Array
     loss: jax.Array
 
 
 def total_variation(images: jax.Array) -> jax.Array:
-    """Mean absolute difference of neighbouring pixels of [B, H, W, C], along both axes."""
+    """Averages absolute differences of neighbouring pixels of [B, H, W, C], along both axes."""
     return sum(jnp.mean(jnp.abs(jnp.diff(images, axis=axis))) for axis in (1, 2))
 
 
-def relative_square(found: jax.Array, seen: jax.Array) -> jax.Array:
-    """|found - seen|^2 / |seen|^2."""
-    return jnp.sum((found - seen) ** 2) / jnp.maximum(jnp.sum(seen**2), jnp.finfo(jnp.float32).tiny)
+def relative_square(change: jax.Array, target: jax.Array) -> jax.Array:
+    """Computes |change - target|^2 / |target|^2."""
+    return jnp.sum((change - target) ** 2) / jnp.maximum(jnp.sum(target**2), TINY)
 
 
-def one_less_cosine(found: jax.Array, seen: jax.Array) -> jax.Array:
-    """1 - cos of the angle between two uploads; 1 where one is zero."""
-    square = jnp.sum(found**2) * jnp.sum(seen**2)
-    return 1 - jnp.sum(found * seen) * lax.rsqrt(jnp.maximum(square, jnp.finfo(jnp.float32).tiny))
+def one_less_cosine(change: jax.Array, target: jax.Array) -> jax.Array:
+    """Computes 1 - cos of the angle between two uploads; 1 where one is zero."""
+    square = jnp.sum(change**2) * jnp.sum(target**2)
+    return 1 - jnp.sum(change * target) * lax.rsqrt(jnp.maximum(square, TINY))
 
 
 DISTANCES = {"squared": relative_square, "cosine": one_less_cosine}
 
 
-def invert(simulate: Simulate, seen: Seen, shape: tuple, key: jax.Array, search: Search) -> Found:
-    """Looks for images whose upload is like the one seen. What is compiled serves all uploads of
-    these shapes.
+def invert(
+    simulate: Simulate, observed: Observation, shape: tuple, key: jax.Array, search: Search
+) -> Inverted:
+    """Looks for images whose upload is like the one observed.
+
+    The program that is compiled serves all uploads of these shapes, and all weights of the total
+    variation.
 
     Args:
       simulate: with a gradient.
-      seen: what the attacker works with.
-      shape: (B, H, W, C).
+      observed: the upload.
+      shape: (B, H, W, C) of the images.
       key: of the first images, uniform noise.
-      search: how.
+      search: settings.
 
     Raises:
       ValueError: a field of the search is out of range.
     """
     check_fields(search, "search.")
-    return _invert(
-        simulate, seen, tuple(shape), key, jnp.float32(search.tv), search._replace(tv=0.0)
-    )
+    # The weight is traced, and the same in all static arguments.
+    static = search._replace(tv=0.0)
+    return _invert(simulate, observed, tuple(shape), key, jnp.float32(search.tv), static)
 
 
 @functools.partial(jax.jit, static_argnames=("simulate", "shape", "search"))
 def _invert(
-    simulate: Simulate, seen: Seen, shape: tuple, key, tv: jax.Array, search: Search
-) -> Found:
+    simulate: Simulate, observed: Observation, shape: tuple, key, tv: jax.Array, search: Search
+) -> Inverted:
     distance, signs = DISTANCES[search.distance], search.distance == "cosine"
     optimizer = optax.adam(optax.cosine_decay_schedule(search.rate, search.steps))
 
     def loss(images):
-        return distance(simulate(seen.held, images), seen.change) + tv * total_variation(images)
+        change = simulate(observed.known, images)
+        return distance(change, observed.change) + tv * total_variation(images)
 
     def step(_, carry):
         images, memory = carry
@@ -115,14 +127,16 @@ def _invert(
     def start(key):
         first = jax.random.uniform(key, shape)
         images, _ = lax.fori_loop(0, search.steps, step, (first, optimizer.init(first)))
-        return Found(images, loss(images))
+        return Inverted(images, loss(images))
 
-    found = lax.map(start, jax.random.split(key, search.starts))
-    return jax.tree.map(lambda x: x[jnp.nanargmin(found.loss)], found)
+    results = lax.map(start, jax.random.split(key, search.starts))
+    return jax.tree.map(lambda x: x[jnp.nanargmin(results.loss)], results)
 
 
-def in_order(found: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Found images [B, H, W, C] in the order of the real ones that they are nearest to, as an
-    upload has no order."""
-    cost = ((found[None] - real[:, None]) ** 2).mean((2, 3, 4))
-    return found[linear_sum_assignment(cost)[1]]
+def in_order(images: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Sorts images [B, H, W, C] by the real ones that they are nearest to.
+
+    An upload has no order; the assignment has the least sum of squared distances.
+    """
+    cost = ((images[None] - real[:, None]) ** 2).mean((2, 3, 4))
+    return images[linear_sum_assignment(cost)[1]]

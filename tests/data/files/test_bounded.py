@@ -1,5 +1,4 @@
-"""Archives whose structure is damaged, images that another program would open, and other things
-that are not read."""
+"""Damaged archives, images that another program would open, and other things are not read."""
 
 import re
 import tarfile
@@ -14,7 +13,7 @@ from fedjax_ht.data.files.bounded import opened_zip, read_whole, tar_members
 from fedjax_ht.data.files.torch_files import load_state_dict
 from fedjax_ht.data.sources.images import decode
 from fedjax_ht.data.sources.npz import read_jpegs
-from tests.data.attacks import npy_header
+from tests.data.attack_bombs import npy_header
 from tests.data.files.test_torch_files import state_dict, tensor
 from tests.data.files.test_torch_files import write as write_weights
 from tests.data.source_files import encoded, pixels
@@ -117,7 +116,9 @@ def test_no_other_program_opens_an_image():
 def test_images_above_the_limit(monkeypatch):
     monkeypatch.setattr(limits, "PIXELS", 12)
     assert decode("a", encoded(pixels(3, 4)), None).shape == (3, 4, 1)
-    with pytest.raises(ValueError, match=r"image a cannot be decoded \(it has 15 pixels, more than the 12"):
+    with pytest.raises(
+        ValueError, match=r"image a cannot be decoded \(it has 15 pixels, more than the 12"
+    ):
         decode("a", encoded(pixels(3, 5)), None)
 
 

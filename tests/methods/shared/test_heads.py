@@ -10,7 +10,7 @@ from fedjax_ht.core.method import Received
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.methods.fedclassavg import fedclassavg
 from fedjax_ht.methods.lg_fedavg import lg_fedavg
-from fedjax_ht.methods.shared.heads import Uplink, init_head, take_head
+from fedjax_ht.methods.shared.heads import Uplink, head_of, init_head, rows_of, take_head
 from tests import tiny
 from tests.federations import TRAINING, mixed_federation
 from tests.reference import averaging
@@ -101,3 +101,13 @@ def test_taking_a_head_leaves_the_rest():
     client = {"params": {"base": 1, "head": 2}, "stats": 3}
     assert take_head(client, 7) == {"params": {"base": 1, "head": 7}, "stats": 3}
     assert client["params"]["head"] == 2
+
+
+@pytest.mark.parametrize(("bias", "place"), [("first", 0), ("last", K)])
+def test_rows_of_a_head_have_the_bias_where_it_is_asked_for(bias, place):
+    rows = rows_of(OLD, bias)
+    np.testing.assert_array_equal(rows[:, place], OLD["bias"])
+    np.testing.assert_array_equal(np.delete(rows, place, axis=1), OLD["kernel"].T)
+    jax.tree.map(np.testing.assert_array_equal, head_of(rows, bias), OLD)
+    several = head_of(jnp.stack([rows, 2 * rows]), bias)
+    np.testing.assert_array_equal(several["kernel"][1], 2 * OLD["kernel"])

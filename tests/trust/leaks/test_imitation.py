@@ -12,10 +12,10 @@ from fedjax_ht.methods.fedssa import rows_of
 from fedjax_ht.trust.leaks import inversion
 from fedjax_ht.trust.leaks.imitation import (
     imitation,
+    observe,
     payload,
-    seen_of,
-    tells_apart,
-    untrained,
+    state_matters,
+    untrained_upload,
     upload,
 )
 from fedjax_ht.trust.privacy import Privacy
@@ -29,7 +29,7 @@ def test_what_is_seen_is_the_clients_own_gradient():
     victim, state = victim_of("fedavg", tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
-    np.testing.assert_allclose(simulate(seen.held, images), seen.change, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(simulate(seen.known, images), seen.change, rtol=1e-4, atol=1e-7)
     sent = upload(victim, state, images, labels).params
     change = tiny.flat_params(jax.tree.map(lambda a, b: a - b, sent, victim.downlink))
     image = change["base_kernel"] / change["base_bias"]  # closed form, once for every feature
@@ -62,7 +62,7 @@ def test_the_change_is_to_what_the_client_has_made_of_the_downlink():
     """FedSSA's client fuses its own classes' rows before it trains: that is no training."""
     victim, state = victim_of("fedssa", tiny.linear_federation(clients=1, buckets=1))
     images, labels = image_of(2)
-    sent = untrained(victim, state, images, labels)
+    sent = untrained_upload(victim, state, images, labels)
     info = victim.info._replace(num_samples=jnp.int32(1))
     own = tiny.client_data([2])
     taken = receive(
@@ -78,7 +78,7 @@ def test_one_imitation_serves_images_of_any_label(name):
     simulate, _ = attacked(victim, state, *image_of(2))
     images, labels = image_of(1, seed=5)
     _, seen = attacked(victim, state, images, labels)
-    np.testing.assert_allclose(simulate(seen.held, images), seen.change, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(simulate(seen.known, images), seen.change, rtol=1e-4, atol=1e-6)
     assert np.abs(seen.change).max() > 0
 
 
@@ -88,8 +88,8 @@ def test_whether_the_clients_state_matters():
         images, labels = image_of(2)
         other = victim.method.init_client(victim.bucket, tiny.context(0, seed=9))
         sent = upload(victim, state, images, labels)
-        a, b = (seen_of(victim, sent, s, images.shape, labels).held for s in (state, other))
-        assert tells_apart(imitation(victim, a, images.shape), a, b, images) == matters
+        a, b = (observe(victim, sent, s, images.shape, labels).known for s in (state, other))
+        assert state_matters(imitation(victim, a, images.shape), a, b, images) == matters
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_an_attacker_imitates_clipping_and_no_noise(unit, scale):
     victim = victim._replace(privacy=Privacy(unit, clip=0.05, noise=3.0))
     images, labels = image_of(2)
     simulate, seen = attacked(victim, state, images, labels)
-    clear = simulate(seen.held, images)
+    clear = simulate(seen.known, images)
     np.testing.assert_allclose(
         np.linalg.norm(clear), 0.1 * 0.05 if unit == "sample" else 0.05, rtol=1e-3
     )
@@ -129,7 +129,7 @@ def test_what_sends_nothing_is_refused():
     with pytest.raises(
         ValueError, match="clients of local send no numbers, so that there is nothing to invert"
     ):
-        seen_of(victim, upload(victim, state, *image_of(1)), state, (1, 2, 2, 1), jnp.array([1]))
+        observe(victim, upload(victim, state, *image_of(1)), state, (1, 2, 2, 1), jnp.array([1]))
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedproto", "lg_fedavg")]
@@ -142,7 +142,7 @@ def test_any_uplink_has_a_gradient(name):
     simulate, seen = attacked(victim, state, *image_of(1))
 
     def loss(x):
-        return inversion.relative_square(simulate(seen.held, x), seen.change)
+        return inversion.relative_square(simulate(seen.known, x), seen.change)
 
     x, line = jnp.full((1, 2, 2, 1), 0.5), jax.random.normal(jax.random.key(3), (1, 2, 2, 1))
     slope = jnp.vdot(jax.grad(loss)(x), line)

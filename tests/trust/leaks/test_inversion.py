@@ -11,7 +11,7 @@ from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.metrics.images import psnr
 from fedjax_ht.models import mlp
 from fedjax_ht.trust.leaks import inversion
-from fedjax_ht.trust.leaks.imitation import Seen
+from fedjax_ht.trust.leaks.imitation import Observation
 from fedjax_ht.trust.leaks.inversion import Search, in_order, invert
 from tests import tiny
 from tests.trust.leaks.victims import ROOT, attacked, image_of, victim_of
@@ -38,7 +38,7 @@ def test_of_several_starts_the_nearest_is_taken(linear):
     search = Search(steps=1, rate=1e-9, starts=3)
     best = invert(simulate, seen, images.shape, ROOT, search)
     drawn = [jax.random.uniform(key, images.shape) for key in jax.random.split(ROOT, 3)]
-    losses = [inversion.relative_square(simulate(seen.held, x), seen.change) for x in drawn]
+    losses = [inversion.relative_square(simulate(seen.known, x), seen.change) for x in drawn]
     np.testing.assert_allclose(best.loss, min(losses), rtol=1e-4)
     np.testing.assert_allclose(best.images, drawn[np.argmin(losses)], atol=1e-6)
 
@@ -63,7 +63,9 @@ def test_where_there_is_no_gradient_images_stay_images(distance):
     def flat(held, x):
         return jnp.sqrt(jnp.sum(0 * x)) * jnp.ones(3)
 
-    found = invert(flat, Seen((), jnp.ones(3)), (1, 2, 2, 1), ROOT, Search(distance, steps=2))
+    found = invert(
+        flat, Observation((), jnp.ones(3)), (1, 2, 2, 1), ROOT, Search(distance, steps=2)
+    )
     first = jax.random.uniform(jax.random.split(ROOT, 1)[0], (1, 2, 2, 1))
     np.testing.assert_array_equal(found.images, first)
 

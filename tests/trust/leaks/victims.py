@@ -7,7 +7,7 @@ import optax
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Data
 from fedjax_ht.methods import METHODS
-from fedjax_ht.trust.leaks.imitation import Victim, imitation, seen_of, upload
+from fedjax_ht.trust.leaks.imitation import Victim, imitation, observe, upload
 from tests import tiny
 
 ONE_STEP = LocalTraining(optax.sgd(0.1), batch_size=1, steps=1, shuffle=False)
@@ -35,9 +35,9 @@ def attacked(victim, state, images, labels, uplink=None):
 
     @jax.jit
     def look(state, images, labels):
-        return seen_of(
+        return observe(
             victim, upload(victim, state, images, labels, uplink), state, images.shape, labels
         )
 
     seen = look(state, images, labels)
-    return jax.jit(imitation(victim, seen.held, images.shape)), seen
+    return jax.jit(imitation(victim, seen.known, images.shape)), seen

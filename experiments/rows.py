@@ -1,0 +1,35 @@
+"""Rows of results: their columns, their groups, and CSV files of them."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.report.table import Table
+
+T = TypeVar("T")
+
+
+def write_rows(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Writes rows below a head, floats with six significant digits; whole or not at all."""
+    text = Table(head, [list(map(cell, row)) for row in rows]).csv()
+    with atomic_open(path) as file:
+        file.write(text)
+
+
+def cell(value: Any) -> str:
+    """Formats a value for a CSV file."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def column(rows: Iterable[Any], name: str) -> list[Any]:
+    """Returns one field of each row."""
+    return [getattr(row, name) for row in rows]
+
+
+def grouped(items: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """Groups items by a key, in order."""
+    groups: dict[Any, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

@@ -1,0 +1,221 @@
+"""Annotations of options: their bounds, and the values that they allow.
+
+Understood are bool, str, int and float, the latter two with `Within` or without, Literal, unions,
+tuples and mappings of these, and dataclasses, of which a value must be an instance; all other
+annotations allow any value. A number is never NaN or infinite: without narrower bounds an int fits
+in int32 and a float in float32, their types in compiled functions. A float may be given as an int,
+an int never as a float, and True is no number. Traced values are allowed: they were checked where
+they were chosen (see `core.method.varied`).
+"""
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import jax
+import numpy as np
+
+INT = 2**31 - 1  # the largest int32
+MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
+FLOAT = float(np.finfo(np.float32).max)
+
+
+class SearchRange(NamedTuple):
+    """The range in which a fair comparison searches an option, from `low` to `high`.
+
+    It stands in the option's annotation, `weight: Annotated[NonNegative, SearchRange(0.01, 10.0)]`,
+    and bounds nothing. Values are spread evenly by their logarithms (`low` is then above 0), or,
+    without `log`, as they are.
+    """
+
+    low: float
+    high: float
+    log: bool = True
+
+
+class Within(NamedTuple):
+    """Bounds of a number, or of a tuple's length.
+
+    Attributes:
+      least, most: the ends of a range that contains them.
+      above, below: the ends of a range that does not contain them.
+    """
+
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+
+Positive = Annotated[float, Within(above=0)]
+NonNegative = Annotated[float, Within(least=0)]
+Share = Annotated[float, Within(0, 1)]
+Part = Annotated[float, Within(above=0, most=1)]  # a share above 0
+Rest = Annotated[float, Within(least=0, below=1)]  # a share below 1
+Count = Annotated[int, Within(1)]
+Whole = Annotated[int, Within(0)]  # where 0 has a meaning of its own
+Seed = Annotated[int, Within(0, MAX_SEED)]
+
+
+@functools.cache
+def annotations_of(function: Callable) -> dict[str, Any]:
+    """Returns the annotations of a function's arguments by name, without *args and **kwargs.
+
+    Annotations that are text stay text, and so allow any value, where they name imports that only
+    type checkers see.
+    """
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError:
+        signature = inspect.signature(function)
+    annotations = {}
+    for name, parameter in signature.parameters.items():
+        if parameter.kind not in variadic and parameter.annotation is not parameter.empty:
+            annotations[name] = parameter.annotation
+    return annotations
+
+
+@functools.cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """Returns the annotations of a class's fields, with the extras of `Annotated`."""
+    return get_type_hints(kind, include_extras=True)
+
+
+def traced(value: Any) -> bool:
+    """Returns whether an option is an argument of compiled functions, see `core.method.varied`.
+
+    It was checked where it was chosen, and no branch may depend on it.
+    """
+    return isinstance(value, jax.core.Tracer)
+
+
+def allows(annotation: Any, value: Any) -> bool:
+    """Returns whether an annotation allows a value."""
+    kind, within = bounded(annotation)
+    if traced(value):
+        return True
+    if kind in (int, float):
+        return number_fits(value, kind, within)
+    if kind is bool:
+        return isinstance(value, bool | np.bool_)
+    if kind is str:
+        return isinstance(value, str)
+    if kind in (None, types.NoneType):
+        return value is None
+    if dataclasses.is_dataclass(kind):
+        return isinstance(value, kind)
+    return _form_allows(kind, within, value)
+
+
+def _form_allows(kind: Any, within: Within | None, value: Any) -> bool:
+    """Returns whether a choice, a union, a tuple or a mapping allows a value."""
+    form, arguments = get_origin(kind), get_args(kind)
+    if form is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in arguments)
+    if form in (Union, types.UnionType):
+        return any(allows(argument, value) for argument in arguments)
+    if form is tuple:
+        is_sequence = isinstance(value, tuple | list | np.ndarray)
+        return is_sequence and _tuple_allows(arguments, within, list(value))
+    if form is Mapping:
+        is_mapping = isinstance(value, Mapping)
+        return is_mapping and all(allows(arguments[1], entry) for entry in value.values())
+    return True
+
+
+def _tuple_allows(arguments: tuple, within: Within | None, values: list) -> bool:
+    if arguments[-1] is Ellipsis:
+        arguments = arguments[:1] * len(values)
+    if within is not None and not number_fits(len(values), int, within):
+        return False
+    return len(arguments) == len(values) and all(map(allows, arguments, values))
+
+
+def number_fits(value: Any, kind: type, within: Within | None) -> bool:
+    """Returns whether a value is a number of this kind, int or float, within its bounds."""
+    number, (least, most, above, below) = scalar(value), limits(kind, within)
+    if number is None or (kind is int and not isinstance(number, int)):
+        return False
+    return least <= number <= most and above < number < below
+
+
+def limits(kind: type, within: Within | None) -> Within:
+    """Returns all four bounds of a number, those of int32 or float32 where none are stated."""
+    least, most, above, below = within or Within()
+    widest = INT if kind is int else FLOAT
+    lowest = -widest - 1 if kind is int else -widest
+    return Within(
+        least=lowest if least is None else least,
+        most=widest if most is None else most,
+        above=-np.inf if above is None else above,
+        below=np.inf if below is None else below,
+    )
+
+
+def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
+    """Yields the numbers that an annotation allows, as int or float and their stated bounds."""
+    kind, within = bounded(annotation)
+    if kind in (int, float):
+        yield kind, within
+    elif get_origin(kind) in (Union, types.UnionType, tuple, Mapping):
+        for argument in get_args(kind):
+            yield from numbers(argument)
+
+
+def kind_of(annotation: Any) -> type:
+    """Returns the type of an option's values that are not None: bool, int, float, str or tuple.
+
+    It is float where the annotation names several types or none of these.
+    """
+    kind, _ = bounded(annotation)
+    if get_origin(kind) is Literal:
+        kinds = {type(choice) for choice in get_args(kind)}
+    elif get_origin(kind) in (Union, types.UnionType):
+        kinds = {kind_of(argument) for argument in get_args(kind) if argument is not types.NoneType}
+    elif get_origin(kind) is tuple:
+        kinds = {tuple}
+    else:
+        kinds = {kind}
+    return kinds.pop() if len(kinds) == 1 and kinds <= {bool, int, float, str, tuple} else float
+
+
+def search_ranges(function: Callable) -> dict[str, SearchRange]:
+    """Returns the options of a factory that have a `SearchRange`, in the order of its signature."""
+    ranges = {}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        search_range = _extra(parameter.annotation, SearchRange)
+        if search_range is not None:
+            ranges[name] = search_range
+    return ranges
+
+
+def bounded(annotation: Any) -> tuple[Any, Within | None]:
+    """Separates an annotation into its type and its bounds, None without."""
+    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return kind, _extra(annotation, Within)
+
+
+def _extra(annotation: Any, kind: type) -> Any:
+    """Returns the extra of this kind that `Annotated` adds, None without one."""
+    extras = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    return next((extra for extra in extras if isinstance(extra, kind)), None)
+
+
+def scalar(value: Any) -> int | float | None:
+    """Returns a number, NumPy's and jax's among them, as Python's; None for other values."""
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None

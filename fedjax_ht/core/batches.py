@@ -1,0 +1,117 @@
+"""Batches of a client's samples: their order, and sums over them by class."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.method import Data, PyTree, Split
+
+
+class Batch(NamedTuple):
+    """A batch of samples.
+
+    Attributes:
+      x: the model's input, such as images float32 [B, H, W, C].
+      y: int32 [B], labels.
+      mask: bool [B], False marks padding.
+    """
+
+    x: PyTree
+    y: jax.Array
+    mask: jax.Array
+
+
+class ClassSums(NamedTuple):
+    """Sums over samples by class: `sums` float32 [C, D], `counts` float32 [C]."""
+
+    sums: jax.Array
+    counts: jax.Array
+
+
+def inputs_at(data: Data, index: jax.Array) -> PyTree:
+    """Returns the model's input of the samples at indices int32 [B]."""
+    return data.preprocess(jax.tree.map(lambda x: x[index], data.inputs))
+
+
+def take_batch(
+    data: Data, order: jax.Array, count: jax.Array, start: jax.Array, size: int
+) -> Batch:
+    """Takes `size` samples of `order` from `start`; positions at or past `count` are masked out."""
+    positions = start + jnp.arange(size)
+    # Past the end some sample is read, and masked.
+    index = order[jnp.minimum(positions, order.shape[0] - 1)]
+    return Batch(inputs_at(data, index), data.labels[index], positions < count)
+
+
+def shuffled(key: jax.Array, split: Split) -> jax.Array:
+    """Returns the split's indices in random order, padding last.
+
+    The order does not depend on the length of the padding.
+    """
+    positions = jnp.arange(split.indices.shape[0])
+    # A sort by random bits, whose top bit marks padding: jax.random.permutation would depend on the
+    # length.
+    bits = jax.random.bits(key, positions.shape) >> 1
+    bits = jnp.where(positions < split.count, bits, jnp.uint32(1 << 31))
+    return split.indices[jnp.argsort(bits, stable=True)]
+
+
+def class_sums(rows: jax.Array, batch: Batch, num_classes: int) -> ClassSums:
+    """Sums rows float [B, D] by label, masked samples left out."""
+    membership = jax.nn.one_hot(batch.y, num_classes) * batch.mask[:, None]  # [B, C]
+    # A padded row may hold anything; zero times NaN would still be NaN.
+    return ClassSums(membership.T @ jnp.where(batch.mask[:, None], rows, 0), membership.sum(0))
+
+
+def class_means(sums: ClassSums) -> jax.Array:
+    """Computes the means by class, float32 [C, D]; zero where a class has no sample."""
+    return sums.sums / jnp.maximum(sums.counts, 1)[:, None]
+
+
+def forward_batch() -> int:
+    """Returns the batch size of forward passes whose result does not depend on it.
+
+    On CPU it is so small that a layer's outputs stay in the cache.
+    """
+    return 16 if jax.default_backend() == "cpu" else 64
+
+
+def sum_by_class(
+    extract: Callable[[jax.Array, jax.Array], jax.Array],
+    data: Data,
+    num_classes: int,
+    batch_size: int | None = None,
+    split: str = "train",
+) -> ClassSums:
+    """Sums rows by class in one pass over a split, in stored order, as for prototypes.
+
+    Args:
+      extract: (x, mask bool [B]) -> rows float [B, D].
+      data: the client's view of the data.
+      num_classes: C.
+      batch_size: samples per forward pass; None takes `forward_batch()`.
+      split: key of `data.splits`.
+    """
+    source, batch_size = data.splits[split], batch_size or forward_batch()
+
+    def rows(i):
+        batch = take_batch(data, source.indices, source.count, i * batch_size, batch_size)
+        return extract(batch.x, batch.mask), batch
+
+    def body(i, sums):
+        return add_trees(sums, class_sums(*rows(i), num_classes))
+
+    width = jax.eval_shape(rows, jnp.int32(0))[0].shape[-1]
+    batches = (source.count + batch_size - 1) // batch_size
+    return lax.fori_loop(0, batches, body, no_class_sums(num_classes, width))
+
+
+def no_class_sums(num_classes: int, width: int) -> ClassSums:
+    return ClassSums(jnp.zeros((num_classes, width)), jnp.zeros(num_classes))
+
+
+def add_trees(a: PyTree, b: PyTree) -> PyTree:
+    return jax.tree.map(jnp.add, a, b)

@@ -1,0 +1,164 @@
+"""FedKTL's server: class prototypes become latents of a generator, and latents become images.
+
+train F on the uploaded prototypes P (`shared.alignment`);  Qbar_c = mean of F(P_c);
+I_c = G_s(Qbar_c)
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.method import Context, Metrics, PyTree, Received
+from fedjax_ht.core.round import gather_received
+from fedjax_ht.generators import Generator
+from fedjax_ht.generators.images import synthesise
+from fedjax_ht.generators.units import Weights, into
+from fedjax_ht.methods.shared import prototypes
+from fedjax_ht.methods.shared.alignment import Alignment, FeatureTransformer, align, off_manifold
+from fedjax_ht.methods.shared.pair_sources import FIXED, Source, latents_of, noise_images
+
+# (server, uplinks by bucket, context) -> (server, metrics)
+Update = Callable[["Server", dict[str, Received], Context], tuple["Server", Metrics]]
+
+
+class Server(NamedTuple):
+    """F, and the pairs made of the newest prototypes.
+
+    Attributes:
+      transformer: parameters of F; {} where it is not used.
+      centroids: float32 [C, latent_dim], Qbar, in the generator's units.
+      images: float32 [C, H, W, channels] in [0, 1].
+      available: bool [C], the classes that have a pair.
+    """
+
+    transformer: PyTree
+    centroids: jax.Array
+    images: jax.Array
+    available: jax.Array
+
+
+class PairServer(NamedTuple):
+    """Options of the server.
+
+    Attributes:
+      generator: makes images of latents.
+      alignment: options of the training of F.
+      source: what latents and images are made of.
+      bounded: F's range is the ball that holds the valid latents.
+      antialias: antialiasing when images are shrunk to the clients' size.
+    """
+
+    generator: Generator
+    alignment: Alignment
+    source: Source
+    bounded: bool
+    antialias: bool
+
+    @property
+    def released(self) -> bool:
+        """True for the authors' loop."""
+        return self.alignment.variant == "released"
+
+    @property
+    def transformer(self) -> FeatureTransformer:
+        """F, as a Flax module."""
+        return FeatureTransformer(self.generator.latent_dim)
+
+
+def init_pairs(setup: PairServer, federation: Federation, width: int, key: jax.Array) -> Server:
+    """Makes the first server: F and Qbar are random, and no class has a pair.
+
+    Args:
+      setup: options.
+      federation: whose classes and images.
+      width: K, numbers of a prototype.
+      key: of the draws.
+    """
+    first, second = jax.random.split(key)
+    classes = federation.num_classes
+    params: PyTree = {}
+    if setup.source == "prototypes":
+        rows = jnp.zeros((2, width)), jnp.ones(2, bool)
+        params = setup.transformer.init(first, *rows)["params"]
+    return Server(
+        transformer=params,
+        centroids=jax.random.normal(second, (classes, setup.generator.latent_dim)),
+        images=jnp.zeros((classes, *federation.buckets[0].input_shape)),
+        available=jnp.zeros(classes, bool),
+    )
+
+
+def pair_update(setup: PairServer) -> Update:
+    """Makes the server's round: new latents, and their images."""
+    new_latents = _latents_of_source
+    if setup.source == "prototypes":
+        new_latents = _latents_of_prototypes
+    # Compiled by itself, and made once: a generator that is host code keeps the server's step as a
+    # whole from being compiled.
+    new_latents = jax.jit(functools.partial(new_latents, setup))
+
+    def update(server: Server, received: dict[str, Received], ctx: Context):
+        new, metrics = new_latents(server, received, ctx.key, ctx.pretrained)
+        if setup.source == "noise":
+            images = noise_images(ctx.key, server.images.shape)
+        else:
+            form = server.images.shape[1:], setup.antialias
+            images = synthesise(setup.generator, ctx.pretrained, new.centroids, *form)
+        changed = new.available & ~_kept(setup, server)
+        images = jnp.where(changed[:, None, None, None], images, server.images)
+        return new._replace(images=images), metrics
+
+    return update
+
+
+def _latents_of_source(
+    setup: PairServer, server: Server, received, key: jax.Array, weights: Weights
+) -> tuple[Server, Metrics]:
+    draw_key, _ = jax.random.split(key)
+    classes = len(server.centroids)
+    centroids = latents_of(setup.source, setup.generator, weights, draw_key, classes)
+    centroids = jnp.where(_kept(setup, server)[:, None], server.centroids, centroids)
+    available = jnp.ones_like(server.available)
+    return server._replace(centroids=centroids, available=available), {}
+
+
+def _latents_of_prototypes(
+    setup: PairServer, server: Server, received, key: jax.Array, weights: Weights
+) -> tuple[Server, Metrics]:
+    _, align_key = jax.random.split(key)
+    uploads = prototypes.as_rows(*prototypes.uploaded(gather_received(received)))
+
+    def sample_w(key, n):
+        return setup.generator.sample_w(weights, key, n)
+
+    def unbounded(params, rows, mask):
+        return setup.transformer.apply({"params": params}, rows, mask)
+
+    def inside(params, rows, mask):
+        return into(weights.ball, unbounded(params, rows, mask))
+
+    params, centroids, metrics = align(
+        transform=inside if setup.bounded else unbounded,
+        sample_w=sample_w,
+        options=setup.alignment,
+        params=server.transformer,
+        centroids=server.centroids,
+        uploads=uploads,
+        key=align_key,
+    )
+    # A maximum, since several uploads of a class write to its entry.
+    available = server.available.at[uploads.labels].max(uploads.valid)
+    if setup.released:  # a pair for every class, from the first upload on
+        available |= uploads.valid.any()
+    latents = unbounded(params, uploads.prototypes, uploads.valid)
+    metrics |= off_manifold(latents, uploads.valid, centroids, available, weights.ball)
+    return server._replace(transformer=params, centroids=centroids, available=available), metrics
+
+
+def _kept(setup: PairServer, server: Server) -> jax.Array:
+    """Marks the pairs that are never replaced, bool [C]."""
+    return server.available & (setup.source in FIXED)

@@ -1,0 +1,215 @@
+"""FedKTL's client: training beside a regression on pairs of an image and a latent of each class.
+
+    per batch:  L = classification(x, y) + mu * mean ||h'(f(I_c)) - Qbar_c||^2 over a mini-batch of
+                the C pairs (I_c, Qbar_c)
+
+h' is linear, the same at the start of every client's round, and thrown away after it. By ablation
+("images") the images join the local samples with their classes, and nothing is regressed.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_ht.core.bounds import traced
+from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.inputs import pixels_of
+from fedjax_ht.core.local_training import (
+    Batch,
+    LocalTraining,
+    Loss,
+    TrainingResult,
+    shuffled,
+    train,
+)
+from fedjax_ht.core.method import Context, Data, PyTree
+from fedjax_ht.core.server_training import compact
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.losses import masked_mean
+from fedjax_ht.methods.shared.etf_classifier import (
+    Classifier,
+    classification_loss,
+    represent,
+    scores,
+)
+from fedjax_ht.models.layers import uniform_fan_in
+
+Transfer = Literal["pairs", "images"]
+
+
+class Pairs(NamedTuple):
+    """A client's downlink.
+
+    Attributes:
+      images: Masked float32 [C, H, W, channels] in [-1, 1], a generator's range, in which the
+        paper's noise is meant.
+      vectors: Masked float32 [C, latent_dim] in the generator's units; () where nothing is
+        regressed.
+    """
+
+    images: Masked
+    vectors: Masked | tuple
+
+
+class PairTraining(NamedTuple):
+    """Options of the training on pairs.
+
+    Attributes:
+      mu: weight of the regression.
+      transfer: "pairs", or by ablation "images".
+      all_pairs: every step takes all C pairs instead of as many as a batch has samples.
+      in_passes: a step's pairs are the next ones of a pass over all, as released; else drawn anew.
+      latent_dim: H, numbers of a latent.
+    """
+
+    mu: float
+    transfer: Transfer
+    all_pairs: bool
+    in_passes: bool
+    latent_dim: int
+
+
+def first_projection(feature_dim: int, latent_dim: int) -> PyTree:
+    """Returns h' at the start of every round: {"kernel" [K', H], "bias" [H]}, torch's default.
+
+    The key is fixed, so that all clients have the same h' and none is sent.
+    """
+    kernel, bias = jax.random.split(jax.random.key(0))
+    return {
+        "kernel": uniform_fan_in(kernel, (feature_dim, latent_dim), feature_dim),
+        "bias": uniform_fan_in(bias, (latent_dim,), feature_dim),
+    }
+
+
+def draw(available: jax.Array, size: int, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Draws classes among those available, without replacement.
+
+    Args:
+      available: bool [C].
+      size: number of classes to draw.
+      key: of the draw.
+
+    Returns:
+      int32 [size] and, where fewer are available, bool [size], the real entries.
+    """
+    some = compact(available)
+    return shuffled(key, some)[:size], jnp.arange(size) < some.count
+
+
+def draw_in_passes(
+    available: jax.Array, size: int, step: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Chooses a step's classes as the released code does: in passes over all that are available.
+
+    A pass visits the classes in a random order, `size` per step; its last step has those that are
+    left. Each pass has an order of its own.
+
+    Args:
+      available: bool [C].
+      size: number of classes per step.
+      step: int32 scalar, from 0 in each round.
+      key: the same in all steps of a round.
+
+    Returns:
+      As `draw`.
+    """
+    some = compact(available)
+    steps = jnp.maximum((some.count + size - 1) // size, 1)
+    order = shuffled(jax.random.fold_in(key, step // steps), some)
+    position = step % steps * size + jnp.arange(size)
+    # Past the end some class is read, and masked.
+    return order[jnp.minimum(position, len(order) - 1)], position < some.count
+
+
+def clip_each(training: LocalTraining, clip_norm: float) -> LocalTraining:
+    """Clips the gradients of the model and of h' each at `clip_norm`; 0 clips none."""
+    if not clip_norm:
+        return training
+    each = optax.chain(optax.clip_by_global_norm(clip_norm), training.optimizer)
+    parts = {"model": each, "projection": each}
+    optimizer = optax.multi_transform(parts, {name: name for name in parts})
+    return dataclasses.replace(training, optimizer=optimizer)
+
+
+def train_on_pairs(
+    training: LocalTraining,
+    options: PairTraining,
+    classifier: Classifier,
+    bucket: Bucket,
+    client: PyTree,
+    pairs: Pairs,
+    data: Data,
+    ctx: Context,
+) -> tuple[PyTree, TrainingResult]:
+    """Trains a client on its samples and on the pairs.
+
+    Args:
+      training: local training, of the parameters {"model", "projection"}.
+      options, classifier: the method's options.
+      bucket: the client's, with the classifier's head (`etf_classifier.bucket_of`).
+      client: {"params", "stats"}.
+      pairs: the downlink.
+      data, ctx: as `client_update` gets them.
+
+    Returns:
+      The client's new state, and the result of the training.
+    """
+    images, vectors = pairs.images, pairs.vectors
+    size = bucket.num_classes if options.all_pairs else min(training.batch_size, bucket.num_classes)
+    extra = images.mask.sum() / jnp.maximum(data.splits["train"].count, 1)
+    passes_key = jax.random.fold_in(ctx.key, 1)
+
+    def loss_in_passes(params, stats, batch: Batch, key) -> Loss:
+        step = stats["step"]
+        chosen = draw_in_passes(images.mask, size, step, passes_key)
+        result = loss_on(chosen, params, stats["model"], batch, key)
+        return result._replace(stats={"model": result.stats, "step": step + 1})
+
+    def loss(params, stats, batch: Batch, key) -> Loss:
+        chosen = draw(images.mask, size, jax.random.split(key, 3)[2])
+        return loss_on(chosen, params, stats, batch, key)
+
+    def loss_on(chosen, params, stats, batch: Batch, key) -> Loss:
+        model, (model_key, pair_key, _) = params["model"], jax.random.split(key, 3)
+
+        def classify(representation, labels, mask):
+            values = scores(classifier, bucket, model, representation)
+            return classification_loss(classifier, values, labels, mask)
+
+        samples = represent(
+            classifier, bucket, model, stats, batch.x, batch.mask, train=True, key=model_key
+        )
+        value = classify(samples, batch.y, batch.mask)
+        # A mu of 0 that no program varies leaves the pairs out of the program.
+        if not traced(options.mu) and options.mu == 0 and options.transfer == "pairs":
+            return Loss(value, samples.stats)
+        index, mask = chosen
+        # Images and vectors of classes without a pair may be NaN: they are replaced when read.
+        pixels = (jnp.where(mask[:, None, None, None], images.values[index], 0) + 1) / 2
+        x = pixels_of(data.preprocess, "FedKTL").normalise(pixels)
+        shown = represent(
+            classifier, bucket, model, samples.stats, x, mask, train=True, key=pair_key
+        )
+        if options.transfer == "images":
+            # One pass over the images is `extra` times as long as one over the client's samples.
+            return Loss(value + extra * classify(shown, index, mask), shown.stats)
+        projection = params["projection"]
+        guess = shown.features @ projection["kernel"] + projection["bias"]
+        target = jnp.where(mask[:, None], vectors.values[index], 0)
+        squares = jnp.mean((guess - target) ** 2, -1)
+        return Loss(value + options.mu * masked_mean(squares, mask), shown.stats)
+
+    projection = first_projection(bucket.feature_dim, options.latent_dim)
+    params = {"model": client["params"], "projection": projection}
+    # DP-SGD carries no batch statistics on, and so no count of steps: its pairs are drawn anew.
+    if options.in_passes and data.trainer is None:
+        start = {"model": client["stats"], "step": jnp.int32(0)}
+        result = train(training, loss_in_passes, params, start, data, ctx.key, bucket.num_classes)
+        result = result._replace(stats=result.stats["model"])
+    else:
+        start = client["stats"]
+        result = train(training, loss, params, start, data, ctx.key, bucket.num_classes)
+    return {"params": result.params["model"], "stats": result.stats}, result

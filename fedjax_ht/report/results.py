@@ -1,0 +1,159 @@
+"""The tables of a run: what its entries reached, and what they sent."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedjax_ht.report.document import Block, Document, Folded, Paragraph
+from fedjax_ht.report.rows import after_start, mean, reporting, tops_of, values
+from fedjax_ht.report.table import (
+    Table,
+    human_bytes,
+    human_flops,
+    percent,
+    rounds_of,
+    table_of,
+)
+from fedjax_ht.simulation.history import Row, best, by_trial, evaluated, wire_bytes
+
+GLOBAL = "global_accuracy_head"  # of the server's own model
+PARTICIPANTS = "accuracy_participants"
+NOTE = """\
+"participants": the mean over one round's participants, freshly trained, in the round where it is \
+highest. FedSSA's code reports this score; as a maximum over rounds and over draws of participants \
+it is biased upwards (docs/results.md)."""
+STAGES = ("train", "score", "serve", "host")  # see `RoundReport.stages`
+TITLES = (
+    "method",
+    "accuracy %",
+    "by validation %",
+    "participants %",
+    "server's model %",
+    "± clients",
+    "weighted %",
+    "best round",
+    "last %",
+    "worst 10 %",
+    "uplink",
+    "downlink",
+    "FLOPs",
+    "s/round",
+    "train s",
+    "score s",
+    "serve s",
+    "host s",
+    "simulated s to best",
+)
+IMPORTANCE = (
+    "accuracy %",
+    "server's model %",
+    "last %",
+    "best round",
+    "uplink",
+    "s/round",
+    "by validation %",
+    "worst 10 %",
+    "participants %",
+    "downlink",
+    "FLOPs",
+    "simulated s to best",
+)
+
+
+def run_results(histories: Mapping[str, Sequence[Row]], winner: str | None = None) -> Document:
+    """Makes the table of a run, one row an entry, and what its columns mean.
+
+    Accuracies are those of the best round on the test sets, "last" of the last round; of several
+    trials means, with the standard deviation (of the population) behind them, and the best round of
+    each. A column that no entry has a value for is left out: "by validation", the test accuracy in
+    the round that is best on validation sets; "participants", see `NOTE`; the server's own model on
+    all test samples, in its own best round; seconds by stage; the devices' seconds until the best
+    round. Traffic and FLOPs are means per round over all clients together; seconds are those of the
+    median round, of all trials together.
+
+    Args:
+      histories: label of an entry -> rows.
+      winner: label of the entry whose row a page highlights.
+    """
+    rows = list(map(run_cells, histories, histories.values()))
+    table = table_of(rows, TITLES, IMPORTANCE, winner)
+    blocks: list[Block] = [table]
+    if "participants %" in table.head:
+        blocks.append(Folded('What "participants" means', [Paragraph(NOTE)]))
+    return Document(blocks)
+
+
+def run_cells(label: str, history: Sequence[Row]) -> dict[str, str]:
+    """Returns an entry's cells of the table of a run, by title."""
+    tops, lasts, validated = [], [], []
+    for trial in by_trial(history):
+        if evaluated(trial):
+            ends = best(trial)
+            tops.append(ends.on_test)
+            lasts.append(ends.last)
+            validated += [ends.on_val] if ends.on_val else []
+    participants, servers = tops_of(history, PARTICIPANTS), tops_of(history, GLOBAL)
+    rounds = after_start(history)
+    cells = {"method": label, "accuracy %": percent(tops, "accuracy")}
+    if validated:
+        chosen = percent(validated, "accuracy")
+        cells["by validation %"] = f"{chosen} (round {rounds_of(validated)})"
+    if participants:
+        cells["participants %"] = percent(participants, PARTICIPANTS)
+    if servers:
+        cells["server's model %"] = percent(servers, GLOBAL)
+    cells |= {
+        "± clients": percent(tops, "accuracy_std", spread=False),
+        "weighted %": percent(tops, "accuracy_weighted"),
+        "best round": rounds_of(tops) or "-",
+        "last %": percent(lasts, "accuracy"),
+        "worst 10 %": percent(tops, "accuracy_worst10"),
+        "uplink": human_bytes(mean_bytes(rounds, "uplink")),
+        "downlink": human_bytes(mean_bytes(rounds, "downlink")),
+        "FLOPs": mean_flops(rounds),
+        "s/round": median(rounds, "seconds_round"),
+    }
+    for stage in STAGES:
+        if values(rounds, f"seconds_{stage}"):
+            cells[f"{stage} s"] = median(rounds, f"seconds_{stage}")
+    if values(history, "simulated_clock"):
+        # The untrained federation of row 0, which may be best, has no clock.
+        clocks = [row.get("simulated_clock", 0.0) for row in tops]
+        cells["simulated s to best"] = f"{np.mean(clocks):.4g}"
+    return cells
+
+
+def mean_bytes(rows: Sequence[Row], *ways: str) -> float:
+    """Returns the mean of `wire_bytes` over rows; 0 without rows."""
+    return mean([wire_bytes(row, *ways) for row in rows], 0.0)
+
+
+def mean_flops(rows: Sequence[Row]) -> str:
+    """Formats the mean FLOPs of a round; "-" where a row has none, as of an early version."""
+    return human_flops(mean([row.get("flops", math.nan) for row in rows], math.nan))
+
+
+def median(rows: Sequence[Row], key: str) -> str:
+    """Formats the median over the rows that have the key; "-" where no row has."""
+    numbers = values(rows, key)
+    return f"{np.median(numbers):.2f}" if numbers else "-"
+
+
+def sent(histories: Mapping[str, Sequence[Row]]) -> Table:
+    """Makes a table of what each entry sent, payload and metadata: means per round over rounds and
+    trials, of all clients together and of one whose uplink arrived; and a trial's whole run."""
+    head = ["entry", "up a round", "down a round", "up, one client", "the whole run"]
+    rows = []
+    for label, history in histories.items():
+        rounds = after_start(history)
+        arrived = reporting(rounds, "arrived")
+        uplinks = [wire_bytes(row, "uplink") / row["arrived"] for row in arrived]
+        counts = [
+            mean_bytes(rounds, "uplink"),
+            mean_bytes(rounds, "downlink"),
+            mean(uplinks, 0.0),
+            math.fsum(map(wire_bytes, rounds)) / len(by_trial(history)),
+        ]
+        rows.append([label, *map(human_bytes, counts)])
+    return Table(head, rows)

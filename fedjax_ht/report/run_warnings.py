@@ -1,0 +1,135 @@
+"""Warnings that stand beside the result of a run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ht.report.bad_clients import named, outliers
+from fedjax_ht.report.plots import mean_of_clients
+from fedjax_ht.report.rows import reporting, values
+from fedjax_ht.simulation.history import Row, by_trial
+
+FAR = 3  # Tukey's "far out", in lengths of the box
+LEAST_POINTS = 5.0  # percentage points that a client must be outside the box
+WASTED = 0.3  # share of lanes' steps
+FALL = 0.03  # of accuracy, from the best round to the last
+MOST_NAMED = 5  # clients
+
+
+def warnings(histories: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Returns what a reader of a result should not miss, a line each."""
+    lines = []
+    for label, history in histories.items():
+        for check in (*TROUBLES, idle_lanes, far_clients, falls):
+            for line in check(history):
+                lines.append(f"{label}: {line}")
+    return lines
+
+
+def events(history: Sequence[Row], key: str) -> tuple[list[Row], int]:
+    """Returns the rows in which a list is not empty, and in how many rounds they are; trials share
+    rounds."""
+    rows = reporting(history, key)
+    return rows, len(set(values(rows, "round")))
+
+
+def clients_in(rows: Sequence[Row], key: str) -> str:
+    """Names the clients that appear in any of the rows."""
+    return named(sorted(set().union(*values(rows, key))))
+
+
+def not_finite(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where results of clients were not finite."""
+    rows, rounds = events(history, "not_finite")
+    if rows:
+        first = rows[0]
+        yield (
+            f"results that were not finite were left out in {rounds} rounds, first of "
+            f"{named(first['not_finite'])} in round {first['round']} (trial {first['trial']})"
+        )
+
+
+def outlying(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where uploads were outliers."""
+    rows, rounds = events(history, "far_off")
+    if rows:
+        ids = sorted({int(client) for row in rows for client, _ in row["far_off"]})
+        yield (
+            f"outlying uploads in {rounds} rounds, of {named(ids)}; first in round "
+            f"{rows[0]['round']}: {outliers(rows[0]['far_off'])}"
+        )
+
+
+def refused(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where outlying uploads were refused."""
+    rows, rounds = events(history, "refused")
+    if rows:
+        clients = clients_in(rows, "refused")
+        yield f"in {rounds} rounds outlying uploads were refused, of {clients}"
+
+
+def late(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where uploads missed the deadline."""
+    rows, rounds = events(history, "late")
+    if rows:
+        used = values(history, "arrived_late")
+        outcome = "arrived in a later round" if used else "were lost"
+        yield (
+            f"in {rounds} rounds uploads came after the deadline and {outcome}, of "
+            f"{clients_in(rows, 'late')}"
+        )
+
+
+def kept_server(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where the server kept its last state."""
+    rounds = [row["round"] for row in history if not row.get("server_finite", True)]
+    if rounds:
+        yield (
+            f"in {len(set(rounds))} rounds, first in {rounds[0]}, the server's step was not "
+            "finite, and its last state was kept"
+        )
+
+
+TROUBLES = (not_finite, outlying, refused, late, kept_server)
+
+
+def idle_lanes(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where lanes waited for long."""
+    wasted = values(history, "wasted_lane_steps")
+    if wasted and np.mean(wasted) > WASTED:
+        share = f"{100 * np.mean(wasted):.0f} %"
+        yield f"{share} of the steps of lanes waited for a longer client"
+
+
+def far_clients(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line for clients whose accuracy at the best round is far below the quartiles of all
+    clients, and one for clients far above."""
+    accuracy = mean_of_clients(history)
+    if np.isnan(accuracy).all():
+        return
+    low, high = np.nanquantile(accuracy, [0.25, 0.75])
+    reach = max(FAR * (high - low), LEAST_POINTS)
+    ids = evaluated_ids(history, len(accuracy))
+    for distance, end in ((low - accuracy, "less"), (accuracy - high, "more")):
+        order = np.argsort(-distance, kind="stable").tolist()
+        far = [f"{ids[i]} ({accuracy[i]:.0f} %)" for i in order if distance[i] > reach]
+        if far:
+            more = f" and {len(far) - MOST_NAMED} others" if len(far) > MOST_NAMED else ""
+            yield f"{named(far[:MOST_NAMED])}{more} reached far {end} than the others"
+
+
+def evaluated_ids(history: Sequence[Row], count: int) -> Sequence[Any]:
+    """Returns the ids of the evaluated clients, of which there are `count`."""
+    return next(iter(values(history, "client_ids")), range(count))
+
+
+def falls(history: Sequence[Row]) -> Iterator[str]:
+    """Yields a line where the last round is far below the best, on average over trials."""
+    drops = []
+    for trial in by_trial(history):
+        accuracies = values(trial, "accuracy")
+        if len(accuracies) > 1:
+            drops.append(max(accuracies) - accuracies[-1])
+    if drops and np.mean(drops) > FALL:
+        yield f"the last round is {100 * np.mean(drops):.1f} points below the best"

@@ -1,0 +1,127 @@
+"""Sentences on what was run, and how to run it again."""
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jax
+from ml_collections import ConfigDict
+
+from fedjax_ht.core.inputs import Pixels
+from fedjax_ht.experiment import devices
+from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.entries import as_run
+from fedjax_ht.report.machine import processor
+
+PROGRAM = "fedjax-ht"
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+    """Describes the federation and how entries train, in a few sentences.
+
+    Args:
+      config: of the run.
+      experiment: built from it.
+      labels: of the entries; None is all.
+    """
+    labels = list(experiment.entries if labels is None else labels)
+    sizes = [len(client.train) for client in experiment.partitions[0]]
+    kind = "images" if isinstance(experiment.dataset.preprocess, Pixels) else "samples"
+    seeds = f"seed {config.seed}"
+    if config.trials > 1:
+        seeds = f"seeds {config.seed} to {config.seed + config.trials - 1}"
+    return (
+        f"{config.partition.num_clients} clients on {experiment.dataset.name}"
+        f"{participation(config)}: {sum(sizes)} training {kind}, {min(sizes)} to {max(sizes)} a "
+        f"client; {split(config)}. Models: {', '.join(architectures(experiment, labels))}. "
+        f"Training: {trained(config, experiment, labels)} a round. {config.rounds} rounds, {seeds}."
+        f"{devices.described(config.devices_profile)}"
+    )
+
+
+def participation(config: ConfigDict) -> str:
+    """Says which share of the clients takes part in a round; "" where all do."""
+    text = ""
+    if config.participation != 1:
+        text += f", of whom {100 * config.participation:.3g} % take part in a round"
+    if config.drop_rate:
+        text += f" and {100 * config.drop_rate:.3g} % of these are lost"
+    return text
+
+
+def split(config: ConfigDict) -> str:
+    """Names the split with its options and seed."""
+    parts = [f"split {config.partition.kind}"]
+    for name, value in sorted(config.partition.options.items()):
+        if value is not None:
+            parts.append(f"{name} {value}")
+    return ", ".join([*parts, f"seed {config.partition.seed}"])
+
+
+def architectures(experiment: Experiment, labels: Iterable[str]) -> list[str]:
+    """Lists the names of the entries' architectures in alphabetical order."""
+    names = set()
+    for label in labels:
+        names |= {bucket.name for bucket in experiment.federations[label].buckets}
+    return sorted(names)
+
+
+def trained(config: ConfigDict, experiment: Experiment, labels: Sequence[str]) -> str:
+    """Lists the settings of local training: those that entries share once, else each value with the
+    entries that set it."""
+    parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels
+    for label in labels:
+        training = as_run(experiment.entries[label], config).training
+        length = f"{training.epochs} local epochs"
+        if training.steps:
+            length = f"{training.steps} steps"
+        optimizer = f"{training.optimizer} at {training.learning_rate}"
+        batches = f"batches of {training.batch_size}"
+        for values, text in zip(parts, (optimizer, batches, length)):
+            values.setdefault(text, []).append(label)
+    texts = []
+    for values in parts:
+        for text, entries in values.items():
+            if len(values) > 1:
+                text = f"{text} ({', '.join(entries)})"
+            texts.append(text)
+    return ", ".join(texts)
+
+
+def repeat() -> str:
+    """Returns how to repeat this run: the command, versions, machine and commit, a line each."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    arguments = shlex.join(sys.argv[1:])
+    command = "a call of train_and_evaluate"
+    if main:
+        command = f"python -m {main.name} {arguments}"
+    elif Path(sys.argv[0]).name == PROGRAM:
+        command = f"{PROGRAM} {arguments}"
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    device = jax.devices()[0]
+    kind = device.device_kind
+    if device.platform == "cpu":
+        kind = processor()
+    machine = (
+        f"{len(jax.devices())} x {kind}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    )
+    return "\n".join([command, versions, machine, f"commit {commit()}"])
+
+
+def commit() -> str:
+    """Returns the commit of the code that runs, or "unknown" where git does not tell."""
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    if not (root / ".git").exists():  # installed, perhaps into another repository
+        return "unknown"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,277 @@
+"""The transport of a simulation: buckets of clients in compiled programs on a mesh of devices."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.evaluation import Asked, Scores
+from fedjax_ht.core.executor import Schedule
+from fedjax_ht.core.federation import all_weights, weights_of
+from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
+from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.round import ClientResult, Participant, TrialServers
+from fedjax_ht.simulation.answers import Answers
+from fedjax_ht.simulation.program import Clients, Program
+from fedjax_ht.simulation.roster import (
+    PADDING,
+    idle_lane_steps,
+    lay_out,
+    places,
+    positions,
+    schedule,
+)
+from fedjax_ht.simulation.round import Cohort, Exchange, Round, draw_cohort
+from fedjax_ht.simulation.serving import serve
+from fedjax_ht.simulation.spending import epsilons
+from fedjax_ht.simulation.stages import Seconds, stage
+from fedjax_ht.simulation.state import SimulationState, clients_info
+from fedjax_ht.simulation.waiting import nobody_waits
+from fedjax_ht.trust.attacks import attackers
+
+
+class RoundInputs(NamedTuple):
+    """Inputs of a round or an evaluation.
+
+    Attributes:
+      info: of every client, NumPy with leading axes [trials, num_clients].
+      round: int32 scalar, on all devices.
+      servers: on all devices.
+    """
+
+    info: ClientInfo
+    round: jax.Array
+    servers: TrialServers
+
+
+class BucketPlan(NamedTuple):
+    """A bucket's participants before they train.
+
+    Attributes:
+      rows: int [trials, ...], each trial's.
+      layout: of the participants, int64 [P].
+      states: on the devices; the schedules name slots in them.
+      schedule: who trains when, on the devices.
+      score_layout: of the participants when they are scored, padded as for an evaluation, which is
+        then the same program.
+      score_schedule: who is scored when, on the devices.
+    """
+
+    rows: list[np.ndarray]
+    layout: np.ndarray
+    states: PyTree
+    schedule: Schedule
+    score_layout: np.ndarray
+    score_schedule: Schedule
+
+
+def first_state(program: Program) -> SimulationState:
+    """Returns the state before the first round."""
+    weights = {b.name: share(program.mesh, weights_of(b)) for b in program.federation.buckets}
+
+    def first_states(name: str, clients: Clients, layout: np.ndarray) -> PyTree:
+        trials, ids = clients.roster.client(np.where(layout == PADDING, 0, layout))
+        # With shared_init the bucket's first client stands for all of them.
+        if program.options[0].shared_init:
+            ids = np.full_like(ids, clients.roster.members[0])
+        settings = jax.tree.map(lambda x: x[trials], program.settings)
+        inputs = (program.seeds[trials], ids.astype(np.int32), settings)
+        return clients.first_states(scatter(program.mesh, inputs), weights[name])
+
+    stored, changed = {}, {}
+    for name, clients in program.clients.items():
+        make = functools.partial(first_states, name, clients)
+        stored[name] = clients.store.init(clients.roster, make)
+        if clients.keeps:
+            changed[name] = np.zeros(len(clients.roster.steps), np.int32)
+    all_models = collect(program.mesh, all_weights(program.federation))
+    server = program.server
+    state = SimulationState(
+        round=0,
+        servers=collect(
+            program.mesh, program.first_server((server.seeds, server.settings), all_models)
+        ),
+        clients=stored,
+        last_round=np.full(program.train_counts.shape, -1, np.int32),
+        changed=changed,
+    )
+    profile = program.options[0].profile
+    if profile is None or profile.late == "lost":
+        return state
+    # The forms of uplinks: this traces every architecture's round.
+    infos = clients_info(program.train_counts, state)
+    return state._replace(waiting=nobody_waits(program.devices, program.uplink_forms(), infos))
+
+
+def compiled_round(program: Program) -> Round:
+    """Returns the round of a simulation."""
+    attack, num_clients = program.options[0].attack, program.federation.num_clients
+
+    def serve_round(state, received, rows, settings=None):
+        return serve(program.server, program.mesh, state.servers, state.round, received, rows)
+
+    return Round(
+        options=program.options,
+        exchange=functools.partial(exchange, program),
+        serve=serve_round,
+        devices=program.devices,
+        attackers=attackers(attack, num_clients) if attack else np.zeros(num_clients, bool),
+        epsilons=functools.partial(epsilons, program),
+    )
+
+
+def exchange(
+    program: Program, state: SimulationState, score: bool, seconds: Seconds | None
+) -> Exchange:
+    """Trains a round's participants and returns their answers; the buffers of client states are
+    donated. Arguments as of `round.Round.exchange`."""
+    num_clients = program.federation.num_clients
+    cohorts = [draw_cohort(o, num_clients, state, t) for t, o in enumerate(program.options)]
+    inputs = round_inputs(program, state)
+    plans = {name: _plan(program, name, state, inputs, cohorts) for name in program.clients}
+    data = {name: clients.data for name, clients in program.clients.items()}
+    request = program.after_training if score else program.nothing
+    trained = stage(
+        seconds,
+        "train",
+        lambda: program.train(
+            {name: plan.states for name, plan in plans.items()},
+            {name: plan.schedule for name, plan in plans.items()},
+            inputs.servers,
+            data,
+            (inputs.round, request),
+        ),
+    )
+    kept = {name: states for name, (states, _) in trained.items() if program.clients[name].keeps}
+    # Clients that keep nothing are scored where they train, before their models are gone.
+    scores = {name: of_bucket for name, (_, (_, of_bucket)) in trained.items()}
+    schedules = {name: plans[name].score_schedule for name in kept}
+    scores |= stage(
+        seconds, "score", lambda: score_states(program, kept, schedules, inputs, request)
+    )
+    answers, stored, changed = {}, {}, {}
+    for name, plan in plans.items():
+        clients, (states, (result, _)) = program.clients[name], trained[name]
+        stored[name] = clients.store.save(state.clients[name], states, clients.roster, plan.layout)
+        if clients.keeps:
+            changed[name] = state.changed[name].copy()
+            changed[name][np.concatenate(plan.rows)] = state.round + 1
+        answers[name] = _answers(program, name, plan, result, scores[name])
+    return Exchange(cohorts=cohorts, answers=answers, clients=stored, changed=changed)
+
+
+def _plan(
+    program: Program,
+    name: str,
+    state: SimulationState,
+    inputs: RoundInputs,
+    cohorts: list[Cohort],
+) -> BucketPlan:
+    clients = program.clients[name]
+    roster, store = clients.roster, clients.store
+    rows = [roster.rows(t, cohort.ids) for t, cohort in enumerate(cohorts)]
+    dropped = [roster.rows(t, cohort.ids[cohort.dropped]) for t, cohort in enumerate(cohorts)]
+    layout = score_layout = lay_out(roster, np.concatenate(rows), roster.capacity)
+    if clients.keeps:
+        score_layout = lay_out(roster, np.concatenate(rows), store.block(roster))
+    states = store.load(state.clients[name], roster, layout)
+    lost = np.concatenate(dropped)
+    return BucketPlan(
+        rows=rows,
+        layout=layout,
+        states=states,
+        schedule=device_schedule(program, name, layout, inputs, lost),
+        score_layout=score_layout,
+        score_schedule=device_schedule(program, name, score_layout, inputs, lost),
+    )
+
+
+def _answers(
+    program: Program,
+    name: str,
+    plan: BucketPlan,
+    result: ClientResult,
+    scores: dict[str, Scores],
+) -> Answers:
+    roster = program.clients[name].roster
+    received = Received(result.uplink, plan.schedule.own.info, result.arrived)
+    participants = program.options[0].participants(program.federation.num_clients)
+    size = min(participants, len(roster.members))
+    return Answers(
+        places=places(roster, plan.layout),
+        received=collect(program.mesh, received),
+        rows=np.stack([positions(plan.layout, rows, size) for rows in plan.rows]),
+        in_order=roster.in_order,
+        result=result._replace(uplink=()),
+        score_places=places(roster, plan.score_layout),
+        scores=scores,
+        idle=idle_lane_steps(roster, plan.layout),
+    )
+
+
+def device_schedule(
+    program: Program, name: str, layout: np.ndarray, inputs: RoundInputs, lost: np.ndarray
+) -> Schedule:
+    """Returns the schedule of a layout, sharded; `lost` are the rows whose uplink is dropped."""
+    clients = program.clients[name]
+    slots = clients.store.slots(clients.roster, layout)
+    return scatter(program.mesh, schedule(clients.roster, layout, slots, inputs.info, lost))
+
+
+def score_states(
+    program: Program,
+    states: dict[str, PyTree],
+    schedules: dict[str, Schedule],
+    inputs: RoundInputs,
+    request: Asked,
+) -> dict[str, dict[str, Scores]]:
+    """Scores the scheduled clients of some buckets."""
+    data = {name: program.clients[name].data for name in states}
+    return program.score(states, schedules, inputs.servers, data, (inputs.round, request))
+
+
+def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
+    """Puts on the devices what a round or an evaluation starts from."""
+    servers = TrialServers(
+        *(spread(program.mesh, x) for x in (state.servers, program.seeds, program.settings))
+    )
+    info = clients_info(program.train_counts, state)
+    return RoundInputs(info, spread(program.mesh, np.int32(state.round)), servers)
+
+
+def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
+    """Returns some of a bucket's states as NumPy; of clients that keep nothing, as the newest
+    downlink leaves them."""
+    clients = program.clients[name]
+    if clients.keeps:
+        return clients.store.read(state.clients[name], clients.roster, rows)
+    info = clients_info(program.train_counts, state)
+    servers = TrialServers(state.servers, program.server.seeds, program.server.settings)
+    data, states = program.data.buckets[name], []
+    for row in rows:
+        participant = participant_of(clients, info, int(row))
+        received = clients.received(participant, servers, data, np.int32(state.round))
+        states.append(fetch(received))
+    return jax.tree.map(lambda *xs: np.stack(xs), *states)
+
+
+def write_clients(
+    program: Program, state: SimulationState, name: str, rows: np.ndarray, states: PyTree
+) -> SimulationState:
+    """Returns the state with some of a bucket's clients' states put in place."""
+    clients = program.clients[name]
+    stored = clients.store.write(state.clients[name], clients.roster, rows, states)
+    return state._replace(clients=state.clients | {name: stored})
+
+
+def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:
+    """Returns one row as a participant; `info` has leading axes [trials, num_clients]."""
+    trial, client = map(int, clients.roster.client(np.int64(row)))
+    return Participant(
+        member=np.int32(row),
+        trial=np.int32(trial),
+        info=jax.tree.map(lambda x: x[trial, client], info),
+        valid=np.True_,
+        dropped=np.False_,
+    )

@@ -1,0 +1,121 @@
+"""Plain rows of a history, made of reports: they go to files, tables and plots as they are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fedjax_ht.metrics.accuracy import summarise
+from fedjax_ht.simulation.report import Evaluation, RoundReport
+
+Row = dict[str, Any]
+"""JSON values only. "round" counts rounds done, row 0 is the untrained federation; "trial" counts
+from 0. Seconds are those of the whole program, whatever the number of trials."""
+
+
+def evaluation_row(
+    evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None = None
+) -> Row:
+    """Flattens an evaluation; "accuracy" is the method's first rule on the clients' own test sets.
+
+    Args:
+      evaluation: of one trial.
+      rules: the method's, the reported one first.
+      only: ids of the clients that were evaluated; None for all.
+
+    Returns:
+      accuracy, accuracy_weighted (by test samples), accuracy_train_weighted (by training samples,
+      DFRD's L.acc), accuracy_std, accuracy_worst10, val_accuracy (with a validation set),
+      train_accuracy (where it is evaluated), accuracy_<rule> for every rule,
+      global_accuracy_head (with a global model, DFRD's G.acc), clients (accuracy per client), and,
+      where only some were evaluated, client_ids.
+    """
+    row: Row = {}
+    reported = rules[0]
+    for split, by_rule in evaluation.accuracy.items():
+        prefix = "" if split == "test" else f"{split}_"
+        counts = np.where(np.isnan(by_rule[reported]), 0, evaluation.counts[split])
+        summary = summarise(by_rule[reported], counts)
+        row[f"{prefix}accuracy"] = summary.mean
+        row[f"{prefix}accuracy_weighted"] = summary.weighted
+        if split == "test":
+            row |= _test_columns(evaluation, rules, only)
+    for rule, value in evaluation.global_accuracy.items():
+        row[f"global_accuracy_{rule}"] = value
+    return row
+
+
+def _test_columns(evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None) -> Row:
+    """Returns what is told of the clients' own test sets alone."""
+    by_rule, counts = evaluation.accuracy["test"], evaluation.counts["test"]
+    reported = by_rule[rules[0]]
+    summary = summarise(reported, np.where(np.isnan(reported), 0, counts))
+    train_weights = np.where(counts > 0, evaluation.counts["train"], 0)
+    row: Row = {
+        "accuracy_train_weighted": summarise(reported, train_weights).weighted,
+        "accuracy_std": summary.std,
+        "accuracy_worst10": summary.worst,
+    }
+    for rule in rules:
+        row[f"accuracy_{rule}"] = summarise(by_rule[rule], counts).mean
+    clients = reported if only is None else reported[only]
+    row["clients"] = [None if np.isnan(accuracy) else float(accuracy) for accuracy in clients]
+    if only is not None:
+        row["client_ids"] = [int(i) for i in only]
+    return row
+
+
+def round_row(report: RoundReport, rules: Sequence[str], client_flops: np.ndarray) -> Row:
+    """Flattens a round's report: metrics, arrivals, FLOPs, and the wire in elements and bytes.
+
+    Args:
+      report: of one trial.
+      rules: the method's, the reported one first.
+      client_flops: float64 [num_clients], of a round of each client.
+
+    Returns:
+      "accuracy_participants" is the mean over the round's participants, freshly trained, before
+      anything comes down, by the first rule; accuracy_participants_<rule> where there are several.
+      It is absent where none has a test sample. "epsilon" is absent where nothing is private, and
+      where there is no noise.
+    """
+    row: Row = dict(report.metrics) | report.server_metrics
+    for rule in rules:
+        values = report.accuracy.get(rule, np.full(1, np.nan))
+        if np.isnan(values).all():
+            continue
+        if rule == rules[0]:
+            row["accuracy_participants"] = float(np.nanmean(values))
+        if len(rules) > 1:
+            row[f"accuracy_participants_{rule}"] = float(np.nanmean(values))
+    row["participants"] = len(report.participants)
+    row["arrived"] = report.arrived
+    row["not_finite"] = list(report.not_finite)
+    row["server_finite"] = report.server_finite
+    row["far_off"] = [list(outlier) for outlier in report.far_off]
+    row |= _optional_columns(report)
+    row["flops"] = float(client_flops[report.participants].sum())
+    row["wasted_lane_steps"] = report.wasted_lane_steps
+    for way, cost in (("uplink", report.uplink), ("downlink", report.downlink)):
+        for field, value in cost._asdict().items():
+            row[f"{way}_{field}"] = value
+    return row
+
+
+def _optional_columns(report: RoundReport) -> Row:
+    """Returns what is told only of runs that have it."""
+    row: Row = {}
+    if report.refused:
+        row["refused"] = list(report.refused)
+    if report.absent is not None:
+        row["absent"] = report.absent
+    if report.seconds is not None:
+        row["simulated_seconds"] = report.seconds
+        row["late"] = list(report.late)
+    if report.arrived_late is not None:
+        row["arrived_late"] = list(report.arrived_late)
+    if report.epsilon is not None and np.isfinite(report.epsilon):
+        row["epsilon"] = report.epsilon
+    for name, seconds in (report.stages or {}).items():
+        row[f"seconds_{name}"] = seconds
+    return row

@@ -1,0 +1,77 @@
+"""An evaluation: every client's accuracy, and that of the server's own model."""
+
+import itertools
+
+import numpy as np
+
+from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.mesh import fetch, server_copy
+from fedjax_ht.simulation.compiled import (
+    RoundInputs,
+    device_schedule,
+    round_inputs,
+    score_states,
+)
+from fedjax_ht.simulation.program import Program
+from fedjax_ht.simulation.report import Evaluation, evaluation
+from fedjax_ht.simulation.roster import Places, blocks, places, take_trial
+from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.trials import of_trial
+
+
+def evaluate(
+    program: Program, state: SimulationState, only: np.ndarray | None = None
+) -> list[Evaluation]:
+    """Scores each trial's clients, and its server's model if it has one; the state stays.
+
+    Args:
+      program: what is bound.
+      state: after k rounds the newest downlink is the one that round k, from 0, starts with.
+      only: ids of the clients to score; None for all.
+    """
+    ids = np.arange(program.federation.num_clients) if only is None else np.asarray(only)
+    scored = _score_blocks(program, state, round_inputs(program, state), ids)
+    pooled = None
+    if program.method.global_params is not None and program.federation.global_model is not None:
+        samples = server_copy(program.samples)
+        pooled = program.score_global((state.servers, program.pooled), samples)
+    scores, pooled = fetch(([of_block for _, of_block in scored], pooled))
+    evaluations = []
+    for trial, train_counts in enumerate(program.train_counts):
+        blocks_of_trial = [
+            take_trial(where, trial, of_block) for (where, _), of_block in zip(scored, scores)
+        ]
+        evaluations.append(evaluation(train_counts, blocks_of_trial, of_trial(pooled, trial)))
+    return evaluations
+
+
+def _score_blocks(
+    program: Program, state: SimulationState, inputs: RoundInputs, ids: np.ndarray
+) -> list[tuple[Places, dict[str, Scores]]]:
+    """Scores the clients `ids`, as many at a time as a device has room for."""
+    nobody = np.zeros(0, np.int64)
+    of_trials = [_with_samples(program, trial, ids) for trial in range(len(program.options))]
+    layouts = {}
+    for name, clients in program.clients.items():
+        roster = clients.roster
+        rows = [roster.rows(trial, chosen) for trial, chosen in enumerate(of_trials)]
+        layouts[name] = blocks(roster, np.concatenate(rows), clients.store.block(roster))
+    scored = []
+    for block in itertools.zip_longest(*layouts.values()):
+        layout_of = {name: layout for name, layout in zip(layouts, block) if layout is not None}
+        states, schedules = {}, {}
+        for name, layout in layout_of.items():
+            clients = program.clients[name]
+            states[name] = clients.store.load(state.clients[name], clients.roster, layout)
+            schedules[name] = device_schedule(program, name, layout, inputs, nobody)
+        scores = score_states(program, states, schedules, inputs, program.in_evaluation)
+        for name, layout in layout_of.items():
+            scored.append((places(program.clients[name].roster, layout), scores[name]))
+    return scored
+
+
+def _with_samples(program: Program, trial: int, ids: np.ndarray) -> np.ndarray:
+    """Returns those of `ids` that have any sample to be scored on; all of them where none has."""
+    splits = program.in_evaluation.splits
+    counts = sum(program.data.counts[split][trial, ids] for split in splits)
+    return ids[counts > 0] if np.any(counts) else ids

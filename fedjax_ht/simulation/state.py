@@ -1,0 +1,77 @@
+"""The state of a run between two rounds."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.method import ClientInfo, PyTree
+from fedjax_ht.simulation.trials import of_trial
+from fedjax_ht.simulation.waiting import Waiting
+
+
+class SimulationState(NamedTuple):
+    """The state of a run: everything it needs to go on.
+
+    Attributes:
+      round: rounds done.
+      servers: the method's server states, stacked over trials.
+      clients: bucket name -> stored states. On one device they are stacked over the bucket's rows:
+        its clients by ascending id, trial after trial. Of clients that keep nothing between rounds
+        they mean nothing.
+      last_round: int32 [trials, num_clients], the last round in which the server reached each; -1
+        for never.
+      changed: bucket name -> int32 [rows], rounds done when a row's state last changed; 0 for
+        never. Without the buckets whose clients keep nothing between rounds.
+      waiting: uploads that arrive in a later round; None where late ones are lost.
+    """
+
+    round: int
+    servers: PyTree
+    clients: dict[str, PyTree]
+    last_round: np.ndarray
+    changed: dict[str, np.ndarray]
+    waiting: Waiting | None = None
+
+    @property
+    def server(self) -> PyTree:
+        """The server state of the only trial.
+
+        Raises:
+          ValueError: there are several trials.
+        """
+        if len(self.last_round) > 1:
+            raise ValueError(f"there are {len(self.last_round)} trials: see `servers`")
+        return of_trial(self.servers, 0)
+
+
+def copy_state(state: SimulationState) -> SimulationState:
+    """Copies a state, to be kept: a round works in place on the arrays of the one that it is given.
+
+    Example:
+      >>> best = fl.copy_state(state)  # in an `after_round` of `fl.run`
+      >>> simulation.evaluate(best)
+    """
+
+    def copied(x):
+        return x.copy() if isinstance(x, jax.Array | np.ndarray) else x
+
+    copy = jax.tree.map(copied, state)
+    # The round is a whole number also where a restored state has NumPy's.
+    return copy._replace(round=int(state.round))
+
+
+def clients_info(train_counts: np.ndarray, state: SimulationState) -> ClientInfo:
+    """Returns what the system knows of every client.
+
+    Args:
+      train_counts: int [trials, num_clients], training samples.
+      state: before the round.
+
+    Returns:
+      ClientInfo of NumPy arrays [trials, num_clients].
+    """
+    trials, num_clients = train_counts.shape
+    ids = np.tile(np.arange(num_clients, dtype=np.int32), (trials, 1))
+    counts = train_counts.astype(np.int32)
+    return ClientInfo(ids, counts, state.last_round.astype(np.int32))

@@ -1,0 +1,218 @@
+"""The transport that finds a fault: the same calls, one client and one stage at a time."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.round import (
+    Call,
+    ClientResult,
+    all_finite,
+    call_directly,
+    client_result,
+    client_step,
+    send,
+    view,
+)
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.simulation.answers import Answers
+from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
+from fedjax_ht.simulation.program import Program
+from fedjax_ht.simulation.roster import PADDING, idle_lane_steps, places, positions
+from fedjax_ht.simulation.round import Cohort, Exchange, draw_cohort, run_round
+from fedjax_ht.simulation.serving import ServerResult, server_inputs, server_round
+from fedjax_ht.simulation.stages import Seconds
+from fedjax_ht.simulation.state import SimulationState, clients_info
+from fedjax_ht.simulation.trials import of_trial
+
+
+class Fault(NamedTuple):
+    """The first thing in a round that is not finite, or raises.
+
+    Attributes:
+      stage: "broadcast", "downlink" or "uplink" (the transforms of the wire), "receive",
+        "client_update", or "server_update".
+      where: the path of the first array that is not finite in what the stage returned, or what it
+        raised.
+      trial: from 0.
+      bucket, client: whose call it was; None for server_update.
+      error: what it raised, or None.
+    """
+
+    stage: str
+    where: str
+    trial: int
+    bucket: str | None
+    client: int | None
+    error: Exception | None
+
+    def __str__(self) -> str:
+        caller = ""
+        if self.bucket is not None:
+            caller = f" of client {self.client} in bucket {self.bucket}"
+        return f"{self.stage}{caller} (trial {self.trial}): {self.where}"
+
+
+class _FaultFound(Exception):
+    """Carries the fault out of the round."""
+
+
+def find_fault(program: Program, state: SimulationState, jit: bool = True) -> Fault | None:
+    """Plays the next round without changing the state, and stops at the first value that is not
+    finite or exception.
+
+    Args:
+      program: bound arguments.
+      state: before the round.
+      jit: False runs every operation by itself, so that prints, a debugger and `jax.debug_nans`
+        work in a method.
+
+    Returns:
+      None if the round is sound.
+    """
+    stepped = compiled_round(program)._replace(
+        exchange=functools.partial(exchange, program), serve=functools.partial(serve, program)
+    )
+    with contextlib.nullcontext() if jit else jax.disable_jit():
+        try:
+            run_round(stepped, state, score=False)
+        except _FaultFound as fault:
+            return fault.args[0]
+    return None
+
+
+class _Stages:
+    """Makes the calls of one trial's clients of a bucket, or of its server: each stage is compiled
+    once, and the first fault ends the round."""
+
+    def __init__(self, trial: int, bucket: str | None = None, host: bool = False):
+        self.trial, self.bucket, self.host = trial, bucket, host
+        self.compiled: dict[str, Callable] = {}
+
+    def of_client(self, client: int | None) -> Call:
+        """Returns what makes the calls of one client; None is the server."""
+        return functools.partial(self._call, client)
+
+    def _call(self, client: int | None, stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
+        fault = functools.partial(Fault, stage, trial=self.trial, bucket=self.bucket, client=client)
+        run = fn if self.host else self.compiled.setdefault(stage, jax.jit(fn))
+        try:
+            out = run(*arguments)
+        except Exception as error:
+            where = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            raise _FaultFound(fault(where=where, error=error)) from error
+        leaves = jax.tree_util.tree_leaves_with_path(out, is_leaf=lambda x: isinstance(x, Masked))
+        for path, leaf in leaves:
+            if not all_finite(leaf):
+                where = f"{jax.tree_util.keystr(path)} is not finite".strip()
+                raise _FaultFound(fault(where=where, error=None))
+        return out
+
+
+def exchange(
+    program: Program, state: SimulationState, score: bool, seconds: Seconds | None
+) -> Exchange:
+    """Plays the participants one after another; nobody is scored, and no state changes. Arguments
+    as of `round.Round.exchange`."""
+    num_clients = program.federation.num_clients
+    cohorts = [draw_cohort(o, num_clients, state, t) for t, o in enumerate(program.options)]
+    answers = {}
+    for bucket in program.federation.buckets:
+        roster = program.clients[bucket.name].roster
+        rows = [roster.rows(trial, cohort.ids) for trial, cohort in enumerate(cohorts)]
+        layout, results = np.concatenate(rows), []
+        for trial, cohort in enumerate(cohorts):
+            results += _play_bucket(program, state, bucket, trial, cohort)
+        if not results:
+            # A bucket without participants sends padding, in the form of its first row's result.
+            layout, results = np.full(1, PADDING), [_padding(program, state, bucket)]
+        info, result = jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+        size = max(1, *map(len, rows))
+        answers[bucket.name] = Answers(
+            places=places(roster, layout),
+            received=Received(result.uplink, info, result.arrived),
+            rows=np.stack([positions(layout, of_one, size) for of_one in rows]),
+            in_order=False,
+            result=result._replace(uplink=()),
+            score_places=places(roster, layout),
+            scores={},
+            idle=idle_lane_steps(roster, layout),
+        )
+    return Exchange(cohorts, answers, state.clients, state.changed)
+
+
+def _play_bucket(
+    program: Program, state: SimulationState, bucket: Bucket, trial: int, cohort: Cohort
+) -> list[tuple[ClientInfo, ClientResult]]:
+    """Plays a trial's participants of a bucket, by ascending id."""
+    roster = program.clients[bucket.name].roster
+    stages = _Stages(trial, bucket.name)
+    results = []
+    for row in roster.rows(trial, cohort.ids).tolist():
+        client = int(roster.client(np.int64(row))[1])
+        dropped = np.isin(client, cohort.ids[cohort.dropped])
+        play = _player(program, state, bucket, row, dropped)
+        results.append(play(stages.of_client(client)))
+    return results
+
+
+def _player(
+    program: Program, state: SimulationState, bucket: Bucket, row: int, dropped: np.ndarray
+) -> Callable[[Call], tuple[ClientInfo, ClientResult]]:
+    """Returns what plays the round of one row by the calls that it is given."""
+    clients, channel = program.clients[bucket.name], program.channel
+    participant = participant_of(clients, clients_info(program.train_counts, state), row)
+    trial = int(participant.trial)
+    method = program.method.at(of_trial(program.settings, trial))
+    server = of_trial(jax.device_get(state.servers), trial)
+    root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
+    info = jax.tree.map(jnp.asarray, participant.info)
+    data = view(clients.data, participant)
+    client = of_trial(read_clients(program, state, bucket.name, np.array([row])), 0)
+
+    def play(call: Call) -> tuple[ClientInfo, ClientResult]:
+        downlink = send(
+            method, program.federation, bucket, channel, server, root, round, info, call
+        )
+        step = client_step(method, bucket, channel, call)
+        update = step(client, downlink, data, root, round, info)
+        return info, client_result(True, dropped, downlink, update)
+
+    return play
+
+
+def _padding(
+    program: Program, state: SimulationState, bucket: Bucket
+) -> tuple[ClientInfo, ClientResult]:
+    """Returns zeros in the form of what a client of the bucket answers."""
+    play = _player(program, state, bucket, 0, np.True_)
+    form = jax.eval_shape(lambda: play(call_directly))
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), form)
+
+
+def serve(
+    program: Program,
+    state: SimulationState,
+    received: dict[str, Received],
+    rows: dict[str, np.ndarray],
+    settings: PyTree | None = None,
+) -> tuple[PyTree, ServerResult]:
+    """Serves trial after trial; arguments as of `round.Round.serve`."""
+    served, server = [], program.server
+    for trial, options in enumerate(program.options):
+        method = program.method.at(of_trial(program.settings, trial))
+        call = _Stages(trial, host=method.pretrained.host).of_client(None)
+        run = server_round(method, program.federation, options.outlier_bound, call)
+        shown = of_trial(server.shown, trial)
+        inputs, data = server_inputs(received, of_trial(rows, trial), shown, server.samples)
+        root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
+        before = of_trial(jax.device_get(state.servers), trial)
+        served.append(run(before, inputs, root, round, server.pretrained, data))
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *served)

@@ -1,0 +1,228 @@
+"""Defences of a server against bad clients: they change what it receives before the method sees it.
+
+Lengths, distances and their medians over a round are those of `trust.geometry`. By name:
+
+    norm_bound        No vector is longer than `bound` times the round's length, nor further from
+                      the geometric median than `bound` times the round's distance (Sun et al.,
+                      2019, with the bound relative).
+    median            Every upload becomes the coordinate-wise median (Yin et al., ICML 2018).
+    trimmed_mean      Every upload becomes the mean of each entry without a share of its largest
+                      and smallest values (Yin et al., ICML 2018).
+    geometric_median  Every upload becomes the geometric median (RFA, Pillutla et al., 2022).
+    multi_krum        A share of the vectors does not count, those with the most distant neighbours
+                      (Blanchard et al., NeurIPS 2017).
+
+Where every upload becomes the same value, any mean that a method takes of them is that value,
+whatever its weights. Each class of prototypes or of head rows is defended for itself, a model as a
+whole. Counts that clients send (`Metadata`) are believed. Where a class has one or two owners,
+`norm_bound` compares lengths alone: nobody can tell which of the two is right.
+
+Before any of these, and by default, uploads beyond anything honest are refused, see
+`outliers.without_outliers`.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.core.bounds import Positive, Within, checked
+from fedjax_ht.core.method import Method, Received, around
+from fedjax_ht.trust.geometry import (
+    TINY,
+    clip_to_round,
+    geometric_centre,
+    lengths,
+    minus,
+    round_median,
+)
+from fedjax_ht.trust.vectors import Vectors, comparable, vectors_of
+
+
+class Defence(NamedTuple):
+    """A function of a round's vectors.
+
+    Attributes:
+      name: as in a config.
+      apply: (Vectors, same_entries) -> Vectors. `same_entries` is False where a position means
+        another thing in each client's vectors.
+      by_entry: True if the defence only works where positions mean the same.
+    """
+
+    name: str
+    apply: Callable[[Vectors, bool], Vectors]
+    by_entry: bool = True
+
+
+Minority = Annotated[float, Within(least=0, below=0.5)]
+
+
+@checked
+def norm_bound(bound: Positive = 2.0) -> Defence:
+    """Makes the defence that clips vectors, see `geometry.clip_to_round`.
+
+    Args:
+      bound: in the round's lengths, and in its distances where entries can be compared.
+    """
+
+    def clip(vectors: Vectors, same_entries: bool) -> Vectors:
+        return clip_to_round([vectors], bound, same_entries)[0][0]
+
+    return Defence("norm_bound", clip, by_entry=False)
+
+
+def _agreement(name: str, by_piece: Callable) -> Defence:
+    """Makes the defence in which every upload becomes one value.
+
+    Args:
+      name: of the defence.
+      by_piece: (values float [P, V, D], known bool [P, V, D]) -> the value, float [V, D]. An entry
+        is known where a client holds it and its vector is present.
+    """
+
+    def apply(vectors: Vectors, _: bool) -> Vectors:
+        agreed = []
+        for x, held in zip(vectors.values, vectors.held):
+            known = jnp.broadcast_to(vectors.present[..., None] & held, x.shape)
+            agreed.append(jnp.broadcast_to(by_piece(x, known), x.shape))
+        return vectors._replace(values=tuple(agreed))
+
+    return Defence(name, apply)
+
+
+@checked
+def trimmed_mean(share: Minority = 0.2) -> Defence:
+    """Makes the defence in which every entry becomes a trimmed mean over the clients that hold it.
+
+    Args:
+      share: of the values that are left out at each end, rounded down.
+    """
+
+    def mean(x, known):
+        ordered = jnp.sort(jnp.where(known, x, jnp.inf), axis=0)
+        count = known.sum(0)
+        cut = jnp.floor(share * count).astype(jnp.int32)
+        place = jnp.arange(len(x)).reshape(-1, 1, 1)
+        kept = (place >= cut) & (place < count - cut)
+        # Divided first, since the sum of what is kept need not be finite.
+        return jnp.sum(jnp.where(kept, ordered / jnp.maximum(count - 2 * cut, 1), 0), 0)
+
+    return _agreement("trimmed_mean", mean)
+
+
+def median() -> Defence:
+    """Makes the defence in which every entry becomes its median over the clients that hold it.
+
+    Of an even number of values it is the mean of the two in the middle.
+    """
+
+    def middle(x, known):
+        ordered = jnp.sort(jnp.where(known, x, jnp.inf), axis=0)
+        count = known.sum(0)[None]
+
+        def at(place):
+            return jnp.take_along_axis(ordered, jnp.maximum(place, 0) // 2, axis=0)[0]
+
+        return jnp.where(count[0] > 0, 0.5 * at(count - 1) + 0.5 * at(count), 0)
+
+    return _agreement("median", middle)
+
+
+def geometric_median() -> Defence:
+    """Makes the defence in which every vector becomes the geometric median over clients."""
+
+    def apply(vectors: Vectors, _: bool) -> Vectors:
+        agreed = zip(geometric_centre(vectors), vectors.values)
+        values = tuple(jnp.broadcast_to(centre, x.shape) for centre, x in agreed)
+        return vectors._replace(values=values)
+
+    return Defence("geometric_median", apply)
+
+
+@checked
+def multi_krum(share: Minority = 0.2) -> Defence:
+    """Makes the defence that leaves out f = ceil(share n) of n vectors.
+
+    They are those with the largest sum of squared distances to their n - f - 2 nearest neighbours,
+    at least one (Blanchard et al., NeurIPS 2017).
+
+    Args:
+      share: of the vectors that are left out, rounded up.
+    """
+
+    def screen(vectors: Vectors, _: bool) -> Vectors:
+        present = vectors.present
+        # In units of the round's length, so that squares of giants stay finite.
+        unit = jnp.maximum(round_median(lengths(vectors), present), TINY)
+
+        def squares_to(vector):
+            distance = jnp.minimum(lengths(minus(vectors, *vector)) / unit, 1e15)
+            return jnp.where(present, distance**2, jnp.inf)
+
+        held = []
+        for x, h in zip(vectors.values, vectors.held):
+            held.append(jnp.broadcast_to(h, (len(x), *h.shape[1:])))
+        squares = lax.map(squares_to, (vectors.values, tuple(held)))  # [P, P, V]
+        itself = jnp.eye(len(present), dtype=bool)[..., None]
+        nearest = jnp.sort(jnp.where(itself, jnp.inf, squares), axis=1)
+        count = present.sum(0)
+        left_out = jnp.ceil(share * count).astype(jnp.int32)
+        neighbours = jnp.minimum(jnp.maximum(count - left_out - 2, 1), count - 1)
+        summed = jnp.arange(len(present)).reshape(1, -1, 1) < neighbours
+        score = jnp.where(present, jnp.sum(jnp.where(summed, nearest, 0), axis=1), jnp.inf)
+        rank = jnp.argsort(jnp.argsort(score, axis=0, stable=True), axis=0, stable=True)
+        return vectors._replace(present=present & (rank < count - left_out))
+
+    return Defence("multi_krum", screen)
+
+
+DEFENCES: dict[str, Callable[..., Defence]] = {
+    "norm_bound": norm_bound,
+    "median": median,
+    "trimmed_mean": trimmed_mean,
+    "geometric_median": geometric_median,
+    "multi_krum": multi_krum,
+}
+"""Name in a config -> factory."""
+
+
+def defended(method: Method, defences: Sequence[Defence]) -> Method:
+    """Puts defences, in order, before the server of a method.
+
+    Args:
+      method: any; with defences it reads single uplinks, whatever its own server reads.
+      defences: () returns the method itself.
+
+    Returns:
+      The method. Its `check` raises a ValueError where a defence compares entries that mean other
+      things in each client's uplink.
+    """
+    return around(method, functools.partial(_defended, defences)) if defences else method
+
+
+def _defended(defences: Sequence[Defence], method: Method) -> Method:
+    same_entries = method.wire.positions != "own"
+
+    def check(federation):
+        method.check(federation)
+        for defence in defences:
+            if defence.by_entry and not same_entries:
+                raise ValueError(
+                    f"robust is {defence.name}, but the same entry means another thing in each "
+                    f"client's upload of {method.name}; take norm_bound"
+                )
+
+    def server_update(federation, server, received: dict[str, Received], ctx):
+        safe = {}
+        for part in comparable(received, method.wire.positions == "nested"):
+            groups, put_back = vectors_of(part)
+            for defence in defences:
+                groups = [defence.apply(vectors, same_entries) for vectors in groups]
+            safe |= put_back(groups)
+        in_order = {name: safe[name] for name in received}
+        return method.server_update(federation, server, in_order, ctx)
+
+    wire = method.wire._replace(server_reads="uploads")
+    return method._replace(check=check, server_update=server_update, wire=wire)

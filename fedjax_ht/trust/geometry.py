@@ -1,0 +1,169 @@
+"""Lengths, distances and geometric medians of vectors, relative to those of a round.
+
+Lengths and distances are root mean squares over the entries that are compared. A round's length or
+distance is the median over all vectors that arrived. Everything here stays finite for entries up to
+the largest float32.
+"""
+
+import operator
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_ht.trust.vectors import Vectors
+
+WEISZFELD_STEPS = 8
+EQUAL = 1e-6  # of a length: vectors that are closer are equal but for rounding
+TINY = float(jnp.finfo(jnp.float32).tiny)
+HUGE = float(jnp.finfo(jnp.float32).max)
+
+
+def largest(vectors: Vectors) -> jax.Array:
+    """Returns the largest magnitude of the entries held, float32 [P, V]; 0 where none is."""
+    peaks = jnp.zeros(vectors.present.shape)
+    for x, held in zip(vectors.values, vectors.held):
+        peaks = jnp.maximum(peaks, jnp.max(jnp.where(held, jnp.abs(x), 0), -1))
+    return peaks
+
+
+def lengths(vectors: Vectors) -> jax.Array:
+    """Returns the root mean square of the entries held, float32 [P, V]; 0 where none is."""
+    # Squares of entries over the largest one do not overflow; within these bounds the scale's
+    # reciprocal is a normal number.
+    scale = jnp.clip(largest(vectors), 1e-37, 1e37)[..., None]
+    total = count = jnp.zeros(vectors.present.shape)
+    for x, held in zip(vectors.values, vectors.held):
+        total += jnp.sum(jnp.where(held, x / scale, 0) ** 2, -1)
+        count += jnp.sum(jnp.broadcast_to(held, x.shape), -1)
+    return scale[..., 0] * jnp.sqrt(total / jnp.maximum(count, 1))
+
+
+def minus(
+    vectors: Vectors, centre: Sequence[jax.Array], known: Sequence[jax.Array] | None = None
+) -> Vectors:
+    """Subtracts a centre from all vectors.
+
+    Args:
+      vectors: of P clients.
+      centre: a float [V, D] for each piece.
+      known: a bool for each piece, the entries that the centre has; None where it has all.
+
+    Returns:
+      The differences; an entry that the centre lacks is held by nobody.
+    """
+    held = vectors.held
+    if known is not None:
+        held = tuple(map(operator.and_, held, known))
+    values = tuple(map(operator.sub, vectors.values, centre))
+    return vectors._replace(values=values, held=held)
+
+
+def scaled(vectors: Vectors, factor: jax.Array) -> Vectors:
+    """Multiplies each vector by its factor, float [P, V]."""
+    return vectors._replace(values=tuple(x * factor[..., None] for x in vectors.values))
+
+
+def geometric_centre(vectors: Vectors) -> tuple[jax.Array, ...]:
+    """Computes the geometric median over clients of each of the V vectors.
+
+    It is Weiszfeld's iteration from 0, smoothed as in RFA (Pillutla et al., 2022).
+
+    Returns:
+      A float [V, D] for each piece; an entry that nobody holds is 0.
+    """
+    floor = EQUAL * round_median(lengths(vectors), vectors.present)
+
+    def step(_, centre):
+        distance = lengths(minus(vectors, centre))
+        # The floor keeps a vector that the centre has reached from an infinite weight.
+        weight = 1 / jnp.maximum(jnp.maximum(distance, floor), TINY)
+        weight = jnp.where(vectors.present, weight, 0)
+        weight = weight / jnp.maximum(jnp.max(weight, 0), TINY)
+        pieces = []
+        for x, held in zip(vectors.values, vectors.held):
+            pieces.append(_weighted_mean(x, jnp.where(held, weight[..., None], 0)))
+        return tuple(pieces)
+
+    start = tuple(jnp.zeros(x.shape[1:], jnp.float32) for x in vectors.values)
+    return lax.fori_loop(0, WEISZFELD_STEPS, step, start)
+
+
+def _weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Averages over clients; 0 where the weights sum to 0."""
+    return jnp.sum(x * weight, 0) / jnp.maximum(jnp.sum(weight, 0), TINY)
+
+
+def round_median(x: jax.Array, counted: jax.Array) -> jax.Array:
+    """Returns the median of the numbers that count, the lower one of two; 0 of none.
+
+    Args:
+      x, counted: float and bool, of one shape.
+    """
+    ordered = jnp.sort(jnp.where(counted, x, jnp.inf).reshape(-1))
+    count = counted.sum()
+    return jnp.where(count > 0, ordered[jnp.maximum(count - 1, 0) // 2], 0.0)
+
+
+def relative_to_round(
+    sizes: Sequence[jax.Array], counted: Sequence[jax.Array], least: jax.Array | float = 0.0
+) -> tuple[list[jax.Array], jax.Array]:
+    """Divides numbers by their median over all parts.
+
+    Args:
+      sizes: float [P, V] of each part.
+      counted: bool [P, V] of each part, the numbers that count.
+      least: the divisor where the median is below it.
+
+    Returns:
+      The quotients [P, V] of each part, 0 where a number does not count; and the median.
+    """
+    flat_sizes = jnp.concatenate(list(map(jnp.ravel, sizes)))
+    flat_counted = jnp.concatenate(list(map(jnp.ravel, counted)))
+    median = round_median(flat_sizes, flat_counted)
+    unit = jnp.maximum(jnp.maximum(median, least), TINY)
+    quotients = [jnp.where(counts, size / unit, 0) for size, counts in zip(sizes, counted)]
+    return quotients, median
+
+
+def clip_to_round(
+    parts: Sequence[Vectors], bound: float, same_entries: bool
+) -> list[tuple[Vectors, jax.Array]]:
+    """Clips vectors of one kind to `bound` times the round's length and distance.
+
+    A vector that is longer than `bound` times the round's length is scaled down to that. Then one
+    that is further from its part's geometric median than `bound` times the round's distance is
+    moved towards it.
+
+    Args:
+      parts: vectors with a geometric median of their own each.
+      bound: inf clips nothing.
+      same_entries: False leaves distances out, since entries mean other things in each vector.
+
+    Returns:
+      Of each part the vectors, and the larger ratio of each before clipping, to the round's length
+      or distance: float32 [P, V], 0 where a vector is absent.
+    """
+
+    def factor(ratio: jax.Array) -> jax.Array:
+        # A ratio may be infinite, and with an infinite bound the quotient would be NaN.
+        return jnp.minimum(1, bound / jnp.clip(ratio, TINY, HUGE))
+
+    present = [vectors.present for vectors in parts]
+    ratios, length = relative_to_round(list(map(lengths, parts)), present)
+    parts = list(map(scaled, parts, map(factor, ratios)))
+    if not same_entries:
+        return list(zip(parts, ratios))
+    centres = list(map(geometric_centre, parts))
+    offsets = list(map(minus, parts, centres))
+    # Of one or two owners of a class nobody can tell which is right.
+    several = [arrived & (arrived.sum(0) > 2) for arrived in present]
+    distances, _ = relative_to_round(list(map(lengths, offsets)), several, EQUAL * length)
+    clipped = []
+    for centre, offset, ratio, distance in zip(centres, offsets, ratios, distances):
+        near = scaled(offset, factor(distance))
+        values = tuple(map(jnp.add, centre, near.values))
+        # `minus` without `known` leaves `held` as it is.
+        clipped.append((near._replace(values=values), jnp.maximum(ratio, distance)))
+    return clipped

@@ -1,0 +1,240 @@
+"""A round's uploads as vectors that can be compared: whole models, and rows of prototypes or heads.
+
+The payload of an uplink falls into groups. All its plain arrays together are one vector, the
+client's model. Of a `Masked` leaf each row is a vector, such as a class's prototype, which is
+compared with other clients' rows of that class alone; where a mask is by entry, the leaf is one
+vector of which a client holds a part.
+
+`Wire.positions` says which positions mean the same in two uplinks of a method.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_ht.core.method import Received
+from fedjax_ht.core.wire import (
+    Masked,
+    Metadata,
+    from_leaves,
+    is_leaf,
+    is_masked,
+    is_payload,
+    leaves_of,
+    values_of,
+)
+
+
+class Vectors(NamedTuple):
+    """V vectors of each of P clients, in pieces along their entries.
+
+    Attributes:
+      values: pieces, float [P, V, D] each; 0 where a client does not hold an entry.
+      held: a bool array for each piece, broadcastable to it: the entries that clients hold.
+      present: bool [P, V], the vectors that arrived.
+    """
+
+    values: tuple[jax.Array, ...]
+    held: tuple[jax.Array, ...]
+    present: jax.Array
+
+
+class Layout(NamedTuple):
+    """The place of one leaf of several buckets' uplinks in a piece of `Vectors`.
+
+    Attributes:
+      index: of the leaf, among `leaves_of` an uplink.
+      shapes: of a client's array, in each bucket.
+      common: the shape that holds all of them.
+      by_row: True if each row of the leaf is a vector; else the leaf is one, or a piece of one.
+    """
+
+    index: int
+    shapes: tuple[tuple[int, ...], ...]
+    common: tuple[int, ...]
+    by_row: bool
+
+
+class Piece(NamedTuple):
+    """The arrays of one leaf, of all buckets' clients.
+
+    Attributes:
+      layout: the way back to the buckets' leaves.
+      values: float [P, V, D]; entries that are not held may be anything.
+      held: bool, broadcastable to `values`.
+      sent: bool, broadcastable to [P, V]: rows under the leaf's mask.
+    """
+
+    layout: Layout
+    values: jax.Array
+    held: jax.Array
+    sent: jax.Array
+
+
+Uploads = list[Vectors]
+PutBack = Callable[[Uploads], dict[str, Received]]
+
+
+def comparable(received: dict[str, Received], nested: bool) -> list[dict[str, Received]]:
+    """Groups the buckets whose uplinks can be compared.
+
+    Args:
+      received: bucket name -> uplinks, or their forms.
+      nested: smaller uplinks lie in larger ones, so that numbers of axes alone must agree.
+
+    Returns:
+      All buckets together where their uplinks have one shape; else each by itself.
+    """
+    kinds = set()
+    for r in received.values():
+        structure, axes, shapes = _shapes(r.uplink)
+        kinds.add((structure, axes) if nested else (structure, shapes))
+    if len(kinds) == 1:
+        return [received]
+    return [{name: r} for name, r in received.items()]
+
+
+def vectors_of(received: dict[str, Received]) -> tuple[Uploads, PutBack]:
+    """Splits uplinks into vectors.
+
+    Args:
+      received: buckets that `comparable` has put together.
+
+    Returns:
+      Groups of vectors, in a fixed order: each `Masked` leaf, then the model. And a function that
+      puts such groups, changed, back in the uplinks' place: a row that is no longer present is no
+      longer sent, and a client whose model is no longer present has not arrived.
+    """
+    arrived = jnp.concatenate([r.arrived for r in received.values()])
+    # Entry i holds leaf i of every bucket's uplink.
+    columns = list(zip(*(leaves_of(r.uplink) for r in received.values())))
+    groups: Uploads = []
+    layouts: list[list[Layout]] = []
+    model: list[Piece] = []
+    for i, column in enumerate(columns):
+        if not is_payload(column[0]):
+            continue
+        piece = _joined(i, column, len(arrived))
+        if is_masked(column[0]):
+            groups.append(_vectors([piece], arrived[:, None] & piece.sent))
+            layouts.append([piece.layout])
+        else:
+            model.append(piece)
+    if model:
+        groups.append(_vectors(model, arrived[:, None]))
+        layouts.append([piece.layout for piece in model])
+
+    def put_back(changed: Uploads) -> dict[str, Received]:
+        new_columns, new_arrived = list(columns), arrived
+        for vectors, group in zip(changed, layouts):
+            if not group[0].by_row:
+                new_arrived = new_arrived & vectors.present[:, 0]
+            for layout, values in zip(group, vectors.values):
+                column = columns[layout.index]
+                new_columns[layout.index] = _separated(column, layout, values, vectors.present)
+        out, start = {}, 0
+        for b, (name, r) in enumerate(received.items()):
+            stop = start + len(r.arrived)
+            uplink = from_leaves(r.uplink, [column[b] for column in new_columns])
+            out[name] = Received(uplink, r.info, new_arrived[start:stop])
+            start = stop
+        return out
+
+    return groups, put_back
+
+
+def with_deviations(received: dict[str, Received]) -> dict[str, Received]:
+    """Takes square roots of the running variances in uplinks ("var" below "stats").
+
+    Uploads are compared so: a client whose inputs are s times another's has s times its running
+    means and deviations, but s^2 times its variances.
+    """
+
+    def deviation(path: tuple, leaf: Any) -> Any:
+        names = [entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+        if is_leaf(leaf) or "stats" not in names or names[-1] != "var":
+            return leaf
+        return jnp.sqrt(jnp.abs(leaf))  # a client may send any number, negative ones too
+
+    out = {}
+    for name, r in received.items():
+        uplink = jax.tree_util.tree_map_with_path(deviation, r.uplink, is_leaf=is_leaf)
+        out[name] = r._replace(uplink=uplink)
+    return out
+
+
+def _shapes(uplink: Any) -> tuple:
+    """Returns the structure of an uplink, and its leaves' numbers of axes and shapes."""
+    shapes = []
+    for leaf in leaves_of(uplink):
+        if not isinstance(leaf, Metadata):
+            shapes.append(tuple(values_of(leaf).shape[1:]))
+    structure = jax.tree.structure(uplink, is_leaf=is_leaf)
+    return structure, tuple(map(len, shapes)), tuple(shapes)
+
+
+def _joined(index: int, column: Sequence[Any], clients: int) -> Piece:
+    """Stacks the buckets' leaves of one index over clients; smaller arrays are padded."""
+    arrays = list(map(values_of, column))
+    shapes = tuple(x.shape[1:] for x in arrays)
+    common = tuple(map(max, zip(*shapes)))
+    masks = [leaf.mask for leaf in column if is_masked(leaf)]
+    by_row = bool(masks) and masks[0].ndim < arrays[0].ndim
+    rows = math.prod(masks[0].shape[1:]) if by_row else 1
+
+    def stacked(xs: Sequence[jax.Array]) -> jax.Array:
+        return jnp.concatenate([_padded(x, common) for x in xs]).reshape(clients, rows, -1)
+
+    values = stacked(arrays)
+    held = sent = jnp.ones((1, 1, 1), bool)
+    if len(set(shapes)) > 1:  # entries beyond a smaller array are held by larger ones alone
+        held = stacked([jnp.ones(x.shape, bool) for x in arrays])
+    if by_row:
+        sent = jnp.concatenate(masks)
+    elif masks:
+        held = held & stacked(masks)
+    return Piece(
+        layout=Layout(index=index, shapes=shapes, common=common, by_row=by_row),
+        values=values,
+        held=held,
+        sent=sent.reshape(-1, rows),
+    )
+
+
+def _padded(x: jax.Array, common: tuple[int, ...]) -> jax.Array:
+    """Pads [P, *shape] to [P, *common] with zeros behind each axis."""
+    widths = [(0, large - small) for small, large in zip(x.shape[1:], common)]
+    return jnp.pad(x, [(0, 0), *widths])
+
+
+def _vectors(pieces: Sequence[Piece], present: jax.Array) -> Vectors:
+    """Builds vectors of pieces, with 0 for every entry that is absent."""
+    values = []
+    for piece in pieces:
+        # What did not arrive, or is not held, may be NaN.
+        known = present[..., None] & piece.held
+        values.append(jnp.where(known, piece.values, 0))
+    return Vectors(tuple(values), tuple(piece.held for piece in pieces), present)
+
+
+def _separated(
+    column: Sequence[Any], layout: Layout, values: jax.Array, present: jax.Array
+) -> tuple:
+    """Cuts values [P, V, D], and for rows present [P, V], into the buckets' leaves."""
+    values, start, leaves = values.reshape(-1, *layout.common), 0, []
+    for leaf, shape in zip(column, layout.shapes):
+        old = values_of(leaf)
+        stop = start + len(old)
+        within = tuple(slice(size) for size in shape)
+        new = values[(slice(start, stop), *within)].astype(old.dtype)
+        if is_masked(leaf):
+            mask = leaf.mask
+            if layout.by_row:
+                mask = mask & present[start:stop].reshape(mask.shape)
+            new = Masked(new, mask)
+        leaves.append(new)
+        start = stop
+    return tuple(leaves)

@@ -1,0 +1,204 @@
+"""Each kind of partition keeps its promises."""
+
+import numpy as np
+import pytest
+
+from fedjax_ht.data.dataset import ClientIndices
+from fedjax_ht.data.partition import class_counts, make_partition
+from tests.data.test_partition import SETS, counts_of, sizes, used
+from tests.data.toy_dataset import make_dataset
+
+
+def test_iid_parts_are_equal_and_random():
+    dataset = make_dataset([500, 501])
+    partition = make_partition("iid", dataset, 4)
+    counts = counts_of(dataset, partition, *SETS)
+    assert sorted(counts.sum(1)) == [250, 250, 250, 251]
+    assert np.all(np.abs(counts - 125) < 40) and len(np.unique(counts[:, 0])) > 1
+    first = np.concatenate([partition[0].train, partition[0].test])
+    assert np.ptp(first) > 900  # from anywhere in the data
+
+
+@pytest.mark.parametrize("kind", ["practical", "dirichlet"])
+def test_dirichlet_skew_and_minimum(kind):
+    dataset = make_dataset([300] * 5)
+
+    def largest_class(alpha):  # mean share of a client's commonest class
+        counts = counts_of(
+            dataset, make_partition(kind, dataset, 10, alpha=alpha, min_samples=15), *SETS
+        )
+        assert counts.sum() == 1500 and counts.sum(1).min() >= 15
+        return (counts.max(1) / counts.sum(1)).mean()
+
+    assert largest_class(0.2) > 0.45
+    assert largest_class(1000.0) < 0.25
+
+
+@pytest.mark.parametrize("kind, gated", [("practical", True), ("dirichlet", False)])
+def test_only_practical_gates_full_clients(kind, gated):
+    dataset = make_dataset([100] * 20)
+    counts = counts_of(dataset, make_partition(kind, dataset, 10, min_samples=10), *SETS)[
+        :-1
+    ]  # the last takes roundings
+    held_before = np.cumsum(counts, axis=1) - counts
+    assert np.any(counts[held_before >= 200]) != gated
+
+
+@pytest.mark.parametrize("kind", ["practical", "dirichlet", "dfrd"])
+def test_hopeless_dirichlet_stops(kind):
+    dataset = make_dataset([40] * 2, test_share=1 / 4)
+    with pytest.raises(
+        ValueError, match=r"alpha=0.01 .* 20 clients at least 3 samples in 7 tries; raise alpha"
+    ):
+        make_partition(kind, dataset, 20, alpha=0.01, min_samples=3, max_tries=7)
+
+
+def test_underflowing_shares_are_a_failed_try():
+    with pytest.raises(ValueError, match="raise alpha"):
+        make_partition(
+            "dirichlet", make_dataset([40] * 2), 2, alpha=1e-9, min_samples=1, max_tries=3
+        )
+
+
+def test_classes_without_samples_are_skipped():
+    dataset = make_dataset([50, 0, 50, 0])
+    assert len(used(make_partition("practical", dataset, 2, alpha=10.0))) == 100
+
+
+def test_dfrd_tests_evenly_and_shuffles_the_training_order():
+    dataset = make_dataset([300, 330, 360], test_share=1 / 3)
+    partition = make_partition("dfrd", dataset, 4, alpha=0.3)
+    train, test = dataset.official["train"], dataset.official["test"]
+    assert sorted(np.concatenate([c.train for c in partition])) == train.tolist()
+    assert set(np.concatenate([c.test for c in partition])) <= set(test)
+    expected = np.bincount(dataset.labels[test]) // 4
+    np.testing.assert_array_equal(counts_of(dataset, partition, "test"), np.tile(expected, (4, 1)))
+    assert sizes(partition, "train").min() >= 10
+    mixed = max(partition, key=lambda c: len(np.unique(dataset.labels[c.train])))
+    # classes are drawn in ascending order
+    assert np.any(np.diff(dataset.labels[mixed.train]) < 0)
+
+
+def test_dfrd_holds_out_a_share_of_each_client_s_training_samples():
+    """The clients' samples and test sets are those of the split without it."""
+    dataset = make_dataset([300, 330, 360], test_share=1 / 3)
+    plain, held_out = (
+        make_partition("dfrd", dataset, 4, alpha=0.3, val_share=share) for share in (0.0, 0.2)
+    )
+    for before, client in zip(plain, held_out):
+        assert sorted([*client.train, *client.val]) == sorted(before.train)
+        assert len(client.train) == int(0.8 * len(before.train) + 1e-9) and len(client.val)
+        np.testing.assert_array_equal(client.test, before.test)
+    assert not sizes(plain, "val").any()
+
+
+@pytest.mark.parametrize(
+    "num_clients, num_classes, each, owners", [(10, 10, 2, 2), (50, 10, 2, 10), (10, 100, 10, 1)]
+)
+def test_class_shares_one_plan_for_three_sets(num_clients, num_classes, each, owners):
+    dataset = make_dataset([6000 // num_classes * 5] * num_classes, test_share=1 / 3)
+    partition = make_partition(
+        "class_shares", dataset, num_clients, classes_per_client=each, val_size=9000
+    )
+    train, val, test = (counts_of(dataset, partition, s) for s in SETS)
+    assert val.sum() == 9000 and test.sum() == len(dataset.official["test"])
+    assert train.sum() == len(dataset.official["train"]) - 9000
+    held = (train > 0).sum(0)
+    # a client may take the same class twice
+    assert held.max() == owners and held.mean() > 0.8 * owners
+    assert (train > 0).sum(1).max() == each
+    for counts in (train, val, test):
+        shares = counts / counts.sum(0)
+        np.testing.assert_allclose(shares, train / train.sum(0), atol=1.5 / counts.sum(0).min())
+        assert np.all(shares[shares > 0] > 0.4 / (0.4 + 0.6 * (owners - 1)) - 0.02)
+        assert not counts[train == 0].any()
+    if each == 2:
+        twice = np.where((train > 0).sum(1) == 1, 2, 1)[:, None]
+        one_share = (train / train.sum(0) / twice)[train > 0]
+        assert one_share.max() < 0.6 / (0.6 + 0.4 * (owners - 1)) + 0.02 and one_share.std() > 0.005
+
+
+def test_class_shares_of_merged_samples_split_each_client_s_own():
+    """8:1:1, as FedSSA's and FedRAL's texts say; the plan is the one of the official sets."""
+    dataset = make_dataset([600] * 10, test_share=1 / 3)
+    partition = make_partition("class_shares", dataset, 20, sets="merged")
+    train, val, test = (counts_of(dataset, partition, s) for s in SETS)
+    held = train + val + test
+    assert held.sum() == len(dataset.labels) and (held > 0).sum(1).max() == 2
+    np.testing.assert_array_equal(train.sum(1), np.floor(0.8 * held.sum(1) + 1e-9))
+    np.testing.assert_array_equal((train + val).sum(1), np.floor(0.9 * held.sum(1) + 1e-9))
+    official = counts_of(dataset, make_partition("class_shares", dataset, 20, val_size=10), "train")
+    assert (held > 0).sum(0).max() == (official > 0).sum(0).max() == 4
+
+
+def test_class_shares_take_a_class_with_most_shares_left():
+    dataset = make_dataset([300] * 10, test_share=1 / 3)
+    for seed in range(5):
+        train = class_counts(
+            dataset.labels, make_partition("class_shares", dataset, 20, seed, val_size=10)
+        )
+        # each class is taken once before any is taken again
+        for half in (train[:5], train[5:10]):
+            assert np.all((half > 0).sum(0) == 1)
+
+
+def test_class_shares_of_a_class_taken_twice_add_up():
+    dataset = make_dataset([300] * 3, test_share=1 / 3)
+    trains = [
+        class_counts(dataset.labels, make_partition("class_shares", dataset, 6, seed, val_size=10))
+        for seed in range(9)
+    ]
+    alone = [row.sum() for train in trains for row in train if np.count_nonzero(row) == 1]
+    # two shares of four, in the worst ratio
+    assert alone and min(alone) > 2 * 190 * 0.4 / (0.4 + 0.6 * 3)
+
+
+def test_class_shares_validation_is_random():
+    dataset = make_dataset([600] * 2, test_share=1 / 3)
+    partition = make_partition("class_shares", dataset, 2, classes_per_client=1, val_size=200)
+    val = np.sort(np.concatenate([c.val for c in partition]))
+    assert 350 < np.median(val) < 850 and not np.array_equal(val, dataset.official["train"][:200])
+
+
+def test_few_shot_counts():
+    dataset = make_dataset([50, 61, 72])
+    partition = make_partition("few_shot", dataset, 3, shots=4)
+    assert np.all(counts_of(dataset, partition, "train") == 4)
+    assert len(used(partition)) == 183
+    assert np.ptp(counts_of(dataset, partition, "test"), axis=0).max() <= 1
+
+
+def test_few_shot_with_small_test_sets():
+    """FedKTL's Table 9: of three images a class two are for training; 100 classes then test on 100
+    images."""
+    dataset = make_dataset([10] * 100)
+    partition = make_partition("few_shot", dataset, 2, shots=2, test_shots=1)
+    assert np.all(counts_of(dataset, partition, "train") == 2)
+    assert np.all(counts_of(dataset, partition, "test") == 1)
+    assert len(used(partition)) == len(np.unique(used(partition))) == 600
+    rest = make_partition("few_shot", dataset, 2, shots=2)
+    # the same images are shown
+    assert all(np.array_equal(a.train, b.train) for a, b in zip(partition, rest))
+
+
+def test_given_returns_the_split_of_the_data():
+    clients = tuple(ClientIndices(*(np.array([i + 2 * k]) for k in range(3))) for i in range(2))
+    dataset = make_dataset([6], clients=clients)
+    assert make_partition("given", dataset, 2) is clients
+    with pytest.raises(ValueError, match="num_clients is 3, but toy came with 2 clients"):
+        make_partition("given", dataset, 3)
+
+
+def test_class_counts():
+    labels = np.array([0, 2, 2, 1, 0, 2])
+    none = np.array([], int)
+    partition = (
+        ClientIndices(np.array([1, 2, 3]), none, np.array([0])),
+        ClientIndices(np.array([4]), none, none),
+    )
+    counts = class_counts(labels, partition)
+    assert counts.dtype == np.int64 and counts.tolist() == [[0, 1, 2], [1, 0, 0]]
+    assert class_counts(labels, partition, "test", num_classes=4).tolist() == [
+        [1, 0, 0, 0],
+        [0, 0, 0, 0],
+    ]

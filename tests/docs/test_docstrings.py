@@ -1,0 +1,76 @@
+"""The examples in the docstrings of public names run, and print what stands there.
+
+An example knows `fl`, `jax`, `jnp`, `np` and `optax`, and should take no more than a second.
+"""
+
+import ast
+import doctest
+import inspect
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fedjax_ht as fl
+
+NAMES = {"fl": fl, "jax": jax, "jnp": jnp, "np": np, "optax": optax}
+NOT_ALONE = ("copy_state", "run")  # their examples go on with a simulation
+STUB = Path(fl.__file__).with_suffix(".pyi")
+
+
+def public_names() -> list[str]:
+    """Returns the names that the stub exports."""
+    nodes = ast.walk(ast.parse(STUB.read_text()))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return [alias.asname or alias.name for node in imports for alias in node.names]
+
+
+def with_example(name: str) -> bool:
+    """Returns whether a public name, or a method of a public class, has an example."""
+    value = getattr(fl, name)
+    texts = [inspect.getdoc(value)]
+    if inspect.isclass(value):
+        texts += [inspect.getdoc(member) for member in vars(value).values()]
+    return any(">>>" in text for text in texts if text)
+
+
+EXAMPLES = [name for name in public_names() if with_example(name) and name not in NOT_ALONE]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_a_docstring_run(name):
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    runner = doctest.DocTestRunner(optionflags=flags)
+    messages = []
+    examples = doctest.DocTestFinder().find(getattr(fl, name), name, module=False, globs=NAMES)
+    for test in examples:
+        runner.run(test, out=messages.append)
+    assert not runner.summarize(verbose=False).failed, "".join(messages)
+
+
+def test_what_users_call_first_has_an_example():
+    first = {
+        "LocalTraining",
+        "Method",
+        "adaptive_margin",
+        "check_method",
+        "cross_entropy",
+        "fedavg",
+        "fedktl",
+        "fedproto",
+        "fedral",
+        "fedssa",
+        "fedtgp",
+        "gather_received",
+        "make_federation",
+        "make_sliced_federation",
+        "margin_contrastive",
+        "masked_mean",
+        "mmd_loss",
+        "train",
+        "varied",
+    }
+    assert {name for name in first if not with_example(name)} == set()

@@ -1,0 +1,97 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.methods.fedproto import fedproto
+from fedjax_ht.trust.defences import DEFENCES, Defence, defended
+from fedjax_ht.trust.geometry import geometric_centre, lengths
+from fedjax_ht.trust.vectors import Vectors
+from tests.federations import TRAINING
+from tests.reference import robust as reference
+
+N, D = 7, 5
+RNG = np.random.default_rng(0)
+HONEST = RNG.normal(1.0, 0.3, (N, D)).astype(np.float32)
+WITH_GIANT = np.concatenate([HONEST, np.full((1, D), 1e30, np.float32)])
+
+
+def one_vector(x, present=None) -> Vectors:
+    """[n, d] as one vector a client, in two pieces."""
+    x = jnp.asarray(x)[:, None]
+    present = jnp.ones((len(x), 1), bool) if present is None else jnp.asarray(present)[:, None]
+    held = jnp.ones((1, 1, 1), bool)
+    return Vectors((x[..., :2], x[..., 2:]), (held, held), present)
+
+
+def said(defence: Defence, vectors: Vectors) -> np.ndarray:
+    """What is left of each client, [n, d]."""
+    return np.asarray(jnp.concatenate(defence.apply(vectors, True).values, -1)[:, 0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 7])
+def test_agreements_are_those_of_the_reference(n):
+    x = HONEST[:n]
+    expected = {
+        "median": reference.coordinate_median(x),
+        "trimmed_mean": reference.trimmed_mean(x, 0.2),
+        "geometric_median": reference.geometric_median(x),
+    }
+    for name, value in expected.items():
+        if name == "geometric_median" and n == 2:
+            continue  # any point between the two is one
+        got = said(DEFENCES[name](), one_vector(x))
+        np.testing.assert_allclose(
+            got, np.broadcast_to(value, (n, D)), rtol=2e-3 if "geo" in name and n > 1 else 1e-6
+        )
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "geometric_median"])
+def test_who_is_absent_has_no_say(name):
+    absent = np.concatenate([HONEST, np.full((3, D), np.nan, np.float32)])
+    present = np.arange(N + 3) < N
+    vectors = one_vector(np.where(present[:, None], absent, 0), present)
+    np.testing.assert_allclose(
+        said(DEFENCES[name](), vectors)[0], said(DEFENCES[name](), one_vector(HONEST))[0], 1e-6
+    )
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.45])
+def test_multi_krum_keeps_whom_the_reference_keeps(share):
+    x = np.concatenate([HONEST, [[5.0] * D, [-3.0] * D]]).astype(np.float32)
+    kept = DEFENCES["multi_krum"](share).apply(one_vector(x), True).present[:, 0]
+    assert np.flatnonzero(kept).tolist() == reference.multi_krum(x, share)
+    giant = DEFENCES["multi_krum"](share).apply(one_vector(WITH_GIANT), True).present[:, 0]
+    assert not giant[-1] and giant.sum() == len(reference.multi_krum(WITH_GIANT, share))
+
+
+@pytest.mark.parametrize("bound", [0.5, 1.0, 3.0])
+def test_norm_bound_is_that_of_the_reference(bound):
+    x = np.concatenate([HONEST, HONEST[:1] * -4, HONEST[1:2] * 30]).astype(np.float32)
+
+    def centre(x):
+        return np.concatenate([c[0] for c in geometric_centre(one_vector(x.astype(np.float32)))])
+
+    expected = reference.norm_bound(x, bound, centre)
+    np.testing.assert_allclose(
+        said(DEFENCES["norm_bound"](bound), one_vector(x)), expected, rtol=1e-3, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("name", DEFENCES)
+def test_a_finite_giant_moves_nobody_far(name):
+    left = DEFENCES[name]().apply(one_vector(WITH_GIANT), True)
+    values = np.asarray(jnp.concatenate(left.values, -1)[:, 0])[np.asarray(left.present[:, 0])]
+    # A trimmed mean of eight cuts one on each side.
+    assert np.isfinite(values).all() and np.abs(values.mean(0) - HONEST.mean(0)).max() < 1.0
+
+
+def test_lengths_of_giants_do_not_overflow():
+    x = np.full((1, D), 3e38, np.float32)
+    np.testing.assert_allclose(lengths(one_vector(x)), 3e38, rtol=1e-6)
+    assert lengths(one_vector(np.zeros((1, D), np.float32))) == 0
+
+
+def test_whose_single_uploads_are_looked_at_is_no_server_of_sums():
+    method = fedproto(TRAINING)
+    assert method.wire.server_reads == "sums" and defended(method, ()).wire.server_reads == "sums"
+    assert defended(method, (DEFENCES["median"](),)).wire.server_reads == "uploads"

@@ -1,0 +1,168 @@
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_ht.core.method import Received, Wire
+from fedjax_ht.core.wire import Masked
+from fedjax_ht.trust.geometry import HUGE
+from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
+from tests.trust.uploads import buckets, received
+
+RNG = np.random.default_rng(0)
+
+
+def test_who_is_far_off_is_named_wherever_the_giant_is():
+    given = buckets((30, 30))
+    usual = how_far("alike", 6, given)
+    assert usual.shape == (6,) and usual[1] == usual[5] == 0 and (usual < 10).all()
+    model = given["b"].uplink["model"]
+    places = {
+        "w": lambda u: u | {"model": model | {"w": model["w"].at[1, 2, 1].set(-1e30)}},
+        "row": lambda u: (
+            u
+            | {
+                "rows": Masked(
+                    u["rows"].values * jnp.array([1.0, 1e30])[:, None, None], u["rows"].mask
+                )
+            }
+        ),
+    }
+    for change in places.values():
+        far = how_far(
+            "alike", 6, given | {"b": given["b"]._replace(uplink=change(given["b"].uplink))}
+        )
+        assert far[4] > 1e20 and (jnp.delete(far, 4) < 10).all()
+
+
+def how_far(uplinks: str, num_clients: int, given: dict[str, Received]) -> jax.Array:
+    """`outlier_scores` of uploads of a method with such `uplinks`."""
+    return outlier_scores(SimpleNamespace(wire=Wire(uplinks)), num_clients, summaries(given))
+
+
+def test_far_off_names_a_vector_that_points_elsewhere():
+    x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
+    x[5] *= -1
+    for uplinks, found in (("alike", [5]), ("own", [])):
+        far = how_far(uplinks, 8, {"a": received(jnp.asarray(x), [True] * 8)})
+        assert np.flatnonzero(far > 10).tolist() == found
+
+
+@pytest.mark.parametrize("giant", [1e38, -3e38, [1e38, -3e38]], ids=str)
+def test_far_off_names_giants_whose_squares_and_differences_overflow(giant):
+    values = RNG.normal(0, 0.1, (8, 6, 40)).astype(np.float32)
+    values[5] = np.resize(np.float32(giant), 40)
+    mask = np.ones((8, 6), bool)
+    mask[2, 3:], values[2, 3:] = False, np.nan
+    rows = Masked(jnp.asarray(values), jnp.asarray(mask))
+    for uplink in (jnp.asarray(values[:, 0]), rows):
+        far = how_far("alike", 8, {"a": received(uplink, [True] * 8)})
+        assert far[5] > 1e20 and (jnp.delete(far, 5) < 10).all()
+
+
+def test_far_off_is_the_same_in_other_units():
+    x = RNG.normal(1, 0.01, (8, 400)).astype(np.float32)
+    x[5] *= -1
+    usual, large = (
+        how_far("alike", 8, {"a": received(jnp.asarray(values), [True] * 8)})
+        for values in (x, x * np.float32(2.0**126))
+    )
+    np.testing.assert_allclose(large, usual, rtol=1e-5)
+
+
+def test_far_off_sees_the_largest_entry_of_a_long_upload():
+    """Which is none of those by which lengths are told."""
+    x = RNG.normal(1, 0.1, (8, 70_000)).astype(np.float32)
+    x[3, 1] = 1e6
+    far = how_far("alike", 8, {"a": received(jnp.asarray(x), [True] * 8)})
+    assert np.flatnonzero(far > 10).tolist() == [3]
+
+
+def test_equal_uploads_are_not_far_off():
+    same = (
+        jnp.broadcast_to(jax.random.normal(jax.random.key(0), (50,)), (6, 50))
+        .at[0]
+        .multiply(1 + 2e-7)
+    )
+    assert (how_far("alike", 6, {"a": received(same, [True] * 6)}) < 2).all()
+
+
+def plain(x) -> dict[str, Received]:
+    """Uploads of a model each, [n, d]."""
+    return {"a": received(jnp.asarray(x, jnp.float32), [True] * len(x))}
+
+
+def refused(given: dict[str, Received], times: float = 1000.0, num_clients: int = 8) -> list[int]:
+    """Ids of the clients refused, none of which has arrived."""
+    kept, outliers = without_outliers(num_clients, given, summaries(given), times)
+    for name, r in given.items():
+        np.testing.assert_array_equal(kept[name].arrived, r.arrived & ~outliers[r.info.id])
+        assert kept[name].uplink is r.uplink and kept[name].info is r.info
+    return np.flatnonzero(outliers).tolist()
+
+
+@pytest.mark.parametrize("widths", [(3, 3), (3, 2)])
+@pytest.mark.parametrize("giant", [2e3, -1e30, 3e38])
+def test_an_outlier_is_refused_wherever_its_giant_is(widths, giant):
+    given = buckets(widths)
+    assert refused(given) == []
+    uplink = given["b"].uplink
+    model, rows = uplink["model"], uplink["rows"]
+    places = (
+        uplink | {"model": model | {"w": model["w"].at[1, 1, 1].set(giant)}},
+        uplink | {"rows": Masked(rows.values.at[1, 2].set(giant), rows.mask.at[1, 2].set(True))},
+    )
+    for place in places:
+        with_giant = given | {"b": given["b"]._replace(uplink=place)}
+        assert refused(with_giant) == [4]
+        assert refused(with_giant, 0.0) == refused(with_giant, HUGE) == []
+    absent = given["b"]._replace(uplink=place, arrived=jnp.array([True, False]))
+    assert refused(given | {"b": absent}) == []
+    unsent = Masked(rows.values.at[1, 2].set(giant), rows.mask.at[1, 2].set(False))
+    assert refused(given | {"b": given["b"]._replace(uplink=uplink | {"rows": unsent})}) == []
+
+
+@pytest.mark.parametrize(
+    ("variance", "outliers"), [(1e5, []), (1e7, [2]), (-1e30, [2]), (3e38, [2])]
+)
+def test_running_variances_count_by_their_square_roots(variance, outliers):
+    """Of inputs 300 times as large as the others' they are 10^5 times as large."""
+    names = [{"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": 1.0}, {"mean": 0.1, "var": variance}]
+    clients = [{"params": {"scale": 1.0}, "stats": {"base": {"norm": own}}} for own in names]
+    uplink = jax.tree.map(lambda *xs: jnp.array(xs)[:, None] * jnp.ones(4), *clients)
+    assert refused({"a": received(uplink, [True] * 3)}) == outliers
+
+
+def test_long_uploads_of_large_entries_are_refused_by_their_length():
+    x = np.zeros((8, 1000), np.float32)
+    x[:, 0], x[:, 1:] = 1.0, 1e-4
+    x[6, 1:] = 100.0
+    assert refused(plain(x)) == [6] and refused(plain(x), 1e5) == []
+
+
+@pytest.mark.parametrize(
+    "usual, numbers",
+    [
+        pytest.param([1.0], [1e9], id="two uploads"),
+        pytest.param([], [1e9], id="an upload"),
+        pytest.param([0.0] * 7, [1.0], id="all others unchanged"),
+        pytest.param([1e-7] * 7, [1.0], id="all others at rest"),
+        pytest.param([0.0] * 4, [1.0] * 4, id="half unchanged"),
+        pytest.param([1.0] * 5, [0.0, 1e-9, 900.0], id="within the bound"),
+    ],
+)
+def test_honest_uploads_are_never_refused(usual, numbers):
+    x = np.repeat(np.array([*usual, *numbers], np.float32)[:, None], 5, axis=1)
+    assert refused(plain(x)) == []
+
+
+def test_a_rare_class_with_large_prototypes_is_no_outlier():
+    values = np.full((8, 4, 3), 1e-2, np.float32)
+    values[:, 3] = 20.0
+    values[5, 2] = 50.0
+    mask = np.zeros((8, 4), bool)
+    mask[:, :3], mask[:3, 3] = True, True
+    uplink = Masked(jnp.asarray(values), jnp.asarray(mask))
+    assert refused({"a": received(uplink, [True] * 8)}, 1e4) == []

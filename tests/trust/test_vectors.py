@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from fedjax_ht.trust.defences import DEFENCES
+from fedjax_ht.trust.vectors import comparable, vectors_of
+from tests.trust.uploads import buckets
+
+
+@pytest.mark.parametrize(
+    "widths, nested", [((3, 3), False), ((3, 3), True), ((3, 2), True), ((3, 2), False)]
+)
+def test_uploads_go_back_to_where_they_were(widths, nested):
+    given = buckets(widths)
+    parts = comparable(given, nested)
+    assert len(parts) == (1 if nested or widths[0] == widths[1] else 2)
+    for part in parts:
+        groups, put_back = vectors_of(part)
+        assert [v.present.shape[1] for v in groups] == [1, 4, 1] and len(groups[2].values) == 2
+        for name, r in put_back(groups).items():
+            there = given[name].arrived
+            np.testing.assert_array_equal(r.arrived, there)
+            assert r.info is given[name].info
+            old, new = given[name].uplink, r.uplink
+            np.testing.assert_array_equal(new["count"].value, old["count"].value)
+            np.testing.assert_array_equal(new["model"]["w"][there], old["model"]["w"][there])
+            for key in ("rows", "entries"):
+                mask = old[key].mask & there.reshape(-1, *(1,) * (old[key].mask.ndim - 1))
+                np.testing.assert_array_equal(new[key].mask & mask, mask)
+                np.testing.assert_array_equal(new[key].values[mask], old[key].values[mask])
+
+
+def test_smaller_slices_are_compared_where_they_lie_in_larger_ones():
+    given = buckets((3, 2))
+    vectors = vectors_of(given)[0][2]
+    w = vectors.values[1].reshape(5, 3, 2)
+    np.testing.assert_array_equal(w[3:, :2], given["b"].uplink["model"]["w"])
+    np.testing.assert_array_equal(
+        vectors.held[1].reshape(5, 3, 2)[:, :, 0], [[1, 1, 1]] * 3 + [[1, 1, 0]] * 2
+    )
+    groups, put_back = vectors_of(given)
+    agreed = put_back([DEFENCES["median"]().apply(v, True) for v in groups])
+    every = [
+        np.asarray(given["a"].uplink["model"]["b"])[[0, 2]],
+        np.asarray(given["b"].uplink["model"]["b"]),
+    ]
+    expected = [
+        *np.median(np.concatenate([every[0][:, :2], every[1]]), axis=0),
+        np.median(every[0][:, 2]),
+    ]
+    np.testing.assert_allclose(agreed["a"].uplink["model"]["b"][0], expected, rtol=1e-6)
+    np.testing.assert_allclose(agreed["b"].uplink["model"]["b"][1], expected[:2], rtol=1e-6)
+
+
+def test_a_vector_that_is_left_out_has_not_arrived():
+    groups, put_back = vectors_of(buckets())
+    gone = [v._replace(present=v.present.at[0].set(False)) for v in groups]
+    rows_only = put_back([groups[0], gone[1], groups[2]])
+    assert not rows_only["a"].uplink["rows"].mask[0].any() and rows_only["a"].arrived[0]
+    left = put_back([groups[0], groups[1], gone[2]])
+    assert not left["a"].arrived[0] and left["a"].arrived[2] and left["b"].arrived.all()
