@@ -1,117 +1,118 @@
-"""Runs a federation whose clients are elsewhere, by Flower. Needs pip install 'fedjax_ht[flower]'.
+"""Runs a federation of real clients, by Flower. Needs pip install 'fedjax_ht[flower]'.
 
-    fedjax-ht deploy split  --config=quickstart --workdir=sites       a file a client, to try it out
+    fedjax-ht deploy split  --config=quickstart --workdir=sites     a file per client, to try it out
     fedjax-ht deploy server --config=quickstart --workdir=run --certificates=certs --keys=keys
-    fedjax-ht deploy client --config=quickstart --workdir=client3 --client_id=3
-    --data=npz:client_3.npz \\
-        --superlink=HOST:8000 --certificates=certs --key=client3.key
+    fedjax-ht deploy client --config=quickstart --workdir=client3 --client_id=3 \\
+        --data=npz:client_3.npz --superlink=HOST:8000 --certificates=certs --key=client3.key
 
-Every side has the config itself; it must be the same. docs/deploy.md has the whole way. What a side
-writes, its own user alone can read.
+Server and clients each have the config, and it must be the same. docs/deploy.md describes every
+step. What a side writes can be read by its own user alone.
 """
 
+import functools
 import importlib.util
 import ipaddress
 import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
 from absl import flags
 from ml_collections import ConfigDict
 
-from fedjax_ht.deploy.data import read_own, write_own
-from fedjax_ht.deploy.ended import Ended
-from fedjax_ht.deploy.masks import NARROWEST, WIDEST
-from fedjax_ht.deploy.plan import Plan, make_plan
-from fedjax_ht.deploy.serve import serve
-from fedjax_ht.deploy.server import Transport
-from fedjax_ht.deploy.site import answer, make_site
-from fedjax_ht.experiment.build import build
+from fedjax_ht.checkpoints.checkpoint import make_checkpointer
+from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.deploy.answers import MAX_STATES, answer
+from fedjax_ht.deploy.client import make_client, read_samples, write_samples
+from fedjax_ht.deploy.noise import Entropy, fresh_secret
+from fedjax_ht.deploy.plan import DeploymentEnded, Plan, check_private, make_plan
+from fedjax_ht.deploy.rounds import as_rounds
+from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
+from fedjax_ht.deploy.server import Transport, make_server, run_name
+from fedjax_ht.experiment.build import build, evaluated_clients
+from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.experiment.run_lock import locked
+from fedjax_ht.report.bad_clients import why_silent
+from fedjax_ht.report.results import run_results
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.main import configured
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
+from fedjax_ht.simulation.history import Row, run_rounds
 
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "Where this side keeps what is its own.", allow_override=True
-)
+_WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client_id", None, "client: its id, from 0.")
 _DATA = flags.DEFINE_string("data", None, "client: its samples, such as npz:client_3.npz.")
 _SUPERLINK = flags.DEFINE_string("superlink", None, "client: HOST:PORT of the server.")
 _CERTIFICATES = flags.DEFINE_string(
     "certificates", None, "A folder with ca.crt, and for the server server.pem, server.key."
 )
-_KEY = flags.DEFINE_string("key", None, "client: its private key, by which the server knows it.")
+_KEY = flags.DEFINE_string("key", None, "client: its private key, which proves who it is.")
 _KEYS = flags.DEFINE_string(
-    "keys", None, "server: a folder of its clients' public keys, client0.pub and so on."
+    "keys", None, "server: a folder of the clients' public keys, client0.pub and so on."
 )
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "server: the address to listen at.")
 _PORT = flags.DEFINE_integer("port", 8000, "server: the port to listen at.")
 _PATIENCE = flags.DEFINE_float(
     "patience",
     300.0,
-    "Seconds: server, to wait for clients that are not there; client, to try a server again that "
-    "refuses it.",
+    "Seconds that a server waits for clients, and a client tries a server that refuses it.",
 )
 _TIMEOUT = flags.DEFINE_float("timeout", 600.0, "server: seconds that clients have to answer.")
 _SUMS = flags.DEFINE_bool(
     "secure_sums", False, "server, client: uplinks are masked, and the server sees their sum alone."
 )
 _RANGE = flags.DEFINE_float(
-    "sum_range", 8.0, "server: what of an uplink is beyond it, up or down, is cut for a sum."
+    "sum_range", 8.0, "server: larger numbers of an uplink, up or down, are cut to it for a sum."
 )
 _EPSILON = flags.DEFINE_float(
     "most_epsilon",
     math.inf,
-    "client: with which it stops to answer, where it adds noise.",
+    "client: refuses answers that would take epsilon beyond it, where the client adds noise.",
     lower_bound=0.0,
 )
-_INSECURE = flags.DEFINE_bool(
-    "insecure", False, "No TLS: to try it out on one machine, and there alone."
-)
+_INSECURE = flags.DEFINE_bool("insecure", False, "No TLS: to try it out on one machine only.")
 
 COMMANDS = ("split", "server", "client")
-OWNER_ALONE = 0o077
-"""The umask of all that is written: states, samples, logs and counts."""
+OTHERS_BITS = 0o077  # the umask of states, samples, logs and counts
+
+tell = functools.partial(print, flush=True)
 
 
 def split(config: ConfigDict, workdir: Path) -> list[Path]:
-    """Writes each client's samples of a config to a file of its own."""
+    """Writes each client's samples of a config to a file of its own; returns the paths."""
     experiment = build(config)
     paths = [workdir / f"client_{i}.npz" for i in range(config.partition.num_clients)]
-    for path, own in zip(paths, experiment.partitions[0]):
-        write_own(path, experiment.dataset, own)
+    for path, indices in zip(paths, experiment.partitions[0]):
+        write_samples(path, experiment.dataset, indices)
     return paths
 
 
 def client(plan: Plan, workdir: Path) -> None:
-    """Answers the server's messages until a signal comes."""
+    """Answers the server's requests until a signal comes."""
     from fedjax_ht.deploy import node
-    from fedjax_ht.deploy.flower import log_to, responder
+    from fedjax_ht.deploy.flower import log_to
 
     for flag in (_CLIENT, _DATA, _SUPERLINK):
         if flag.value is None:
-            raise ValueError(f"no --{flag.name}; see fedjax-ht deploy --help")
+            raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
     certificate = _certificate("ca.crt", _SUPERLINK.value.rpartition(":")[0])
-    key = node.read_key(_path(_KEY)) if _KEY.value is not None or certificate else None
-    dataset, own = read_own(_DATA.value, "", plan.config.dataset.image_size or None)
-    site = make_site(
-        plan, _CLIENT.value, dataset, own, workdir / "states", tell, most_epsilon=_EPSILON.value
+    needs_key = _KEY.value is not None or certificate is not None
+    key = node.read_private_key(_path(_KEY)) if needs_key else None
+    dataset, indices = read_samples(_DATA.value, "", plan.config.dataset.image_size or None)
+    states = workdir / "states"
+    this_client = make_client(
+        plan, _CLIENT.value, dataset, indices, states, tell, max_epsilon=_EPSILON.value
     )
-    if own.train.size == 0:
-        tell(f"client {_CLIENT.value} has no training samples")
     log_to(workdir / "flower.log")
-    tell(
-        f"client {_CLIENT.value}: {len(own.train)} training samples; the server is "
-        f"{_SUPERLINK.value}"
-    )
-    respond = responder(lambda message: answer(site, message))
+    num_samples = len(indices.train) or "no"
+    tell(f"client {_CLIENT.value}: {num_samples} training samples; server {_SUPERLINK.value}")
+    respond = node.responder(lambda request: answer(this_client, request))
     with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
-        node.attend(
+        node.run_node(
             _SUPERLINK.value, certificate, key, respond, lambda: bool(caught), tell, _PATIENCE.value
         )
     tell(f"stopped by {signal.Signals(caught[0]).name}")
@@ -120,69 +121,139 @@ def client(plan: Plan, workdir: Path) -> None:
 def server(plan: Plan, workdir: Path) -> None:
     """Lets the clients in, and runs the config's rounds with them."""
     from fedjax_ht.deploy import link
-    from fedjax_ht.deploy.flower import grid_nodes, log_to
+    from fedjax_ht.deploy.flower import flower_transport, log_to
+    from fedjax_ht.deploy.gate import read_public_keys
 
-    if not NARROWEST <= _RANGE.value <= WIDEST:
+    if not MIN_RANGE <= _RANGE.value <= MAX_RANGE:
         raise ValueError(
-            f"--sum_range is {_RANGE.value}; it must be from {NARROWEST:g} to {WIDEST:g}"
+            f"--sum_range is {_RANGE.value}; it must be from {MIN_RANGE:g} to {MAX_RANGE:g}"
         )
     certificate = _certificate("server.pem", _HOST.value)
-    keys = link.read_keys(_path(_KEYS)) if _KEYS.value is not None or certificate else None
-    if keys is not None and (missing := sorted(set(range(plan.num_clients)) - set(keys))):
-        raise ValueError(
-            f"{_KEYS.value} has no keys of clients {', '.join(map(str, missing))}: "
-            f"client{missing[0]}.pub"
-        )
+    keys, files = None, None
+    if _KEYS.value is not None or certificate is not None:
+        keys = read_public_keys(_path(_KEYS))
+        missing = sorted(set(range(plan.num_clients)) - set(keys))
+        if missing:
+            raise ValueError(
+                f"{_KEYS.value} has no keys of clients {', '.join(map(str, missing))}: add "
+                f"client{missing[0]}.pub"
+            )
     check_port(_PORT.value)
     log_to(workdir / "flower.log")
-    files = certificate and (certificate, _private(certificate.with_name("server.key")))
-    with link.opened(_HOST.value, _PORT.value, files, keys, tell) as opened:
+    if certificate is not None:
+        files = certificate, _existing(certificate.with_name("server.key"))
+        check_private(files[1], "server")
+    with link.open_link(_HOST.value, _PORT.value, files, keys, tell) as opened:
         tell(
-            f"server: {_HOST.value}:{_PORT.value}, {len(keys or {})} keys; "
-            f"{workdir / 'flower.log'} is Flower's"
+            f"server: listening at {_HOST.value}:{_PORT.value}, {len(keys or {})} client keys; "
+            f"Flower's log is {workdir / 'flower.log'}"
         )
-        nodes = grid_nodes(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
+        transport = flower_transport(opened, _PATIENCE.value, _TIMEOUT.value, tell, _RANGE.value)
         with jax.default_matmul_precision(plan.config.precision):
-            serve(plan, workdir, Transport(*nodes), tell, patience=_PATIENCE.value)
+            serve(plan, workdir, transport, tell, patience=_PATIENCE.value)
 
 
-def tell(line: str) -> None:
-    print(line, flush=True)
+def serve(
+    plan: Plan,
+    workdir: Path,
+    transport: Transport,
+    tell: Callable[[str], None],
+    entropy: Entropy = fresh_secret,
+    patience: float = 0.0,
+) -> list[Row]:
+    """Runs a plan's rounds with the clients that a transport reaches; returns the history.
+
+    A second call continues from the newest checkpoint; what was sent under noise stays counted.
+
+    Args:
+      plan: the config.
+      workdir: gets config.json, run.json, metrics.csv and the like, checkpoints, and summary.md.
+      transport: how messages reach clients.
+      tell: takes a line for whoever watches the server.
+      entropy: draws the secrets of the server's noise.
+      patience: seconds to wait for a client where none can be reached.
+
+    Raises:
+      ValueError, OSError: `workdir` cannot be used, or a client cannot be reached. One line.
+      DeploymentEnded: no client takes part any more, or nothing arrives; there is no summary.md.
+    """
+    config, keep = plan.config, plan.config.checkpoint.keep
+    every = min(config.checkpoint.every, config.rounds)
+    if every * keep >= MAX_STATES:
+        raise ValueError(
+            f"checkpoint.every of {every} rounds by {keep} checkpoints are {every * keep} states, "
+            f"and a client keeps fewer than {MAX_STATES}; set checkpoint.every lower"
+        )
+    with locked(workdir, tell):
+        remember_fields(plan.fields, workdir)
+        run = run_name(workdir)
+        made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
+        simulation = as_rounds(made)
+        checkpointer = make_checkpointer(workdir / "checkpoints", simulation, keep)
+        state, history = checkpointer.restore(tell) or (None, [])
+        if history:
+            tell(f"{plan.label}: continues after round {state.round}")
+        num_written = 0
+
+        def after_round(state, history) -> bool:
+            nonlocal num_written
+            tell(_round_line(history[-1], config.rounds))
+            if state.round % config.checkpoint.every == 0 or state.round == config.rounds:
+                checkpointer.save(state, history)
+                made.saved.append(state.last_round[0])
+            num_written = write_history(history, workdir, num_written)
+            return False
+
+        state, history = run_rounds(
+            simulation,
+            config.rounds,
+            state,
+            history,
+            config.evaluate.every,
+            after_round=after_round,
+            only=evaluated_clients(config),
+            patience=config.evaluate.patience or None,
+            give_up=config.give_up or None,
+        )
+        write_history(history, workdir, num_written)
+        if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):
+            raise DeploymentEnded(silence)
+        with atomic_open(workdir / "summary.md") as file:
+            file.write(run_results({plan.label: history}).markdown() + "\n")
+        return history
+
+
+def _round_line(row: Row, rounds: int) -> str:
+    parts = [f"{row['arrived']} of {row['participants']} arrived"]
+    if "accuracy" in row:
+        parts.append(f"accuracy {100 * row['accuracy']:.2f} %")
+    if "epsilon" in row:
+        parts.append(f"epsilon {row['epsilon']:.4g}")
+    parts.append(f"{row['seconds_round'] + row['seconds_evaluation']:.1f} s")
+    return f"round {row['round']} of {rounds}: {', '.join(parts)}"
 
 
 def _certificate(name: str, host: str) -> Path | None:
-    """A file of --certificates, None without TLS, which this machine's own addresses alone can do
-    without."""
+    """Returns a file of --certificates; None without TLS, which loopback alone can do without."""
     if not _INSECURE.value:
         if _CERTIFICATES.value is None:
             raise ValueError("give --certificates, or --insecure to try it out on one machine")
         return _existing(Path(_CERTIFICATES.value) / name)
-    if not _is_loopback(host):
+    try:
+        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
         raise ValueError(
             f"--insecure is for this machine alone, 127.0.0.1, not {host}; give --certificates"
         )
     return None
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _path(flag: flags.FlagHolder) -> Path:
     if flag.value is None:
         raise ValueError(f"give --{flag.name}, or --insecure to try it out on one machine")
     return _existing(Path(flag.value))
-
-
-def _private(path: Path) -> Path:
-    if _existing(path).stat().st_mode & OWNER_ALONE:
-        raise ValueError(
-            f"{path} can be read by others, who could answer as this server; chmod 600 {path}"
-        )
-    return path
 
 
 def _existing(path: Path) -> Path:
@@ -192,19 +263,20 @@ def _existing(path: Path) -> Path:
 
 
 def main(arguments: Sequence[str]) -> None:
-    words = list(arguments[1:])
-    os.umask(OWNER_ALONE)
+    """Runs the command that the words of a command line name."""
+    os.umask(OTHERS_BITS)
     try:
-        if len(words) != 1 or words[0] not in COMMANDS:
+        command = arguments[1] if len(arguments) == 2 else ""
+        if command not in COMMANDS:
             raise ValueError(f"give one of {', '.join(COMMANDS)}; see fedjax-ht deploy --help")
         if _WORKDIR.value is None:
             raise ValueError(
-                f"no --workdir; for example fedjax-ht deploy {words[0]} --config=quickstart "
-                "--workdir=here"
+                f"--workdir is missing; for example fedjax-ht deploy {command} "
+                "--config=quickstart --workdir=here"
             )
         config, _ = configured()
         workdir = Path(_WORKDIR.value).absolute()
-        if words[0] == "split":
+        if command == "split":
             tell("\n".join(map(str, split(config, workdir))))
             return
         if importlib.util.find_spec("flwr") is None:
@@ -212,16 +284,16 @@ def main(arguments: Sequence[str]) -> None:
         use_all_cores()  # before the method is made, which may compute
         enable_compilation_cache()
         plan = make_plan(config, _SUMS.value)
-        # before Flower is imported
+        # before Flower is imported, which reads them
         os.environ.update(FLWR_HOME=str(workdir / "flower"), FLWR_TELEMETRY_ENABLED="0")
-        if words[0] == "client":
+        if command == "client":
             # two clients in one folder would mix their states and counts
             with locked(workdir, tell):
                 client(plan, workdir)
         else:
             workdir.mkdir(parents=True, exist_ok=True)
             server(plan, workdir)
-    except Ended as error:
+    except DeploymentEnded as error:
         fail(error, code=1)
     except (ValueError, OSError, ImportError) as error:
         fail(error)

@@ -1,6 +1,9 @@
-"""Flower's records, grid and messages: how a deployment's messages cross the wire. Needs the extra
-`flower`."""
+"""A deployment's messages by Flower: its records, and requests to its nodes with their replies.
 
+Needs the extra `flower`. `link` is the server's end of the wire, `node` a client's.
+"""
+
+import dataclasses
 import json
 import logging
 import time
@@ -9,218 +12,208 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.app.message_type import MessageType
-from flwr.common.constant import ErrorCode
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fedjax_ht.deploy.envelope import Envelope, from_bytes, numbers_in, to_bytes
-from fedjax_ht.deploy.headers import LONGEST, is_count, parsed, printable
-from fedjax_ht.deploy.secagg import sum_of
-from fedjax_ht.deploy.secagg_client import masked
+from fedjax_ht.deploy.messages import (
+    HEADER_BYTES,
+    Envelope,
+    from_bytes,
+    is_count,
+    parse_header,
+    printable,
+    to_bytes,
+)
+from fedjax_ht.deploy.secagg import secure_sum
+from fedjax_ht.deploy.server import Transport
 
-# of a head -> of a Flower message
-KINDS = {"hello": "query", "train": "train", "evaluate": "evaluate"}
-POLL_SECONDS = 1.0
-SHARE = 1 << 12
-"""Bytes that a client of a secure sum sends for each other, at most: keys and shares."""
-
-Groups = Mapping[str, Sequence[int]]  # a name -> clients whose uplinks are summed together
+MESSAGE_TYPES = {"hello": "query", "train": "train", "evaluate": "evaluate"}
+"""Kind of a request -> type of Flower's message."""
+MEET_SECONDS = 1.0
+SHARE_BYTES = 1 << 12
+"""Most bytes of keys and shares that a client of a secure sum sends for each other client."""
 
 
 def to_records(envelope: Envelope) -> RecordDict:
-    """An envelope as Flower records: "message", an array each leaf, and "head", JSON."""
-    arrays = {
-        name: Array(str(x.dtype), tuple(x.shape), "numpy.ndarray", to_bytes(x))
-        for name, x in envelope.arrays.items()
-    }
-    head = ConfigRecord({"json": json.dumps(envelope.head)})
-    return RecordDict({"message": ArrayRecord(arrays), "head": head})
+    """Converts an envelope to Flower's records: "message", its arrays, and "header", JSON."""
+    arrays = {}
+    for name, array in envelope.arrays.items():
+        shape = tuple(array.shape)
+        arrays[name] = Array(str(array.dtype), shape, "numpy.ndarray", to_bytes(array))
+    header = ConfigRecord({"json": json.dumps(envelope.header)})
+    return RecordDict({"message": ArrayRecord(arrays), "header": header})
 
 
-def from_records(records: RecordDict, most: int | None = None) -> Envelope:
-    """The envelope that `to_records` wrote.
+def from_records(records: RecordDict, max_bytes: int | None = None) -> Envelope:
+    """Reads the envelope that `to_records` wrote.
 
     Args:
       records: of a message.
-      most: bytes of all arrays together, at most; None for as many as there are.
+      max_bytes: of all arrays together; None for any number.
 
     Raises:
-      ValueError: it is none, or longer. One line.
+      ValueError: the records are no envelope, or a longer one. One line.
     """
     try:
-        text, arrays = (
-            records.config_records["head"]["json"],
-            dict(records.array_records["message"]),
-        )
-        size = sum(len(x.data) for x in arrays.values())
-        if most is not None and size > most:
-            raise ValueError(f"it has {size} bytes of arrays, and {most} are due at most")
-        return Envelope(
-            parsed(text), {name: from_bytes(x.data, x.dtype) for name, x in arrays.items()}
-        )
+        text = records.config_records["header"]["json"]
+        packed = dict(records.array_records["message"])
+        size = sum(len(array.data) for array in packed.values())
+        if max_bytes is not None and size > max_bytes:
+            raise ValueError(f"it has {size} bytes of arrays, and may have {max_bytes}")
+        header = parse_header(text)
+        arrays = {name: from_bytes(array.data, array.dtype) for name, array in packed.items()}
+        return Envelope(header, arrays)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no message of this library: {printable(repr(error))}") from None
 
 
-def overhead(envelope: Envelope) -> int:
-    """Bytes of an envelope's records beyond the numbers in its message: names, shapes, headers and
-    the head."""
-    records = to_records(envelope)
-    arrays = sum(len(x.data) + len(x.deflate()) for x in records.array_records["message"].values())
-    return arrays + len(records.config_records["head"].deflate()) - numbers_in(envelope)
-
-
-def grid_nodes(
+def flower_transport(
     grid: Any, patience: float, timeout: float, tell: Callable[[str], None], limit: float = 8.0
-) -> tuple[Callable, Callable, Callable]:
-    """`Transport.meet`, `Transport.exchange` and `Transport.add` over Flower's nodes.
+) -> Transport:
+    """Returns the `Transport` to the clients behind Flower's nodes.
 
     Args:
-      grid: a `link.Link`, or what is like one.
-      patience: seconds to wait for clients that are not there yet.
-      timeout: seconds that the clients have for an answer.
-      tell: takes a line for whoever watches.
-      limit: of the numbers in a sum, see `secagg.sum_of`.
+      grid: a `link.Link`, or an object with its attributes.
+      patience: seconds to wait for clients that are not connected.
+      timeout: seconds that clients have to reply.
+      tell: takes a line for whoever watches the server.
+      limit: of the numbers in a sum, see `secagg.secure_sum`.
     """
-    heads: dict[int, dict[str, Any]] = {}  # node -> what its client said
-    refused: set[int] = set()
+    clients = _NodeClients(grid, patience, timeout, tell, limit)
+    return Transport(clients.meet, clients.exchange, clients.add)
 
-    def meet(hello: Envelope, wanted: int) -> dict[int, dict[str, Any]]:
-        end = time.monotonic() + patience
+
+@dataclasses.dataclass
+class _NodeClients:
+    """The clients behind Flower's nodes; the public methods are those of `Transport`.
+
+    Attributes:
+      grid, patience, timeout, tell, limit: as of `flower_transport`.
+      hellos: node id -> header of its client's reply to "hello", of nodes that are online.
+      refused: ids of online nodes that are left out.
+    """
+
+    grid: Any
+    patience: float
+    timeout: float
+    tell: Callable[[str], None]
+    limit: float
+    hellos: dict[int, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    refused: set[int] = dataclasses.field(default_factory=set)
+
+    def meet(self, hello: Envelope, min_clients: int) -> dict[int, dict[str, Any]]:
+        end = time.monotonic() + self.patience
         while True:
-            nodes = set(grid.get_node_ids())
-            refused.intersection_update(nodes)
-            for node in heads.keys() - nodes:
-                tell(f"client {heads.pop(node)['client']} is gone")
-            new = nodes - heads.keys() - refused
-            asked = {
-                node: {"owner": grid.owners[node]} if node in grid.owners else {} for node in new
-            }
-            letters = {
-                node: hello._replace(head=hello.head | owner) for node, owner in asked.items()
-            }
-            for node, reply in post(letters, {}).items():
-                greet(node, reply)
-            if len(heads) >= wanted or time.monotonic() > end:
-                return {head["client"]: head for head in heads.values()}
-            time.sleep(POLL_SECONDS)
+            online = set(self.grid.get_node_ids())
+            self.refused &= online
+            for node in self.hellos.keys() - online:
+                self.tell(f"client {self.hellos.pop(node)['client']} is gone")
+            requests = {}
+            for node in online - self.hellos.keys() - self.refused:
+                owner = {"owner": self.grid.owners[node]} if node in self.grid.owners else {}
+                requests[node] = hello._replace(header=hello.header | owner)
+            for node, reply in self._send(requests, {}).items():
+                self._greet(node, reply)
+            if len(self.hellos) >= min_clients or time.monotonic() > end:
+                return {header["client"]: header for header in self.hellos.values()}
+            time.sleep(MEET_SECONDS)
 
-    def greet(node: int, reply: Envelope | str) -> None:
-        if isinstance(reply, str):  # it may be better off the next time
-            tell(f"node {node} does not answer: {reply}")
+    def _greet(self, node: int, reply: Envelope | str) -> None:
+        if isinstance(reply, str):  # not refused: it is asked again the next time
+            self.tell(f"node {node} does not answer: {reply}")
             return
-        if why := reply.head.get("error") or stranger(node, reply.head.get("client")):
-            tell(
-                f"node {node} (client {printable(str(reply.head.get('client')))}) is left out: "
-                f"{why}"
-            )
-            refused.add(node)
+        client = reply.header.get("client")
+        problem = reply.header.get("error") or self._identity_problem(node, client)
+        if problem:
+            self.tell(f"node {node} (client {printable(str(client))}) is left out: {problem}")
+            self.refused.add(node)
         else:
-            heads[node] = reply.head
+            self.hellos[node] = reply.header
 
-    def stranger(node: int, client: Any) -> str:
-        """Why a node cannot be the client that it says it is; "" where it can."""
+    def _identity_problem(self, node: int, client: Any) -> str:
+        """Says why a node cannot be the client that it says it is; "" where it can."""
         if not is_count(client):
             return "it does not say which client it is"
-        if grid.owners.get(node, client) != client:
-            return f"its key is that of client {grid.owners[node]}"
-        taken = any(head["client"] == client for head in heads.values())
-        return f"client {client} is there already" if taken else ""
+        if self.grid.owners.get(node, client) != client:
+            return f"its key is that of client {self.grid.owners[node]}"
+        if client in self._nodes():
+            return f"client {client} is connected already"
+        return ""
 
-    def exchange(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope]:
-        nodes = {head["client"]: node for node, head in heads.items()}
-        reached = {nodes[client]: letter for client, letter in letters.items() if client in nodes}
-        replies = post(
-            reached, {nodes[client]: size for client, size in most.items() if client in nodes}
-        )
-        read = {
-            node: Envelope({"error": r}, {}) if isinstance(r, str) else r
-            for node, r in replies.items()
-        }
-        return {heads[node]["client"]: reply for node, reply in read.items()}
+    def _nodes(self) -> dict[int, int]:
+        """Returns {client id: node id}."""
+        return {header["client"]: node for node, header in self.hellos.items()}
+
+    def exchange(
+        self, requests: dict[int, Envelope], max_bytes: Mapping[int, int]
+    ) -> dict[int, Envelope]:
+        sent, sizes = {}, {}
+        for client, node in self._nodes().items():
+            if client in requests:
+                sent[node] = requests[client]
+                sizes[node] = max_bytes.get(client, 0)
+        replies = {}
+        for node, reply in self._send(sent, sizes).items():
+            if isinstance(reply, str):
+                reply = Envelope({"error": reply}, {})
+            replies[self.hellos[node]["client"]] = reply
+        return replies
 
     def add(
-        letters: dict[int, Envelope], groups: Groups, most: Mapping[int, int]
+        self,
+        requests: dict[int, Envelope],
+        groups: Mapping[str, Sequence[int]],
+        max_bytes: Mapping[int, int],
     ) -> tuple[dict[int, Envelope], dict[str, np.ndarray | str]]:
-        nodes, answers, totals = {head["client"]: node for node, head in heads.items()}, {}, {}
+        nodes, replies, totals = self._nodes(), {}, {}
         for name, clients in groups.items():
-            reached = {
-                nodes[client]: to_records(letters[client]) for client in clients if client in nodes
-            }
-            shares = SHARE * len(clients)
-            grid.expect(
-                {
-                    nodes[client]: LONGEST + most[client] + shares
-                    for client in clients
-                    if client in nodes
-                }
-            )
-            outcome = sum_of(grid, reached, limit, timeout)
-            answered = outcome.heads | {node: {"error": why} for node, why in outcome.lost.items()}
-            answers |= {
-                heads[node]["client"]: Envelope(head, {}) for node, head in answered.items()
-            }
-            totals[name] = outcome.total
-        return answers, totals
+            sent, sizes = {}, {}
+            for client in clients:
+                if client in nodes:
+                    sent[nodes[client]] = to_records(requests[client])
+                    shares = SHARE_BYTES * len(clients)
+                    sizes[nodes[client]] = HEADER_BYTES + max_bytes[client] + shares
+            self.grid.expect(sizes)
+            result = secure_sum(self.grid, sent, self.limit, self.timeout)
+            for node, header in result.headers.items():
+                replies[self.hellos[node]["client"]] = Envelope(header, {})
+            for node, problem in result.lost.items():
+                replies[self.hellos[node]["client"]] = Envelope({"error": problem}, {})
+            totals[name] = result.total
+        return replies, totals
 
-    def post(letters: dict[int, Envelope], most: Mapping[int, int]) -> dict[int, Envelope | str]:
-        """What nodes answer; in words, where Flower says why one does not, or it answers
-        nonsense."""
-        if not letters:
+    def _send(
+        self, requests: dict[int, Envelope], max_bytes: Mapping[int, int]
+    ) -> dict[int, Envelope | str]:
+        """Returns the nodes' replies; a line where Flower has an error, or the reply is invalid."""
+        if not requests:
             return {}
-        grid.expect({node: LONGEST + most.get(node, 0) for node in letters})
-        kinds = {node: KINDS[letter.head["kind"]] for node, letter in letters.items()}
-        messages = {
-            node: Message(
-                to_records(letter), dst_node_id=node, message_type=kinds[node], ttl=timeout
-            )
-            for node, letter in letters.items()
-        }
-        replies = list(grid.send_and_receive([*messages.values()], timeout=timeout))
-        asked = {message.metadata.message_id: node for node, message in messages.items()}
-        nodes = {asked[reply.metadata.reply_to_message_id]: reply for reply in replies}
-        return {node: _opened(reply, most.get(node, 0)) for node, reply in nodes.items()}
+        self.grid.expect({node: HEADER_BYTES + max_bytes.get(node, 0) for node in requests})
+        messages = []
+        for node, request in requests.items():
+            kind = MESSAGE_TYPES[request.header["kind"]]
+            records = to_records(request)
+            messages.append(Message(records, dst_node_id=node, message_type=kind, ttl=self.timeout))
+        replies = list(self.grid.send_and_receive(messages, timeout=self.timeout))
+        # only now have the messages their ids
+        nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
+        read = {}
+        for reply in replies:
+            node = nodes[reply.metadata.reply_to_message_id]
+            read[node] = _read_reply(reply, max_bytes.get(node, 0))
+        return read
 
-    return meet, exchange, add
 
-
-def _opened(reply: Message, most: int) -> Envelope | str:
+def _read_reply(reply: Message, max_bytes: int) -> Envelope | str:
     if reply.has_error():
         return printable(reply.error.reason or f"error {reply.error.code}")
     try:
-        return from_records(reply.content, most)
+        return from_records(reply.content, max_bytes)
     except ValueError as error:
         return printable(str(error))
 
 
-def responder(answer: Callable[[Envelope], Envelope]) -> Callable[[Message, Context], Message]:
-    """Flower's messages answered by `answer`, which takes and gives envelopes.
-
-    Whether an uplink leaves masked is said here, on the client's side, whatever the server writes
-    into the header.
-    """
-
-    def reply_of(message: Message, hidden: bool) -> Envelope:
-        envelope = from_records(message.content)
-        return answer(envelope._replace(head=envelope.head | {"masked": hidden}))
-
-    def respond(message: Message, context: Context) -> Message:
-        try:
-            of_a_sum = RECORD_KEY_CONFIGS in message.content.config_records
-            if of_a_sum and message.metadata.message_type == MessageType.TRAIN:
-                return masked(message, context, lambda message: reply_of(message, hidden=True))
-            return Message(to_records(reply_of(message, hidden=False)), reply_to=message)
-        except Exception as error:  # whatever it is, the client stays there for the next message
-            is_ours = isinstance(error, ValueError | OSError)
-            why = printable(str(error)) if is_ours else type(error).__name__
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, why), reply_to=message)
-
-    return respond
-
-
 def log_to(path: Path) -> None:
-    """Sends what Flower has to say to a file instead of the terminal."""
+    """Writes Flower's log to a file instead of the terminal."""
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     for name in ("flwr", "uvicorn", "httpx"):

@@ -1,59 +1,75 @@
-"""The gate before a server's Flower APIs: it passes the calls that clients need, for known keys.
+"""The gate of a server: which requests reach Flower, and by whose keys.
 
 Flower serves three APIs on one port, and node authentication guards one of them: whoever reaches
-the Control API starts runs and removes clients. The gate stands before all of them as ASGI
-middleware. A stranger's request is refused before its body is read.
+the Control API starts runs and removes clients. The gate, ASGI middleware, stands before all of
+them. It passes the eight calls of the Fleet API that clients need, for known keys, and refuses a
+stranger's request before its body is read. Needs the extra `flower`.
 """
 
-import functools
+import base64
+import binascii
+import datetime
+import re
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any
 
-PREFIX = "/v1/fleet/"
-CALLS = frozenset(
-    {
-        "activate-node",
-        "deactivate-node",
-        "send-node-heartbeat",
-        "pull-messages",
-        "pull-object",
-        "confirm-message-received",
-        "push-messages",
-        "push-object",
-    }
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization.ssh import load_ssh_public_key
+from flwr.common.constant import NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
+from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.server.superlink.linkstate import LinkState
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.primitives.asymmetric import (
+    bytes_to_public_key,
+    public_key_to_bytes,
+    verify_signature,
 )
-"""Fleet calls of a client with a registered key."""
-UNKEYED = frozenset({"register-node", "unregister-node"})
-"""Further Fleet calls of a client without a key, where the server has no list of keys."""
+from google.protobuf.message import DecodeError
+
+from fedjax_ht.deploy.messages import printable
+
+PREFIX = "/v1/fleet/"
 UPLOADS = frozenset({"push-messages", "push-object"})
-SMALL = 1 << 16
-"""Bytes of a request that is no upload, at most."""
+CALLS = UPLOADS | {
+    "activate-node",
+    "deactivate-node",
+    "send-node-heartbeat",
+    "pull-messages",
+    "pull-object",
+    "confirm-message-received",
+}
+"""Fleet calls of a client."""
+REQUEST_BYTES = 1 << 16
+"""Most bytes of a request that is no upload."""
+CLOCK_SECONDS = 60.0
+"""How far a request's signed time may be from this machine's."""
 
 App = Callable[[dict[str, Any], Callable[[], Awaitable], Callable[[Any], Awaitable]], Awaitable]
 Identify = Callable[[Mapping[bytes, bytes]], int | None]
-"""A request's headers -> the node whose key has signed them, 0 for a key that has no node yet; None
-for one that may not come in."""
+"""A request's headers -> id of the node whose key has signed them; None for a stranger."""
 
 
 class Allowance:
-    """Bytes that each node may upload: those of its last answer and of the one before."""
+    """Counts the bytes that each node may still upload: its last reply's and the one's before."""
 
-    def __init__(self, left: Mapping[int, int] = MappingProxyType({})):
-        self.left = dict(left)
+    def __init__(self, remaining: Mapping[int, int] | None = None):
+        self.remaining = dict(remaining or {})
         self.last: dict[int, int] = {}
 
     def grant(self, node: int, size: int) -> None:
-        """Allows an answer of `size` bytes, and what is left of one that may be late."""
-        self.left[node] = size + min(self.left.get(node, 0), self.last.get(node, 0))
+        """Allows a reply of `size` bytes, besides what remains of one that may be late."""
+        self.remaining[node] = size + min(self.remaining.get(node, 0), self.last.get(node, 0))
         self.last[node] = size
 
     def take(self, node: int, size: int) -> bool:
-        """Takes bytes off as they arrive; whether there were so many."""
-        left = self.left.get(node, 0) - size
-        if left >= 0:
-            self.left[node] = left
-        return left >= 0
+        """Takes bytes off as they arrive; returns whether so many remained."""
+        remaining = self.remaining.get(node, 0) - size
+        if remaining < 0:
+            return False
+        self.remaining[node] = remaining
+        return True
 
 
 def gate(
@@ -61,78 +77,154 @@ def gate(
     identify: Identify,
     allows: Callable[[str, int, bytes], bool],
     allowance: Allowance,
-    calls: frozenset[str],
-    refused: Callable[[int], Any],
+    on_too_long: Callable[[int], Any],
 ) -> App:
-    """ASGI app that passes some requests on to `app` and answers all others itself.
+    """Returns an ASGI app that passes some requests on to `app` and refuses all others itself.
 
     Args:
-      app: takes what passes.
-      identify: says whose a request is.
-      allows: (call, node, body) -> whether this node may say this.
+      app: takes the requests that pass.
+      identify: names the node that has signed a request.
+      allows: (call, node, body) -> whether this node may send this.
       allowance: of uploads.
-      calls: that pass, of the Fleet API.
-      refused: takes the node of a request that was too long.
+      on_too_long: takes the node of a request that was too long.
     """
 
-    async def passed(scope, receive, send):
+    async def guarded(scope, receive, send):
         if scope["type"] == "lifespan":
             return await app(scope, receive, send)
         if scope["type"] != "http":
             return await send({"type": "websocket.close", "code": 1008})
-        name = scope["path"].removeprefix(PREFIX) if scope["path"].startswith(PREFIX) else ""
-        if scope["method"] != "POST" or name not in calls:
-            return await _answer(send, 404)
+        call = scope["path"].removeprefix(PREFIX) if scope["path"].startswith(PREFIX) else ""
+        if scope["method"] != "POST" or call not in CALLS:
+            return await _refuse(send, 404)
         headers = dict(scope["headers"])
         node = identify(headers)
         if node is None:
-            return await _answer(send, 401)
-        budget = allowance if name in UPLOADS else Allowance({node: SMALL})
-        body = await _body(
-            receive, headers, functools.partial(budget.take, node), budget.left.get(node, 0)
-        )
+            return await _refuse(send, 401)
+        budget = allowance if call in UPLOADS else Allowance({node: REQUEST_BYTES})
+        body = await _read_body(receive, headers, budget, node)
         if body is None:
-            refused(node)
-            return await _answer(send, 413)
-        if not allows(name, node, body):
-            return await _answer(send, 403)
-        return await app(scope, _replayed(body, receive), send)
+            on_too_long(node)
+            return await _refuse(send, 413)
+        if not allows(call, node, body):
+            return await _refuse(send, 403)
+        return await app(scope, _replay(body, receive), send)
 
-    return passed
+    return guarded
 
 
-async def _body(
-    receive: Callable[[], Awaitable],
-    headers: Mapping[bytes, bytes],
-    take: Callable[[int], bool],
-    limit: int,
+async def _read_body(
+    receive: Callable[[], Awaitable], headers: Mapping[bytes, bytes], budget: Allowance, node: int
 ) -> bytes | None:
-    """A request's body; None where it is longer than `take` allows, or than `limit` by its
-    header."""
+    """Reads a request's body; None where it is longer than the node's budget."""
     length = headers.get(b"content-length", b"0")
-    if not length.isdigit() or len(length) > 18 or int(length) > limit:
+    # the budget bounds it by the header first, so that nothing of a long body is read
+    if not length.isdigit() or len(length) > 18 or int(length) > budget.remaining.get(node, 0):
         return None
-    parts, more = [], True
-    while more:
+    parts, has_more = [], True
+    while has_more:
         message = await receive()
-        if message["type"] != "http.request" or not take(len(message.get("body", b""))):
+        part = message.get("body", b"")
+        if message["type"] != "http.request" or not budget.take(node, len(part)):
             return None
-        parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
+        parts.append(part)
+        has_more = message.get("more_body", False)
     return b"".join(parts)
 
 
-def _replayed(body: bytes, receive: Callable[[], Awaitable]) -> Callable[[], Awaitable]:
+def _replay(body: bytes, receive: Callable[[], Awaitable]) -> Callable[[], Awaitable]:
     unread = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again():
+    async def receive_again():
         return unread.pop() if unread else await receive()
 
-    return again
+    return receive_again
 
 
-async def _answer(send: Callable[[Any], Awaitable], status: int) -> None:
-    # Whoever is refused is not read to the end: the connection cannot be used again.
+async def _refuse(send: Callable[[Any], Awaitable], status: int) -> None:
+    # a refused request is not read to its end, so that its connection cannot be used again
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
+
+
+def read_public_keys(folder: Path) -> dict[int, bytes]:
+    """Reads the clients' public keys from `folder`/*.pub.
+
+    Returns:
+      {client id: key}. The id is the number at the end of a file's name: client3.pub is client 3's.
+
+    Raises:
+      ValueError, OSError: a file is no such key, or has no number or another's. One line.
+    """
+    keys: dict[int, bytes] = {}
+    for path in sorted(folder.glob("*.pub")):
+        number = re.search(r"(\d{1,9})$", path.stem)
+        if number is None:
+            raise ValueError(
+                f"{path}: its name must end with the id of the client, such as client3.pub"
+            )
+        client = int(number[1])
+        try:
+            key = load_ssh_public_key(path.read_bytes())
+        except (ValueError, UnsupportedAlgorithm) as error:
+            problem = printable(str(error))
+            raise ValueError(f"{path} is no public key of ssh-keygen: {problem}") from None
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError(f"{path} is no ECDSA key; ssh-keygen -t ecdsa -b 384 makes one")
+        public = public_key_to_bytes(key)
+        if client in keys or public in keys.values():
+            raise ValueError(f"{path}: client {client} has two keys, or two clients have this one")
+        keys[client] = public
+    if not keys:
+        raise ValueError(
+            f"{folder} has no keys; put the clients' public keys there, client0.pub and so on"
+        )
+    return keys
+
+
+def register_node(state: LinkState, key: bytes) -> int:
+    """Registers a public key with the SuperLink; returns the id of its node."""
+    return state.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, 0)
+
+
+def signing_node(state: LinkState, is_keyed: bool, headers: Mapping[bytes, bytes]) -> int | None:
+    """Returns the node whose key has signed a request's time, None for a stranger.
+
+    Args:
+      state: of the SuperLink.
+      is_keyed: whether a key must be registered; otherwise an unknown one is registered here.
+      headers: the request's.
+    """
+    try:
+        public, signature = (
+            base64.b64decode(headers[name.encode()], validate=True)
+            for name in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER)
+        )
+        node = state.get_node_id_by_public_key(public)
+        if is_keyed and node is None:
+            return None
+        stamp = headers[TIMESTAMP_HEADER.encode()]
+        signed_at = datetime.datetime.fromisoformat(stamp.decode("ascii"))
+        age = (datetime.datetime.now(datetime.UTC) - signed_at).total_seconds()
+        if abs(age) > CLOCK_SECONDS:
+            return None
+        if not verify_signature(bytes_to_public_key(public), stamp, signature):
+            return None
+    except (KeyError, ValueError, TypeError, AttributeError, UnsupportedAlgorithm, binascii.Error):
+        return None
+    return register_node(state, public) if node is None else node
+
+
+def is_own_reply(call: str, node: int, body: bytes) -> bool:
+    """Returns whether a request is no message, or a node's own reply to one.
+
+    Flower would take a message that says it is the server's, and hand it to another client.
+    """
+    if call != "push-messages":
+        return True
+    try:
+        messages = PushMessagesRequest.FromString(body).messages_list
+    except DecodeError:
+        return False
+    return all(m.metadata.src_node_id == node and m.metadata.reply_to_message_id for m in messages)

@@ -1,20 +1,21 @@
-"""Differential privacy where who adds noise is the only one to know it: its words, what it has
-cost, what is not said.
+"""Differential privacy in a deployment: noise that only the side that adds it knows, and its cost.
 
     unit      who adds it    what is counted                     where
     client    the server     its steps                           in the run's folder
-    upload    each client    its answers to training messages    beside its states
+    upload    each client    its replies to training requests    beside its states
     sample    each client    its steps of training               beside its states
 
-Words are drawn anew for every answer and every step, and are arguments of compiled programs: they
-are in no cache, no checkpoint and no log, and a round that is repeated, because the server went
-back to a checkpoint or an answer was lost, has other noise. It is counted again, too: what counts
-is what was told, not where the run stands. A count is of one noise, whatever the run's name, which
-is the server's choice.
+A secret of `SECRET_WORDS` words is drawn for every reply and every server step, and is an argument
+of compiled programs: it is in no cache, no checkpoint and no log. So a round that is repeated,
+because the server went back to a checkpoint or a reply was lost, has other noise. It is also
+counted again: epsilon is of what was sent, not of where the run stands. A count is of one noise in
+whatever run, since the run's name is the server's choice.
 """
 
 import functools
+import json
 import math
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,114 +24,199 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
-from fedjax_ht.deploy import ledger
 from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
 from fedjax_ht.trust.privacy import Privacy, private
 
-LEDGER = "told.json"  # the file of counts
-WORDS = 4  # twice what a key of jax has room for
+LEDGER_FILE = "told.json"
+SECRET_WORDS = 4
+"""Words of a secret: 128 bits, twice what a key of jax holds."""
 
 Entropy = Callable[[], tuple[int, ...]]
-"""() -> `WORDS` words of 32 bits."""
+"""() -> a secret, `SECRET_WORDS` words of 32 bits."""
 
-UNSAID = {
+HIDDEN_SCORES = {
     "client": (),
     "upload": ("evaluate.train", "evaluate.patience"),
     "sample": ("evaluate.train",),
 }
-"""Unit -> fields of a config that ask for scores which clients then do not tell."""
+"""`Privacy.unit` -> fields of a config that need scores which clients then do not send."""
 
 
 class Noise(NamedTuple):
-    """What one side adds.
+    """The noise that one side adds.
 
     Attributes:
-      name: of its count in the file: what its cost hangs on.
-      times: what one answer, or server step, counts.
-      epsilon: count -> epsilon of all of it.
-      path: the file, see `ledger`.
-      entropy: where words come from.
-      most: the largest epsilon that may be told.
+      name: of its count in the ledger: all that its cost depends on.
+      count_per_draw: what one reply, or server step, adds to the count.
+      epsilon: count -> epsilon of all draws so far.
+      path: the ledger, a file, see `add_to_ledger`.
+      entropy: draws secrets.
+      max_epsilon: the largest epsilon that may be reached.
     """
 
     name: str
-    times: int
+    count_per_draw: int
     epsilon: Callable[[int], float]
     path: Path
     entropy: Entropy
-    most: float = math.inf
+    max_epsilon: float = math.inf
 
 
-def fresh_words() -> tuple[int, ...]:
-    """Words from the operating system, which nobody else can know."""
-    return tuple(secrets.randbits(32) for _ in range(WORDS))
+def fresh_secret() -> tuple[int, ...]:
+    """Draws a secret from the operating system, which nobody else can know."""
+    return tuple(secrets.randbits(32) for _ in range(SECRET_WORDS))
 
 
-def by_words(method: Method, privacy: Privacy | None, defences: Sequence[Defence]) -> Method:
-    """The method with privacy and defences, as `simulation.program.bind` has them; its settings
-    (see `Method.vary`) are the words of the noise, uint32 [n], or () where none is added. Without
-    privacy it has no settings."""
+def noisy_method(method: Method, privacy: Privacy | None, defences: Sequence[Defence]) -> Method:
+    """Wraps a method with privacy and defences, as `simulation.program.bind` does.
+
+    The wrapped method's settings (see `Method.vary`) are the secret, uint32 [SECRET_WORDS], or ()
+    where no noise is added: traced, so that no compiled program contains it. Without privacy it has
+    no settings.
+    """
     if privacy is None:
         return defended(method, defences)
 
-    def made(words):
-        return defended(private(method, privacy._replace(secret=tuple(words))), defences)
+    def with_secret(secret):
+        return defended(private(method, privacy._replace(secret=tuple(secret))), defences)
 
-    return varied(made, ())
+    return varied(with_secret, ())
 
 
 def check_scores(config: ConfigDict, privacy: Privacy | None) -> None:
-    """Refuses a config that lives on scores which nobody tells.
+    """Refuses a config that depends on scores which clients do not send.
 
     Raises:
       ValueError: it does. One line.
     """
-    for field in UNSAID[privacy.unit] if privacy else ():
+    if privacy is None:
+        return
+    for field in HIDDEN_SCORES[privacy.unit]:
         section, name = field.split(".")
         if value := config[section][name]:
             raise ValueError(
-                f"{field} is {value!r}; with privacy.unit={privacy.unit!r} clients do not tell "
-                "the scores that it needs"
+                f"{field} is {value!r}; with privacy.unit={privacy.unit!r} clients do not send the "
+                "scores that it needs"
             )
 
 
-def noise_of_sums(privacy: Privacy, sends: bool, path: Path, entropy: Entropy) -> Noise:
-    """Of updates, or of their sum; the whole of a client is behind one. `sends` False: there is
-    nothing in them."""
-    noise, delta = privacy.noise, privacy.delta
-    cost = functools.partial(gaussian_epsilon, noise, delta=delta) if sends else lambda count: 0.0
-    return Noise(f"{privacy.unit}, noise {noise!r}", 1, cost, path, entropy)
+def update_noise(privacy: Privacy, sends_payload: bool, path: Path, entropy: Entropy) -> Noise:
+    """Returns the noise on updates or on their sum, which hides a client as a whole.
+
+    Args:
+      privacy: of unit "client" or "upload".
+      sends_payload: whether uplinks have numbers at all; without any, epsilon is 0.
+      path: the ledger.
+      entropy: draws secrets.
+    """
+
+    def epsilon(count: int) -> float:
+        if not sends_payload:
+            return 0.0
+        return gaussian_epsilon(privacy.noise, count, delta=privacy.delta)
+
+    return Noise(
+        name=f"{privacy.unit}, noise {privacy.noise!r}",
+        count_per_draw=1,
+        epsilon=epsilon,
+        path=path,
+        entropy=entropy,
+    )
 
 
-def noise_of_steps(
-    privacy: Privacy, training: LocalTraining, samples: int, path: Path, entropy: Entropy
+def training_noise(
+    privacy: Privacy, training: LocalTraining, num_samples: int, path: Path, entropy: Entropy
 ) -> Noise:
-    """Of a client's training; a sample is behind a step's gradients. Scores tell of it, too, where
-    nothing is sent."""
-    size = min(training.batch_size, samples)
-    cost = functools.partial(poisson_epsilon, privacy.noise, size, samples, delta=privacy.delta)
-    name = f"sample, noise {privacy.noise!r}, {size} of {samples}"
-    return Noise(name, int(num_steps(training, samples)), cost, path, entropy)
+    """Returns the noise on a client's training steps, which hides one of its samples.
+
+    It costs epsilon where nothing is sent, too: the client's scores depend on its model.
+    """
+    batch_size = min(training.batch_size, num_samples)
+    return Noise(
+        name=f"sample, noise {privacy.noise!r}, {batch_size} of {num_samples}",
+        count_per_draw=int(num_steps(training, num_samples)),
+        epsilon=functools.partial(
+            poisson_epsilon, privacy.noise, batch_size, num_samples, delta=privacy.delta
+        ),
+        path=path,
+        entropy=entropy,
+    )
 
 
 def draw(noise: Noise | None) -> tuple[np.ndarray | tuple, float | None]:
-    """Words for one answer or server step, uint32 [WORDS], and epsilon with it; () and None where
-    no noise is added. It is counted on the disk before there are words: what is made of them cannot
-    leave uncounted.
+    """Draws a secret for one reply or server step, after counting it on disk.
+
+    Returns:
+      The secret, uint32 [SECRET_WORDS], and epsilon with it; () and None without noise.
 
     Raises:
-      ValueError: that would be more than may be told, and is not counted; or as of `ledger`. One
-        line.
+      ValueError: epsilon would exceed `max_epsilon`, and nothing is counted; or the ledger is
+        damaged. One line.
     """
     if noise is None:
         return (), None
-    epsilon = noise.epsilon(ledger.read(noise.path).get(noise.name, 0) + noise.times)
-    if not epsilon <= noise.most:  # nothing is below a limit that is no number
+    count = read_ledger(noise.path).get(noise.name, 0) + noise.count_per_draw
+    epsilon = noise.epsilon(count)
+    # not `>`: of a limit that is NaN nothing is below
+    if not epsilon <= noise.max_epsilon:
         raise ValueError(
-            f"epsilon would be {epsilon:.4g} with this answer, and --most_epsilon is {noise.most:g}"
+            f"epsilon would be {epsilon:.4g} with this answer, and --most_epsilon is "
+            f"{noise.max_epsilon:g}"
         )
-    ledger.add(noise.path, noise.name, noise.times)
+    # counted before there is a secret: nothing that is made with it can leave uncounted
+    add_to_ledger(noise.path, noise.name, noise.count_per_draw)
     return np.array(noise.entropy(), np.uint32), epsilon
+
+
+def add_to_ledger(path: Path, name: str, increment: int) -> int:
+    """Adds to a number of a ledger, a small file of what one side has sent so far.
+
+    The numbers outlive the program and never decrease. One process writes a ledger: its folder is
+    locked by the command.
+
+    Args:
+      path: the file.
+      name: of the number, which is 0 before it is first added to.
+      increment: what is added.
+
+    Returns:
+      The new number, which is on disk.
+
+    Raises:
+      ValueError, OSError: the file is not a ledger, or cannot be written. One line.
+    """
+    return _write_number(path, name, read_ledger(path).get(name, 0) + increment)
+
+
+def raise_in_ledger(path: Path, name: str, value: float) -> float:
+    """Raises a number of a ledger to a value if it is less; otherwise as `add_to_ledger`."""
+    # in this order a NaN changes nothing
+    return _write_number(path, name, max(read_ledger(path).get(name, 0), value))
+
+
+def read_ledger(path: Path) -> dict[str, float]:
+    """Reads a ledger's numbers by name, {} where there is no file; errors as `add_to_ledger`."""
+    if not path.exists():
+        return {}
+    try:
+        numbers = json.loads(path.read_text())
+        if all(isinstance(x, int | float) and x >= 0 for x in numbers.values()):
+            return numbers
+    except (ValueError, AttributeError):
+        pass
+    raise ValueError(
+        f"{path} is damaged: it must say how often noise was added, or epsilon is unknown"
+    )
+
+
+def _write_number(path: Path, name: str, value: float) -> float:
+    numbers = read_ledger(path) | {name: value}
+    with atomic_open(path) as file:
+        json.dump(numbers, file)
+        file.flush()
+        os.fsync(file.fileno())
+    return value

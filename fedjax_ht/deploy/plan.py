@@ -1,9 +1,12 @@
-"""What a server and its clients hold alike before they meet: the config, the method, the models.
-Each has its own copy of the config; what crosses the wire is compared with it and never takes its
-place."""
+"""The plan that server and clients share before they connect: config, method and models.
+
+Each side has its own copy of the config. What the other side sends is compared with it and never
+takes its place.
+"""
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -15,14 +18,14 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
-from fedjax_ht.deploy.noise import by_words, check_scores
-from fedjax_ht.deploy.sums import check_reads
+from fedjax_ht.deploy.noise import check_scores, noisy_method
+from fedjax_ht.deploy.secure_sums import check_server_reads
 from fedjax_ht.experiment.build import Task, make_clients, settle
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import Unit
 
-OWN = (
+LOCAL_FIELDS = (
     *FREE_FIELDS,
     "dataset.name",
     "lanes",
@@ -31,22 +34,26 @@ OWN = (
     "evaluate.sample",
     "evaluate.patience",
 )
-"""Fields that a client may have otherwise than the server, and all of "partition" but
+"""Fields that may differ between a client and the server; so may all of "partition" but
 "num_clients"."""
+
+
+class DeploymentEnded(Exception):
+    """A side of a deployment ends before its last round; the same command continues it later."""
 
 
 class Plan(NamedTuple):
     """A config that can be deployed.
 
     Attributes:
-      label: of its first entry, the one that is run.
-      config: with what that entry changes.
-      method: with the config's privacy and defences; its settings are the words of the noise, see
-        `noise.by_words`.
-      options: how the federation runs.
-      channel: what transforms the messages.
-      fields: what both sides must have alike, name -> JSON value.
-      secure_sums: whether the server gets sums of uplinks alone, see `sums`.
+      label: of the config's first entry, the one that is run.
+      config: the config with what that entry changes.
+      method: with the config's privacy and defences; its settings are the secret of the noise, see
+        `noise.noisy_method`.
+      options: of the federation's rounds.
+      channel: transforms of the messages.
+      fields: what both sides must have alike, field -> JSON value.
+      secure_sums: whether the server gets sums of uplinks alone, see `secure_sums`.
     """
 
     label: str
@@ -63,22 +70,46 @@ class Plan(NamedTuple):
 
     @property
     def unit(self) -> Unit | None:
-        """What noise hides, `Privacy.unit`; None without any."""
+        """`Privacy.unit`, None without privacy."""
         return self.options.privacy and self.options.privacy.unit
 
 
 def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
-    """Checks a config for a deployment, with the flag --secure_sums or without.
+    """Checks that a config can be deployed.
+
+    Args:
+      config: as for a simulation. Of several entries the first is run.
+      secure_sums: the flag --secure_sums.
 
     Raises:
-      ValueError: it is wrong, or asks for what only a simulation can do. One line.
+      ValueError: the config is wrong, or needs what only a simulation has. One line.
       ImportError: it has privacy, and the accountant is not installed. One line.
     """
     settled = settle(config)
-    # of several the first, which is the config's `method`
     label, entry = next(iter(settled.entries.items()))
-    own, method = settled.configs[label], settled.methods[label]
-    for field, value, right in (
+    method, options = settled.methods[label], settled.options
+    _check_simulated_fields(config)
+    if method.sees_data:
+        raise ValueError(
+            f"the server of {method.name} reads the clients' samples, which no real server can"
+        )
+    check_scores(config, options.privacy)
+    if secure_sums:
+        _check_secure_sums(method, entry.options, options)
+    return Plan(
+        label=label,
+        config=settled.configs[label],
+        method=noisy_method(method, options.privacy, options.robust),
+        options=options,
+        channel=Channel(wire.chain(options.uplink), wire.chain(options.downlink)),
+        fields=_shared_fields(settled.configs[label], entry, secure_sums),
+        secure_sums=secure_sums,
+    )
+
+
+def _check_simulated_fields(config: ConfigDict) -> None:
+    """Refuses values that only simulated clients can have."""
+    for field, value, required in (
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
         ("attack.kind", config.attack.kind, "none"),
@@ -88,46 +119,44 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
         ("profile", config.profile, False),
         ("devices_profile", config.devices_profile.to_dict(), DevicesProfileFields()._asdict()),
     ):
-        if value != right:
+        if value != required:
             raise ValueError(
-                f"{field} is {value!r}; a deployment, whose clients are real, takes {right!r} alone"
+                f"{field} is {value!r}; a deployment, whose clients are real, needs {required!r}"
             )
-    if method.sees_data:
+
+
+def _check_secure_sums(
+    method: Method, method_options: dict[str, Any], options: SimulationOptions
+) -> None:
+    check_server_reads(method)
+    if method_options.get("weighting") == "samples":
         raise ValueError(
-            f"the server of {method.name} reads the clients' samples: no real server can run it"
+            f"--secure_sums: {method.name} weights clients by numbers of samples, and in a sum all "
+            "have the same weight; set --config.method.options.weighting=uniform"
         )
-    options = settled.options
-    check_scores(config, options.privacy)
+    if options.robust:
+        raise ValueError(
+            f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads"
+        )
+
+
+def _shared_fields(config: ConfigDict, entry: Any, secure_sums: bool) -> dict[str, Any]:
+    values = json.loads(config.to_json_best_effort())
+    for name in NAMING:
+        values.pop(name, None)
+    values["partition"] = {"num_clients": config.partition.num_clients}
+    fields = {name: value for name, value in flatten(values).items() if name not in LOCAL_FIELDS}
+    # through JSON, as the other side's come
+    for name, value in json.loads(json.dumps(entry.options)).items():
+        fields[f"method.{name}"] = value
+    fields["method"] = entry.method
     if secure_sums:
-        check_reads(method)
-        if entry.options.get("weighting") == "samples":
-            raise ValueError(
-                f"--secure_sums: {method.name} weighs clients by numbers of samples, and a sum "
-                "has to weigh alike; "
-                "take --config.method.options.weighting=uniform"
-            )
-        if options.robust:
-            raise ValueError(
-                f"--secure_sums: robust is {options.robust[0].name}, which compares single uploads"
-            )
-    channel = Channel(wire.chain(options.uplink), wire.chain(options.downlink))
-    shared = {
-        name: value
-        for name, value in json.loads(own.to_json_best_effort()).items()
-        if name not in NAMING
-    }
-    shared["partition"] = {"num_clients": own.partition.num_clients}
-    fields = {name: value for name, value in flatten(shared).items() if name not in OWN}
-    fields |= {
-        f"method.{name}": value for name, value in json.loads(json.dumps(entry.options)).items()
-    }
-    fields |= {"method": entry.method} | ({"secure_sums": True} if secure_sums else {})
-    method = by_words(method, options.privacy, options.robust)
-    return Plan(label, own, method, options, channel, fields, secure_sums)
+        fields["secure_sums"] = True
+    return fields
 
 
 def make_models(plan: Plan, task: Task) -> Federation:
-    """The federation's models, and who has which.
+    """Makes the federation's models and assigns them to clients.
 
     Raises:
       ValueError: the method cannot run on them. One line.
@@ -137,38 +166,40 @@ def make_models(plan: Plan, task: Task) -> Federation:
     return federation
 
 
-def about(plan: Plan) -> dict[str, Any]:
-    """What one side tells the other of itself."""
+def description(plan: Plan) -> dict[str, Any]:
+    """Returns what one side tells the other of its version and config, JSON values."""
     return {
         "version": version("fedjax_ht"),
         "fields": plan.fields | {"secure_sums": plan.secure_sums},
     }
 
 
-def difference(mine: dict[str, Any], theirs: dict[str, Any]) -> str:
-    """What differs between two sides, as `about` has it, in a line that begins with "has"; "" where
-    nothing does."""
-    if mine["version"] != theirs["version"]:
-        return f"has fedjax_ht {theirs['version']}, not {mine['version']}"
-    own, other = mine["fields"], theirs["fields"]
-    names = [name for name in sorted(own | other) if own.get(name) != other.get(name)]
-    shown = ", ".join(f"{name} {other.get(name)!r}, not {own.get(name)!r}" for name in names[:3])
-    return f"has another config: {shown}" if names else ""
+def difference(description: dict[str, Any], received: dict[str, Any]) -> str:
+    """Says in a line how the other side's `description` differs; "" where it does not.
+
+    The line continues "it", such as "it has fedjax_ht 0.2.0, not 0.1.0".
+    """
+    if description["version"] != received["version"]:
+        return f"has fedjax_ht {received['version']}, not {description['version']}"
+    expected, actual = description["fields"], received["fields"]
+    differences = []
+    for name in sorted(expected | actual):
+        if expected.get(name) != actual.get(name):
+            differences.append(f"{name} {actual.get(name)!r}, not {expected.get(name)!r}")
+    return f"has another config: {', '.join(differences[:3])}" if differences else ""
 
 
 def task_as_json(task: Task) -> dict[str, Any]:
-    """A task for a head; of an input of several arrays there is none.
+    """Converts a task to JSON values for a header.
 
     Raises:
       ValueError: a sample is not one array.
     """
-    leaf = (
-        jax.ShapeDtypeStruct(task.input_shape, "float32")
-        if type(task.input_shape) is tuple
-        else task.input_shape
-    )
+    leaf = task.input_shape
+    if type(leaf) is tuple:
+        leaf = jax.ShapeDtypeStruct(leaf, "float32")
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        raise ValueError("a deployment takes samples of one array each")
+        raise ValueError("a deployment needs samples of one array each")
     return {
         "shape": list(leaf.shape),
         "dtype": str(leaf.dtype),
@@ -177,9 +208,21 @@ def task_as_json(task: Task) -> dict[str, Any]:
     }
 
 
-def task_of_json(found: dict[str, Any]) -> Task:
-    """The task that `task_as_json` wrote."""
-    shape: InputShape = tuple(int(n) for n in found["shape"])
-    if found["dtype"] != "float32":
-        shape = jax.ShapeDtypeStruct(shape, found["dtype"])
-    return Task(shape, int(found["num_classes"]), found["vocabulary"])
+def task_from_json(values: dict[str, Any]) -> Task:
+    """Reads the task that `task_as_json` wrote."""
+    shape: InputShape = tuple(int(n) for n in values["shape"])
+    if values["dtype"] != "float32":
+        shape = jax.ShapeDtypeStruct(shape, values["dtype"])
+    return Task(shape, int(values["num_classes"]), values["vocabulary"])
+
+
+def check_private(path: Path, side: str) -> None:
+    """Refuses a private key that other users of the machine can read.
+
+    Raises:
+      ValueError: they can. One line.
+    """
+    if path.stat().st_mode & 0o077:
+        raise ValueError(
+            f"{path} can be read by others, who could answer as this {side}; chmod 600 {path}"
+        )

@@ -1,6 +1,10 @@
-"""The server of real clients: what it runs once it knows who they are. What it does in a round is
-in `rounds`."""
+"""The server of a deployment: the clients that it reaches, and its compiled programs.
 
+`rounds` plays its rounds.
+"""
+
+import json
+import uuid
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -10,36 +14,39 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Bucket, Federation
+from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import sends_payload, uplink_form
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
 from fedjax_ht.data.dataset import ClientIndices
-from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.headers import printable, unreadable
-from fedjax_ht.deploy.noise import LEDGER, Entropy, Noise, fresh_words, noise_of_sums
-from fedjax_ht.deploy.plan import Plan, about, make_models, task_of_json
-from fedjax_ht.deploy.sums import summed_clients
-from fedjax_ht.simulation import trials as per_trial
+from fedjax_ht.deploy.messages import Envelope, invalid_entry, printable
+from fedjax_ht.deploy.noise import LEDGER_FILE, Entropy, Noise, fresh_secret, update_noise
+from fedjax_ht.deploy.plan import Plan, description, make_models, task_from_json
+from fedjax_ht.deploy.secure_sums import sum_groups
+from fedjax_ht.experiment.run_folder import read_json
+from fedjax_ht.simulation.serving import serve_trials
+from fedjax_ht.simulation.trials import first_server
 
-Heads = dict[int, dict[str, Any]]  # client id -> what it said
+ClientHeaders = dict[int, dict[str, Any]]
+"""Client id -> header of its reply to "hello"."""
 
 
 class Transport(NamedTuple):
-    """How messages reach clients.
+    """The functions by which messages reach clients.
 
     Attributes:
-      meet: (hello, wanted) -> the heads of the clients that can be reached now, by id; it waits
-        until `wanted` of them can, or its patience ends.
-      exchange: ({client: Envelope}, {client: bytes}) -> {client: Envelope}, of those that answer in
-        time; the bytes are how long the arrays of an answer may be.
-      add: ({client: Envelope}, {group: its clients}, {client: bytes}) -> ({client: Envelope},
-        {group: sum}), by a secure sum of each group's vectors, see `sums.as_vector`: what the
-        clients said besides, or "error" of one that is not in the sum; and the float64 vector, or
-        in words why there is none.
+      meet: (hello, min_clients) -> headers of the clients that can be reached, by id; waits until
+        `min_clients` of them can, or its patience ends.
+      exchange: ({client: request}, {client: bytes}) -> {client: reply}, of the clients that reply
+        in time; the bytes are how long the arrays of a reply may be.
+      add: ({client: request}, {group: its clients}, {client: bytes}) -> ({client: reply},
+        {group: total}), by a secure sum of each group's vectors, see `secure_sums.uplink_vector`.
+        A reply has no arrays; its header has "error" where the client is not in the sum. A total is
+        a float64 vector, or a line that says why there is none.
     """
 
-    meet: Callable[[Envelope, int], Heads]
+    meet: Callable[[Envelope, int], ClientHeaders]
     exchange: Callable[[dict[int, Envelope], dict[int, int]], dict[int, Envelope]]
     add: Callable[
         [dict[int, Envelope], dict[str, list[int]], dict[int, int]],
@@ -48,23 +55,24 @@ class Transport(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What a deployment's server runs.
+    """A deployment's server.
 
     Attributes:
-      plan, federation: what is bound.
-      counts: split -> int64 [num_clients], samples.
-      flops: float64 [num_clients], of a round of each.
-      run: the name of this run for the clients' folders.
+      plan: the config.
+      federation: the models, and the clients of each.
+      counts: split -> number of samples, int64 [num_clients].
+      flops: of a round of each client, float64 [num_clients].
+      run: name of this run, for the clients' folders.
       forms: bucket name -> the form of its uplinks.
-      groups: name -> clients whose uplinks are summed together; None where uplinks come one by one.
-      send: bucket name -> compiled (server, round, info) -> downlink.
+      groups: name -> ids of the clients whose uplinks are summed; None where uplinks come singly.
+      send: bucket name -> compiled (server state, round, info) -> downlink.
       serve, first: as of `simulation.trials`.
       pretrained: `Pretrained.variables` of the method, on its device.
-      noise: what it adds itself; None where it adds none.
-      ledger: the file of what is told of privacy, see `noise`.
-      saved: for each checkpoint that may be gone back to, `last_round` of it, int32 [num_clients].
+      noise: that the server adds itself; None where it adds none.
+      ledger: file of what was sent under noise, see `noise.add_to_ledger`.
+      saved: for each checkpoint that is kept, its `last_round`, int32 [num_clients].
       transport: how messages reach clients.
-      warn: takes a line for whoever watches.
+      warn: takes a line for whoever watches the server.
       patience: seconds to wait for a client where none can be reached.
     """
 
@@ -93,99 +101,110 @@ def make_server(
     run: str,
     warn: Callable[[str], None],
     folder: Path,
-    entropy: Entropy = fresh_words,
+    entropy: Entropy = fresh_secret,
     keep: int = 2,
     patience: float = 0.0,
 ) -> Server:
-    """Waits until all clients can be reached, and makes the models for what they say their samples
-    are.
+    """Waits until all clients can be reached, and makes the models for the task that they report.
 
     Args:
       plan: the config.
       transport: how messages reach clients.
       run: a name for this run, letters and digits.
-      warn: takes a line for whoever watches.
-      folder: the run's.
-      entropy: where the words of the server's noise come from.
+      warn: takes a line for whoever watches the server.
+      folder: of the run.
+      entropy: draws the secrets of the server's noise.
       keep: how many checkpoints a run keeps.
       patience: seconds to wait for a client where none can be reached.
 
     Raises:
       ValueError: a client is missing, or two of them have different tasks. One line.
     """
-    heads = met(plan, transport, plan.num_clients, warn)
-    if lost := sorted(set(range(plan.num_clients)) - set(heads)):
+    headers = contact_clients(plan, transport, plan.num_clients, warn)
+    if missing := sorted(set(range(plan.num_clients)) - set(headers)):
         raise ValueError(
-            f"of {plan.num_clients} clients {len(lost)} are not there: {', '.join(map(str, lost))}"
+            f"{len(missing)} of {plan.num_clients} clients cannot be reached: "
+            f"{', '.join(map(str, missing))}"
         )
-    task = heads[0]["task"]
-    for client, head in heads.items():
-        if head["task"] != task:
+    task = headers[0]["task"]
+    for client, header in headers.items():
+        if header["task"] != task:
             raise ValueError(
-                f"client {client} has samples of {printable(str(head['task']))}, client 0 of "
-                f"{printable(str(task))}"
+                f"client {client} has samples of {printable(str(header['task']))}, client 0 of "
+                f"{printable(str(task))}; all must be alike"
             )
-    federation = make_models(plan, task_of_json(task))
+    federation = make_models(plan, task_from_json(task))
     counts = {
-        split: np.array([heads[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
+        split: np.array([headers[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
         for split in ClientIndices._fields
     }
     method, channel = plan.method, plan.channel
     forms = {b.name: uplink_form(method, federation, b, channel) for b in federation.buckets}
-    groups = summed_clients(method, federation, forms) if plan.secure_sums else None
+    groups = sum_groups(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         warn(
             "clients without training samples are not asked to train, by --secure_sums: "
             f"{', '.join(map(str, idle))}"
         )
+    noise = None
+    if plan.unit == "client":
+        sends = any(map(sends_payload, forms.values()))
+        noise = update_noise(plan.options.privacy, sends, folder / LEDGER_FILE, entropy)
+    # what is made of a sum tells no client apart
     outlier_bound = 0.0 if plan.secure_sums else plan.options.outlier_bound
     return Server(
-        plan,
-        federation,
-        counts,
-        np.array([heads[i]["flops"] for i in range(plan.num_clients)]),
-        run,
-        forms,
-        groups,
-        {b.name: _sender(plan, federation, b) for b in federation.buckets},
-        per_trial.serve(method, federation, outlier_bound),
-        per_trial.first_server(method, federation),
-        collect(client_mesh(1), method.pretrained.variables),
-        noise_of_sums(
-            plan.options.privacy, any(map(sends_payload, forms.values())), folder / LEDGER, entropy
-        )
-        if plan.unit == "client"
-        else None,
-        folder / LEDGER,
-        deque(maxlen=keep),
-        transport,
-        warn,
-        patience,
+        plan=plan,
+        federation=federation,
+        counts=counts,
+        flops=np.array([headers[i]["flops"] for i in range(plan.num_clients)]),
+        run=run,
+        forms=forms,
+        groups=groups,
+        send={b.name: _sender(plan, federation, b) for b in federation.buckets},
+        serve=serve_trials(method, federation, outlier_bound),
+        first=first_server(method, federation),
+        pretrained=collect(client_mesh(1), method.pretrained.variables),
+        noise=noise,
+        ledger=folder / LEDGER_FILE,
+        saved=deque(maxlen=keep),
+        transport=transport,
+        warn=warn,
+        patience=patience,
     )
 
 
+def run_name(folder: Path) -> str:
+    """Returns the name of the run in a folder, made at its first start."""
+    path = folder / "run.json"
+    if not path.exists():
+        with atomic_open(path) as file:
+            json.dump({"run": uuid.uuid4().hex}, file)
+    return read_json(path)["run"]
+
+
 def hello(plan: Plan) -> Envelope:
-    """The first message to a client."""
-    return Envelope({"kind": "hello", "about": about(plan)}, {})
+    """Returns the first message to a client."""
+    return Envelope({"kind": "hello", "about": description(plan)}, {})
 
 
-def met(plan: Plan, transport: Transport, wanted: int, warn: Callable[[str], None]) -> Heads:
-    """The clients that can be reached now, see `Transport.meet`, of which what they say can be
-    read."""
-    found = {}
-    for client, head in transport.meet(hello(plan), wanted).items():
+def contact_clients(
+    plan: Plan, transport: Transport, min_clients: int, warn: Callable[[str], None]
+) -> ClientHeaders:
+    """Returns the clients that can be reached and whose headers are valid, see `Transport.meet`."""
+    valid = {}
+    for client, header in transport.meet(hello(plan), min_clients).items():
         if client >= plan.num_clients:
             warn(f"client {client} is left out: the config has clients 0 to {plan.num_clients - 1}")
-        elif name := unreadable(head, "hello", None, ()):
-            warn(f"client {client} is left out: what it says of {name!r} cannot be read")
+        elif name := invalid_entry(header, "hello", None, ()):
+            warn(f"client {client} is left out: {name!r} in its header is missing or invalid")
         else:
-            found[client] = head
-    return found
+            valid[client] = header
+    return valid
 
 
 def _sender(plan: Plan, federation: Federation, bucket: Bucket) -> Callable:
-    def one(server, round, info):
+    def send_downlink(server, round, info):
         root = jax.random.key(plan.options.seed)
         return send(plan.method, federation, bucket, plan.channel, server, root, round, info)
 
-    return jax.jit(one)
+    return jax.jit(send_downlink)

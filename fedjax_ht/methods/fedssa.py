@@ -22,7 +22,7 @@ Settled here:
   server's. Stored rows are N C (K + 1) numbers on the server. owners="summed" averages as
   "uploaded" does; the server forgets who holds which class, sends all clients the whole header, and
   so reads nothing but sums of rows and how many there are: it can be kept from more
-  (`deploy.sums`).
+  (`deploy.secure_sums`).
 * t counts from 1, as in the paper (the released code counts from 0), and it counts a client's own
   rounds: with one client in ten taking part, global rounds would be over before most clients have
     any history (clock="round" is that).

@@ -111,3 +111,7 @@ def usage(command: str, module: ModuleType) -> str:
 
 def shown(default: object) -> str:
     return "" if default in (None, "", [], 0) else f" [{default}]"
+
+
+if __name__ == "__main__":
+    main()

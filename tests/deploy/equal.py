@@ -1,5 +1,8 @@
-"""python -m tests.deploy.equal METHOD [UNIT]: a deployment and its simulation, in a process that
-compiles as a user's does; with the unit of `Privacy`, and words of noise that both have."""
+"""Compares a deployment with its simulation, in a process that compiles as a user's does.
+
+python -m tests.deploy.equal METHOD
+python -m tests.deploy.equal METHOD UNIT    with privacy, and secrets of noise that both know
+"""
 
 import sys
 import tempfile
@@ -8,9 +11,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from fedjax_ht.deploy.command import serve
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.rounds import as_simulation
-from fedjax_ht.deploy.serve import serve
+from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.server import make_server
 from fedjax_ht.simulation.history import run
 from fedjax_ht.trust.privacy import Privacy
@@ -28,38 +31,35 @@ from tests.deploy.sites import (
 
 
 def main(method: str) -> None:
-    """All columns but the server's own model's accuracy, which a deployment's server has no samples
-    for."""
+    """Compares all columns but global_accuracy_head: a deployment's server has no samples."""
     config = small_config(method)
     experiment, simulation = simulation_of(config)
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, experiment, Path(folder))
-        rows = serve(make_plan(config), Path(folder) / "server", transport(sites), print)
-        own = [
-            {k: v for k, v in row.items() if k != "global_accuracy_head"}
-            for row in run(simulation, 2)[1]
-        ]
-    assert_same_rows(own, rows)
+        deployed = serve(make_plan(config), Path(folder) / "server", transport(sites), print)
+        _, simulated = run(simulation, 2)
+    for row in simulated:
+        row.pop("global_accuracy_head", None)
+    assert_same_rows(simulated, deployed)
 
 
 def private(unit: str) -> None:
-    """The server's state, and the columns that there are."""
+    """Compares the servers' states, and the columns that both have."""
     config = private_config(unit)
     experiment, simulation = simulation_of(config, privacy=Privacy(**config.privacy, secret=FIXED))
     with tempfile.TemporaryDirectory() as folder, jax.default_matmul_precision("float32"):
         sites = sites_of(config, experiment, Path(folder))
         sites = {i: moved(site, Path(folder) / f"home{i}") for i, site in sites.items()}
         server = make_server(make_plan(config), transport(sites), "a", print, Path(folder), fixed)
-        (end, rows), (own_end, own_rows) = run(as_simulation(server), 2), run(simulation, 2)
-    jax.tree.map(np.testing.assert_array_equal, end.servers, own_end.servers)
-    left = {"flops"} if unit == "upload" else set()  # of one sample
-    same = [(mine.keys() & theirs.keys()) - left for mine, theirs in zip(rows, own_rows)]
-    assert_same_rows(
-        *(
-            [{k: row[k] for k in names} for names, row in zip(same, each)]
-            for each in (own_rows, rows)
+        deployed_end, deployed = run(as_rounds(server), 2)
+        simulated_end, simulated = run(simulation, 2)
+    jax.tree.map(np.testing.assert_array_equal, deployed_end.servers, simulated_end.servers)
+    left_out = {"flops"} if unit == "upload" else set()  # a client reports those of one sample
+    for one_row, other_row in zip(simulated, deployed, strict=True):
+        names = (one_row.keys() & other_row.keys()) - left_out
+        assert_same_rows(
+            [{name: one_row[name] for name in names}], [{name: other_row[name] for name in names}]
         )
-    )
 
 
 if __name__ == "__main__":

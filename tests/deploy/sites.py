@@ -1,20 +1,22 @@
-"""A small federation twice: as a simulation, and with a client a process could be, by calls instead
-of a wire."""
+"""A small federation twice: as a simulation, and as clients that are asked by calls, not a wire."""
 
 import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
+
 from fedjax_ht.configs.base import base_config, method_config, partition_config
-from fedjax_ht.deploy.data import alone
-from fedjax_ht.deploy.envelope import Envelope, from_bytes, to_bytes
-from fedjax_ht.deploy.noise import LEDGER
+from fedjax_ht.deploy.answers import answer
+from fedjax_ht.deploy.client import client_dataset, make_client
+from fedjax_ht.deploy.messages import Envelope, from_bytes, to_bytes
+from fedjax_ht.deploy.noise import LEDGER_FILE
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.server import Transport
-from fedjax_ht.deploy.site import answer, make_site
+from fedjax_ht.deploy.server import Server, Transport, make_server
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.cnn import mlp
 from fedjax_ht.runner.train import simulate
+from fedjax_ht.simulation.history import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 
 CLOCK = ("seconds_round", "seconds_evaluation", "seconds_client", "wasted_lane_steps")
@@ -22,7 +24,7 @@ FIXED = (0xDEADBEEF, 0xCAFEF00D, 0x8BADF00D, 0xFEEDFACE)
 
 
 def small_config(method: str = "fedproto", rounds: int = 2):
-    """4 clients of two perceptrons with 100 images in all."""
+    """Returns a config of 4 clients with two perceptrons and 120 images in all."""
     config = base_config()
     config.method = method_config(method)
     config.partition.num_clients = 4
@@ -40,7 +42,7 @@ def small_config(method: str = "fedproto", rounds: int = 2):
 
 
 def private_config(unit: str):
-    """4 clients of one perceptron and as many samples, which are compiled once, with noise."""
+    """Returns a config of 4 clients with noise; one model and one size, compiled once."""
     config = small_config("lg_fedavg")
     config.partition = partition_config("iid", 4)
     config.dataset.subset = 80
@@ -51,17 +53,17 @@ def private_config(unit: str):
 
 
 def fixed() -> tuple[int, ...]:
-    """Words of noise, the same every time."""
+    """Returns a secret of noise, the same every time."""
     return FIXED
 
 
 def perceptron(num_classes, input_shape, feature_dim):
-    """A model group of one, compiled sooner than two."""
+    """Model group of one architecture, compiled sooner than two."""
     return {"mlp": mlp(num_classes, (feature_dim or 8,))}
 
 
 def simulation_of(config, **options):
-    """The simulation that a deployment of this config is compared with, with other options."""
+    """Builds a config's experiment and its simulation, with some options changed."""
     experiment = build(config)
     experiment = experiment._replace(options=dataclasses.replace(experiment.options, **options))
     (label,) = experiment.methods
@@ -69,59 +71,106 @@ def simulation_of(config, **options):
 
 
 def sites_of(config, experiment, folder: Path, secure_sums: bool = False) -> dict:
-    """Each client at home; those of one architecture share what is compiled."""
-    plan, sites, (federation,) = make_plan(config, secure_sums), {}, experiment.federations.values()
-    for i, own in enumerate(experiment.partitions[0]):
-        site = make_site(plan, i, *alone(experiment.dataset, own), folder / f"site{i}")
+    """Makes the clients, {id: `Client`}; those of one architecture share compiled programs."""
+    plan, sites = make_plan(config, secure_sums), {}
+    (federation,) = experiment.federations.values()
+    for i, indices in enumerate(experiment.partitions[0]):
+        dataset, parts = client_dataset(experiment.dataset, indices)
+        site = make_client(plan, i, dataset, parts, folder / f"site{i}")
         first = federation.members(federation.buckets[federation.assignment[i]])[0]
         sites[i] = site._replace(programs=sites.get(first, site).programs)
     return sites
 
 
-def moved(site, folder: Path, entropy=fixed, tell=lambda line: None):
-    """A client in another folder, with nothing told yet."""
-    noise = site.noise and site.noise._replace(path=folder / LEDGER, entropy=entropy)
+def ignore(*_) -> None:
+    """Does nothing with a line."""
+
+
+def never(*_) -> bool:
+    """Returns that no message is lost."""
+    return False
+
+
+def unchanged(client, reply):
+    """Returns a client's reply as it is."""
+    return reply
+
+
+def moved(site, folder: Path, entropy=fixed, tell=ignore):
+    """Returns a client with another folder, in which nothing is counted yet."""
+    noise = site.noise and site.noise._replace(path=folder / LEDGER_FILE, entropy=entropy)
     return site._replace(folder=folder, noise=noise, tell=tell)
 
 
 def called(envelope: Envelope) -> Envelope:
-    """An envelope as it comes out of a wire."""
+    """Returns an envelope as it arrives over a wire."""
     arrays = {name: from_bytes(to_bytes(x), x.dtype.name) for name, x in envelope.arrays.items()}
-    return Envelope(json.loads(json.dumps(envelope.head)), arrays)
+    return Envelope(json.loads(json.dumps(envelope.header)), arrays)
 
 
-def transport(
-    sites: dict, lost=lambda *_: False, changed=lambda _, reply: reply, tell=print
-) -> Transport:
-    """Calls instead of a wire; `lost` and `changed` are what can happen to a client and to its
-    answer."""
+def transport(sites: dict, lost=never, changed=unchanged, tell=print) -> Transport:
+    """Returns a transport by calls.
 
-    def there(hello):
-        return {i: site for i, site in sites.items() if not lost(i, hello)}
+    Args:
+      sites: client id -> `Client`.
+      lost: (client id, request) -> whether it is lost.
+      changed: (client id, reply) -> the reply that arrives.
+      tell: takes a line for each client that is left out.
+    """
 
-    def meet(hello, wanted):
-        heads = {i: called(answer(site, called(hello))).head for i, site in there(hello).items()}
-        for client, head in heads.items():
-            if "error" in head:
-                tell(f"client {client} is left out: {head['error']}")
-        return {client: head for client, head in heads.items() if "error" not in head}
+    def meet(hello, min_clients):
+        headers = {}
+        for client, site in sites.items():
+            if lost(client, hello):
+                continue
+            header = called(answer(site, called(hello))).header
+            if "error" in header:
+                tell(f"client {client} is left out: {header['error']}")
+            else:
+                headers[client] = header
+        return headers
 
-    def exchange(letters, most):
-        reached = {i: letter for i, letter in letters.items() if not lost(i, letter)}
-        return {
-            i: changed(i, called(answer(sites[i], called(letter)))) for i, letter in reached.items()
-        }
+    def exchange(requests, max_bytes):
+        replies = {}
+        for client, request in requests.items():
+            if not lost(client, request):
+                reply = called(answer(sites[client], called(request)))
+                replies[client] = changed(client, reply)
+        return replies
 
-    def add(letters, groups, most):
+    def add(requests, groups, max_bytes):
         raise ValueError("a secure sum is Flower's, see tests.deploy.grid")
 
     return Transport(meet, exchange, add)
 
 
+def fresh(sites, folder, **changes):
+    """Returns clients with new folders below one, see `moved`."""
+    return {i: moved(site, folder / f"home{i}", **changes) for i, site in sites.items()}
+
+
+def server_of(config, sites, folder, lost=never, **options) -> Server:
+    """Makes a server that reaches clients by calls, with the fixed secret."""
+    return make_server(
+        make_plan(config, **options), transport(sites, lost), "a", print, folder, fixed
+    )
+
+
+def rounds_of(simulation, rounds=2):
+    """Runs rounds; returns the final state and a row for each round."""
+    state, rows, flops = simulation.init(), [], simulation.client_flops()
+    for _ in range(rounds):
+        state, report = simulation.run_round(state)
+        report = report[0] if simulation.trials else report
+        rows.append(round_row(report, simulation.rules, np.reshape(flops, -1)))
+    return state, rows
+
+
 def assert_same_rows(simulated: list[dict], deployed: list[dict]) -> None:
-    """Every value bit for bit, but for the clock."""
-    assert len(simulated) == len(deployed)
-    for own, other in zip(simulated, deployed):
-        assert {k: v for k, v in own.items() if k not in CLOCK} == {
-            k: v for k, v in other.items() if k not in CLOCK
-        }
+    """Checks that rows are equal bit for bit, but for their clocks."""
+    assert [without_clock(row) for row in simulated] == [without_clock(row) for row in deployed]
+
+
+def without_clock(row: dict) -> dict:
+    """Returns a row without the columns that depend on time."""
+    return {name: value for name, value in row.items() if name not in CLOCK}

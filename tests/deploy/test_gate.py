@@ -1,25 +1,37 @@
-"""The gate by itself: which requests pass, and how much of the others is read."""
+"""The gate by itself: which requests pass, and how much of the refused ones is read."""
 
 import asyncio
 
 import pytest
 
-from fedjax_ht.deploy.gate import CALLS, SMALL, UNKEYED, Allowance, gate
+from fedjax_ht.deploy.gate import CALLS, REQUEST_BYTES, Allowance, gate
 
 NODE = 7
 PULL, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
 
 
-class Trial:
-    """One request to a gate whose nodes say who they are by a header."""
+def allow_all(call, node, body):
+    """Allows every request."""
+    return True
 
-    def __init__(self, calls=CALLS, left=0, allows=lambda name, node, body: True):
-        self.allowance, self.seen, self.long, self.chunks_read = Allowance({NODE: left}), [], [], 0
+
+class Trial:
+    """Gate to which requests name their node in a header.
+
+    Attributes:
+      seen: (path, body) of the requests that passed.
+      too_long: nodes of the requests that were too long.
+      chunks_read: number of chunks that were read of all requests.
+    """
+
+    def __init__(self, remaining=0, allows=allow_all):
+        self.allowance = Allowance({NODE: remaining})
+        self.seen, self.too_long, self.chunks_read = [], [], 0
 
         def identify(headers):
             return int(headers[b"node"]) if b"node" in headers else None
 
-        self.app = gate(self.inner, identify, allows, self.allowance, calls, self.long.append)
+        self.app = gate(self.inner, identify, allows, self.allowance, self.too_long.append)
 
     async def inner(self, scope, receive, send):
         if scope["type"] == "lifespan":
@@ -49,7 +61,7 @@ class Trial:
 
 @pytest.mark.parametrize("call", sorted(CALLS))
 def test_a_client_with_a_key_calls_what_it_needs(call):
-    trial = Trial(left=3)
+    trial = Trial(remaining=3)
     assert trial.status(f"/v1/fleet/{call}", b"a", b"bc") == 200
     assert trial.seen == [(f"/v1/fleet/{call}", b"abc")]
 
@@ -72,34 +84,33 @@ def test_a_client_with_a_key_calls_what_it_needs(call):
     ],
 )
 def test_nothing_else_is_there_even_for_a_client(path):
-    trial = Trial(left=10**9)
+    trial = Trial(remaining=10**9)
     assert trial.status(path, b"a") == 404
     assert trial.status(PULL, b"a", method="GET") == 404
     assert trial.seen == [] and trial.chunks_read == 0
 
 
-def test_without_a_list_of_keys_nodes_register_themselves():
-    for call in UNKEYED:
-        assert Trial(CALLS | UNKEYED).status(f"/v1/fleet/{call}", b"a") == 200
-
-
 def test_of_a_stranger_no_byte_is_read():
-    trial = Trial(left=10**9)
+    trial = Trial(remaining=10**9)
     for path in (PULL, PUSH):
         assert trial.status(path, b"a" * 100, node=None) == 401
     assert trial.seen == [] and trial.chunks_read == 0
 
 
 def test_a_request_is_no_longer_than_it_may_be():
-    trial = Trial(left=10)
-    assert trial.status(PULL, b"", length=b"%d" % (SMALL + 1)) == 413 and trial.chunks_read == 0
+    trial = Trial(remaining=10)
     assert (
-        trial.status(PULL, *[b"a" * 1000] * 1000) == 413 and trial.chunks_read == SMALL // 1000 + 1
+        trial.status(PULL, b"", length=b"%d" % (REQUEST_BYTES + 1)) == 413
+        and trial.chunks_read == 0
+    )
+    assert (
+        trial.status(PULL, *[b"a" * 1000] * 1000) == 413
+        and trial.chunks_read == REQUEST_BYTES // 1000 + 1
     )
     assert trial.status(PUSH, b"", length=b"11") == 413
     for length in (b"-1", b"1e9", b"9" * 30, b""):
         assert trial.status(PUSH, b"", length=length) == 413
-    assert trial.long == [NODE] * 7 and trial.seen == []
+    assert trial.too_long == [NODE] * 7 and trial.seen == []
     assert trial.status(PUSH, b"a" * 6, length=b"6") == 200
     assert trial.status(PUSH, b"a" * 3, b"a" * 3) == 413  # 4 are left; the first 3 are counted
     assert trial.status(PUSH, b"a") == 200 and trial.status(PUSH, b"a") == 413
@@ -117,9 +128,10 @@ def test_a_late_answer_does_not_take_the_next_ones_place():
 
 
 def test_what_a_node_may_not_say_does_not_pass():
-    trial = Trial(
-        allows=lambda name, node, body: (name, node, body) != ("pull-messages", NODE, b"forged")
-    )
+    def allows(call, node, body):
+        return (call, node, body) != ("pull-messages", NODE, b"forged")
+
+    trial = Trial(allows=allows)
     assert trial.status(PULL, b"for", b"ged") == 403 and trial.seen == []
     assert trial.status(PULL, b"other") == 200
 

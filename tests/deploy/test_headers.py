@@ -1,4 +1,4 @@
-"""What either side believes of the other's header."""
+"""Headers: which entries of the other side's header are accepted."""
 
 import json
 
@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_ht.deploy.headers import DIGITS, LINE, LONGEST, asked, parsed, printable, unreadable
+from fedjax_ht.deploy.answers import read_request
+from fedjax_ht.deploy.messages import (
+    HEADER_BYTES,
+    INTEGER_DIGITS,
+    LINE_LENGTH,
+    invalid_entry,
+    parse_header,
+    printable,
+)
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.server import Transport, met
+from fedjax_ht.deploy.server import Transport, contact_clients
 from tests.deploy.sites import small_config
 
 INF, NAN, HUGE = float("inf"), float("nan"), 10**400
@@ -73,119 +81,122 @@ BAD = [
     ),
     ("evaluate", "scores", [TEST, None, ALL | {"test": 3}]),
 ]
-ASKED = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
+REQUEST = {"run": "a1", "round": 3, "last_round": 2, "oldest": 1}
 
 
 @pytest.mark.parametrize("kind", GOOD)
 def test_what_a_client_says_is_believed(kind):
-    assert unreadable(GOOD[kind] | {"more": 1}, kind, None, RULES) == ""
+    assert invalid_entry(GOOD[kind] | {"more": 1}, kind, None, RULES) == ""
 
 
 @pytest.mark.parametrize(("kind", "name", "values"), BAD, ids=map(str, range(len(BAD))))
 def test_what_it_does_not_say_is_named(kind, name, values):
     if name != "warning":
         assert (
-            unreadable({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES)
+            invalid_entry({k: v for k, v in GOOD[kind].items() if k != name}, kind, None, RULES)
             == name
         )
     for value in values:
-        assert unreadable(GOOD[kind] | {name: value}, kind, None, RULES) == name
+        assert invalid_entry(GOOD[kind] | {name: value}, kind, None, RULES) == name
 
 
 def test_with_noise_it_says_epsilon_and_less():
-    said = GOOD["train"] | {"epsilon": 3.0}
-    assert unreadable(said, "train", "sample", RULES) == ""
-    assert unreadable(GOOD["train"], "train", "sample", RULES) == "epsilon"
+    header = GOOD["train"] | {"epsilon": 3.0}
+    assert invalid_entry(header, "train", "sample", RULES) == ""
+    assert invalid_entry(GOOD["train"], "train", "sample", RULES) == "epsilon"
     for epsilon in (NAN, INF, HUGE, -1, "8"):
-        assert unreadable(said | {"epsilon": epsilon}, "train", "sample", RULES) == "epsilon"
+        assert invalid_entry(header | {"epsilon": epsilon}, "train", "sample", RULES) == "epsilon"
     hidden = {"finite": True, "metrics": {}, "scores": {}, "epsilon": 3.0}
     assert (
-        unreadable(hidden, "train", "upload", RULES)
+        invalid_entry(hidden, "train", "upload", RULES)
         == ""
-        == unreadable({"scores": {}}, "evaluate", "upload", RULES)
+        == invalid_entry({"scores": {}}, "evaluate", "upload", RULES)
     )
-    assert unreadable(hidden | {"scores": TEST}, "train", "upload", RULES) == "scores"
+    assert invalid_entry(hidden | {"scores": TEST}, "train", "upload", RULES) == "scores"
 
 
 def test_who_cannot_be_read_is_left_out():
-    said, plan = [], make_plan(small_config())
-    heads = {0: GOOD["hello"], 1: GOOD["hello"] | {"flops": None}, 7: GOOD["hello"]}
-    transport = Transport(lambda letter, wanted: heads, None, None)
-    assert met(plan, transport, 0, said.append) == {0: GOOD["hello"]}
-    assert said == [
-        "client 1 is left out: what it says of 'flops' cannot be read",
+    lines, plan = [], make_plan(small_config())
+    headers = {0: GOOD["hello"], 1: GOOD["hello"] | {"flops": None}, 7: GOOD["hello"]}
+    transport = Transport(lambda hello, min_clients: headers, None, None)
+    assert contact_clients(plan, transport, 0, lines.append) == {0: GOOD["hello"]}
+    assert lines == [
+        "client 1 is left out: 'flops' in its header is missing or invalid",
         "client 7 is left out: the config has clients 0 to 3",
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("[" * 60_000, "maximum recursion depth"),
-        ("[" * 100_000, f"it is 100000 long, and must be JSON of {LONGEST} bytes at most"),
-        (json.dumps({"metrics": {"loss": HUGE}}), "a whole number of 401 digits"),
+        ("[" * 100_000, f"it has 100000 bytes, and may have {HEADER_BYTES}"),
+        (json.dumps({"metrics": {"loss": HUGE}}), "an integer of 401 digits"),
         ("[1]", "it is list, and must be an object"),
         (b"\xff", "no header: "),
-        (None, "it is NoneType"),
+        (None, "not NoneType"),
         ("{", "no header: Expecting"),
     ],
     ids=range(7),
 )
-def test_a_header_that_is_none_is_one_line(text, words):
+def test_a_header_that_is_none_is_one_line(text, message):
     with pytest.raises(ValueError, match=r"^no header: ") as error:
-        parsed(text)
+        parse_header(text)
     assert (
-        words in str(error.value)
+        message in str(error.value)
         and "\n" not in str(error.value)
-        and len(str(error.value)) < 2 * LINE
+        and len(str(error.value)) < 2 * LINE_LENGTH
     )
 
 
 def test_a_whole_number_of_64_bits_is_read():
-    assert parsed(f'{{"a": {2**63 - 1}, "b": -{2**63}}}') == {"a": 2**63 - 1, "b": -(2**63)}
-    assert len(str(2**63)) == DIGITS
+    assert parse_header(f'{{"a": {2**63 - 1}, "b": -{2**63}}}') == {"a": 2**63 - 1, "b": -(2**63)}
+    assert len(str(2**63)) == INTEGER_DIGITS
 
 
 def test_what_the_other_side_writes_is_part_of_one_line():
     forged = "lost\nround 7: \x1b[2Jall is well\r\u2028\x00 ok"
     assert (
-        parsed(json.dumps({"error": forged}))["error"]
+        parse_header(json.dumps({"error": forged}))["error"]
         == r"lost round 7: \x1b[2Jall is well \x00 ok"
     )
     assert printable("é 数 ok") == "é 数 ok" and printable("\u202egnp") == r"\u202egnp"
-    assert len(printable("x" * 10**6)) == LINE + 3 and len(printable("\0" * 10**6)) == LINE + 3
-    assert parsed('{"error": ["a"]}')["error"] == "['a']"
+    assert (
+        len(printable("x" * 10**6)) == LINE_LENGTH + 3
+        and len(printable("\0" * 10**6)) == LINE_LENGTH + 3
+    )
+    assert parse_header('{"error": ["a"]}')["error"] == "['a']"
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (
             {"oldest": 10**9},
-            "states older than 1000000000 rounds to be deleted, and round 2 is the last",
+            "states from before round 1000000000 be deleted, and the last round is 2",
         ),
-        ({"oldest": -1}, "states older than -1"),
-        ({"oldest": None}, "states older than None"),
-        ({"round": -1}, "a round -1"),
-        ({"round": 2.0}, "a round 2.0"),
-        ({"round": HUGE}, "a round 1000"),
+        ({"oldest": -1}, "states from before round -1 be"),
+        ({"oldest": None}, "states from before round None be"),
+        ({"round": -1}, "asks for round -1; rounds are integers"),
+        ({"round": 2.0}, "asks for round 2.0;"),
+        ({"round": HUGE}, "asks for round 1000"),
         ({"last_round": 3}, "round 3 after a last round 3"),
         ({"last_round": -2}, "after a last round -2"),
         ({"last_round": True}, "after a last round True"),
-        ({"run": "../x"}, "a run called '../x'"),
-        ({"run": "a" * 65}, "a run called"),
-        ({"run": None}, "a run called None"),
+        ({"run": "../x"}, "calls its run '../x'; a name is"),
+        ({"run": "a" * 65}, "calls its run 'aaaa"),
+        ({"run": None}, "calls its run None"),
     ],
     ids=range(12),
 )
-def test_a_client_refuses_what_no_server_asks_for(change, words):
+def test_a_client_refuses_what_no_server_asks_for(change, message):
     assert (
-        asked(ASKED) == ("a1", 3, 2, 1)
-        and asked(ASKED | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
+        read_request(REQUEST) == ("a1", 3, 2, 1)
+        and read_request(REQUEST | {"round": 0, "last_round": -1, "oldest": 0}).round == 0
     )
-    with pytest.raises(ValueError, match=words) as error:
-        asked(ASKED | change)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE
+    with pytest.raises(ValueError, match=message) as error:
+        read_request(REQUEST | change)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 2 * LINE_LENGTH
 
 
 VALUES = st.recursive(
@@ -196,35 +207,37 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 NAMES = st.sampled_from(
-    sorted({name for head in GOOD.values() for name in head} | {"epsilon", "warning"})
+    sorted({name for header in GOOD.values() for name in header} | {"epsilon", "warning"})
 )
 
 
 def fuzzed(kind, unit, changes):
-    """A header of another mind: nothing but a name comes of it, and what is believed can be
-    computed with."""
-    head = GOOD[kind] | changes
-    name = unreadable(head, kind, unit, RULES)
+    """Checks that any header gives the name of an entry, or can be computed with."""
+    header = GOOD[kind] | changes
+    name = invalid_entry(header, kind, unit, RULES)
     assert name == "" or name in {*GOOD[kind], "epsilon", "warning"}
     if not name and kind == "train":
-        assert all(isinstance(float(value), float) for value in head["metrics"].values())
-        assert unit not in ("upload", "sample") or 0 <= float(head["epsilon"]) < INF
+        assert all(isinstance(float(value), float) for value in header["metrics"].values())
+        assert unit not in ("upload", "sample") or 0 <= float(header["epsilon"]) < INF
 
 
 def fuzzed_text(text):
     try:
-        assert isinstance(parsed(text), dict)
+        assert isinstance(parse_header(text), dict)
     except ValueError as error:
-        assert str(error).isprintable() and len(str(error)) < 2 * LINE
+        assert str(error).isprintable() and len(str(error)) < 2 * LINE_LENGTH
 
 
 def fuzzed_ask(changes):
     try:
-        ask = asked(ASKED | changes)
+        request = read_request(REQUEST | changes)
     except ValueError as error:
-        assert str(error).isprintable() and len(str(error)) < 2 * LINE
+        assert str(error).isprintable() and len(str(error)) < 2 * LINE_LENGTH
     else:
-        assert 0 <= ask.oldest <= ask.last_round + 1 <= ask.round < 2**31 and ask.run.isalnum()
+        assert (
+            0 <= request.oldest <= request.last_round + 1 <= request.round < 2**31
+            and request.run.isalnum()
+        )
 
 
 UNITS = st.sampled_from([None, "client", "sample", "upload"])
@@ -234,7 +247,7 @@ FUZZ = {
         fuzzed_text,
         st.text(max_size=200) | st.binary(max_size=200) | VALUES.map(json.dumps),
     ),
-    "asks": (fuzzed_ask, st.dictionaries(st.sampled_from(sorted(ASKED)), VALUES)),
+    "asks": (fuzzed_ask, st.dictionaries(st.sampled_from(sorted(REQUEST)), VALUES)),
 }
 
 

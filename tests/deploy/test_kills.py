@@ -1,5 +1,4 @@
-"""A deployment whose server and one client are killed again and again; the counts are printed
-(pytest -s)."""
+"""A deployment whose server and one client are killed repeatedly; pytest -s prints the counts."""
 
 import random
 import signal
@@ -14,26 +13,27 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedjax_ht.deploy import states
+from fedjax_ht.deploy.answers import load_state
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
-from tests.deploy.sites import assert_same_rows, simulation_of, small_config
-from tests.deploy.test_flower import (
-    as_trained,
+from tests.deploy.processes import (
     end_all,
     environment,
     made_ready,
+    present_spans,
     rows_of,
     start_client,
     start_server,
+    trained_columns,
 )
+from tests.deploy.sites import assert_same_rows, simulation_of, small_config
 from tests.federations import each_client
 
 KILLS, ROUNDS, VICTIM = 25, 120, 2
 
 
 def wait_for_a_row(folder, processes, before: int, seconds: float = 300.0) -> None:
-    """Until the server has written one more row, or has ended."""
+    """Waits until the server has written one more row, or has ended."""
     end = time.monotonic() + seconds
     while len(rows_so_far(folder)) <= before and processes["server"].poll() is None:
         assert time.monotonic() < end, (folder / "server.log").read_text()[-3000:]
@@ -47,8 +47,8 @@ def rows_so_far(folder) -> list[str]:
 
 @pytest.mark.slow
 def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
-    """Of the client that is killed the rounds are missing in which it was away, and nothing else
-    differs by a bit."""
+    """Rounds without the killed client are those in which it was away; all else is equal bit for
+    bit."""
     port, rng = made_ready(tmp_path, "fedproto", rounds=ROUNDS), random.Random(0)
     start = {
         "server": lambda: start_server(tmp_path, port),
@@ -66,45 +66,42 @@ def test_a_deployment_killed_again_and_again_ends_as_the_simulation(tmp_path):
             assert processes["server"].poll() is None, (
                 f"{kills}: {(tmp_path / 'server.log').read_text()[-3000:]}"
             )
-            who = "server" if rng.random() < 0.75 else VICTIM
-            processes[who].send_signal(signal.SIGKILL)
-            assert processes[who].wait() == -signal.SIGKILL
-            kills[who] += 1
-            processes[who] = start[who]()
+            victim = "server" if rng.random() < 0.75 else VICTIM
+            processes[victim].send_signal(signal.SIGKILL)
+            assert processes[victim].wait() == -signal.SIGKILL
+            kills[victim] += 1
+            processes[victim] = start[victim]()
         assert processes["server"].wait(600) == 0, (tmp_path / "server.log").read_text()[-3000:]
     finally:
         end_all(*processes.values())
     print(f"\n{kills} killed")
-    # In a process of its own: pytest's own compiles with other settings, which may round otherwise.
-    words = [sys.executable, "-m", "tests.deploy.test_kills", tmp_path]
+    # in a process of its own: pytest's own compiles with other settings, which may round otherwise
+    arguments = [sys.executable, "-m", "tests.deploy.test_kills", tmp_path]
     done = subprocess.run(
-        words, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
+        arguments, cwd=Path(__file__).parents[2], env=environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
     print(done.stdout)
 
 
 def compare(folder: Path) -> None:
-    """The rows and the clients' last states of a run with those of a simulation."""
+    """Compares a run's rows and its clients' last states with those of a simulation."""
     rows = rows_of(folder)
     missed = [row["round"] - 1 for row in rows[1:] if row["arrived"] == 3]
     print(f"{len(rows) - 1} rounds, in {len(missed)} of which client {VICTIM} was away")
     assert [row["round"] for row in rows] == list(range(ROUNDS + 1))
-    spans = [
-        (i, k, k) for i in range(4) for k in range(ROUNDS) if not (i == VICTIM and k in missed)
-    ]
+    spans = present_spans(ROUNDS, VICTIM, missed)
     profile = Profile(available=by_trace(4, spans))
     experiment, simulation = simulation_of(small_config("fedproto", rounds=ROUNDS), profile=profile)
     (federation,) = experiment.federations.values()
     end, expected = run(simulation, ROUNDS)
-    alone = {row["round"] for row in rows if None in row.get("clients", ())}
-    assert_same_rows(*([as_trained(row, alone) for row in found] for found in (expected, rows)))
+    assert_same_rows(*trained_columns(expected, rows))
     for i, state in enumerate(each_client(federation, end)):
         (run_folder,) = (
             path for path in (folder / f"home{i}" / "states").iterdir() if path.is_dir()
         )
         after = 1 + max(k for k in range(ROUNDS) if not (i == VICTIM and k in missed))
-        jax.tree.map(np.testing.assert_array_equal, states.load(run_folder, after, state), state)
+        jax.tree.map(np.testing.assert_array_equal, load_state(run_folder, after, state), state)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,13 @@
 
 import contextlib
 import resource
-import socket
 import threading
 import time
 
-import httpx
 import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
@@ -34,22 +31,27 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.inflatable.inflatable_object import get_object_tree, no_object_id_recompute
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from fedjax_ht.deploy import node
-from fedjax_ht.deploy.ended import Ended
-from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.flower import grid_nodes, responder, to_records
-from fedjax_ht.deploy.link import opened, read_keys
-
-HELLO = Envelope({"kind": "hello"}, {})
-MEGABYTE = 1 << 20
+from fedjax_ht.deploy.flower import flower_transport, to_records
+from fedjax_ht.deploy.messages import Envelope
+from tests.deploy.wire import (
+    HELLO,
+    MEGABYTE,
+    asking,
+    attending,
+    client,
+    fleet,
+    listening,
+    sent_in_vain,
+    status_of,
+    wait_until,
+)
 
 
 @pytest.fixture(scope="module")
 def keys():
-    """Client id -> its private key."""
+    """Returns {client id: private key}."""
     return {client: ec.generate_private_key(ec.SECP384R1()) for client in range(4)}
 
 
@@ -59,83 +61,11 @@ def quick(monkeypatch):
     monkeypatch.setattr(node, "RETRY_SECONDS", 0.1)
 
 
-@contextlib.contextmanager
-def listening(keys):
-    """(link, its port, the lines that it says)."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    public = keys and {
-        client: public_key_to_bytes(key.public_key()) for client, key in keys.items()
-    }
-    lines = []
-    with opened("127.0.0.1", port, None, public, lines.append) as link:
-        yield link, port, lines
-
-
-@contextlib.contextmanager
-def attending(port, key, answer, patience=0.0):
-    """A client that answers within the block; the list has how it ended and what it said."""
-    over, lines = threading.Event(), []
-
-    def attend():
-        try:
-            node.attend(
-                f"127.0.0.1:{port}",
-                None,
-                key,
-                responder(answer),
-                over.is_set,
-                lines.append,
-                patience,
-            )
-        except Ended as error:
-            lines.append(str(error))
-
-    thread = threading.Thread(target=attend)
-    thread.start()
-    try:
-        yield lines
-    finally:
-        over.set()
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-def client(i, arrays=None):
-    """A client's answers; arrays are those of its training."""
-
-    def answer(message):
-        kind = message.head["kind"]
-        return Envelope({"client": i, "kind": kind}, arrays if arrays and kind == "train" else {})
-
-    return answer
-
-
-def wait_until(condition, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def fleet(port, key=None):
-    private = key or generate_key_pairs()[0]
-    signed = [NodeAuthHttpInterceptor(private, private.public_key())]
-    return FleetHttpClient.from_server_address(f"127.0.0.1:{port}", True, None, signed)
-
-
-def status_of(call) -> int:
-    with pytest.raises(httpx.HTTPStatusError) as error:
-        call()
-    return error.value.response.status_code
-
-
 def test_clients_answer_by_their_keys_and_go(keys):
     with listening(keys) as (link, port, lines), contextlib.ExitStack() as stack:
         for i in range(3):
             stack.enter_context(attending(port, keys[i], client(i, {"a": np.arange(1000.0)})))
-        meet, exchange, _ = grid_nodes(link, 20.0, 20.0, lines.append)
+        meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)
         assert (
             sorted(meet(HELLO, 3))
             == [0, 1, 2]
@@ -150,7 +80,7 @@ def test_clients_answer_by_their_keys_and_go(keys):
 
 def test_a_key_is_one_clients(keys):
     with listening(keys) as (link, port, lines), attending(port, keys[1], client(0)):
-        meet, _, _ = grid_nodes(link, 0.0, 20.0, lines.append)
+        meet, _, _ = flower_transport(link, 0.0, 20.0, lines.append)
         wait_until(link.get_node_ids)
         assert meet(HELLO, 0) == {}
         (line,) = lines
@@ -164,21 +94,21 @@ def test_a_client_whose_key_is_not_known_ends_in_one_line(keys):
     ):
         wait_until(lambda: len(lines) == 2)
         address, why = f"127.0.0.1:{port}", "it does not know the key"
-        assert lines[0] == f"{address} refuses this client ({why}); it is tried again for 0.5 s"
+        assert lines[0] == f"{address} refuses this client ({why}); trying again for 0.5 s"
         assert lines[1] == f"{address} has refused this client for 0.5 s: {why}"
         assert link.get_node_ids() == []
 
 
 @pytest.mark.parametrize("keyed", [True, False])
 def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, keyed):
-    """Without a list of keys whoever comes is a client, and no more than that."""
+    """Without a list of keys every key is a client's, and no more than that."""
     with (
         listening(keys if keyed else None) as (link, port, lines),
-        attending(port, keys[0] if keyed else None, client(0)) as said,
+        attending(port, keys[0] if keyed else None, client(0)) as client_lines,
     ):
-        meet, exchange, _ = grid_nodes(link, 20.0, 20.0, lines.append)
+        meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)
         meet(HELLO, 1)
-        ((there,), address) = link.get_node_ids(), f"127.0.0.1:{port}"
+        ((online,), address) = link.get_node_ids(), f"127.0.0.1:{port}"
         public = public_key_to_bytes(generate_key_pairs()[1])
         with ControlHttpClient.from_server_address(address, True, None, []) as control:
             assert status_of(lambda: control.StartRun(StartRunRequest())) == 404
@@ -188,7 +118,7 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
                 == 404
             )
             assert (
-                status_of(lambda: control.UnregisterNode(UnregisterNodeRequest(node_id=there)))
+                status_of(lambda: control.UnregisterNode(UnregisterNodeRequest(node_id=online)))
                 == 404
             )
         with RuntimeHttpClient.from_server_address(address, True, None, []) as runtime:
@@ -198,13 +128,13 @@ def test_a_stranger_starts_nothing_registers_nobody_and_removes_nobody(keys, key
             def register():
                 return stranger.RegisterNode(RegisterNodeFleetRequest(public_key=public))
 
-            assert status_of(register) == (404 if keyed else 401)  # it has to be one's own
+            assert status_of(register) == 404
             request = ActivateNodeRequest(public_key=public, heartbeat_interval=15)
             assert status_of(lambda: stranger.ActivateNode(request)) == 401
-            deactivate = DeactivateNodeRequest(node_id=there)
+            deactivate = DeactivateNodeRequest(node_id=online)
             assert status_of(lambda: stranger.DeactivateNode(deactivate)) == 401
-        assert link.get_node_ids() == [there] and said in ([], ["connected"])
-        assert exchange({0: Envelope({"kind": "train"}, {})}, {})[0].head == {
+        assert link.get_node_ids() == [online] and client_lines in ([], ["connected"])
+        assert exchange({0: Envelope({"kind": "train"}, {})}, {})[0].header == {
             "client": 0,
             "kind": "train",
         }
@@ -226,32 +156,18 @@ def test_what_a_stranger_sends_is_not_read(keys, keyed):
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 1024  # KiB
 
 
-def sent_in_vain(port, path, declared, size=500 * MEGABYTE) -> int:
-    """Bytes that a server takes before it closes the connection."""
-    block, sent = bytes(MEGABYTE), 0
-    length = f"Content-Length: {size}" if declared else "Transfer-Encoding: chunked"
-    with socket.create_connection(("127.0.0.1", port), 10) as connection:
-        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{length}\r\n\r\n".encode())
-        with contextlib.suppress(OSError):
-            while sent < size:
-                connection.sendall(block if declared else b"%x\r\n%s\r\n" % (len(block), block))
-                sent += len(block)
-    return sent
+def change_replies(change, monkeypatch):
+    """Changes clients' replies before they leave, as another Flower could."""
+    unchanged_push = node._push
 
-
-def reply_of(answer, change, monkeypatch):
-    """How a client answers whose Flower is another: its replies are changed before they leave."""
-    pushed = node._push
-
-    def push(fleet_client, own, reply):
-        pushed(fleet_client, own, change(reply))
+    def push(fleet_client, this_node, reply):
+        unchanged_push(fleet_client, this_node, change(reply))
 
     monkeypatch.setattr(node, "_push", push)
-    return answer
 
 
 def other_record(reply):
-    reply.content["head"] = ConfigRecord({"json": [1, 2]})
+    reply.content["header"] = ConfigRecord({"json": [1, 2]})
     return reply
 
 
@@ -260,7 +176,7 @@ def other_names(reply):
 
 
 def no_json(reply):
-    reply.content["head"] = ConfigRecord({"json": "[" * 50_000})
+    reply.content["header"] = ConfigRecord({"json": "[" * 50_000})
     return reply
 
 
@@ -271,44 +187,44 @@ def forged_error(reply):
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
-        (other_record, "no header: it is list"),
+        (other_record, "not list"),
         (other_names, "no message of this library"),
         (no_json, "no header: maximum recursion depth"),
         (forged_error, r"lost round 9: all is well\x1b[2J"),
     ],
 )
-def test_what_a_hostile_client_answers_is_one_line_of_its_own(keys, change, words, monkeypatch):
+def test_what_a_hostile_client_answers_is_one_line_of_its_own(keys, change, message, monkeypatch):
     lines = []
     with listening(keys) as (link, port, _), attending(port, keys[0], client(0)):
-        meet, exchange, _ = grid_nodes(link, 20.0, 20.0, lines.append)
+        meet, exchange, _ = flower_transport(link, 20.0, 20.0, lines.append)
         meet(HELLO, 1)
-        reply_of(None, change, monkeypatch)
+        change_replies(change, monkeypatch)
         answer = exchange({0: Envelope({"kind": "evaluate"}, {})}, {})[0]
-        assert words in answer.head["error"] and answer.head["error"].isprintable()
+        assert message in answer.header["error"] and answer.header["error"].isprintable()
 
 
 def test_an_answer_is_no_longer_than_its_form(keys):
-    """What the gate lets through by its slack is refused where it is opened."""
+    """A longer one that the gate still passes is refused where it is read."""
     lines, sizes = [], iter([(0, 400), (0, 2000), (0, 8 * MEGABYTE)])
 
     def answer(message):
-        if message.head["kind"] == "hello":
+        if message.header["kind"] == "hello":
             return client(0)(message)
         return Envelope({"client": 0}, {"a": np.zeros(next(sizes)[1], np.uint8)})
 
-    with listening(keys) as (link, port, said), attending(port, keys[0], answer):
-        meet, exchange, _ = grid_nodes(link, 20.0, 3.0, lines.append)
+    with listening(keys) as (link, port, link_lines), attending(port, keys[0], answer):
+        meet, exchange, _ = flower_transport(link, 20.0, 3.0, lines.append)
         meet(HELLO, 1)
         train = {0: Envelope({"kind": "train"}, {})}
         assert exchange(train, {0: 600})[0].arrays["a"].size == 400
-        error = exchange(train, {0: 600})[0].head["error"]
-        assert error == "it has 2128 bytes of arrays, and 600 are due at most"
+        error = exchange(train, {0: 600})[0].header["error"]
+        assert error == "it has 2128 bytes of arrays, and may have 600"
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         error = exchange(train, {0: 600}).get(0)
-        assert error is None or "error" in error.head
-        assert said == ["client 0 has sent more bytes than it may, and they were not read"]
+        assert error is None or "error" in error.header
+        assert link_lines == ["client 0 has sent more bytes than it may; they were not read"]
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60 * 1024
 
 
@@ -319,10 +235,14 @@ def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
         (victim,) = link.get_node_ids()
         with fleet(port, keys[1]) as hostile:
             public = public_key_to_bytes(keys[1].public_key())
-            own = hostile.ActivateNode(
+            hostile_node = hostile.ActivateNode(
                 ActivateNodeRequest(public_key=public, heartbeat_interval=15)
             ).node_id
-            for source, target, to in ((1, victim, ""), (victim, 1, "a" * 64), (own, victim, "")):
+            for source, target, to in (
+                (1, victim, ""),
+                (victim, 1, "a" * 64),
+                (hostile_node, victim, ""),
+            ):
                 message = Message(
                     to_records(Envelope({"kind": "train"}, {})),
                     dst_node_id=target,
@@ -332,61 +252,15 @@ def test_a_client_is_not_taken_for_the_server_nor_for_another_client(keys):
                 with no_object_id_recompute():
                     message.metadata.__dict__["_message_id"] = message.object_id
                     request = PushMessagesRequest(
-                        node=Node(node_id=own),
+                        node=Node(node_id=hostile_node),
                         messages_list=[message_to_proto(remove_content_from_message(message))],
                         message_object_trees=[get_object_tree(message)],
                     )
-                link.expect({own: MEGABYTE})
+                link.expect({hostile_node: MEGABYTE})
                 threading.Thread(
-                    target=link.send_and_receive, args=([asking(own)],), kwargs={"timeout": 0.5}
+                    target=link.send_and_receive,
+                    args=([asking(hostile_node)],),
+                    kwargs={"timeout": 0.5},
                 ).start()
                 time.sleep(0.2)
                 assert status_of(lambda request=request: hostile.PushMessages(request)) == 403
-
-
-def asking(node_id):
-    return Message(to_records(HELLO), dst_node_id=node_id, message_type="query", ttl=5.0)
-
-
-def test_keys_are_read_by_client_or_refused_in_one_line(tmp_path, keys):
-    def write(name, key, kind=form.PublicFormat.OpenSSH):
-        (tmp_path / name).write_bytes(key.public_key().public_bytes(form.Encoding.OpenSSH, kind))
-
-    with pytest.raises(ValueError, match="has no keys"):
-        read_keys(tmp_path)
-    write("site3.pub", keys[3])
-    write("client12.pub", keys[1])
-    read = read_keys(tmp_path)
-    assert read == {i: public_key_to_bytes(keys[k].public_key()) for i, k in ((3, 3), (12, 1))}
-    write("other_3.pub", keys[0])
-    with pytest.raises(ValueError, match="client 3 has two keys"):
-        read_keys(tmp_path)
-    (tmp_path / "other_3.pub").unlink()
-    write("client4.pub", keys[3])
-    with pytest.raises(ValueError, match="or two clients have this one"):
-        read_keys(tmp_path)
-    (tmp_path / "client4.pub").write_text("ssh-rsa nonsense")
-    with pytest.raises(ValueError, match=r"client4.pub is no public key of ssh-keygen: "):
-        read_keys(tmp_path)
-    (tmp_path / "client4.pub").rename(tmp_path / "hospital.pub")
-    with pytest.raises(
-        ValueError, match=r"hospital.pub: its name must end with the id of the client"
-    ):
-        read_keys(tmp_path)
-
-
-def test_a_private_key_that_others_can_read_is_refused(tmp_path, keys):
-    path = tmp_path / "client0"
-    path.write_bytes(
-        keys[0].private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
-    )
-    path.chmod(0o640)
-    with pytest.raises(
-        ValueError, match="can be read by others, who could answer as this client; chmod 600"
-    ):
-        node.read_key(path)
-    path.chmod(0o600)
-    assert node.read_key(path).private_numbers() == keys[0].private_numbers()
-    path.write_text("nonsense")
-    with pytest.raises(ValueError, match="is no private key without a passphrase"):
-        node.read_key(path)

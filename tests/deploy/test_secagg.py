@@ -1,5 +1,4 @@
-"""Flower's real SecAgg+ in one process: sums are right, whoever is lost when, and nothing else
-comes through."""
+"""Flower's SecAgg+ in one process: sums are right, whoever is lost, and nothing else leaves."""
 
 import functools
 
@@ -14,15 +13,19 @@ from flwr.common.secure_aggregation.quantization import quantize
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.server.workflow.secure_aggregation import secaggplus_workflow
 
-from fedjax_ht.deploy.envelope import Envelope
-from fedjax_ht.deploy.flower import from_records, grid_nodes, to_records
-from fedjax_ht.deploy.masks import MODULUS, STEPS, stream, threshold, with_stream
+from fedjax_ht.deploy.answers import answer
+from fedjax_ht.deploy.command import serve
+from fedjax_ht.deploy.flower import flower_transport, from_records, to_records
+from fedjax_ht.deploy.messages import Envelope
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.secagg import sum_of
-from fedjax_ht.deploy.secagg_client import check_asked
-from fedjax_ht.deploy.serve import serve
-from fedjax_ht.deploy.server import Transport
-from fedjax_ht.deploy.site import answer
+from fedjax_ht.deploy.secagg import check_stage, secure_sum
+from fedjax_ht.deploy.secure_sums import (
+    MODULUS,
+    STEPS,
+    mask_stream,
+    threshold,
+    with_mask_stream,
+)
 from fedjax_ht.simulation.history import run
 from fedjax_ht.simulation.profile import Profile, by_trace
 from tests.deploy.grid import LocalGrid
@@ -35,61 +38,60 @@ STAGES = [Stage.SETUP, Stage.SHARE_KEYS, Stage.COLLECT_MASKED_VECTORS, Stage.UNM
 
 
 def vectors(clients=4) -> np.ndarray:
-    """Values and counts, float32 [clients, SIZE]."""
+    """Draws values and counts in turns, float32 [clients, SIZE]."""
     rng = np.random.default_rng(0)
     return np.where(
         np.arange(SIZE) % 2, rng.normal(size=(clients, SIZE)), rng.integers(0, 2, (clients, SIZE))
     ).astype(np.float32)
 
 
-def local_grid(monkeypatch, found, heads=None) -> tuple[LocalGrid, list]:
-    """Clients that answer vectors, and what they were asked."""
-    asked = []
+def local_grid(monkeypatch, sent, headers=None) -> tuple[LocalGrid, list]:
+    """Returns a grid of clients that answer vectors, and the list of (client id, request)."""
+    requests = []
 
     def client(i):
         def answer(envelope):
-            asked.append((i, envelope))
-            head = {"client": i, "finite": True} | (heads or {}).get(i, {})
-            return Envelope(head, {"vector": found[i]} if envelope.head["kind"] == "train" else {})
+            requests.append((i, envelope))
+            header = {"client": i, "finite": True} | (headers or {}).get(i, {})
+            arrays = {"vector": sent[i]} if envelope.header["kind"] == "train" else {}
+            return Envelope(header, arrays)
 
         return answer
 
-    return LocalGrid(
-        monkeypatch, {node: client(i) for i, node in enumerate(NODES[: len(found)])}
-    ), asked
+    clients = {node: client(i) for i, node in enumerate(NODES[: len(sent)])}
+    return LocalGrid(monkeypatch, clients), requests
 
 
 def summed(grid, limit=LIMIT):
-    return sum_of(grid, {node: to_records(TRAIN) for node in grid.clients}, limit, 1.0)
+    return secure_sum(grid, {node: to_records(TRAIN) for node in grid.clients}, limit, 1.0)
 
 
-def test_a_sum_without_one_that_is_not_finite_and_nothing_else_comes_through(monkeypatch):
-    own = vectors()
-    grid, asked = local_grid(monkeypatch, own, {2: {"finite": False}})
-    found = summed(grid)
-    np.testing.assert_allclose(found.total, own[[0, 1, 3]].sum(0), atol=3 * STEP)
+def test_a_sum_without_one_that_is_not_finite_and_nothing_else_leaves(monkeypatch):
+    sent = vectors()
+    grid, requests = local_grid(monkeypatch, sent, {2: {"finite": False}})
+    result = summed(grid)
+    np.testing.assert_allclose(result.total, sent[[0, 1, 3]].sum(0), atol=3 * STEP)
     # it went through the protocol's rounding
-    assert np.abs(found.total - own[[0, 1, 3]].sum(0)).max() > STEP / 100
-    assert found.lost == {NODES[2]: "its result is not finite"}
-    assert {node: head["client"] for node, head in found.heads.items()} == {
+    assert np.abs(result.total - sent[[0, 1, 3]].sum(0)).max() > STEP / 100
+    assert result.lost == {NODES[2]: "its result is not finite"}
+    assert {node: header["client"] for node, header in result.headers.items()} == {
         NODES[i]: i for i in (0, 1, 3)
     }
-    assert all(
-        e.head == {"kind": "train", "masked": True} and e.arrays["a"].tolist() == [0, 1, 2]
-        for _, e in asked
-    )
-    sent = [
+    for _, request in requests:
+        assert request.header == {"kind": "train", "masked": True}
+        assert request.arrays["a"].tolist() == [0, 1, 2]
+    masked = [
         (node, content)
         for node, stage, content in grid.seen
         if stage == Stage.COLLECT_MASKED_VECTORS
     ]
-    assert sorted(node for node, _ in sent) == [NODES[0], NODES[1], NODES[3]]
-    for node, content in sent:
+    assert sorted(node for node, _ in masked) == [NODES[0], NODES[1], NODES[3]]
+    for node, content in masked:
         assert not any(len(arrays) for arrays in content.array_records.values())
         factor, hidden = map(
             bytes_to_ndarray, content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
         )
-        plain = quantize([own[NODES.index(node)].astype(float)], LIMIT, STEPS)[0]
+        plain = quantize([sent[NODES.index(node)].astype(float)], LIMIT, STEPS)[0]
         assert hidden.shape == (SIZE,) and factor[0] != STEPS
         # of masks as wide as the modulus
         assert np.abs(hidden - plain).min() > 2 and np.ptp(hidden) > MODULUS / 2
@@ -97,46 +99,46 @@ def test_a_sum_without_one_that_is_not_finite_and_nothing_else_comes_through(mon
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_client_may_be_lost_at_any_stage(monkeypatch, stage):
-    own = vectors()
-    grid, _ = local_grid(monkeypatch, own)
+    sent = vectors()
+    grid, _ = local_grid(monkeypatch, sent)
     grid.lost = lambda node, now: node == NODES[1] and now == stage
-    found, there = summed(grid), [0, 1, 2, 3] if stage == Stage.UNMASK else [0, 2, 3]
-    np.testing.assert_allclose(found.total, own[there].sum(0), atol=4 * STEP)
-    assert sorted(head["client"] for head in found.heads.values()) == there
-    assert found.lost == ({} if stage == Stage.UNMASK else {NODES[1]: "no answer"})
+    result, in_sum = summed(grid), [0, 1, 2, 3] if stage == Stage.UNMASK else [0, 2, 3]
+    np.testing.assert_allclose(result.total, sent[in_sum].sum(0), atol=4 * STEP)
+    assert sorted(header["client"] for header in result.headers.values()) == in_sum
+    assert result.lost == ({} if stage == Stage.UNMASK else {NODES[1]: "no answer"})
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_with_too_few_left_there_is_no_sum(monkeypatch, stage):
     grid, _ = local_grid(monkeypatch, vectors())
     grid.lost = lambda node, now: node in NODES[1:3] and now == stage
-    found = summed(grid)
-    assert found.total == "2 of 4 clients are left, and it takes 3" and not found.heads
-    assert set(found.lost.values()) == {"no answer"} and set(found.lost) == set(NODES[1:3])
+    result = summed(grid)
+    assert result.total == "2 of 4 clients are left, and it needs 3" and not result.headers
+    assert set(result.lost.values()) == {"no answer"} and set(result.lost) == set(NODES[1:3])
 
 
 def test_two_clients_have_no_sum(monkeypatch):
-    grid, asked = local_grid(monkeypatch, vectors(2))
-    assert summed(grid).total == "2 clients are there, and it takes 3" and not asked
+    grid, requests = local_grid(monkeypatch, vectors(2))
+    assert summed(grid).total == "2 clients are there, and a sum needs 3" and not requests
     assert [threshold(n) for n in (3, 4, 5, 6, 7, 100)] == [3, 3, 3, 4, 4, 51]
 
 
 def test_what_is_beyond_the_range_is_cut_and_said(monkeypatch):
-    own = vectors()
-    own[1, :3] = [9.5, -20.0, 8.0]
-    grid, _ = local_grid(monkeypatch, own)
-    found = summed(grid)
-    np.testing.assert_allclose(found.total, np.clip(own, -8, 8).sum(0), atol=4 * STEP)
-    assert found.heads[NODES[1]]["warning"] == "2 entries are beyond --sum_range=8 and were cut"
-    assert "warning" not in found.heads[NODES[0]]
+    sent = vectors()
+    sent[1, :3] = [9.5, -20.0, 8.0]
+    grid, _ = local_grid(monkeypatch, sent)
+    result = summed(grid)
+    np.testing.assert_allclose(result.total, np.clip(sent, -8, 8).sum(0), atol=4 * STEP)
+    assert result.headers[NODES[1]]["warning"] == "2 entries are beyond --sum_range=8 and were cut"
+    assert "warning" not in result.headers[NODES[0]]
 
 
 def test_a_header_that_cannot_be_read_is_none_and_the_sum_is_whole(monkeypatch):
-    own = vectors()
-    grid, _ = local_grid(monkeypatch, own, {1: {"metrics": {"loss": 10**400}}})
-    found = summed(grid)
-    np.testing.assert_allclose(found.total, own.sum(0), atol=4 * STEP)
-    assert found.heads[NODES[1]] == {} and found.heads[NODES[0]]["client"] == 0
+    sent = vectors()
+    grid, _ = local_grid(monkeypatch, sent, {1: {"metrics": {"loss": 10**400}}})
+    result = summed(grid)
+    np.testing.assert_allclose(result.total, sent.sum(0), atol=4 * STEP)
+    assert result.headers[NODES[1]] == {} and result.headers[NODES[0]]["client"] == 0
 
 
 @pytest.mark.parametrize("how", ["longer", "empty"])
@@ -149,43 +151,43 @@ def test_a_bad_vector_costs_the_sum_and_not_the_run(monkeypatch, how):
         return content
 
     grid.changed = changed
-    found = summed(grid)
+    result = summed(grid)
     assert (
-        isinstance(found.total, str)
-        and "Error: " in found.total
-        and "\n" not in found.total
-        and not found.heads
+        isinstance(result.total, str)
+        and "Error: " in result.total
+        and "\n" not in result.total
+        and not result.headers
     )
 
 
-def test_the_transport_sums_by_group_and_says_who_is_lost(monkeypatch):
-    own = vectors()
-    grid, _ = local_grid(monkeypatch, own)
-    meet, _, add = grid_nodes(grid, 0.0, 1.0, print)
+def test_the_transport_sums_by_group_and_says_which_clients_are_lost(monkeypatch):
+    sent = vectors()
+    grid, _ = local_grid(monkeypatch, sent)
+    meet, _, add = flower_transport(grid, 0.0, 1.0, print)
     meet(Envelope({"kind": "hello"}, {}), 4)
     grid.lost = lambda node, stage: node == NODES[3]
     answers, totals = add(
         dict.fromkeys(range(4), TRAIN), {"all": [0, 1, 2, 3]}, dict.fromkeys(range(4), 8 * SIZE)
     )
-    np.testing.assert_allclose(totals["all"], own[:3].sum(0), atol=4 * STEP)
-    assert answers[3].head == {"error": "no answer"} and answers[1].head == {
+    np.testing.assert_allclose(totals["all"], sent[:3].sum(0), atol=4 * STEP)
+    assert answers[3].header == {"error": "no answer"} and answers[1].header == {
         "client": 1,
         "finite": True,
     }
     assert totals.keys() == {"all"} and add(
         dict.fromkeys(range(2), TRAIN), {"two": [0, 1]}, dict.fromkeys(range(2), 8 * SIZE)
-    )[1] == {"two": "2 clients are there, and it takes 3"}
+    )[1] == {"two": "2 clients are there, and a sum needs 3"}
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_plain_message_is_never_called_masked(monkeypatch, kind):
-    """Whatever the server writes into the head, and by whichever of Flower's types it comes."""
-    grid, asked = local_grid(monkeypatch, vectors())
+    """The server may write anything into the header, and use any of Flower's types."""
+    grid, requests = local_grid(monkeypatch, vectors())
     message = Message(to_records(Envelope({"kind": "train", "masked": True}, {})), NODES[0], kind)
     (reply,) = grid.send_and_receive([message])
     assert (
-        asked[0][1].head == {"kind": "train", "masked": False}
-        and from_records(reply.content).head["client"] == 0
+        requests[0][1].header == {"kind": "train", "masked": False}
+        and from_records(reply.content).header["client"] == 0
     )
 
 
@@ -209,7 +211,7 @@ UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_
 
 
 @pytest.mark.parametrize(
-    ("asked", "change", "words"),
+    ("stage", "change", "message"),
     [
         (SETUP, {Key.MOD_RANGE: 1 << 23}, f"mod_range is {1 << 23}, not {MODULUS}"),
         (SETUP, {Key.MAX_WEIGHT: 1e9}, "max_weight is"),
@@ -226,63 +228,63 @@ UNMASK = {Key.STAGE: Stage.UNMASK, Key.ACTIVE_NODE_ID_LIST: [0, 1, 2], Key.DEAD_
     ],
     ids=range(12),
 )
-def test_a_client_refuses_what_would_not_hide_it(asked, change, words):
-    check_asked(ConfigRecord(asked), 0)
-    with pytest.raises(ValueError, match=f"would not hide a client: {words}"):
-        check_asked(ConfigRecord({k: v for k, v in (asked | change).items() if v is not None}), 0)
+def test_a_client_refuses_what_would_not_hide_it(stage, change, message):
+    check_stage(ConfigRecord(stage), 0)
+    changed = {name: value for name, value in (stage | change).items() if value is not None}
+    with pytest.raises(ValueError, match=f"would not hide a client: {message}"):
+        check_stage(ConfigRecord(changed), 0)
 
 
 def test_masks_depend_on_all_of_a_key():
     """Flower's own generator takes the exclusive or of a key's words, which these two share."""
     shapes = [(), (3, 5), (1000,)]
-    one, other, again = (
-        stream(key, MODULUS, shapes) for key in (b"abcdefgh" * 4, b"efghabcd" * 4, b"abcdefgh" * 4)
-    )
-    assert [x.shape for x in one] == shapes and all((a == b).all() for a, b in zip(one, again))
-    assert (one[2] != other[2]).all() and (np.unique(one[2]).size, one[2].dtype) == (1000, np.int64)
-    assert (
-        one[2].min() >= 0 and one[2].max() < MODULUS and abs(one[2].mean() / MODULUS - 0.5) < 0.05
-    )
+    masks = mask_stream(b"abcdefgh" * 4, MODULUS, shapes)
+    assert [mask.shape for mask in masks] == shapes
+    for mask, repeated in zip(masks, mask_stream(b"abcdefgh" * 4, MODULUS, shapes)):
+        np.testing.assert_array_equal(mask, repeated)
+    long = masks[2]
+    assert (long != mask_stream(b"efghabcd" * 4, MODULUS, shapes)[2]).all()
+    assert np.unique(long).size == 1000 and long.dtype == np.int64
+    assert long.min() >= 0 and long.max() < MODULUS and abs(long.mean() / MODULUS - 0.5) < 0.05
     with pytest.raises(ValueError, match="masks below 7"):
-        stream(b"a", 7, shapes)
+        mask_stream(b"a", 7, shapes)
 
 
 def test_flowers_functions_stay_as_they_are_and_one_without_masks_is_refused():
     theirs = secaggplus_utils.pseudo_rand_gen
-    copy = with_stream(secaggplus_workflow.SecAggPlusWorkflow.unmask_stage)
-    assert copy.__globals__["pseudo_rand_gen"] is stream
-    assert secaggplus_workflow.pseudo_rand_gen is theirs is not stream
+    copy = with_mask_stream(secaggplus_workflow.SecAggPlusWorkflow.unmask_stage)
+    assert copy.__globals__["pseudo_rand_gen"] is mask_stream
+    assert secaggplus_workflow.pseudo_rand_gen is theirs is not mask_stream
     with pytest.raises(RuntimeError, match="setup_stage does not call pseudo_rand_gen"):
-        with_stream(secaggplus_workflow.SecAggPlusWorkflow.setup_stage)
+        with_mask_stream(secaggplus_workflow.SecAggPlusWorkflow.setup_stage)
 
 
 @pytest.mark.slow
 def test_a_deployment_by_secure_sums_is_the_simulation_but_for_rounding(monkeypatch, tmp_path):
-    """FedProto's, by Flower's own protocol; in its second round a client is lost once its shares
-    are dealt."""
-    config, said = small_config("fedproto"), []
+    """FedProto: a client is lost in the second round once its shares are dealt."""
+    config, lines = small_config("fedproto"), []
     spans = [(i, k, k) for i in range(4) for k in range(2) if (i, k) != (2, 1)]
     experiment, simulation = simulation_of(config, profile=Profile(available=by_trace(4, spans)))
     sites = sites_of(config, experiment, tmp_path, secure_sums=True)
-    grid = LocalGrid(
-        monkeypatch, {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
-    )
-    masked = [0]
+    clients = {node: functools.partial(answer, sites[i]) for i, node in enumerate(NODES)}
+    grid, rounds_masked = LocalGrid(monkeypatch, clients), []
 
     def lost(node, stage):
-        masked[0] += node == NODES[2] and stage == Stage.COLLECT_MASKED_VECTORS
-        return node == NODES[2] and stage == Stage.COLLECT_MASKED_VECTORS and masked[0] == 2
+        if node != NODES[2] or stage != Stage.COLLECT_MASKED_VECTORS:
+            return False
+        rounds_masked.append(stage)
+        return len(rounds_masked) == 2
 
     grid.lost = lost
-    transport = Transport(*grid_nodes(grid, 0.0, 1.0, said.append))
-    rows = serve(make_plan(config, secure_sums=True), tmp_path / "server", transport, said.append)
-    assert "client 2, round 2: no answer" in said
+    transport = flower_transport(grid, 0.0, 1.0, lines.append)
+    plan = make_plan(config, secure_sums=True)
+    deployed = serve(plan, tmp_path / "server", transport, lines.append)
+    assert "client 2, round 2: no answer" in lines
     simulated = run(simulation, 2)[1]
-    assert len(rows) == len(simulated) == 3
-    for own, other in zip(simulated, rows):
-        left = {*CLOCK, "absent"}
-        assert own.keys() - left == other.keys() - left
-        for name in own.keys() - left:
-            np.testing.assert_allclose(
-                np.array(other[name], float), np.array(own[name], float), rtol=1e-5, err_msg=name
-            )
+    assert len(deployed) == len(simulated) == 3
+    for one_row, other_row in zip(simulated, deployed):
+        names = one_row.keys() - {*CLOCK, "absent"}
+        assert names == other_row.keys() - {*CLOCK, "absent"}
+        for name in names:
+            expected, actual = (np.array(row[name], float) for row in (one_row, other_row))
+            np.testing.assert_allclose(actual, expected, rtol=1e-5, err_msg=name)

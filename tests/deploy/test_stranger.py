@@ -1,5 +1,4 @@
-"""A stranger at a running deployment, by real processes on loopback: Flower's own commands, and
-bytes without end."""
+"""A stranger at a running deployment of processes: Flower's own commands, and endless bytes."""
 
 import contextlib
 import os
@@ -13,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from tests.deploy.test_flower import (
+from tests.deploy.processes import (
     command,
     end_all,
     free_port,
@@ -22,7 +21,7 @@ from tests.deploy.test_flower import (
     start_client,
     start_server,
 )
-from tests.deploy.test_link import MEGABYTE, sent_in_vain
+from tests.deploy.wire import MEGABYTE, sent_in_vain
 
 APP = """\
 [project]
@@ -51,40 +50,40 @@ client = ClientApp()
 @pytest.mark.slow
 @pytest.mark.parametrize("secured", [True, False])
 def test_a_stranger_gets_nowhere(secured, tmp_path):
-    """It has what is public: the address and, with TLS, the authority's certificate."""
+    """The stranger has what is public: the address and, with TLS, the authority's certificate."""
     port = made_ready(tmp_path, "fedproto", rounds=2)
     if secured:
         server, client = start_server(tmp_path, port), start_client(tmp_path, port, 0)
     else:
-        words = ["--workdir=server", f"--port={port}", "--insecure"]
-        server = command(tmp_path, "server", *words, log="server.log")
-        words = [
+        flags = ["--workdir=server", f"--port={port}", "--insecure"]
+        server = command(tmp_path, "server", *flags, log="server.log")
+        flags = [
             "--client_id=0",
             "--data=npz:sites/client_0.npz",
             f"--superlink=127.0.0.1:{port}",
             "--insecure",
         ]
-        client = command(tmp_path, "client", "--workdir=home0", *words, log="client0.log")
+        client = command(tmp_path, "client", "--workdir=home0", *flags, log="client0.log")
     try:
         wait_for_line(tmp_path / "client0.log", "connected to")
         assert listening_ports(server.pid) == {port} and listening_ports(client.pid) == set()
         before = megabytes(server.pid)
         flower(tmp_path, port, secured)
-        for words in (
+        for arguments in (
             ["run", "app", "here"],
             ["list", "here"],
             ["supernode", "list", "here"],
             ["supernode", "register", "stranger.pub", "here"],
         ):
-            done = flwr(tmp_path, *words)
+            done = flwr(tmp_path, *arguments)
             assert done.returncode and "404" in done.stdout + done.stderr, (
-                words,
+                arguments,
                 done.stdout,
                 done.stderr,
             )
         if secured:
-            said = supernode(tmp_path, port)
-            assert "Starting Flower SuperNode" in said and "SuperNode ID" not in said
+            log = supernode(tmp_path, port)
+            assert "Starting Flower SuperNode" in log and "SuperNode ID" not in log
         else:
             for path in ("fleet/push-object", "control/start-run"):
                 assert sent_in_vain(port, f"/v1/{path}", declared=False) < 64 * MEGABYTE
@@ -98,11 +97,11 @@ def test_a_stranger_gets_nowhere(secured, tmp_path):
 
 @pytest.mark.slow
 def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
-    """The key of another client is not its own, and an unknown one is nobody's."""
+    """A client with another client's key is left out; one with an unknown key ends."""
     port = made_ready(tmp_path, "fedproto", rounds=2)
     key(tmp_path / "keys", 9)
     server = start_server(tmp_path, port, "--patience=15")
-    own = [
+    flags = [
         "--data=npz:sites/client_0.npz",
         f"--superlink=127.0.0.1:{port}",
         "--certificates=certs",
@@ -115,11 +114,11 @@ def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
             "--workdir=a",
             "--client_id=0",
             "--key=keys/client9",
-            *own,
+            *flags,
             log="a.log",
         ),
         command(
-            tmp_path, "client", "--workdir=b", "--client_id=0", "--key=client1", *own, log="b.log"
+            tmp_path, "client", "--workdir=b", "--client_id=0", "--key=client1", *flags, log="b.log"
         ),
     ]
     try:
@@ -138,15 +137,15 @@ def test_a_client_that_is_not_let_in_ends_with_exit_code_1(tmp_path):
         end_all(server, *clients)
 
 
-def wait_for_line(path: Path, words: str, seconds: float = 240.0) -> None:
+def wait_for_line(path: Path, arguments: str, seconds: float = 240.0) -> None:
     end = time.monotonic() + seconds
-    while words not in (path.read_text() if path.exists() else ""):
+    while arguments not in (path.read_text() if path.exists() else ""):
         assert time.monotonic() < end, path.read_text()
         time.sleep(0.2)
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports at which a process and those that it has started listen."""
+    """Returns the TCP ports at which a process and its children listen."""
     inodes = set()
     for process in [pid, *children(pid)]:
         with contextlib.suppress(OSError):
@@ -163,18 +162,18 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    direct = [int(x) for x in found.read_text().split()] if found.exists() else []
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    direct = [int(x) for x in listed.read_text().split()] if listed.exists() else []
     return direct + [x for child in direct for x in children(child)]
 
 
 def megabytes(pid: int) -> int:
-    """The most memory that a process has had."""
+    """Returns the most memory that a process has had, in MiB."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) // 1024
 
 
 def flower(folder: Path, port: int, secured: bool) -> None:
-    """A stranger's home, app and key."""
+    """Writes a stranger's home, app and key."""
     (folder / "home").mkdir()
     trust = f'root-certificates = "{folder}/certs/ca.crt"' if secured else "insecure = true"
     (folder / "home" / "config.toml").write_text(
@@ -192,10 +191,10 @@ def flowers(folder: Path) -> dict[str, str]:
     return os.environ | {"FLWR_HOME": str(folder / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
 
 
-def flwr(folder: Path, *words: str) -> subprocess.CompletedProcess:
+def flwr(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     program = str(Path(sys.executable).with_name("flwr"))
     return subprocess.run(
-        [program, *words],
+        [program, *arguments],
         cwd=folder,
         env=flowers(folder),
         capture_output=True,
@@ -205,20 +204,25 @@ def flwr(folder: Path, *words: str) -> subprocess.CompletedProcess:
 
 
 def supernode(folder: Path, port: int, seconds: float = 20.0) -> str:
-    """What Flower's own node says that has a key which nobody knows."""
-    words = [
+    """Runs Flower's own node with an unknown key; returns its log."""
+    arguments = [
         str(Path(sys.executable).with_name("flower-supernode")),
         "--superlink",
         f"127.0.0.1:{port}",
     ]
-    words += ["--root-certificates", str(folder / "certs" / "ca.crt"), "--port", str(free_port())]
-    words += ["--auth-supernode-private-key", str(folder / "home" / "client9")]
+    arguments += [
+        "--root-certificates",
+        str(folder / "certs" / "ca.crt"),
+        "--port",
+        str(free_port()),
+    ]
+    arguments += ["--auth-supernode-private-key", str(folder / "home" / "client9")]
     environment = flowers(folder) | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     }
     with (folder / "supernode.log").open("wb") as log:
         process = subprocess.Popen(
-            words, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
+            arguments, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(seconds)

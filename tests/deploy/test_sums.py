@@ -1,4 +1,4 @@
-"""What a server makes of a secure sum, and for whom there is one."""
+"""Secure sums: what a server makes of a sum, for which methods, and what a sum tells."""
 
 from types import SimpleNamespace
 
@@ -11,8 +11,8 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import ClientInfo, Context, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata, is_leaf, leaves_of
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.rounds import _taking_part
-from fedjax_ht.deploy.sums import as_vector, summed_clients, uplinks_of
+from fedjax_ht.deploy.rounds import _groups_in_round
+from fedjax_ht.deploy.secure_sums import split_sum, sum_groups, uplink_vector
 from fedjax_ht.methods import method_factory
 from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, traced_round
 from tests.deploy.sites import small_config
@@ -32,14 +32,43 @@ UNIFORM = {"weighting": "uniform"}
 
 
 def random_uplink(form, rng):
-    """Numbers and masks of anything; what is not sent is anything, too."""
+    """Draws an uplink, rows that are not sent included."""
 
-    def drawn(leaf):
+    def draw(leaf):
         if isinstance(leaf, Masked):
-            return Masked(drawn(leaf.values), rng.random(leaf.mask.shape) < 0.5)
+            return Masked(draw(leaf.values), rng.random(leaf.mask.shape) < 0.5)
         return rng.normal(size=leaf.shape).astype(leaf.dtype)
 
-    return jax.tree.map(drawn, form, is_leaf=is_leaf)
+    return jax.tree.map(draw, form, is_leaf=is_leaf)
+
+
+def total_of(uplinks) -> np.ndarray:
+    """Sums the vectors of uplinks, float64 [n]."""
+    return np.sum([uplink_vector(uplink).astype(float) for uplink in uplinks], 0)
+
+
+def masked_leaves(uplink) -> list[Masked]:
+    """Returns the leaves of an uplink, or of its form, that have a mask."""
+    return [leaf for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
+
+
+def uplink_forms(method, federation) -> dict:
+    """Returns bucket name -> the form of its clients' uplinks."""
+    forms = {}
+    for bucket in federation.buckets:
+        (_, _, forms[bucket.name]), _ = traced_round(method, federation, bucket)
+    return forms
+
+
+def values_and_mask(uplinks, name):
+    """Stacks a leaf of uplinks: values float64 [P, D], and a mask bool [P, D], True where plain."""
+    leaves = [uplink[name] for uplink in uplinks]
+    if not isinstance(leaves[0], Masked):
+        values = np.stack([np.asarray(leaf, float).ravel() for leaf in leaves])
+        return values, np.ones_like(values, bool)
+    values = np.stack([np.asarray(leaf.values, float).ravel() for leaf in leaves])
+    masks = np.stack([leaf.mask.ravel() for leaf in leaves])
+    return values, np.repeat(masks, values.shape[1] // masks.shape[1], 1)
 
 
 def test_a_sum_becomes_the_references_shares():
@@ -51,42 +80,24 @@ def test_a_sum_becomes_the_references_shares():
         "entries": Masked(number((2, 2), jnp.float32), number((2, 2), bool)),
         "one": number((), jnp.float32),
     }
-    own = [random_uplink(form, rng) for _ in range(5)]
-    for uplink in own:
-        uplink["rows"].mask[0] = False  # a row that nobody sends
-    total = np.sum([as_vector(uplink).astype(float) for uplink in own], 0)
+    sent = [random_uplink(form, rng) for _ in range(5)]
+    for uplink in sent:
+        uplink["rows"].mask[0] = False  # a row that no client sends
+    total = total_of(sent)
     clients = (7, 2, 5, 11, 3)
-    made = uplinks_of(form, total, clients)
+    made = split_sum(form, total, clients)
     assert list(made) == sorted(clients)
     rows = list(made.values())
-    everything = np.ones((5, 1), bool)
     for name, leaf in form.items():
-        masked = isinstance(leaf, Masked)
-        values = np.stack([np.asarray(u[name].values if masked else u[name], float) for u in own])
-        flat = values.reshape(5, -1)
-        sent = np.stack([u[name].mask for u in own]).reshape(5, -1) if masked else everything
-        wide = np.repeat(sent, flat.shape[1] // sent.shape[1], 1)
-        shares, there = reference.shares(flat, wide)
-        got = np.stack(
-            [np.asarray(u[name].values if masked else u[name], float) for u in rows]
-        ).reshape(5, -1)
-        tolerance = 1e-2 if name == "half" else 1e-6
-        np.testing.assert_allclose(got, shares, atol=tolerance)
-        assert all(
-            (u[name].values if masked else u[name]).dtype == (leaf.values if masked else leaf).dtype
-            for u in rows
-        )
-        if masked:
-            got = np.stack([u[name].mask for u in rows]).reshape(5, -1)
-            assert (np.repeat(got, flat.shape[1] // sent.shape[1], 1) == there).all()
-    assert not any(
-        np.shares_memory(a["plain"], b["plain"]) and (a["plain"] != b["plain"]).any()
-        for a in rows
-        for b in rows
-    )
+        shares, share_mask = reference.shares(*values_and_mask(sent, name))
+        values, mask = values_and_mask(rows, name)
+        np.testing.assert_allclose(values, shares, atol=1e-2 if name == "half" else 1e-6)
+        np.testing.assert_array_equal(mask, share_mask)
+        dtypes = [array.dtype for array in jax.tree.leaves([row[name] for row in rows])]
+        assert dtypes == [array.dtype for array in jax.tree.leaves(leaf)] * 5
     for wrong in (total[1:], total + np.nan, total + 0.4, total + 3):
         with pytest.raises(ValueError, match="it is no sum of 5 uplinks"):
-            uplinks_of(form, wrong, clients)
+            split_sum(form, wrong, clients)
 
 
 @pytest.mark.parametrize(
@@ -103,19 +114,19 @@ def test_a_sum_becomes_the_references_shares():
     ],
 )
 def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
-    """Numbers of samples differ, one client has not arrived, and the sums are rounded as SecAgg+
-    rounds them."""
+    """Clients have different numbers of samples, one is absent, and sums are rounded as by
+    SecAgg+."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
-    forms = {b.name: traced_round(method, federation, b)[0][2] for b in federation.buckets}
-    groups, lost = summed_clients(method, federation, forms), NUM_CLIENTS - 1
+    forms = uplink_forms(method, federation)
+    groups, lost = sum_groups(method, federation, forms), NUM_CLIENTS - 1
     named = {i: b.name for b in federation.buckets for i in federation.members(b)}
-    own = {i: random_uplink(forms[named[i]], rng) for i in range(NUM_CLIENTS)}
-    made = {lost: own[lost]}
+    sent = {i: random_uplink(forms[named[i]], rng) for i in range(NUM_CLIENTS)}
+    made = {lost: sent[lost]}
     for clients in groups.values():
-        there = [i for i in clients if i != lost]
-        total = np.sum([as_vector(own[i]).astype(float) for i in there], 0)
-        made |= uplinks_of(forms[named[there[0]]], np.round(total * 2**18) / 2**18, there)
+        present = [i for i in clients if i != lost]
+        total = total_of([sent[i] for i in present])
+        made |= split_sum(forms[named[present[0]]], np.round(total * 2**18) / 2**18, present)
 
     def serve(server, uplinks):
         received = {}
@@ -129,92 +140,89 @@ def test_a_server_makes_of_sums_what_it_makes_of_uplinks(name, options):
         return method.server_update(federation, server, received, ctx)[0]
 
     def stacked(uplinks):
-        return {
-            b.name: jax.tree.map(
-                lambda *xs: np.stack(xs), *(uplinks[i] for i in federation.members(b))
-            )
-            for b in federation.buckets
-        }
+        by_bucket = {}
+        for bucket in federation.buckets:
+            rows = [uplinks[i] for i in federation.members(bucket)]
+            by_bucket[bucket.name] = jax.tree.map(lambda *xs: np.stack(xs), *rows)
+        return by_bucket
 
     server = method.init_server(federation, jax.random.key(0))
     run = jax.jit(serve)
-    for mine, theirs in zip(
-        *(jax.tree.leaves(run(server, stacked(uplinks))) for uplinks in (made, own))
-    ):
-        np.testing.assert_allclose(mine, theirs, atol=2e-5)
-    for uplinks in zip(leaves_of(made[0]), leaves_of(own[0])):
-        mine, theirs = (leaf.values if isinstance(leaf, Masked) else leaf for leaf in uplinks)
+    of_sums, of_uplinks = run(server, stacked(made)), run(server, stacked(sent))
+    for actual, expected in zip(jax.tree.leaves(of_sums), jax.tree.leaves(of_uplinks)):
+        np.testing.assert_allclose(actual, expected, atol=2e-5)
+    for share, leaf in zip(leaves_of(made[0]), leaves_of(sent[0])):
+        if isinstance(leaf, Masked):
+            share, leaf = share.values, leaf.values
         # nothing of a client is left in its place
-        assert (np.asarray(mine) != theirs).mean() > 0.9
+        assert (np.asarray(share) != leaf).mean() > 0.9
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
-        ("local", "send nothing that could be summed"),
+        ("local", "send nothing to sum"),
         ("fedtgp", "reads more than sums of uplinks"),
         ("fedavg", "say which rows or counts they have"),
         ("fedclassavg", "say which rows or counts they have"),
         ("heterofl", "say which rows or counts they have"),
     ],
 )
-def test_methods_whose_sum_is_not_enough_are_refused(name, words):
+def test_methods_whose_sum_is_not_enough_are_refused(name, message):
     federation, method = federation_for(name), method_factory(name)(TRAINING, **settings(name))
-    forms = {b.name: traced_round(method, federation, b)[0][2] for b in federation.buckets}
-    with pytest.raises(ValueError, match=words) as error:
-        summed_clients(method, federation, forms)
+    forms = uplink_forms(method, federation)
+    with pytest.raises(ValueError, match=message) as error:
+        sum_groups(method, federation, forms)
     assert name in str(error.value) and "\n" not in str(error.value)
 
 
 def test_uplinks_of_one_shape_are_summed_together_and_never_of_two_clients_alone():
-    sums, one = (
-        SimpleNamespace(name="mine", wire=Wire(server_reads="sums")),
-        jax.ShapeDtypeStruct((3,), jnp.float32),
-    )
+    method = SimpleNamespace(name="mine", wire=Wire(server_reads="sums"))
+    form = jax.ShapeDtypeStruct((3,), jnp.float32)
     other, federation = jax.ShapeDtypeStruct((4,), jnp.float32), mixed_federation()
-    assert summed_clients(sums, federation, {"narrow": one, "wide": one}) == {
+    assert sum_groups(method, federation, {"narrow": form, "wide": form}) == {
         "narrow, wide": tuple(range(8))
     }
-    apart = summed_clients(sums, federation, {"narrow": one, "wide": other})
+    apart = sum_groups(method, federation, {"narrow": form, "wide": other})
     assert apart == {"narrow": (0, 1, 2, 3, 5), "wide": (4, 6, 7)}
     few = make_federation(MODULES, SHAPE, NUM_CLASSES, assignment=["narrow"] * 3 + ["wide"] * 2)
     with pytest.raises(
-        ValueError, match="2 clients have uplinks of the shape of wide; a sum is of 3 to 1023"
+        ValueError,
+        match="2 clients have uplinks of the shape of wide; a sum is of 3 to 1023 clients",
     ):
-        summed_clients(sums, few, {"narrow": one, "wide": other})
+        sum_groups(method, few, {"narrow": form, "wide": other})
 
 
-def test_a_round_goes_on_without_a_group_of_two_and_who_has_no_samples_is_not_asked():
-    said, groups = [], {"a": (0, 1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
+def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
+    lines, groups = [], {"a": (0, 1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
     counts = {"train": np.array([5, 0, 5, 5, 5, 5, 5, 5, 5, 5])}
-    server = SimpleNamespace(groups=groups, counts=counts, warn=said.append)
-    found = _taking_part(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
-    assert found == {"a": [0, 2, 3]}
-    assert said == [
-        "round 3: 2 of the clients of b take part, and a sum takes 3; it goes on without them"
-    ]
+    server = SimpleNamespace(groups=groups, counts=counts, warn=lines.append)
+    present = _groups_in_round(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
+    assert present == {"a": [0, 2, 3]}
+    (line,) = lines
+    assert line.startswith("round 3: 2 of the clients of b take part, and a sum needs 3; ")
 
 
 @pytest.mark.parametrize(
-    ("method", "change", "words"),
+    ("method", "change", "message"),
     [
         (
             "fedavg",
             {},
-            "fedavg weighs clients by numbers of "
+            "fedavg weights clients by numbers of "
             "samples.*--config.method.options.weighting=uniform",
         ),
-        ("lg_fedavg", {}, "lg_fedavg weighs clients"),
+        ("lg_fedavg", {}, "lg_fedavg weights clients"),
         ("fedproto", {"robust": (("median",),)}, "robust is median, which compares single uploads"),
         ("fedgh", {}, "the server of fedgh reads more than sums of uplinks"),
     ],
     ids=["fedavg", "lg_fedavg", "robust", "fedgh"],
 )
-def test_what_a_config_shows_is_refused_before_anybody_is_asked(method, change, words):
+def test_what_a_config_shows_is_refused_before_any_client_is_asked(method, change, message):
     config = small_config(method)
     config.update_from_flattened_dict(change)
     make_plan(config)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         make_plan(config, secure_sums=True)
 
 
@@ -230,10 +238,9 @@ ROWS = [("fedproto", {}), ("fd", {}), ("fedssa", {"owners": "summed", "clock": "
 
 
 def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
-    """What a server sees of clients that send rows by class: the rows' sums [C, K] and how many
-    sent each [C]."""
-    total = np.sum([as_vector(uplink) for uplink in uplinks], 0)
-    (leaf,) = (leaf for leaf in leaves_of(uplinks[0]) if isinstance(leaf, Masked))
+    """Sums uplinks of rows by class as the server sees them: sums [C, K], counts of rows [C]."""
+    total = total_of(uplinks)
+    (leaf,) = masked_leaves(uplinks[0])
     assert total.size == leaf.values.size + leaf.mask.size
     rows, counts = np.split(total, [leaf.values.size])
     return rows.reshape(leaf.values.shape), counts
@@ -241,27 +248,27 @@ def sum_by_row(uplinks) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("name", "options"), ROWS)
 def test_counts_of_rows_tell_which_classes_a_client_has(name, options):
-    """As docs/deploy.md says: a row of one client alone is that client's, and the counts of two
-    rounds between which one client is lost differ by that one's classes."""
+    """A row of one client alone is that client's, and the counts of two rounds between which a
+    client is lost differ by its classes: docs/deploy.md says so."""
     federation, rng = federation_for(name), np.random.default_rng(0)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     (_, _, form), (_, _, sources) = traced_round(method, federation, federation.buckets[0])
-    (mask,) = (leaf.mask for leaf in leaves_of(sources) if isinstance(leaf, Masked))
-    assert SAMPLES in mask
+    (leaf,) = masked_leaves(sources)
+    assert SAMPLES in leaf.mask
     uplinks = [random_uplink(form, rng) for _ in range(4)]
-    masked = [leaf for uplink in uplinks for leaf in leaves_of(uplink) if isinstance(leaf, Masked)]
-    for i, leaf in enumerate(masked):
+    for i, uplink in enumerate(uplinks):
+        (leaf,) = masked_leaves(uplink)
         leaf.mask[0] = i == 3
     rows, counts = sum_by_row(uplinks)
     assert counts[0] == 1
-    np.testing.assert_array_equal(rows[0], masked[3].values[0])
+    np.testing.assert_array_equal(rows[0], leaf.values[0])
     _, later = sum_by_row(uplinks[:3])
-    np.testing.assert_array_equal(counts - later, masked[3].mask)
+    np.testing.assert_array_equal(counts - later, leaf.mask)
 
 
 @pytest.mark.parametrize(("name", "options"), NO_ROWS)
 def test_sums_without_rows_by_class_tell_no_classes(name, options):
-    """Nothing of what is sent hangs on samples but plain arrays and values: no mask, no count."""
+    """Only plain arrays and values depend on samples: no mask and no count."""
     federation = federation_for(name)
     method = method_factory(name)(TRAINING, **settings(name) | options)
     for bucket in federation.buckets:

@@ -1,6 +1,7 @@
 """The examples in the docstrings of public names run, and print what stands there.
 
-An example knows `fl`, `jax`, `jnp`, `np` and `optax`, and should take no more than a second.
+An example knows `fl`, `jax`, `jnp`, `np`, `optax` and the names of its own module, and should take
+no more than a second.
 """
 
 import ast
@@ -45,7 +46,9 @@ def test_the_examples_of_a_docstring_run(name):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     runner = doctest.DocTestRunner(optionflags=flags)
     messages = []
-    examples = doctest.DocTestFinder().find(getattr(fl, name), name, module=False, globs=NAMES)
+    value = getattr(fl, name)
+    names = vars(inspect.getmodule(value)) | NAMES
+    examples = doctest.DocTestFinder().find(value, name, module=False, globs=names)
     for test in examples:
         runner.run(test, out=messages.append)
     assert not runner.summarize(verbose=False).failed, "".join(messages)

@@ -1,0 +1,292 @@
+"""A client on its own machine: its samples in one file, its model and its compiled programs.
+
+`answers.answer` is what it replies to a server. Its samples and states never leave it.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.evaluation import as_asked, score_splits
+from fedjax_ht.core.federation import Bucket, Federation, put_weights, weights_of
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form
+from fedjax_ht.core.inputs import AsStored, Pixels
+from fedjax_ht.core.keys import Purpose, client_key
+from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree, Split
+from fedjax_ht.core.round import client_step
+from fedjax_ht.data.client_data import mixed, stack
+from fedjax_ht.data.dataset import ClientIndices, Dataset
+from fedjax_ht.data.sources import load_dataset
+from fedjax_ht.deploy.noise import (
+    LEDGER_FILE,
+    Entropy,
+    Noise,
+    fresh_secret,
+    training_noise,
+    update_noise,
+)
+from fedjax_ht.deploy.plan import Plan, description, make_models, task_as_json
+from fedjax_ht.deploy.secure_sums import sum_groups
+from fedjax_ht.experiment.build import Task
+from fedjax_ht.metrics.flops import bucket_flops
+from fedjax_ht.simulation.program import evaluation_batch
+
+PLACEHOLDER_COUNTS = {"train": 1, "val": 0, "test": 0}
+"""Numbers of samples that a client reports where the noise of "upload" hides them."""
+
+
+class Programs(NamedTuple):
+    """A client's compiled functions.
+
+    Attributes:
+      init: (root key, `weights_of` the bucket, id of the client whose first state it is) -> state.
+      train: (state, downlink, data, root key, round, info, secret of `noise.draw`) -> (update of
+        `core.round.client_step`, {"test": Scores} of the trained model).
+      evaluate: (state, downlink, data, root key, round, info, {split: bool}) -> {split: Scores}.
+    """
+
+    init: Callable
+    train: Callable
+    evaluate: Callable
+
+
+class Client(NamedTuple):
+    """A client on its own machine.
+
+    Attributes:
+      plan: the config.
+      client_id: from 0.
+      init_id: id of the client whose first state it has: its own, or its architecture's first.
+      data: its samples, on its device.
+      counts: split -> number of samples.
+      noise: that it adds itself; None where it adds none.
+      downlink_form: shapes and dtypes of the server's messages.
+      initial_weights: of its model; () where it starts from random ones.
+      programs: its compiled functions.
+      hello: header of its reply to "hello".
+      folder: of its states, a folder for each run.
+      tell: takes a line for the people at the client's own machine.
+    """
+
+    plan: Plan
+    client_id: int
+    init_id: int
+    data: Data
+    counts: dict[str, int]
+    noise: Noise | None
+    downlink_form: PyTree
+    initial_weights: PyTree
+    programs: Programs
+    hello: dict[str, Any]
+    folder: Path
+    tell: Callable[[str], None]
+
+
+def make_client(
+    plan: Plan,
+    client_id: int,
+    dataset: Dataset,
+    indices: ClientIndices,
+    folder: Path,
+    tell: Callable[[str], None] = print,
+    entropy: Entropy = fresh_secret,
+    max_epsilon: float = math.inf,
+) -> Client:
+    """Makes a client with its samples.
+
+    Args:
+      plan: the config, the same as the server's.
+      client_id: from 0.
+      dataset: its samples.
+      indices: of the samples for training, validation and test.
+      folder: for its states, and beside them the count of its noise.
+      tell: takes a line for the people at the client's own machine.
+      entropy: draws the secrets of its noise.
+      max_epsilon: a reply that would take epsilon beyond it is an error instead.
+
+    Raises:
+      ValueError: config, id and samples do not fit together, or the client adds no noise and has a
+        `max_epsilon`. One line.
+    """
+    if not 0 <= client_id < plan.num_clients:
+        raise ValueError(
+            f"client is {client_id}; the config has clients 0 to {plan.num_clients - 1}"
+        )
+    if max_epsilon < math.inf and plan.unit not in ("upload", "sample"):
+        raise ValueError(
+            f"--most_epsilon is {max_epsilon:g}, and with privacy.unit {plan.unit or 'none'!r} a "
+            "client adds no noise of its own"
+        )
+    task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
+    federation = make_models(plan, task)
+    if plan.secure_sums:
+        forms = {}
+        for bucket in federation.buckets:
+            forms[bucket.name] = uplink_form(plan.method, federation, bucket, plan.channel)
+        sum_groups(plan.method, federation, forms)  # refuses what the server would refuse
+    bucket = federation.buckets[federation.assignment[client_id]]
+    counts = {name: len(getattr(indices, name)) for name in ClientIndices._fields}
+    stacked = _stacked_data(dataset, indices)
+    hello = {
+        "client": client_id,
+        "counts": PLACEHOLDER_COUNTS if plan.unit == "upload" else counts,
+        "task": task_as_json(task),
+        "flops": _round_flops(plan, federation, bucket, stacked),
+        **description(plan),
+    }
+    ledger = folder / LEDGER_FILE
+    noise = _client_noise(plan, federation, bucket, counts["train"], ledger, entropy)
+    return Client(
+        plan=plan,
+        client_id=client_id,
+        init_id=federation.members(bucket)[0] if plan.options.shared_init else client_id,
+        data=jax.device_put(stacked._replace(splits=jax.tree.map(lambda x: x[0], stacked.splits))),
+        counts=counts,
+        noise=noise and noise._replace(max_epsilon=max_epsilon),
+        downlink_form=downlink_form(plan.method, federation, bucket, plan.channel),
+        initial_weights=weights_of(bucket),
+        programs=compile_programs(plan, federation, bucket),
+        hello=hello,
+        folder=folder,
+        tell=tell,
+    )
+
+
+def _stacked_data(dataset: Dataset, indices: ClientIndices) -> Data:
+    """Returns a client's samples as of a bucket with one client: splits have an axis of size 1."""
+    splits = {"train": stack([indices.train])}
+    for name in ("val", "test"):
+        splits[name] = stack([mixed(getattr(indices, name))])
+    return Data(dataset.inputs, dataset.labels, dataset.preprocess, splits)
+
+
+def _round_flops(plan: Plan, federation: Federation, bucket: Bucket, data: Data) -> float:
+    """Computes the FLOPs of a client's round; of one sample where their number is hidden."""
+    if plan.unit == "upload":
+        splits = {}
+        for name, count in PLACEHOLDER_COUNTS.items():
+            splits[name] = Split(np.zeros((1, 1), np.int32), np.int32([count]))
+        data = data._replace(splits=splits)
+    return float(bucket_flops(plan.method, federation, bucket, data)[0])
+
+
+def _client_noise(
+    plan: Plan,
+    federation: Federation,
+    bucket: Bucket,
+    num_samples: int,
+    ledger: Path,
+    entropy: Entropy,
+) -> Noise | None:
+    privacy = plan.options.privacy
+    if plan.unit == "upload":
+        form = uplink_form(plan.method, federation, bucket, plan.channel)
+        return update_noise(privacy, sends_payload(form), ledger, entropy)
+    if plan.unit == "sample":
+        return training_noise(privacy, plan.method.training, num_samples, ledger, entropy)
+    return None
+
+
+def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Programs:
+    """Returns the functions of a bucket's clients, compiled at their first call."""
+    method, channel, options = plan.method, plan.channel, plan.options
+    batch_size = evaluation_batch(federation, options)
+    received = jnp.bool_(options.evaluate == "received")
+
+    def init(root, weights, init_id):
+        ctx = Context(client_key(root, Purpose.INIT_CLIENT, 0, init_id), jnp.int32(0), None)
+        return method.init_client(put_weights(bucket, weights), ctx)
+
+    def train(state, downlink, data: Data, root, round, info: ClientInfo, secret):
+        # `method.at` gives the noise its secret as an argument: in no constant of the program
+        step = client_step(method.at(secret), bucket, channel)
+        update = step(state, downlink, data, root, round, info)
+        is_scored = {"test": jnp.bool_(True)}
+        scores = score_splits(method, bucket, update.client, downlink, data, is_scored, batch_size)
+        return update, scores
+
+    def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored):
+        scored = as_asked(method, bucket, state, downlink, data, root, round, info, received)
+        return score_splits(method, bucket, scored, downlink, data, is_scored, batch_size)
+
+    return Programs(*map(jax.jit, (init, train, evaluate)))
+
+
+def read_samples(
+    name: str, data_dir: str, image_size: int | None = None
+) -> tuple[Dataset, ClientIndices]:
+    """Reads a client's data set, and which of its samples train, validate and test.
+
+    Args:
+      name: of the data set, such as "npz:client_3.npz".
+      data_dir: folder of the data sets that have no path in their name.
+      image_size: to which images are scaled; None leaves them.
+
+    Raises:
+      ValueError, OSError: the set cannot be read, does not say which samples test, or has none. One
+        line.
+    """
+    dataset = load_dataset(name, data_dir, image_size)
+    if not len(dataset.labels):
+        raise ValueError(
+            f"{name} has no samples; a client needs at least one, to train or to test with"
+        )
+    if not {"train", "test"} <= set(dataset.official):
+        raise ValueError(
+            f"{name} does not say which samples train and which test; add official_test to the .npz"
+        )
+    empty = np.zeros(0, np.int64)
+    return dataset, ClientIndices(
+        *(dataset.official.get(part, empty) for part in ClientIndices._fields)
+    )
+
+
+def client_dataset(dataset: Dataset, indices: ClientIndices) -> tuple[Dataset, ClientIndices]:
+    """Takes one client's samples out of a set: training, validation, test samples in this order."""
+    order = np.concatenate(indices)
+    ends = np.cumsum([0, *map(len, indices)])
+    parts = ClientIndices(*(np.arange(start, end) for start, end in itertools.pairwise(ends)))
+    taken = dataclasses.replace(
+        dataset,
+        inputs=jax.tree.map(lambda x: x[order], dataset.inputs),
+        labels=dataset.labels[order],
+        groups=None if dataset.groups is None else dataset.groups[order],
+        official=dict(zip(ClientIndices._fields, parts)),
+        clients=None,
+    )
+    return taken, parts
+
+
+def write_samples(path: Path, dataset: Dataset, indices: ClientIndices) -> None:
+    """Writes one client's samples to an .npz that `read_samples` reads as "npz:PATH".
+
+    Raises:
+      ValueError: a sample is not one array, or the set has preprocessing of its own. One line.
+    """
+    taken, parts = client_dataset(dataset, indices)
+    is_pixels = isinstance(taken.preprocess, Pixels)
+    if not isinstance(taken.inputs, np.ndarray) or not (
+        is_pixels or isinstance(taken.preprocess, AsStored)
+    ):
+        raise ValueError(
+            f"{dataset.name} cannot be split into files: its samples are not one array as stored"
+        )
+    arrays = {
+        "images" if is_pixels else "inputs": taken.inputs,
+        "labels": taken.labels,
+        "class_names": np.array(taken.class_names),
+    }
+    for part in ("val", "test"):
+        arrays[f"official_{part}"] = np.isin(np.arange(len(taken.labels)), getattr(parts, part))
+    if taken.vocabulary is not None:
+        arrays["vocabulary"] = np.int64(taken.vocabulary)
+    with atomic_open(path, "wb") as file:
+        np.savez_compressed(file, **arrays)

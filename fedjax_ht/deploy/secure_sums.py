@@ -1,0 +1,235 @@
+"""Secure sums: which uplinks the server gets as a sum alone, and what it makes of the sum.
+
+An uplink is one vector: each plain array; of each `Masked` its values, 0 where they are not sent,
+and its mask, 0 or 1. Of a sum over k clients the server makes k uplinks in which nothing is left of
+any single client: of a plain array each has the k-th part; of a `Masked`, where c clients have sent
+an entry, the first c of the k uplinks have the c-th part. A server that reads nothing but sums
+(`Wire.server_reads`) makes of these what it makes of the clients' own, up to rounding.
+
+SecAgg+ adds integers: numbers from -range to range become one of `STEPS` steps, and masks are
+integers modulo `MODULUS`.
+"""
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.method import Method, PyTree, Received
+from fedjax_ht.core.wire import Masked, is_leaf, is_payload, leaves_of
+from fedjax_ht.deploy.messages import NPY_HEADER_BYTES
+from fedjax_ht.trust.vectors import comparable
+
+MIN_CLIENTS = 3
+"""Fewest clients of a sum: of two, each could subtract its own uplink and has the other's."""
+STEPS = 1 << 22
+MODULUS = 1 << 32
+MAX_CLIENTS = MODULUS // STEPS - 1
+"""Most clients of a sum: that of more could exceed the modulus."""
+MIN_RANGE = 1.0
+MAX_RANGE = 500.0
+"""The largest range: the sum of `MAX_CLIENTS` clients' masks is then exact to within 1/4."""
+_MASK_GENERATOR = "pseudo_rand_gen"
+"""The name by which Flower's functions call their generator of masks."""
+
+
+def sum_groups(
+    method: Method, federation: Federation, forms: Mapping[str, PyTree]
+) -> dict[str, tuple[int, ...]]:
+    """Groups the clients whose uplinks are summed together, those of one shape.
+
+    Args:
+      method: decides what the server reads.
+      federation: the clients.
+      forms: bucket name -> the form of its uplinks.
+
+    Returns:
+      {name of the group, its buckets' names: ids of its clients}.
+
+    Raises:
+      ValueError: the server needs more than sums, or a group is too small or large. One line.
+    """
+    check_server_reads(method)
+    leaves = [leaf for form in forms.values() for leaf in leaves_of(form)]
+    if not leaves:
+        raise ValueError(f"--secure_sums: clients of {method.name} send nothing to sum")
+    if not all(map(is_payload, leaves)):
+        raise ValueError(
+            f"--secure_sums: clients of {method.name} say which rows or counts they have, and the "
+            "server weighs each client by them; a sum does not tell clients apart"
+        )
+
+    def stacked_form(leaf):
+        return jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype)
+
+    received = {}
+    for name, form in forms.items():
+        received[name] = Received(jax.tree.map(stacked_form, form), None, np.ones(1, bool))
+    members = {bucket.name: federation.members(bucket) for bucket in federation.buckets}
+    groups = {}
+    for buckets in comparable(received, nested=False):
+        name = ", ".join(buckets)
+        clients = sorted(int(i) for bucket in buckets for i in members[bucket])
+        if not MIN_CLIENTS <= len(clients) <= MAX_CLIENTS:
+            raise ValueError(
+                f"--secure_sums: {len(clients)} clients have uplinks of the shape of {name}; "
+                f"a sum is of {MIN_CLIENTS} to {MAX_CLIENTS} clients"
+            )
+        groups[name] = tuple(clients)
+    return groups
+
+
+def check_server_reads(method: Method) -> None:
+    """Refuses a method whose server reads single uplinks.
+
+    Raises:
+      ValueError: it does. One line.
+    """
+    if method.wire.server_reads != "sums":
+        raise ValueError(
+            f"--secure_sums: the server of {method.name} reads more than sums of uplinks"
+        )
+
+
+def uplink_vector(uplink: PyTree) -> np.ndarray:
+    """Flattens a client's uplink into the vector that is summed, float32 [n]."""
+    parts = []
+    for leaf in leaves_of(uplink):
+        if isinstance(leaf, Masked):
+            values, mask = np.asarray(leaf.values, np.float32), np.asarray(leaf.mask)
+            sent = np.where(_per_row(mask, values.ndim), values, np.float32(0))
+            parts += [sent.ravel(), mask.astype(np.float32).ravel()]
+        else:
+            parts.append(np.asarray(leaf, np.float32).ravel())
+    return np.concatenate(parts)
+
+
+def vector_bytes(form: PyTree) -> int:
+    """Computes the bytes of a client's masked vector, 8 for each number, with its header."""
+    return 8 * sum(_sizes(form)) + NPY_HEADER_BYTES
+
+
+def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[int, PyTree]:
+    """Makes uplinks whose sum is that of the clients' own, as in the module's text.
+
+    Args:
+      form: of one uplink.
+      total: float64 [n], the sum of the clients' `uplink_vector`s, masks to within 1/4.
+      clients: ids of the clients in the sum.
+
+    Returns:
+      {client id: uplink of NumPy arrays}, ids ascending.
+
+    Raises:
+      ValueError: the total is no such sum. One line.
+    """
+    num_clients, sizes = len(clients), _sizes(form)
+    if total.shape != (sum(sizes),) or not np.isfinite(total).all():
+        raise ValueError(
+            f"it is no sum of {num_clients} uplinks: {sum(sizes)} finite numbers are expected, "
+            f"and its shape is {total.shape}"
+        )
+    parts = iter(np.split(total, np.cumsum(sizes)[:-1]))
+    uplinks = {client: [] for client in sorted(clients)}
+    for leaf in leaves_of(form):
+        if not isinstance(leaf, Masked):
+            share = (next(parts).reshape(leaf.shape) / num_clients).astype(leaf.dtype)
+            for leaves in uplinks.values():
+                leaves.append(share)
+            continue
+        values, mask = leaf
+        value_sum, mask_sum = next(parts).reshape(values.shape), next(parts).reshape(mask.shape)
+        senders = _counts(mask_sum, num_clients)
+        per_row = _per_row(senders, values.ndim)
+        share = np.where(per_row > 0, value_sum / np.maximum(per_row, 1), 0).astype(values.dtype)
+        for i, leaves in enumerate(uplinks.values()):
+            # as many uplinks hold the row as clients have sent it, whichever these were
+            leaves.append(Masked(share, senders > i))
+    structure = jax.tree.structure(form, is_leaf=is_leaf)
+    return {client: jax.tree.unflatten(structure, leaves) for client, leaves in uplinks.items()}
+
+
+def _counts(mask_sum: np.ndarray, num_clients: int) -> np.ndarray:
+    """Rounds sums of masks to how many clients have sent each row."""
+    counts = np.rint(mask_sum)
+    inexact = (np.abs(mask_sum - counts) > 0.25).any()
+    if inexact or (counts < 0).any() or (counts > num_clients).any():
+        raise ValueError(
+            f"it is no sum of {num_clients} uplinks: its counts of rows are not 0 to {num_clients}"
+        )
+    return counts
+
+
+def _sizes(form: PyTree) -> list[int]:
+    sizes = []
+    for leaf in leaves_of(form):
+        arrays = leaf if isinstance(leaf, Masked) else (leaf,)
+        sizes += [math.prod(array.shape) for array in arrays]
+    return sizes
+
+
+def _per_row(mask: np.ndarray, ndim: int) -> np.ndarray:
+    """Appends axes of size 1 to a mask until it broadcasts against its values."""
+    return mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
+
+
+def threshold(num_clients: int) -> int:
+    """Returns how many of a sum's clients must be left at its end to put secrets together."""
+    return max(MIN_CLIENTS, num_clients // 2 + 1)
+
+
+def mask_stream(key: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> list[np.ndarray]:
+    """Draws masks, int64 arrays uniform below `MODULUS`: the key stream of AES under the whole key.
+
+    Flower's own `pseudo_rand_gen` folds a key to 32 bits first, few enough to try them all.
+
+    Args:
+      key: of one use.
+      modulus: must be `MODULUS`.
+      shapes: of the arrays.
+
+    Raises:
+      ValueError: another modulus.
+    """
+    # comes with Flower
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    if modulus != MODULUS:
+        raise ValueError(f"masks below {modulus}, not {MODULUS}")
+    # the counter may start at 0, since a key is used once
+    cipher = Cipher(algorithms.AES(hashlib.sha256(key).digest()), modes.CTR(bytes(16)))
+    encryptor = cipher.encryptor()
+    masks = []
+    for shape in shapes:
+        drawn = encryptor.update(bytes(4 * math.prod(shape)))
+        masks.append(np.frombuffer(drawn, "<u4").astype(np.int64).reshape(shape))
+    return masks
+
+
+def with_mask_stream(function: FunctionType, **replaced: Any) -> FunctionType:
+    """Copies one of Flower's functions so that it draws masks by `mask_stream`.
+
+    Flower's own function stays as it is: other users of flwr in this process keep theirs.
+
+    Args:
+      function: of a module of Flower's SecAgg+.
+      **replaced: other names of that module, with what the copy takes for them.
+
+    Raises:
+      RuntimeError: the function draws no masks by the name known here, so that its masks would be
+        Flower's. One line.
+    """
+    if not replaced and _MASK_GENERATOR not in function.__code__.co_names:
+        raise RuntimeError(
+            f"flwr's {function.__name__} does not call {_MASK_GENERATOR}: secure sums need another "
+            "version of flwr"
+        )
+    names = {**function.__globals__, _MASK_GENERATOR: mask_stream, **replaced}
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )

@@ -1,0 +1,43 @@
+"""Private federations that the tests of noise share: each is compiled once."""
+
+import functools
+
+import pytest
+
+from fedjax_ht.deploy.rounds import as_rounds
+from fedjax_ht.trust.privacy import Privacy
+from tests.deploy.sites import FIXED, fresh, private_config, server_of, simulation_of, sites_of
+
+
+@pytest.fixture(scope="session")
+def private_federation(tmp_path_factory):
+    """Returns unit -> (config, simulation with the fixed secret, its clients); compiled once."""
+
+    @functools.cache
+    def of(unit):
+        config = private_config(unit)
+        privacy = Privacy(**config.privacy, secret=FIXED)
+        experiment, simulation = simulation_of(config, privacy=privacy)
+        return config, simulation, sites_of(config, experiment, tmp_path_factory.mktemp(unit))
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def train_request(private_federation, tmp_path_factory):
+    """Returns unit -> client 1's request of the first round, in which only client 3 replies."""
+
+    @functools.cache
+    def of(unit):
+        requests, (config, _, sites) = {}, private_federation(unit)
+
+        def lost(client, request):
+            requests[client, request.header["kind"]] = request
+            return request.header["kind"] == "train" and client != 3
+
+        folder = tmp_path_factory.mktemp("asking")
+        simulation = as_rounds(server_of(config, fresh(sites, folder), folder, lost))
+        simulation.run_round(simulation.init())
+        return requests[1, "train"]
+
+    return of

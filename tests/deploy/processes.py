@@ -1,0 +1,184 @@
+"""Server and clients of a deployment as processes on loopback, with TLS and keys."""
+
+import datetime
+import ipaddress
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+
+CONFIG = """\
+from tests.deploy.sites import small_config
+
+
+def get_config(argument=None):
+    return small_config({method!r}, rounds={rounds})
+"""
+
+
+def present_spans(num_rounds: int, victim: int, missed: list[int]) -> list[tuple[int, int, int]]:
+    """Returns spans for `by_trace`: each of 4 clients is in each round, but the victim in some."""
+    spans = []
+    for client in range(4):
+        for number in range(num_rounds):
+            if client != victim or number not in missed:
+                spans.append((client, number, number))
+    return spans
+
+
+def made_ready(folder: Path, method: str, rounds: int) -> int:
+    """Writes config, certificates, keys and all samples; returns the port to listen at."""
+    (folder / "config.py").write_text(CONFIG.format(method=method, rounds=rounds))
+    certificates(folder / "certs")
+    command(folder, "split", "--workdir=sites").wait()
+    for i in range(4):
+        key(folder, i)
+    return free_port()
+
+
+def free_port() -> int:
+    """Returns a port of this machine that no process listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def end_all(*processes: subprocess.Popen) -> None:
+    """Ends processes by SIGTERM."""
+    for process in processes:
+        process.terminate()
+        process.wait(60)
+
+
+def rows_of(folder: Path) -> list[dict]:
+    """Reads the rows that the server has written."""
+    return [
+        json.loads(line) for line in (folder / "server" / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def trained_columns(simulated: list[dict], deployed: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Returns both histories without "absent", and without scores where a client did not answer."""
+    incomplete = {row["round"] for row in deployed if None in row.get("clients", ())}
+
+    def is_kept(row, name):
+        is_score = name.startswith("accuracy") and "participants" not in name
+        is_missing = row["round"] in incomplete and (is_score or name == "clients")
+        return name != "absent" and not is_missing
+
+    kept = []
+    for rows in (simulated, deployed):
+        kept.append([{k: v for k, v in row.items() if is_kept(row, k)} for row in rows])
+    return kept[0], kept[1]
+
+
+def command(folder: Path, word: str, *flags: str, log: str = "split.log") -> subprocess.Popen:
+    """Starts `fedjax-ht deploy WORD` in a folder."""
+    arguments = [sys.executable, "-m", "fedjax_ht.runner.command", "deploy", word]
+    arguments += ["--config=config.py", *flags]
+    with (folder / log).open("ab") as file:
+        return subprocess.Popen(
+            arguments, cwd=folder, stdout=file, stderr=subprocess.STDOUT, env=environment()
+        )
+
+
+def environment() -> dict[str, str]:
+    """Returns the environment of a process that imports this checkout."""
+    return os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def start_server(folder: Path, port: int, *flags: str) -> subprocess.Popen:
+    secured = ["--certificates=certs", "--keys=keys", f"--port={port}"]
+    return command(
+        folder, "server", "--workdir=server", *secured, "--timeout=120", *flags, log="server.log"
+    )
+
+
+def start_client(folder: Path, port: int, i: int, *flags: str) -> subprocess.Popen:
+    flags = [
+        f"--client_id={i}",
+        f"--data=npz:sites/client_{i}.npz",
+        f"--superlink=127.0.0.1:{port}",
+        *flags,
+    ]
+    return command(
+        folder,
+        "client",
+        f"--workdir=home{i}",
+        *flags,
+        "--certificates=certs",
+        f"--key=client{i}",
+        log=f"client{i}.log",
+    )
+
+
+def wait_for(folder: Path, server: subprocess.Popen, when, seconds: float = 600.0) -> None:
+    """Waits until the rows that the server has written fulfil a condition."""
+    end, path = time.monotonic() + seconds, folder / "server" / "metrics.jsonl"
+    while time.monotonic() < end:
+        assert server.poll() is None, (folder / "server.log").read_text()
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        if rows and when(rows):
+            return
+        time.sleep(0.2)
+    raise AssertionError((folder / "server.log").read_text())
+
+
+def key(folder: Path, i: int) -> None:
+    """Writes a client's private key, and its public key into keys/."""
+    private = ec.generate_private_key(ec.SECP384R1())
+    (folder / "keys").mkdir(exist_ok=True)
+    (folder / f"client{i}").touch(0o600)
+    (folder / f"client{i}").write_bytes(
+        private.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    )
+    public = private.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    (folder / "keys" / f"client{i}.pub").write_bytes(public)
+
+
+def certificates(folder: Path) -> None:
+    """Writes ca.crt, and server.pem with server.key for 127.0.0.1."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+
+    folder.mkdir()
+    now = datetime.datetime.now(datetime.UTC)
+    authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+
+    def name(text):
+        return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+    def certificate(subject, public, *extensions):
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(name(subject))
+            .issuer_name(name("trial CA"))
+            .public_key(public)
+        )
+        made = made.serial_number(x509.random_serial_number())
+        made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
+            now + datetime.timedelta(days=2)
+        )
+        for extension, critical in extensions:
+            made = made.add_extension(extension, critical)
+        return made.sign(authority, hashes.SHA256()).public_bytes(form.Encoding.PEM)
+
+    (folder / "ca.crt").write_bytes(
+        certificate("trial CA", authority.public_key(), (x509.BasicConstraints(True, None), True))
+    )
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    (folder / "server.pem").write_bytes(
+        certificate("server", server.public_key(), (address, False))
+    )
+    (folder / "server.key").touch(0o600)
+    (folder / "server.key").write_bytes(
+        server.private_bytes(
+            form.Encoding.PEM, form.PrivateFormat.TraditionalOpenSSL, form.NoEncryption()
+        )
+    )

@@ -1,0 +1,243 @@
+"""Epsilon of a deployment: what counts, what stops it, and which configs are refused."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+
+from fedjax_ht.core.local_training import num_steps
+from fedjax_ht.deploy import rounds
+from fedjax_ht.deploy.answers import answer
+from fedjax_ht.deploy.client import make_client
+from fedjax_ht.deploy.command import serve
+from fedjax_ht.deploy.noise import (
+    LEDGER_FILE,
+    SECRET_WORDS,
+    add_to_ledger,
+    draw,
+    fresh_secret,
+    raise_in_ledger,
+    read_ledger,
+    training_noise,
+    update_noise,
+)
+from fedjax_ht.deploy.plan import DeploymentEnded, description, difference, make_plan
+from fedjax_ht.deploy.rounds import as_rounds
+from fedjax_ht.trust.epsilon import gaussian_epsilon, poisson_epsilon
+from fedjax_ht.trust.privacy import Privacy
+from tests.deploy.sites import (
+    FIXED,
+    fixed,
+    fresh,
+    moved,
+    private_config,
+    server_of,
+    transport,
+)
+from tests.federations import TRAINING
+
+pytest.importorskip("dp_accounting")
+
+
+def test_a_repeated_step_of_the_server_costs_epsilon(private_federation, tmp_path):
+    """The server ends after its second step, and continues after its first."""
+    config, _, sites = private_federation("client")
+    homes, numbers = fresh(sites, tmp_path), iter(range(100))
+
+    def entropy():
+        return (next(numbers),) * SECRET_WORDS
+
+    def end(client, request):
+        if request.header["kind"] == "evaluate" and request.header["round"] == 2:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(make_plan(config), tmp_path / "server", transport(homes, end), print, entropy)
+    assert json.loads((tmp_path / "server" / LEDGER_FILE).read_text()) == {"client, noise 0.5": 2}
+    lines = []
+    rows = serve(make_plan(config), tmp_path / "server", transport(homes), lines.append, entropy)
+    assert [row.get("epsilon") for row in rows] == [
+        None,
+        *(gaussian_epsilon(0.5, n, 1e-5) for n in (1, 3)),
+    ]
+    assert next(numbers) == 3 and f"epsilon {rows[-1]['epsilon']:.4g}" in lines[-1]
+
+
+def test_a_repeated_answer_costs_epsilon_whatever_the_run_is_called(
+    private_federation, tmp_path, monkeypatch
+):
+    """Clients report no accuracy, and a run ends without one."""
+    monkeypatch.setattr(rounds, "PAUSE_SECONDS", 0.0)
+    config, _, sites = private_federation("upload")
+    homes = fresh(sites, tmp_path)
+
+    def count(client):
+        return sum(json.loads(homes[client].noise.path.read_text()).values())
+
+    def end(client, reply):
+        if client == 2 and "finite" in reply.header and count(2) == 2:
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        serve(make_plan(config), tmp_path / "server", transport(homes, changed=end), print, fixed)
+    rows = serve(make_plan(config), tmp_path / "server", transport(homes), print, fixed)
+    assert [count(client) for client in range(4)] == [3, 3, 3, 2]
+    assert rows[-1]["epsilon"] == gaussian_epsilon(0.5, 3, 1e-5) and "accuracy" not in rows[-1]
+    assert "| lg_fedavg | - |" in (tmp_path / "server" / "summary.md").read_text()
+
+    # another run, without the clients with the highest counts, which they alone still know
+    def loses_all(client, request):
+        return request.header["kind"] == "train"
+
+    def loses_three(client, request):
+        return client < 3 and loses_all(client, request)
+
+    few = server_of(config, homes, tmp_path / "other", loses_three)
+    simulation = as_rounds(few)
+    state, report = simulation.run_round(simulation.init())
+    assert report.epsilon == gaussian_epsilon(0.5, 3, 1e-5)  # client 3 has answered twice before
+    gone = server_of(config, homes, tmp_path / "other", loses_all)
+    with pytest.raises(DeploymentEnded):
+        as_rounds(gone).run_round(state)
+    assert read_ledger(gone.ledger)["epsilon"] == report.epsilon  # it does not decrease
+
+
+def test_a_client_may_stop_by_itself(private_federation, train_request, tmp_path):
+    """A refused answer is not counted."""
+    config, _, sites = private_federation("upload")
+    lines = []
+    site = moved(sites[1], tmp_path, tell=lines.append)
+    once, twice = (
+        gaussian_epsilon(config.privacy.noise, times, config.privacy.delta) for times in (1, 2)
+    )
+    site = site._replace(noise=site.noise._replace(max_epsilon=(once + twice) / 2))
+    assert "error" not in answer(site, train_request("upload")).header
+    for _ in range(2):
+        error = answer(site, train_request("upload")).header["error"]
+        assert error == (
+            f"epsilon would be {twice:.4g} with this answer, and --most_epsilon is "
+            f"{(once + twice) / 2:g}"
+        )
+        assert lines[-1] == f"round 1: no answer; {error}"
+    nonsense = site._replace(noise=site.noise._replace(max_epsilon=math.nan))
+    assert (
+        answer(nonsense, train_request("upload")).header["error"].endswith("--most_epsilon is nan")
+    )
+    assert list(read_ledger(site.noise.path).values()) == [1]
+    message = (
+        "^--most_epsilon is 3, and with privacy.unit 'client' a client adds no noise of its own$"
+    )
+    with pytest.raises(ValueError, match=message):
+        make_client(make_plan(private_config("client")), 0, None, None, tmp_path, max_epsilon=3.0)
+
+
+def test_an_answer_counts_before_it_is_made(private_federation, train_request, tmp_path):
+    """A request that has no answer does not count."""
+    _, _, sites = private_federation("sample")
+    request, path = train_request("sample"), tmp_path / "home" / LEDGER_FILE
+    counts = []
+
+    def train(*_):
+        counts.append(path.read_text())
+        raise ZeroDivisionError
+
+    site = moved(sites[1], tmp_path / "home")
+    site = site._replace(programs=site.programs._replace(train=train))
+    assert (
+        answer(site, request._replace(arrays={})).header["error"].startswith("the downlink lacks")
+    )
+    assert not path.exists()
+    assert "ZeroDivisionError" in answer(site, request).header["error"]
+    assert (
+        counts == [json.dumps({site.noise.name: site.noise.count_per_draw})]
+        and site.noise.count_per_draw > 0
+    )
+
+
+def test_a_count_outlives_programs_and_a_broken_one_stops_its_client(tmp_path):
+    path = tmp_path / "a" / LEDGER_FILE
+    assert [
+        add_to_ledger(path, "x", 2),
+        add_to_ledger(path, "y", 1),
+        add_to_ledger(path, "x", 3),
+    ] == [
+        2,
+        1,
+        5,
+    ]
+    assert [raise_in_ledger(path, "z", x) for x in (1.5, 0.5, math.nan, math.inf)] == [
+        1.5,
+        1.5,
+        1.5,
+        math.inf,
+    ]
+    assert json.loads(path.read_text()) == {"x": 5, "y": 1, "z": math.inf}
+    for wrong in ("", "[1]", '{"x": "5"}', '{"x": -1}'):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="is damaged: it must say how often noise was added"):
+            add_to_ledger(path, "x", 1)
+
+
+def test_what_noise_costs(tmp_path):
+    privacy, path = Privacy("sample", 1.0, 2.0), tmp_path / LEDGER_FILE
+    steps = training_noise(privacy, TRAINING, 100, path, fixed)
+    secret, epsilon = draw(steps)
+    each = num_steps(TRAINING, 100)
+    assert secret.tolist() == list(FIXED) and secret.dtype == np.uint32
+    assert epsilon == poisson_epsilon(2.0, TRAINING.batch_size, 100, each, 1e-5) > 0
+    assert draw(steps)[1] == poisson_epsilon(2.0, TRAINING.batch_size, 100, 2 * each, 1e-5)
+    assert draw(training_noise(privacy, TRAINING, 0, path, fixed))[1] == 0.0
+    for sends, epsilon in ((True, gaussian_epsilon(2.0, 1, 1e-5)), (False, 0.0)):
+        noise = update_noise(privacy._replace(unit="upload"), sends, tmp_path / f"{sends}", fixed)
+        assert draw(noise)[1] == epsilon
+    assert draw(None) == ((), None)
+    drawn = [fresh_secret() for _ in range(50)]
+    assert len(set(drawn)) == 50 and all(
+        len(secret) == SECRET_WORDS and min(secret) >= 0 for secret in drawn
+    )
+    assert 2**31 < max(map(max, drawn)) < 2**32
+
+
+@pytest.mark.parametrize(
+    ("unit", "change", "message"),
+    [
+        (
+            "sample",
+            {"evaluate.train": True},
+            "evaluate.train is True; with privacy.unit='sample' clients do not send",
+        ),
+        ("upload", {"evaluate.train": True}, "evaluate.train is True"),
+        ("upload", {"evaluate.patience": 3}, "evaluate.patience is 3"),
+        ("client", {"robust": (("median",),)}, "robust must then be empty"),
+        ("client", {"drop_rate": 0.5}, "drop_rate is 0.5"),
+    ],
+    ids=["sample", "upload", "patience", "robust", "drops"],
+)
+def test_what_does_not_go_together_is_refused(unit, change, message):
+    config = private_config(unit)
+    make_plan(config)
+    config.update_from_flattened_dict(change)
+    with pytest.raises(ValueError, match=message):
+        make_plan(config)
+
+
+def test_both_sides_have_the_same_noise():
+    config = private_config("upload")
+    before = description(make_plan(config))
+    config.privacy.noise = 0.1
+    assert (
+        difference(before, description(make_plan(config)))
+        == "has another config: privacy.noise 0.1, not 0.5"
+    )
+
+
+def test_an_accountant_is_asked_for_before_anything_is_compiled(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(
+        ImportError, match=r"privacy needs dp-accounting; run pip install 'fedjax_ht\[privacy\]'"
+    ):
+        make_plan(private_config("client"))
