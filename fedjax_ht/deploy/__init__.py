@@ -2,7 +2,7 @@
 
 command                 what the commands split, server and client do
 plan                    the config, method and models that both sides have
-server, rounds          the server: a `Simulation` that asks clients
+server, rounds          the server, and how its rounds ask clients
 client, answers         a client: its samples and programs, its answers and states
 messages                messages as arrays and headers, and what of them is trusted
 secure_sums, secagg     sums of uplinks alone: which, and the protocol

@@ -188,8 +188,8 @@ def serve(
         remember_fields(plan.fields, workdir)
         run = run_name(workdir)
         made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
-        simulation = as_rounds(made)
-        checkpointer = make_checkpointer(workdir / "checkpoints", simulation, keep)
+        rounds = as_rounds(made)
+        checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
         state, history = checkpointer.restore(tell) or (None, [])
         if history:
             tell(f"{plan.label}: continues after round {state.round}")
@@ -205,7 +205,7 @@ def serve(
             return False
 
         state, history = run_rounds(
-            simulation,
+            rounds,
             config.rounds,
             state,
             history,

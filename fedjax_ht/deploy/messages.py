@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from fedjax_ht.core.method import PyTree
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.wire import Masked, is_masked
 
 NPY_HEADER_BYTES = 4096  # of the header of an .npy array, at most
 HEADER_BYTES = 1 << 16  # of a header's JSON text, at most
@@ -86,7 +86,7 @@ def pack(message: PyTree) -> dict[str, np.ndarray]:
     """Returns a message's arrays by name: of a `Masked` the rows with True and their indices."""
     packed = {}
     for name, leaf in _named_leaves(message):
-        if isinstance(leaf, Masked):
+        if is_masked(leaf):
             mask = np.asarray(leaf.mask)
             packed[f"{name}.rows"] = np.asarray(leaf.values)[mask]
             packed[f"{name}.places"] = np.flatnonzero(mask).astype(np.int32)
@@ -109,7 +109,7 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
     remaining = dict(arrays)
     leaves = []
     for name, leaf in _named_leaves(form):
-        if isinstance(leaf, Masked):
+        if is_masked(leaf):
             places = _take(remaining, f"{name}.places", what)
             rows = _take(remaining, f"{name}.rows", what)
             leaves.append(_unpack_rows(leaf, rows, places, name, what))
@@ -119,7 +119,7 @@ def unpack(form: PyTree, arrays: dict[str, np.ndarray], what: str) -> PyTree:
             leaves.append(array)
     if remaining:
         raise ValueError(f"{what} has {next(iter(remaining))!r}, which is not part of it")
-    return jax.tree.unflatten(jax.tree.structure(form, is_leaf=_is_masked), leaves)
+    return jax.tree.unflatten(jax.tree.structure(form, is_leaf=is_masked), leaves)
 
 
 def _unpack_rows(form: Masked, rows: np.ndarray, places: np.ndarray, name: str, what: str):
@@ -158,20 +158,16 @@ def max_bytes(form: PyTree) -> int:
     size = 0
     for _, leaf in _named_leaves(form):
         size += NPY_HEADER_BYTES
-        if isinstance(leaf, Masked):
+        if is_masked(leaf):
             size += NPY_HEADER_BYTES + math.prod(leaf.mask.shape) * np.dtype(np.int32).itemsize
             leaf = leaf.values
         size += math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
     return size
 
 
-def _is_masked(x: Any) -> bool:
-    return isinstance(x, Masked)
-
-
 def _named_leaves(message: PyTree) -> Iterator[tuple[str, Any]]:
     """Yields a message's leaves with names, such as "003.params.base.kernel"."""
-    leaves = jax.tree_util.tree_leaves_with_path(message, is_leaf=_is_masked)
+    leaves = jax.tree_util.tree_leaves_with_path(message, is_leaf=is_masked)
     for i, (path, leaf) in enumerate(leaves):
         parts = [f"{i:03d}"]
         for key in path:

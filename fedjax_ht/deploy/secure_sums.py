@@ -21,7 +21,16 @@ import numpy as np
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method, PyTree, Received
-from fedjax_ht.core.wire import Masked, is_leaf, is_payload, leaves_of
+from fedjax_ht.core.wire import (
+    Masked,
+    from_leaves,
+    is_masked,
+    is_payload,
+    leaves_of,
+    over_rows,
+    sent_rows,
+    values_of,
+)
 from fedjax_ht.deploy.messages import NPY_HEADER_BYTES
 from fedjax_ht.trust.vectors import comparable
 
@@ -100,12 +109,13 @@ def uplink_vector(uplink: PyTree) -> np.ndarray:
     """Flattens a client's uplink into the vector that is summed, float32 [n]."""
     parts = []
     for leaf in leaves_of(uplink):
-        if isinstance(leaf, Masked):
-            values, mask = np.asarray(leaf.values, np.float32), np.asarray(leaf.mask)
-            sent = np.where(_per_row(mask, values.ndim), values, np.float32(0))
-            parts += [sent.ravel(), mask.astype(np.float32).ravel()]
-        else:
-            parts.append(np.asarray(leaf, np.float32).ravel())
+        values = np.asarray(values_of(leaf), np.float32)
+        if is_masked(leaf):
+            # rows that are not sent may be NaN, which no sum would lose again
+            values = np.where(np.asarray(sent_rows(leaf)), values, np.float32(0))
+        parts.append(values.ravel())
+        if is_masked(leaf):
+            parts.append(np.asarray(leaf.mask, np.float32).ravel())
     return np.concatenate(parts)
 
 
@@ -137,7 +147,7 @@ def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[i
     parts = iter(np.split(total, np.cumsum(sizes)[:-1]))
     uplinks = {client: [] for client in sorted(clients)}
     for leaf in leaves_of(form):
-        if not isinstance(leaf, Masked):
+        if not is_masked(leaf):
             share = (next(parts).reshape(leaf.shape) / num_clients).astype(leaf.dtype)
             for leaves in uplinks.values():
                 leaves.append(share)
@@ -145,13 +155,12 @@ def split_sum(form: PyTree, total: np.ndarray, clients: Sequence[int]) -> dict[i
         values, mask = leaf
         value_sum, mask_sum = next(parts).reshape(values.shape), next(parts).reshape(mask.shape)
         senders = _counts(mask_sum, num_clients)
-        per_row = _per_row(senders, values.ndim)
+        per_row = over_rows(senders, values)
         share = np.where(per_row > 0, value_sum / np.maximum(per_row, 1), 0).astype(values.dtype)
         for i, leaves in enumerate(uplinks.values()):
             # as many uplinks hold the row as clients have sent it, whichever these were
             leaves.append(Masked(share, senders > i))
-    structure = jax.tree.structure(form, is_leaf=is_leaf)
-    return {client: jax.tree.unflatten(structure, leaves) for client, leaves in uplinks.items()}
+    return {client: from_leaves(form, leaves) for client, leaves in uplinks.items()}
 
 
 def _counts(mask_sum: np.ndarray, num_clients: int) -> np.ndarray:
@@ -166,16 +175,8 @@ def _counts(mask_sum: np.ndarray, num_clients: int) -> np.ndarray:
 
 
 def _sizes(form: PyTree) -> list[int]:
-    sizes = []
-    for leaf in leaves_of(form):
-        arrays = leaf if isinstance(leaf, Masked) else (leaf,)
-        sizes += [math.prod(array.shape) for array in arrays]
-    return sizes
-
-
-def _per_row(mask: np.ndarray, ndim: int) -> np.ndarray:
-    """Appends axes of size 1 to a mask until it broadcasts against its values."""
-    return mask.reshape(mask.shape + (1,) * (ndim - mask.ndim))
+    """Returns the lengths of the parts of a vector: a `Masked` has two, its values and its mask."""
+    return [math.prod(array.shape) for array in jax.tree.leaves(form)]
 
 
 def threshold(num_clients: int) -> int:

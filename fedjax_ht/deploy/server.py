@@ -66,7 +66,8 @@ class Server(NamedTuple):
       forms: bucket name -> the form of its uplinks.
       groups: name -> ids of the clients whose uplinks are summed; None where uplinks come singly.
       send: bucket name -> compiled (server state, round, info) -> downlink.
-      serve, first: as of `simulation.trials`.
+      serve: `simulation.serving.serve_trials`.
+      first: `simulation.trials.first_server`.
       pretrained: `Pretrained.variables` of the method, on its device.
       noise: that the server adds itself; None where it adds none.
       ledger: file of what was sent under noise, see `noise.add_to_ledger`.

@@ -11,7 +11,7 @@ from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.method import ClientInfo, Context, Received, Wire
 from fedjax_ht.core.wire import Masked, Metadata, is_leaf, leaves_of
 from fedjax_ht.deploy.plan import make_plan
-from fedjax_ht.deploy.rounds import _groups_in_round
+from fedjax_ht.deploy.replies import groups_in_round
 from fedjax_ht.deploy.secure_sums import split_sum, sum_groups, uplink_vector
 from fedjax_ht.methods import method_factory
 from fedjax_ht.trust.disclosure import COUNT, SAMPLES, STATE, traced_round
@@ -197,7 +197,7 @@ def test_a_round_goes_on_without_a_group_of_two_and_clients_without_samples():
     lines, groups = [], {"a": (0, 1, 2, 3), "b": (4, 5, 6), "c": (7, 8, 9)}
     counts = {"train": np.array([5, 0, 5, 5, 5, 5, 5, 5, 5, 5])}
     server = SimpleNamespace(groups=groups, counts=counts, warn=lines.append)
-    present = _groups_in_round(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
+    present = groups_in_round(server, SimpleNamespace(round=2), {0, 1, 2, 3, 4, 6})
     assert present == {"a": [0, 2, 3]}
     (line,) = lines
     assert line.startswith("round 3: 2 of the clients of b take part, and a sum needs 3; ")

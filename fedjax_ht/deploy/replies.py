@@ -1,0 +1,282 @@
+"""Requests to clients, their replies, and the replies stacked for the server."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.federation import Bucket
+from fedjax_ht.core.mesh import fetch
+from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.round import ClientResult, all_finite
+from fedjax_ht.core.wire import WireCost, wire_elements
+from fedjax_ht.deploy.messages import Envelope, invalid_entry, max_bytes, pack, printable, unpack
+from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
+from fedjax_ht.deploy.server import Server
+from fedjax_ht.simulation.answers import Answers
+from fedjax_ht.simulation.roster import PADDING, Places
+from fedjax_ht.simulation.state import SimulationState
+from fedjax_ht.simulation.trials import of_trial
+
+NO_COST = WireCost(0, 0, 0, 0)
+
+
+class ClientReply(NamedTuple):
+    """A client's reply in a round.
+
+    Attributes:
+      header: of the reply.
+      uplink: the method's message as NumPy arrays, None where it was not finite; in a secure sum
+        the client's share, see `secure_sums`.
+      cost: of the downlink and of the uplink.
+    """
+
+    header: dict[str, Any]
+    uplink: PyTree
+    cost: tuple[WireCost, WireCost]
+
+
+def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, ClientReply]:
+    """Lets clients train; {client id: reply}, of the clients that have replied."""
+    replies = {}
+    for client, (header, arrays) in sorted(ask(server, state, "train", ids).items()):
+        uplink = None
+        try:
+            if header["finite"]:
+                uplink = unpack(_form(server, client), arrays, "the uplink")
+                if not bool(all_finite(uplink)):
+                    raise ValueError("it is not finite")
+        except ValueError as error:
+            server.warn(
+                f"client {client}, round {state.round + 1}: its uplink is left out: "
+                f"{printable(str(error))}"
+            )
+            header, uplink = header | {"finite": False}, None
+        up = NO_COST if uplink is None else _cost(uplink)
+        replies[client] = ClientReply(header, uplink, (header["downlink"], up))
+    return replies
+
+
+def groups_in_round(server: Server, state: SimulationState, ids: set[int]) -> dict[str, list[int]]:
+    """Groups the clients for secure sums; clients without training samples are left out."""
+    groups = {}
+    for name, clients in server.groups.items():
+        present = [i for i in clients if i in ids and server.counts["train"][i]]
+        if len(present) >= MIN_CLIENTS:
+            groups[name] = present
+        elif present:
+            server.warn(
+                f"round {state.round + 1}: {len(present)} of the clients of {name} take part, and "
+                f"a sum needs {MIN_CLIENTS}; the round goes on without them"
+            )
+    return groups
+
+
+def train_with_sums(
+    server: Server, state: SimulationState, groups: dict[str, list[int]]
+) -> dict[int, ClientReply]:
+    """Lets clients train as `train`, where their uplinks arrive as each group's sum alone."""
+    asked_ids = [i for clients in groups.values() for i in clients]
+    requests, costs = _requests(server, state, "train", asked_ids)
+    sizes = {client: vector_bytes(_form(server, client)) for client in requests}
+    all_replies, totals = server.transport.add(requests, groups, sizes)
+    when, replies = f"round {state.round + 1}", {}
+    valid = _valid_replies(server, "train", when, sorted(all_replies), all_replies, costs)
+    for name, clients in groups.items():
+        total, summed = totals[name], [i for i in clients if i in valid]
+        try:
+            if isinstance(total, str):
+                raise ValueError(total)
+            for i in clients:
+                # it is in the sum, which must not be divided by too few
+                if i in all_replies and i not in valid and "error" not in all_replies[i].header:
+                    raise ValueError("the header of a client in it is invalid")
+            uplinks = split_sum(_form(server, clients[0]), total, summed)
+        except ValueError as error:
+            server.warn(f"{when}: there is no sum of {name}: {error}")
+            continue
+        for client in summed:
+            header = valid[client].header | {"finite": True}
+            if "warning" in header:
+                server.warn(f"client {client}, {when}: {printable(header['warning'])}")
+            cost = header["downlink"], _cost(uplinks[client])
+            replies[client] = ClientReply(header, uplinks[client], cost)
+    return dict(sorted(replies.items()))
+
+
+def ask(server: Server, state: SimulationState, kind: str, ids: list[int]) -> dict[int, Envelope]:
+    """Sends requests to clients; returns the valid replies, and warns of each other one."""
+    requests, costs = _requests(server, state, kind, ids)
+    when, sizes = f"evaluation after round {state.round}", dict.fromkeys(requests, 0)
+    if kind == "train":
+        when = f"round {state.round + 1}"
+        sizes = {client: max_bytes(_form(server, client)) for client in requests}
+    replies = server.transport.exchange(requests, sizes)
+    return _valid_replies(server, kind, when, ids, replies, costs)
+
+
+def _requests(
+    server: Server, state: SimulationState, kind: str, ids: list[int]
+) -> tuple[dict[int, Envelope], dict[int, WireCost]]:
+    """Makes the requests to clients, and counts the bytes of the downlinks in them."""
+    server_state = of_trial(state.servers, 0)
+    requests, costs = {}, {}
+    for client in ids:
+        bucket = server.federation.buckets[server.federation.assignment[client]]
+        info = _info(server, state, client)
+        downlink = fetch(server.send[bucket.name](server_state, jnp.int32(state.round), info))
+        costs[client] = _cost(downlink)
+        oldest = 0
+        if len(server.saved) == server.saved.maxlen:
+            # no checkpoint that is kept goes back further
+            oldest = int(server.saved[0][client]) + 1
+        header = {
+            "kind": kind,
+            "run": server.run,
+            "round": state.round,
+            "oldest": oldest,
+            "last_round": int(state.last_round[0, client]),
+        }
+        requests[client] = Envelope(header, pack(downlink))
+    return requests, costs
+
+
+def _valid_replies(
+    server: Server,
+    kind: str,
+    when: str,
+    ids: list[int],
+    replies: dict[int, Envelope],
+    costs: dict[int, WireCost],
+) -> dict[int, Envelope]:
+    """Returns the replies whose headers are valid, and warns of each other client."""
+    valid = {}
+    for client in ids:
+        if client not in replies:
+            server.warn(f"client {client}, {when}: no answer")
+            continue
+        header = replies[client].header
+        if "error" in header:
+            server.warn(f"client {client}, {when}: {printable(str(header['error']))}")
+        elif name := invalid_entry(header, kind, server.plan.unit, server.plan.method.rules):
+            server.warn(f"client {client}, {when}: {name!r} in its header is missing or invalid")
+        else:
+            valid[client] = replies[client]._replace(header=header | {"downlink": costs[client]})
+    return valid
+
+
+def _form(server: Server, client: int) -> PyTree:
+    """Returns shapes and dtypes of a client's uplink."""
+    return server.forms[server.federation.buckets[server.federation.assignment[client]].name]
+
+
+def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:
+    counts = server.counts["train"].astype(np.int32)
+    return ClientInfo(
+        *(jnp.asarray(x) for x in (np.int32(ids), counts[ids], state.last_round[0, ids]))
+    )
+
+
+def stacked_answers(
+    server: Server, state: SimulationState, replies: Mapping[int, ClientReply]
+) -> dict[str, Answers]:
+    """Stacks the replies by bucket: a row for each client that may take part, padded behind.
+
+    The number of rows is that of a simulation, so that the server's program is the same.
+    """
+    names = _common_metrics(replies)
+    scores = stacked_scores([replies[i].header["scores"] for i in sorted(replies)])
+    scored_ids = sorted(replies)
+    answers = {}
+    for bucket in server.federation.buckets:
+        members = server.federation.members(bucket)
+        size = min(server.plan.options.participants(server.plan.num_clients), len(members))
+        ids = [i for i in members if i in replies]
+        rows = np.full(size, PADDING, np.int64)
+        rows[: len(ids)] = np.flatnonzero(np.isin(members, ids))
+        clients = _padded(ids, size, np.int64)
+        places = Places(rows, np.zeros(size, np.int64), clients)
+        result = _result([replies[i] for i in ids], names, size)
+        received = Received(
+            _stacked_uplinks(server, bucket, [replies[i].uplink for i in ids], size),
+            _info(server, state, clients),
+            jnp.asarray(result.arrived),
+        )
+        # of the one block of all clients' scores the bucket's
+        chosen = _padded(np.flatnonzero(np.isin(scored_ids, ids)), size, np.int64)
+        answers[bucket.name] = Answers(
+            places=places,
+            received=received,
+            rows=np.arange(size, dtype=np.int32)[None],
+            in_order=True,
+            result=result,
+            score_places=places,
+            scores=jax.tree.map(lambda x, chosen=chosen: x[chosen], scores),
+            idle=np.zeros(2),
+        )
+    return answers
+
+
+def _stacked_uplinks(
+    server: Server, bucket: Bucket, uplinks: list[PyTree | None], size: int
+) -> PyTree:
+    """Stacks uplinks, [size, ...]: zeros where one is missing or was left out."""
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), server.forms[bucket.name])
+    filled = [zeros if uplink is None else uplink for uplink in uplinks]
+    filled += [zeros] * (size - len(uplinks))
+    return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *filled)
+
+
+def _result(replies: list[ClientReply], metrics: list[str], size: int) -> ClientResult:
+    """Stacks what replies say of their rounds, [size], without the uplinks."""
+    headers = [reply.header for reply in replies]
+    finite = _padded([header["finite"] for header in headers], size, bool)
+    values = {}
+    for name in metrics:
+        reported = [header["metrics"][name] for header in headers]
+        values[name] = _padded(reported, size, np.float32)
+    costs = np.zeros((size, 2, 4), int)
+    for row, reply in zip(costs, replies):
+        row[:] = reply.cost
+    return ClientResult(
+        uplink=(),
+        arrived=finite,
+        finite=finite,
+        metrics=values,
+        uplink_cost=WireCost(*costs[:, 1].T),
+        downlink_cost=WireCost(*costs[:, 0].T),
+    )
+
+
+def _padded(values: Any, size: int, dtype: Any) -> np.ndarray:
+    """Returns values as an array [size], zeros behind them."""
+    padded = np.zeros(size, dtype)
+    padded[: len(values)] = values
+    return padded
+
+
+def _common_metrics(replies: Mapping[int, ClientReply]) -> list[str]:
+    """Returns the names of the metrics that all replies have, in the order of the first one's."""
+    reported = [replies[i].header["metrics"] for i in sorted(replies)]
+    return [name for name in reported[0] if all(name in metrics for metrics in reported)]
+
+
+def stacked_scores(client_scores: list[dict[str, Any]]) -> dict[str, Scores]:
+    """Stacks clients' scores by split, [m] each, of the splits that any of them has samples of."""
+    stacked = {}
+    for split in sorted(set().union(*client_scores)):
+        counts = np.array([scores[split]["count"] for scores in client_scores])
+        if not counts.any():
+            continue
+        correct = {}
+        for rule in client_scores[0][split]["correct"]:
+            correct[rule] = np.array([scores[split]["correct"][rule] for scores in client_scores])
+        stacked[split] = Scores(correct, counts)
+    return stacked
+
+
+def _cost(message: PyTree) -> WireCost:
+    return WireCost(*(int(x) for x in wire_elements(message)))
