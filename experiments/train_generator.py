@@ -29,8 +29,8 @@ from fedjax_ht.core.bounds import INT
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.generators.base import Card
 from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.processes import enable_compilation_cache
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.runner.train import enable_compilation_cache
 
 WIDEST = 1024  # channels
 

@@ -20,7 +20,7 @@ BELOW = {
     "methods": "core data generators losses models ops",
     "configs": "core data methods models ops trust",
     "experiment": "configs core checkpoints data methods metrics models ops simulation trust",
-    "report": "core data experiment simulation",
+    "report": "configs core data experiment simulation",
     "runner": "configs core checkpoints data experiment generators methods models report simulation",
     "deploy": "configs core checkpoints data experiment metrics report runner simulation trust",
 }
