@@ -49,18 +49,18 @@ def fields(section: object, prefix: str = "") -> list[str]:
 
 
 def rows() -> list[tuple[str, str]]:
-    """Theirs and ours, of every row of every table."""
-    found = [
+    """Returns the first and the last cell of every row of every table."""
+    cells_of_rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in PAGE.splitlines()
         if line[:2] == "| "
     ]
-    return [(cells[0], cells[-1]) for cells in found if cells[-1] != "here"]
+    return [(cells[0], cells[-1]) for cells in cells_of_rows if cells[-1] != "here"]
 
 
 def is_known(name: str, cell: str) -> bool:
-    """Whether a name in backticks is one of the code; options are those of a method or partition in
-    the same cell."""
+    """Returns True for a name in backticks that the code has; options belong to a method or
+    partition in the same cell."""
     if option := re.fullmatch(r"method\.options\.(\w+)", name):
         owners = [method for method in METHODS if f"`{method}`" in cell]
         return bool(owners) and all(

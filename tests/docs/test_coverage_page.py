@@ -1,4 +1,4 @@
-"""docs/coverage.md: it is what its file makes, and the command line takes each command on it."""
+"""experiments/results/coverage.md: it is what its file makes, and the command line takes each command on it."""
 
 import re
 import shlex
@@ -17,8 +17,8 @@ from fedjax_ht.runner.config_files import define_config
 from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "coverage.md"
 RESULTS = ROOT / "experiments" / "results"
+PAGE = RESULTS / "coverage.md"
 COMMANDS = re.findall(r"^fedjax-ht (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 # Generators that do not ship, and code of a user's own.
 NOT_SHIPPED = r"imagenet64\.pkl|stylegan3-t-afhqv2-512x512\.pkl|stable-diffusion-v1-5|mine"
