@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PACKAGES = $(VENV)/lib/*/site-packages/*.dist-info
 HALF_MADE = test -f $(VENV)/pyvenv.cfg && ! ls -d $(PACKAGES) >/dev/null 2>&1
 
-.PHONY: demo test lint docs bench clean distclean
+.PHONY: demo test lint types docs bench clean distclean
 
 demo: $(VENV)/.installed
 	$(BIN)/fedjax-ht compare --config=demo
@@ -18,6 +18,10 @@ test: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Type errors of the package by pyright, which has some today: no part of `make test`.
+types: $(VENV)/.installed-types
+	$(BIN)/pyright --pythonpath $(BIN)/python fedjax_ht
 
 docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
@@ -41,6 +45,10 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/pip
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-types: pyproject.toml | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[types]'
 	@touch $@ $(VENV)/.installed
 
 # Neither results nor the environment.

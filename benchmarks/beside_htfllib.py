@@ -30,7 +30,8 @@ from fedjax_ht.configs import quickstart
 from fedjax_ht.configs.base import method_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.runner.cli import parse_flags
-from fedjax_ht.runner.train import enable_compilation_cache, train_and_evaluate
+from fedjax_ht.runner.processes import enable_compilation_cache
+from fedjax_ht.runner.train import train_and_evaluate
 
 WARM = 2  # rounds of ours that are not counted: the first compiles
 

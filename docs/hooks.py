@@ -1,11 +1,11 @@
-"""What the site has beside docs/*.md, as hooks of mkdocs: what pages link to outside docs/, and the
-reference.
+"""Hooks of mkdocs: they add what pages link to outside docs/, and the reference.
 
 Pages keep their paths in the repository, so that a link means the same there and in the site.
 Whatever a page links to in the repository is part of the site: Markdown and sources as pages,
 folders as lists, all else as files.
 """
 
+import ast
 import posixpath
 import re
 from pathlib import Path
@@ -16,19 +16,85 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = ROOT / "fedjax_ht"
 LINK = re.compile(r"(?<=\]\()([^)\s#:]+)(?=[)\s#])")
 TOGETHER = re.compile(r"^( +)((?:\w+, )+\w+): (.*(?:\n\1 +.*)*)$", re.MULTILINE)
+EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 SOURCES = (".py", ".pyi", ".toml", ".yml")
+INTERNALS = "docs/reference/internals"
+# A page of the reference -> its title, its first sentence, and the modules whose public names it
+# has: the first page whose modules include a name's module has the name.
+THEMES = {
+    "federation": (
+        "Federation and messages",
+        "Clients, the buckets of one architecture that they form, and what crosses the wire.",
+        ("core.federation", "core.inputs", "core.wire", "core.round"),
+    ),
+    "data": (
+        "Data and partitions",
+        "Data sets, how samples are dealt to clients, and what a client sees of them.",
+        ("data",),
+    ),
+    "writing": (
+        "Writing a method",
+        "The contract of a method, local training, and the parts that methods share.",
+        ("core.method", "core.local_training", "core.bounds", "methods.shared"),
+    ),
+    "methods": (
+        "Methods",
+        "The factories of all methods. Their first argument is the recipe of local training.",
+        ("methods",),
+    ),
+    "running": (
+        "Running",
+        "Simulations, the loop over rounds, and runs by config.",
+        ("simulation", "configs", "runner", "experiment"),
+    ),
+    "losses": ("Losses", "Losses and margins, as functions of arrays.", ("losses",)),
+    "models": ("Models", "Networks cut into a feature extractor and a head.", ("models",)),
+    "generators": ("Generators", "Frozen image generators for FedKTL.", ("generators",)),
+}
+# Pages of whole modules, whose names are not public names of the package.
+WHOLE = {
+    "privacy": (
+        "Privacy, defences, attacks",
+        "What `SimulationOptions` takes as `privacy` and `robust`, and the attacks that clients "
+        "may play. Import them from their modules.",
+        ("fedjax_ht.trust.privacy", "fedjax_ht.trust.defences", "fedjax_ht.trust.attacks"),
+    ),
+}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Fills the sections of the navigation that stand for generated pages."""
+    themes, internals = [], []
+    for page, (title, *_) in (THEMES | WHOLE).items():
+        themes.append({title: f"docs/reference/{page}.md"})
+    for package in packages():
+        internals.append({package.name: f"{INTERNALS}/{package.name}.md"})
+    made = {"public names": themes, "internals": internals}
+    config.nav = [filled(item, made) for item in config.nav]
+    return config
+
+
+def filled(item: str | dict, made: dict[str, list]) -> str | dict:
+    """Replaces the values of a navigation entry that name a generated list, at any depth."""
+    if isinstance(item, str):
+        return item
+    ((title, value),) = item.items()
+    if isinstance(value, list):
+        return {title: [filled(below, made) for below in value]}
+    return {title: made.get(value, value)}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """docs/ under that name, a page of reference for each package, and all that pages link to."""
-    ours = [
-        file.src_uri
-        for file in files
-        if file.src_dir == config.docs_dir and not file.src_uri.endswith(".py")
-    ]
-    texts = {f"docs/{name}": text_of(f"docs/{name}") for name in ours} | reference()
+    """Returns docs/ under that name, the reference, and everything that these pages link to."""
+    texts, plugin_files = reference(), []
+    for file in files:
+        if file.src_dir != config.docs_dir:
+            plugin_files.append(file)
+        elif not file.src_uri.endswith(".py"):
+            texts[f"docs/{file.src_uri}"] = text_of(f"docs/{file.src_uri}")
     waiting = list(texts)
     while waiting:
         name = waiting.pop()
@@ -37,77 +103,152 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             if page and page not in texts:
                 texts[page] = text_of(page)
                 waiting.append(page)
-    theirs = [file for file in files if file.src_dir != config.docs_dir]
-    return Files([*theirs, *(as_file(name, text, config) for name, text in texts.items())])
+    return Files([*plugin_files, *(as_file(name, text, config) for name, text in texts.items())])
 
 
 def on_page_markdown(markdown: str, page: Page, **_) -> str:
-    """Links to sources and folders go to the pages that show them."""
+    """Points links to sources and folders at the pages that show them."""
     name = page.file.src_uri
     start = posixpath.dirname(name)
-    return LINK.sub(
-        lambda m: posixpath.relpath(linked(name, m[0]) or posixpath.join(start, m[0]), start),
-        markdown,
-    )
+
+    def moved(match: re.Match) -> str:
+        target = linked(name, match[0]) or posixpath.join(start, match[0])
+        return posixpath.relpath(target, start)
+
+    return LINK.sub(moved, markdown)
 
 
 def linked(page: str, target: str) -> str | None:
-    """The path in the site of what a page links to; None where there is nothing in the
-    repository."""
+    """Returns the path in the site of what a page links to; None if the repository lacks it."""
     name = posixpath.normpath(posixpath.join(posixpath.dirname(page), target))
     if name.startswith("..") or not (ROOT / name).exists():
         return None
-    return (
-        f"{name}/index.md"
-        if (ROOT / name).is_dir()
-        else f"{name}.md"
-        if name.endswith(SOURCES)
-        else name
-    )
+    if (ROOT / name).is_dir():
+        return f"{name}/index.md"
+    if name.endswith(SOURCES):
+        return f"{name}.md"
+    return name
 
 
 def text_of(name: str) -> str | None:
-    """A page's Markdown; None of what is no page."""
+    """Returns the Markdown of a page of the site; None for a file that is no page."""
     path = ROOT / name
     if path.suffix != ".md":
         return None
     if path.exists():
         return path.read_text()
     if path.name == "index.md":
-        files = sorted(file.name for file in path.parent.iterdir() if file.is_file())
-        return "\n".join(
-            [f"# {path.parent.relative_to(ROOT)}", "", *(f"* [{file}]({file})" for file in files)]
-        )
+        return folder_page(path.parent)
     source = path.with_suffix("")
     return f"# {source.name}\n\n```{source.suffix[1:]}\n{source.read_text()}```\n"
 
 
+def folder_page(folder: Path) -> str:
+    """Returns the page of a folder: a list of its files."""
+    lines = [f"# {folder.relative_to(ROOT)}", ""]
+    for path in sorted(folder.iterdir()):
+        if path.is_file():
+            lines.append(f"* [{path.name}]({path.name})")
+    return "\n".join(lines)
+
+
 def reference() -> dict[str, str]:
-    """A page for each package, made of the docstrings of what is public in its modules."""
+    """Returns the pages of the reference: public names by theme, and each package's modules."""
     pages = {}
-    for package in sorted(path.parent for path in ROOT.glob("fedjax_ht/*/__init__.py")):
-        modules = [path for path in sorted(package.rglob("*.py")) if path.name != "__init__.py"]
-        names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in modules]
-        blocks = "".join(f"\n::: {name}\n" for name in names)
-        pages[f"docs/reference/{package.name}.md"] = f"# fedjax_ht.{package.name}\n{blocks}"
+    public = public_names()
+    for page, (title, sentence, _) in THEMES.items():
+        blocks = [f"::: {module}.{name}" for name, module, theme in public if theme == page]
+        pages[f"docs/reference/{page}.md"] = "\n\n".join(
+            [f"# {title}", f"{sentence} All are names of `fedjax_ht`.", *blocks, ""]
+        )
+    for page, (title, sentence, modules) in WHOLE.items():
+        blocks = [f"::: {module}" for module in modules]
+        pages[f"docs/reference/{page}.md"] = "\n\n".join([f"# {title}", sentence, *blocks, ""])
+    for package in packages():
+        title = f"# fedjax_ht.{package.name}"
+        blocks = [internal(module, public) for module in modules_of(package)]
+        pages[f"{INTERNALS}/{package.name}.md"] = "\n\n".join([title, *blocks, ""])
     return pages
 
 
+def internal(module: str, public: list[tuple[str, str, str]]) -> str:
+    """Returns the entry of a module among the internals, without what the public pages have."""
+    for page, (_, _, modules) in WHOLE.items():
+        if module in modules:
+            return f"## {module.rpartition('.')[2]}\n\nSee [{module}](../{page}.md)."
+    shown_elsewhere = [name for name, home, _ in public if home == module]
+    if not shown_elsewhere:
+        return f"::: {module}"
+    left_out = "|".join(shown_elsewhere)
+    return f'::: {module}\n    options:\n      filters: ["!^_", "!^({left_out})$"]'
+
+
+def modules_of(package: Path) -> list[str]:
+    """Returns the dotted names of a package's modules."""
+    paths = [path for path in sorted(package.rglob("*.py")) if path.name != "__init__.py"]
+    return [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+
+
+def packages() -> list[Path]:
+    """Returns the folders of the library's packages."""
+    return sorted(path.parent for path in LIBRARY.glob("*/__init__.py"))
+
+
+def public_names() -> list[tuple[str, str, str]]:
+    """Returns (name, module that defines it, theme) of every public name.
+
+    Raises:
+      ValueError: a public name belongs to no theme.
+    """
+    names = []
+    for node in ast.parse((LIBRARY / "__init__.pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                module = defining_module(f"fedjax_ht.{node.module}", alias.name)
+                names.append((alias.name, module, theme_of(module, alias.name)))
+    return names
+
+
+def defining_module(module: str, name: str) -> str:
+    """Follows a package's re-exports to the module that defines a name."""
+    folder = ROOT / Path(*module.split("."))
+    if not folder.is_dir():
+        return module
+    for node in ast.parse((folder / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            return defining_module(node.module, name)
+    return module
+
+
+def theme_of(module: str, name: str) -> str:
+    """Returns the page of the reference that has a name of a module."""
+    for page, (_, _, modules) in THEMES.items():
+        if any(f"{module}.".startswith(f"fedjax_ht.{prefix}.") for prefix in modules):
+            return page
+    raise ValueError(f"docs/hooks.py: {module}.{name} is public and belongs to no theme")
+
+
 def as_file(name: str, text: str | None, config: MkDocsConfig) -> File:
-    """A file of the site; docs/ is its root."""
-    given = {"content": text} if text is not None else {"abs_src_path": str(ROOT / name)}
-    file = File.generated(config, name, **given)
+    """Returns a file of the site; docs/ is its root."""
+    if text is None:
+        file = File.generated(config, name, abs_src_path=str(ROOT / name))
+    else:
+        file = File.generated(config, name, content=text)
     file.dest_uri = file.dest_uri.removeprefix("docs/")
     return file
 
 
 class Apart(Extension):
-    """Docstrings say "server_lr, server_epochs: ..." of several arguments; the reference has a row
-    for each."""
+    """Rewrites docstrings for griffe: a row for each argument where "server_lr, server_epochs: ..."
+    describes two, and an "Example:" as the section of code that it knows as "Examples:"."""
 
     def on_instance(self, *, obj: Object, **_) -> None:
         if obj.docstring:
-            obj.docstring.value = TOGETHER.sub(
-                lambda m: "\n".join(f"{m[1]}{name}: {m[3]}" for name in m[2].split(", ")),
-                obj.docstring.value,
-            )
+            text = TOGETHER.sub(row_per_argument, obj.docstring.value)
+            obj.docstring.value = EXAMPLE.sub("Examples:", text)
+
+
+def row_per_argument(match: re.Match) -> str:
+    """Repeats the description of arguments that share one."""
+    indent, arguments, description = match.groups()
+    return "\n".join(f"{indent}{name}: {description}" for name in arguments.split(", "))

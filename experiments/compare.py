@@ -1,5 +1,4 @@
-"""python -m experiments.compare: the same as `fedjax-ht compare`, which fedjax_ht/runner/compare.py
-does."""
+"""Forwards python -m experiments.compare to `fedjax-ht compare`, fedjax_ht/runner/compare.py."""
 
 from fedjax_ht.runner.command import main
 

@@ -1,4 +1,4 @@
-"""python -m experiments.data: the same as `fedjax-ht data`, which fedjax_ht/runner/data.py does."""
+"""Forwards python -m experiments.data to `fedjax-ht data`, fedjax_ht/runner/data.py."""
 
 from fedjax_ht.runner.command import main
 

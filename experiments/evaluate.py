@@ -1,5 +1,4 @@
-"""python -m experiments.evaluate: the same as `fedjax-ht evaluate`, which
-fedjax_ht/runner/evaluate.py does."""
+"""Forwards python -m experiments.evaluate to `fedjax-ht evaluate`, fedjax_ht/runner/evaluate.py."""
 
 from fedjax_ht.runner.command import main
 

@@ -8,6 +8,9 @@ shipped        an exponential moving average of the generator
 
 The relativistic pairing loss with both penalties is R3GAN's (Huang et al., NeurIPS 2024): the
 non-saturating loss with the first penalty alone took up one kind of garment after the other.
+
+A conditional generator sees the class of the real image of its pair, and the discriminator adds the
+product of its features with a row of the class (projection, Miyato and Koyama, ICLR 2018).
 """
 
 import functools
@@ -40,6 +43,7 @@ class Recipe(NamedTuple):
       penalty_every: steps from one pair of penalties to the next.
       average_images: half-life of the moving average, in images.
       average_share: at most this share of the images seen so far is the half-life.
+      num_classes: of a conditional generator; 0 makes one without classes.
     """
 
     channels: tuple[int, int, int, int] = (128, 96, 48, 16)
@@ -50,6 +54,7 @@ class Recipe(NamedTuple):
     penalty_every: int = 8
     average_images: int = 20_000
     average_share: float = 0.05
+    num_classes: int = 0
 
 
 class GanState(NamedTuple):
@@ -82,8 +87,9 @@ def optimizer(recipe: Recipe) -> optax.GradientTransformation:
 def init_gan(recipe: Recipe, image_channels: int, seed: int) -> GanState:
     """Initialises networks for images of 1 or 3 channels."""
     keys = jax.random.split(jax.random.key(seed))
-    generator = embedded.init_variables(keys[0], recipe.channels, recipe.latent_dim, image_channels)
-    discriminator = init_discriminator(keys[1], recipe.channels, image_channels)
+    sizes = recipe.channels, recipe.latent_dim, image_channels, recipe.num_classes
+    generator = embedded.init_variables(keys[0], *sizes)
+    discriminator = init_discriminator(keys[1], recipe.channels, image_channels, recipe.num_classes)
     start = optimizer(recipe).init
     losses = {name: jnp.float32(0) for name in ("discriminator", "generator", "penalty")}
     return GanState(
@@ -98,7 +104,10 @@ def init_gan(recipe: Recipe, image_channels: int, seed: int) -> GanState:
 
 
 def init_discriminator(
-    key: jax.Array, channels: tuple[int, int, int, int], image_channels: int
+    key: jax.Array,
+    channels: tuple[int, int, int, int],
+    image_channels: int,
+    num_classes: int = 0,
 ) -> PyTree:
     """Draws the discriminator's weights from N(0, 1) (a layer's gain is applied where it is used);
     biases are zero."""
@@ -113,20 +122,31 @@ def init_discriminator(
     }
     names = (*kernels, "dense", "score")
     keys = dict(zip(names, jax.random.split(key, len(names))))
-    return {
-        **{
-            name: {"kernel": normal(keys[name], s), "bias": jnp.zeros(s[-1])}
-            for name, s in kernels.items()
-        },
-        "dense": {"weight": normal(keys["dense"], (16 * low, low)), "bias": jnp.zeros(low)},
-        # without a bias, which a difference of scores would not see
-        "score": normal(keys["score"], (low,)),
+    discriminator = {
+        name: {"kernel": normal(keys[name], shape), "bias": jnp.zeros(shape[-1])}
+        for name, shape in kernels.items()
     }
+    discriminator["dense"] = {
+        "weight": normal(keys["dense"], (16 * low, low)),
+        "bias": jnp.zeros(low),
+    }
+    # Without a bias, which a difference of scores would not see.
+    discriminator["score"] = normal(keys["score"], (low,))
+    if num_classes:  # it begins as one that does not see them
+        discriminator["classes"] = jnp.zeros((num_classes, low))
+    return discriminator
 
 
-def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
-    """Scores images, float [B, 32, 32, C] in [-1, 1]: float [B], high for images that look real. B
-    is a multiple of min(B, 32)."""
+def discriminate(
+    discriminator: PyTree, images: jax.Array, labels: jax.Array | None = None
+) -> jax.Array:
+    """Scores images: float [B], high for images that look real.
+
+    Args:
+      discriminator: its weights.
+      images: float [B, 32, 32, C] in [-1, 1]; B is a multiple of min(B, 32).
+      labels: int [B], the classes that images should be of; None without classes.
+    """
 
     def layer(name, x):
         return activate(_conv(discriminator[name], x))
@@ -136,7 +156,10 @@ def discriminate(discriminator: PyTree, images: jax.Array) -> jax.Array:
     x = _halve(layer("8b", layer("8a", x)))
     x = layer("4", _with_spread(x))
     x = activate(dense(discriminator["dense"], x.reshape(len(x), -1)))
-    return x @ discriminator["score"] / math.sqrt(x.shape[-1])
+    score = discriminator["score"]
+    if labels is None:
+        return x @ score / math.sqrt(x.shape[-1])
+    return jnp.sum(x * (score + discriminator["classes"][labels]), -1) / math.sqrt(x.shape[-1])
 
 
 def _conv(layer: PyTree, x: jax.Array) -> jax.Array:
@@ -167,9 +190,14 @@ def _with_spread(x: jax.Array, group: int = 32) -> jax.Array:
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4), donate_argnums=1)
+@functools.partial(jax.jit, static_argnums=(0, 5), donate_argnums=1)
 def train_step(
-    recipe: Recipe, state: GanState, images: jax.Array, seed: jax.Array, penalise: bool
+    recipe: Recipe,
+    state: GanState,
+    images: jax.Array,
+    classes: jax.Array,
+    seed: jax.Array,
+    penalise: bool,
 ) -> GanState:
     """Takes one step of both networks; all randomness is a function of (seed, step).
 
@@ -177,24 +205,31 @@ def train_step(
       recipe: hyper-parameters.
       state: donated.
       images: uint8 [N, 32, 32, 1 or 3], all training images.
+      classes: int [N], theirs; read by a conditional generator alone.
       seed: int scalar.
       penalise: add the penalties; see `is_penalised`.
     """
     keys = jax.random.split(jax.random.fold_in(jax.random.key(seed), state.step), 3)
-    batch = images[jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))]
-    real = flip(keys[1], batch.astype(jnp.float32) / 127.5 - 1)
+    rows = jax.random.randint(keys[0], (recipe.batch_size,), 0, len(images))
+    labels = classes[rows] if recipe.num_classes else None
+    real = flip(keys[1], images[rows].astype(jnp.float32) / 127.5 - 1)
     z = jax.random.normal(keys[2], (recipe.batch_size, embedded.NOISE_DIM))
     fake, generator_vjp = jax.vjp(
-        lambda g: embedded.render(g, embedded.map_noise(g, z), LOWERING), state.generator
+        lambda g: embedded.render(g, embedded.map_noise(g, z, labels), LOWERING), state.generator
     )
 
     def penalty(discriminator):
-        both = [jax.grad(lambda x: discriminate(discriminator, x).sum())(x) for x in (real, fake)]
+        both = [
+            jax.grad(lambda x: discriminate(discriminator, x, labels).sum())(x)
+            for x in (real, fake)
+        ]
         return sum(jnp.mean(jnp.sum(gradient**2, (1, 2, 3))) for gradient in both)
 
     # Scores are computed once, for the gradients of both networks.
-    real_scores, real_vjp = jax.vjp(lambda d: discriminate(d, real), state.discriminator)
-    fake_scores, fake_vjp = jax.vjp(discriminate, state.discriminator, fake)
+    real_scores, real_vjp = jax.vjp(lambda d: discriminate(d, real, labels), state.discriminator)
+    fake_scores, fake_vjp = jax.vjp(
+        lambda d, x: discriminate(d, x, labels), state.discriminator, fake
+    )
     share = 1 / recipe.batch_size
     lead = jax.nn.sigmoid(fake_scores - real_scores) * share
     gradients = jax.tree.map(jnp.add, real_vjp(-lead)[0], fake_vjp(lead)[0])

@@ -3,7 +3,7 @@ eye."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,14 +83,26 @@ def frechet_distance(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.sum((x.mean(0) - y.mean(0)) ** 2) + np.trace(a) + np.trace(b) - 2 * shared)
 
 
+class Judge(NamedTuple):
+    """A small CNN that was trained on real pictures.
+
+    Attributes:
+      features: images float [n, 32, 32, 3] in [0, 1] -> float [n, 64].
+      classify: features -> classes int [n].
+      accuracy: on pictures that it has not seen.
+    """
+
+    features: Callable[[np.ndarray], np.ndarray]
+    classify: Callable[[np.ndarray], np.ndarray]
+    accuracy: float
+
+
 def train_classifier(
     pictures: Pictures, steps: int = 1000, batch_size: int = 64, seed: int = 0
-) -> tuple[Callable[[np.ndarray], np.ndarray], float]:
+) -> Judge:
     """Trains a small CNN on nine tenths of the pictures.
 
-    Returns:
-      (images float [n, 32, 32, 3] in [0, 1] -> its features, float [n, 64]), and its accuracy on
-      the last tenth.
+    Its accuracy is that on the last tenth.
     """
     model = SplitModel(ConvFeatures((16, 32), (64,)), Linear(len(pictures.classes)))
     order = np.random.default_rng(seed).permutation(len(pictures.images))
@@ -126,8 +138,11 @@ def train_classifier(
         parts = np.split(images, range(500, len(images), 500))
         return np.concatenate([np.asarray(features(part)) for part in parts])
 
-    scores = model.apply(carry[0], batched(np.asarray(colour(images[held_out]))), method="classify")
-    return batched, float((scores.argmax(-1) == labels[held_out]).mean())
+    def classify(x: np.ndarray) -> np.ndarray:
+        return np.asarray(model.apply(carry[0], x, method="classify").argmax(-1))
+
+    right = classify(batched(np.asarray(colour(images[held_out])))) == labels[held_out]
+    return Judge(batched, classify, float(right.mean()))
 
 
 def score(
@@ -138,9 +153,10 @@ def score(
     Returns:
       "classifier_accuracy" of the CNN whose features the Frechet distances are measured in, and for
       "real" and each kind of latents "laplacian_variance", "pair_distance" and (not "real")
-      "frechet_distance", over `n` images.
+      "frechet_distance", over `n` images. Of a conditional generator also "class_accuracy", the
+      share of its images that the CNN takes for the class that was asked for.
     """
-    features, accuracy = train_classifier(pictures, steps)
+    features, classify, accuracy = train_classifier(pictures, steps)
     chosen = np.random.default_rng(0).permutation(len(pictures.images))[:n]
     grey_or_colour = pictures.images[chosen] / np.float32(255)
     real = np.broadcast_to(grey_or_colour, (*grey_or_colour.shape[:3], 3))
@@ -158,6 +174,11 @@ def score(
         scores[kind] = described(images) | {
             "frechet_distance": frechet_distance(features(images), real_features)
         }
+    if generator.conditional is not None:
+        labels = np.arange(n) % generator.num_labels
+        w = generator.conditional(generator.variables, jax.random.key(2), jnp.asarray(labels))
+        guesses = classify(features(render_all(generator, w)))
+        scores["class_accuracy"] = float((guesses == labels).mean())
     return scores
 
 
@@ -173,6 +194,11 @@ def write_comparison(path: Path, generator: Generator, columns: int = 14, seed: 
     rows = {"valid": 4, "truncated": 2, "normal": 2, "small_normal": 1, "unit": 1}
     kinds = latents(generator, jax.random.key(seed), max(rows.values()) * columns)
     sheets = {}
+    if generator.conditional is not None:
+        labels = jnp.arange(generator.num_labels).repeat(columns)
+        w = generator.conditional(generator.variables, jax.random.key(seed), labels)
+        images = render_all(generator, w)
+        sheets["a class a row"] = _sheet(images.reshape(-1, columns, *images.shape[1:]), 2)
     for kind, count in rows.items():
         images = render_all(generator, kinds[kind][: count * columns])
         sheets[LABELS[kind]] = _sheet(images.reshape(count, columns, *images.shape[1:]), 2)

@@ -30,7 +30,7 @@ Log = list[tuple[float, ...]]  # rows of LOG_FIELDS
 
 def train(
     recipe: Recipe,
-    images: np.ndarray,
+    pictures: Pictures,
     seed: int,
     state: GanState,
     log: Log,
@@ -42,7 +42,7 @@ def train(
 
     Args:
       recipe: hyper-parameters.
-      images: uint8 [N, 32, 32, 1 or 3].
+      pictures: what to train on.
       seed: of all randomness, which is a function of (seed, step): a run that goes on is the run
         that never stopped.
       state: where to go on; it is donated.
@@ -50,9 +50,11 @@ def train(
       stop: step -> whether this is the end.
       save: writes a checkpoint.
     """
-    images, step, saved = jnp.asarray(images), int(state.step), time.monotonic()
+    images, classes = jnp.asarray(pictures.images), jnp.asarray(pictures.labels)
+    step, saved = int(state.step), time.monotonic()
     while not stop(step):
-        state = train_step(recipe, state, images, jnp.uint32(seed), is_penalised(recipe, step))
+        penalise = is_penalised(recipe, step)
+        state = train_step(recipe, state, images, classes, jnp.uint32(seed), penalise)
         step += 1
         if step % LOG_STEPS == 0:
             losses = [float(state.losses[name]) for name in LOG_FIELDS[1:]]
@@ -109,7 +111,12 @@ def revision() -> str:
 
 def write_samples(path: Path, variables: Any, seed: int = 0) -> None:
     """Writes a picture of 100 samples of a generator."""
-    latents = embedded.sample_w(variables, jax.random.key(seed), 100)
+    key = jax.random.key(seed)
+    if "classes" in variables:  # one class a row
+        labels = jnp.arange(100) // 10 % len(variables["classes"])
+        latents = embedded.sample_classes(variables, key, labels)
+    else:
+        latents = embedded.sample_w(variables, key, 100)
     images = jax.jit(embedded.synthesize)(variables, latents)
     write_grid(path, np.asarray(images).reshape(10, 10, *images.shape[1:]))
 

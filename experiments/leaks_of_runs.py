@@ -1,5 +1,6 @@
 """Attacks on the clients of a run by `fedjax_ht.trust.leaks`."""
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -19,8 +20,8 @@ from fedjax_ht.core.method import ClientInfo, Data, PyTree
 from fedjax_ht.core.round import Channel, client_context, receive, send
 from fedjax_ht.core.wire import Transform, chain, gaussian_noise, wire_elements
 from fedjax_ht.data.client_data import stack
-from fedjax_ht.experiment.build import make_method
 from fedjax_ht.experiment.entries import as_run
+from fedjax_ht.experiment.method import make_method
 from fedjax_ht.metrics.images import psnr, ssim
 from fedjax_ht.runner.evaluate import LoadedRun, client_state
 from fedjax_ht.simulation.spending import participations
@@ -76,7 +77,9 @@ def case(run: LoadedRun, config: ConfigDict, client: int, trial: int, batch: int
     state = arrays(client_state(run, client, trial))
     if batch:
         training = as_run(entry, config).training
-        training.update(batch_size=batch, steps=1, shuffle=False, augmentation=())
+        training = dataclasses.replace(
+            training, batch_size=batch, steps=1, shuffle=False, augmentation=()
+        )
         method = make_method(entry, training)
     federation = experiment.federations[label]
     bucket = federation.buckets[federation.assignment[client]]

@@ -1,4 +1,4 @@
-"""python -m experiments.main: the same as `fedjax-ht run`, which fedjax_ht/runner/main.py does."""
+"""Forwards python -m experiments.main to `fedjax-ht run`, fedjax_ht/runner/run.py."""
 
 from fedjax_ht.runner.command import main
 

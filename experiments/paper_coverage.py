@@ -1,6 +1,6 @@
 """Reads experiments/results/coverage.toml: what of the five papers was run, and what runs the rest.
 
-Its head explains the fields; `experiments.paper_tables` makes docs/coverage.md of it.
+Its head explains the fields; `experiments.paper_tables` makes coverage.md, beside it, of it.
 """
 
 import textwrap

@@ -1,4 +1,4 @@
-"""Makes tables of docs/results.md and docs/coverage.md, and pictures, from committed files.
+"""Makes the tables of papers.md and coverage.md in experiments/results, and pictures.
 
     python -m experiments.paper_tables
 
@@ -22,18 +22,18 @@ from fedjax_ht.core.files import atomic_open
 from fedjax_ht.report.figures import save
 from fedjax_ht.runner.cli import fail, parse_flags
 
-RESULTS, PAGE = Path("experiments/results"), Path("docs/results.md")
-COVERAGE = Path("docs/coverage.md")
+RESULTS, PAGE = Path("experiments/results"), Path("experiments/results/papers.md")
+COVERAGE = Path("experiments/results/coverage.md")
 BEGIN, END = "<!-- made by python -m experiments.paper_tables -->", "<!-- until here -->"
 
 
 def table_markdown(table: Table, results: Path) -> str:
     """Makes a section of the page."""
-    configs = ", ".join(f"[{name}](../experiments/configs/{name})" for name in table.configs)
-    discussed = f"[{table.page.partition('#')[0]}](../experiments/results/{table.page})"
+    configs = ", ".join(f"[{name}](../configs/{name})" for name in table.configs)
+    discussed = f"[{table.page.partition('#')[0]}]({table.page})"
     made = f"Configs: {configs}. Machine: {table.machine}. Seconds: {table.seconds}. "
     made += f"Discussed in {discussed}."
-    text, before = [f"### {table.title}", wrapped(made)], ""
+    text, before = [f"## {table.title}", wrapped(made)], ""
     for part in table.parts:
         command = f"Command: {UNKNOWN}."
         if part.command:

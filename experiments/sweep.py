@@ -1,5 +1,4 @@
-"""python -m experiments.sweep: the same as `fedjax-ht sweep`, which fedjax_ht/runner/sweep.py
-does."""
+"""Forwards python -m experiments.sweep to `fedjax-ht sweep`, fedjax_ht/runner/sweep.py."""
 
 from fedjax_ht.runner.command import main
 

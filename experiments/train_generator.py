@@ -29,8 +29,8 @@ from fedjax_ht.core.bounds import INT
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.generators.base import Card
 from fedjax_ht.runner.cli import fail, parse_flags
+from fedjax_ht.runner.processes import enable_compilation_cache
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.runner.train import enable_compilation_cache
 
 WIDEST = 1024  # channels
 
@@ -40,6 +40,9 @@ _CHANNELS = flags.DEFINE_list(
     "channels", ["128", "96", "48", "16"], "Of the maps of 4, 8, 16 and 32 pixels."
 )
 _CLASSES = flags.DEFINE_list("classes", [], "Names of the classes to train on; all by default.")
+_CONDITIONAL = flags.DEFINE_bool(
+    "conditional", False, "Also learn to make images of a given class."
+)
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "Where checkpoints, losses.csv and sample pictures are written."
 )
@@ -62,8 +65,9 @@ def main(_) -> None:
     try:
         check_flags()
         workdir, seed = Path(_WORKDIR.value), _SEED.value
-        recipe = Recipe(channels=channels())
         pictures = load_pictures(_DATA.value, _DATA_DIR.value, _CLASSES.value)
+        num_classes = len(pictures.classes) if _CONDITIONAL.value else 0
+        recipe = Recipe(channels=channels(), num_classes=num_classes)
         config = {
             "data": _DATA.value,
             "classes": _CLASSES.value,
@@ -139,7 +143,7 @@ def trained(recipe: Recipe, pictures: Pictures, state: GanState, log: Log) -> Ga
         def stop(step: int) -> bool:
             return bool(caught) or time.monotonic() > end or step * recipe.batch_size >= images
 
-        state, _ = train(recipe, pictures.images, _SEED.value, state, log, stop, save)
+        state, _ = train(recipe, pictures, _SEED.value, state, log, stop, save)
     if caught:
         raise SystemExit(128 + caught[0])
     return state

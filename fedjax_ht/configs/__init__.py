@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+NO_CONFIGS = ("base", "sections", "typed")
+
 
 def shipped() -> dict[str, Path]:
-    """Name of each -> its file."""
+    """Returns the file of each shipped config, by its name."""
     files = sorted(Path(__file__).parent.glob("[!_]*.py"))
-    return {file.stem: file for file in files if file.stem != "base"}
+    return {file.stem: file for file in files if file.stem not in NO_CONFIGS}

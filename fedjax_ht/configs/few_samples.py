@@ -5,7 +5,7 @@
 
 The embedded images by a Dirichlet(1.0) split, or, with classes=4, four classes a client. A fifth of
 a client's samples trains, a fifth validates, three fifths test; every trial has a split of its own.
-`@tuned` is what these commands' search chose. Results: docs/comparisons.md.
+`@tuned` is what these commands' search chose. Results: experiments/results/comparisons.md.
 """
 
 from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config

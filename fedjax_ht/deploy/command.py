@@ -20,10 +20,10 @@ from pathlib import Path
 
 import jax
 from absl import flags
-from ml_collections import ConfigDict
 
 from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.deploy.answers import MAX_STATES, answer
 from fedjax_ht.deploy.client import make_client, read_samples, write_samples
@@ -32,15 +32,16 @@ from fedjax_ht.deploy.plan import DeploymentEnded, Plan, check_private, make_pla
 from fedjax_ht.deploy.rounds import as_rounds
 from fedjax_ht.deploy.secure_sums import MAX_RANGE, MIN_RANGE
 from fedjax_ht.deploy.server import Transport, make_server, run_name
-from fedjax_ht.experiment.build import build, evaluated_clients
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.experiment.run_folder import remember_fields
 from fedjax_ht.experiment.run_lock import locked
 from fedjax_ht.report.bad_clients import why_silent
 from fedjax_ht.report.results import run_results
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.main import configured
+from fedjax_ht.runner.processes import check_port, enable_compilation_cache, use_all_cores
+from fedjax_ht.runner.program import configured
 from fedjax_ht.runner.signals import catch_signals
-from fedjax_ht.runner.train import check_port, enable_compilation_cache, use_all_cores
 from fedjax_ht.simulation.history import Row, run_rounds
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
@@ -82,7 +83,7 @@ OTHERS_BITS = 0o077  # the umask of states, samples, logs and counts
 tell = functools.partial(print, flush=True)
 
 
-def split(config: ConfigDict, workdir: Path) -> list[Path]:
+def split(config: Config, workdir: Path) -> list[Path]:
     """Writes each client's samples of a config to a file of its own; returns the paths."""
     experiment = build(config)
     paths = [workdir / f"client_{i}.npz" for i in range(config.partition.num_clients)]
@@ -102,7 +103,7 @@ def client(plan: Plan, workdir: Path) -> None:
     certificate = _certificate("ca.crt", _SUPERLINK.value.rpartition(":")[0])
     needs_key = _KEY.value is not None or certificate is not None
     key = node.read_private_key(_path(_KEY)) if needs_key else None
-    dataset, indices = read_samples(_DATA.value, "", plan.config.dataset.image_size or None)
+    dataset, indices = read_samples(_DATA.value, "", plan.config.dataset.image_size)
     states = workdir / "states"
     this_client = make_client(
         plan, _CLIENT.value, dataset, indices, states, tell, max_epsilon=_EPSILON.value
@@ -212,8 +213,8 @@ def serve(
             config.evaluate.every,
             after_round=after_round,
             only=evaluated_clients(config),
-            patience=config.evaluate.patience or None,
-            give_up=config.give_up or None,
+            patience=config.evaluate.patience,
+            give_up=config.give_up,
         )
         write_history(history, workdir, num_written)
         if config.give_up and (silence := why_silent(plan.label, history, config.give_up)):

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import Method, varied
@@ -87,7 +87,7 @@ def noisy_method(method: Method, privacy: Privacy | None, defences: Sequence[Def
     return varied(with_secret, ())
 
 
-def check_scores(config: ConfigDict, privacy: Privacy | None) -> None:
+def check_scores(config: Config, privacy: Privacy | None) -> None:
     """Refuses a config that depends on scores which clients do not send.
 
     Raises:
@@ -97,7 +97,7 @@ def check_scores(config: ConfigDict, privacy: Privacy | None) -> None:
         return
     for field in HIDDEN_SCORES[privacy.unit]:
         section, name = field.split(".")
-        if value := config[section][name]:
+        if value := getattr(getattr(config, section), name):
             raise ValueError(
                 f"{field} is {value!r}; with privacy.unit={privacy.unit!r} clients do not send the "
                 "scores that it needs"

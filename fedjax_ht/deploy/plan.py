@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
-from fedjax_ht.configs.base import DevicesProfileFields
+from fedjax_ht.configs.base import AnyConfig
+from fedjax_ht.configs.sections import Config, DevicesConfig
+from fedjax_ht.configs.typed import to_json, to_plain
 from fedjax_ht.core import wire
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import InputShape
@@ -20,7 +21,8 @@ from fedjax_ht.core.method import Method
 from fedjax_ht.core.round import Channel
 from fedjax_ht.deploy.noise import check_scores, noisy_method
 from fedjax_ht.deploy.secure_sums import check_server_reads
-from fedjax_ht.experiment.build import Task, make_clients, settle
+from fedjax_ht.experiment.build import settle
+from fedjax_ht.experiment.federation import Task, make_clients
 from fedjax_ht.experiment.run_folder import FREE_FIELDS, NAMING, flatten
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.privacy import Unit
@@ -57,7 +59,7 @@ class Plan(NamedTuple):
     """
 
     label: str
-    config: ConfigDict
+    config: Config
     method: Method
     options: SimulationOptions
     channel: Channel
@@ -74,7 +76,7 @@ class Plan(NamedTuple):
         return self.options.privacy and self.options.privacy.unit
 
 
-def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
+def make_plan(config: AnyConfig, secure_sums: bool = False) -> Plan:
     """Checks that a config can be deployed.
 
     Args:
@@ -88,12 +90,12 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
     settled = settle(config)
     label, entry = next(iter(settled.entries.items()))
     method, options = settled.methods[label], settled.options
-    _check_simulated_fields(config)
+    _check_simulated_fields(settled.config)
     if method.sees_data:
         raise ValueError(
             f"the server of {method.name} reads the clients' samples, which no real server can"
         )
-    check_scores(config, options.privacy)
+    check_scores(settled.config, options.privacy)
     if secure_sums:
         _check_secure_sums(method, entry.options, options)
     return Plan(
@@ -107,17 +109,18 @@ def make_plan(config: ConfigDict, secure_sums: bool = False) -> Plan:
     )
 
 
-def _check_simulated_fields(config: ConfigDict) -> None:
+def _check_simulated_fields(config: Config) -> None:
     """Refuses values that only simulated clients can have."""
+    plain = to_plain(config)
     for field, value, required in (
         ("trials", config.trials, 1),
         ("drop_rate", config.drop_rate, 0.0),
-        ("attack.kind", config.attack.kind, "none"),
+        ("attack.kind", plain["attack"]["kind"], "none"),
         ("dataset.normalisation", config.dataset.normalisation, "half"),
-        ("dataset.shift", config.dataset.shift, ""),
+        ("dataset.shift", plain["dataset"]["shift"], ""),
         ("evaluate.participants", config.evaluate.participants, 1),
         ("profile", config.profile, False),
-        ("devices_profile", config.devices_profile.to_dict(), DevicesProfileFields()._asdict()),
+        ("devices_profile", plain["devices_profile"], to_plain(DevicesConfig())),
     ):
         if value != required:
             raise ValueError(
@@ -140,8 +143,8 @@ def _check_secure_sums(
         )
 
 
-def _shared_fields(config: ConfigDict, entry: Any, secure_sums: bool) -> dict[str, Any]:
-    values = json.loads(config.to_json_best_effort())
+def _shared_fields(config: Config, entry: Any, secure_sums: bool) -> dict[str, Any]:
+    values = to_json(config)
     for name in NAMING:
         values.pop(name, None)
     values["partition"] = {"num_clients": config.partition.num_clients}

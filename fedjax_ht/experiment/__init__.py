@@ -1,2 +1,1 @@
-"""From a config to objects: the entries of a comparison, federation, data, method, and the run
-folder."""
+"""Turns configs into objects: entries of a comparison, federation, data, methods, run folder."""

@@ -1,66 +1,80 @@
-"""From `config.devices_profile` to the clients' devices: what they can do, and the largest model
-that each has room for."""
+"""Builds the clients' simulated devices from `config.devices_profile`, and finds the largest model
+that fits the memory of each."""
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from fedjax_ht.configs.base import DevicesProfileFields
+from fedjax_ht.configs.sections import DevicesConfig
 from fedjax_ht.core.bounds import Part, Positive, check_value
 from fedjax_ht.core.keys import Purpose, host_generator
-from fedjax_ht.core.names import unknown
+from fedjax_ht.experiment.csv_tables import read_rows, read_table
 from fedjax_ht.simulation.profile import Available, Profile, by_chance, by_trace
 
-QUANTITIES = ("flops", "up", "down", "memory")  # the place of each is that of its random numbers
-WIDEST = 10  # of a lognormal, in standard deviations of the logarithm
+# The position of a quantity selects the generator that its values are drawn from.
+QUANTITIES = ("flops", "up", "down", "memory")
+MAX_SIGMA = 10  # of a lognormal, in standard deviations of the logarithm
+TRACE = "csv:"
 
 
-def make_profile(fields: ConfigDict, num_clients: int) -> Profile | None:
-    """The devices of `config.devices_profile`; None where nothing of a round is simulated.
+def make_profile(devices: DevicesConfig, num_clients: int) -> Profile | None:
+    """Returns the profile of the clients' devices; None where nothing of a round is simulated.
 
     Raises:
-      ValueError: a field, or a file, is wrong. One line.
+      ValueError: a field, or a file that it names, is wrong. One line.
     """
-    rates = client_values(fields, num_clients)
-    rates.pop("memory", None)
-    available = availability(fields, num_clients)
-    if fields.deadline and not rates:
-        given = f"devices_profile.deadline is {fields.deadline}"
-        raise ValueError(f"{given}, and nothing takes time; give flops, up or down")
-    if fields.late == "arrives" and not fields.deadline:
+    rates = client_values(devices, num_clients)
+    rates.pop("memory", None)  # it decides who trains which model, and takes no time
+    available = availability(devices, num_clients)
+    if devices.deadline and not rates:
+        deadline = f"devices_profile.deadline is {devices.deadline}"
+        raise ValueError(f"{deadline}, and nothing takes time; give flops, up or down")
+    if devices.late == "arrives" and not devices.deadline:
         raise ValueError(
             "devices_profile.late is 'arrives', and without a deadline nothing is late"
         )
-    return (
-        Profile(available, **rates, deadline=fields.deadline, late=fields.late)
-        if rates or available
-        else None
-    )
+    if not rates and available is None:
+        return None
+    return Profile(available, **rates, deadline=devices.deadline, late=devices.late)
 
 
-def client_values(fields: ConfigDict, num_clients: int) -> dict[str, np.ndarray]:
-    """What is given of `QUANTITIES`, by fields or by the file, float64 [num_clients] each; errors
-    as of `make_profile`."""
-    found = (
-        read_table("devices_profile.csv", fields.csv, QUANTITIES, num_clients) if fields.csv else {}
-    )
+def client_values(devices: DevicesConfig, num_clients: int) -> dict[str, np.ndarray]:
+    """Returns the simulated ones of `QUANTITIES`, from fields or the file, float64 [num_clients]
+    each.
+
+    Raises:
+      ValueError: as of `make_profile`.
+    """
+    values = {}
+    if devices.csv is not None:
+        values = read_table("devices_profile.csv", devices.csv, QUANTITIES, num_clients)
     for name in QUANTITIES:
-        if not fields[name]:
+        text = getattr(devices, name)
+        if text is None:
             continue
-        if name in found:
-            given = f"devices_profile.{name} is {fields[name]!r}"
+        if name in values:
             raise ValueError(
-                f"{given}, and {fields.csv} has a column of that name; leave one of them out"
+                f"devices_profile.{name} is {text!r}, and {devices.csv} has a column of that name; "
+                "leave one of them out"
             )
-        found[name] = drawn(name, fields[name], num_clients, fields.seed)
-    return found
+        values[name] = drawn(name, text, num_clients, devices.seed)
+    return values
 
 
 def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
-    """Of one quantity, every client's number: the same, or drawn once. A client's own does not hang
-    on how many there are."""
+    """Returns one quantity of every client, float64 [num_clients]: the same, or drawn once.
+
+    A client's value does not depend on the number of clients.
+
+    Args:
+      name: one of `QUANTITIES`.
+      text: a number, or lognormal/MEDIAN/SIGMA.
+      num_clients: how many values.
+      seed: of `devices_profile`.
+
+    Raises:
+      ValueError: `text` is neither. One line.
+    """
     kind, *numbers = text.split("/")
     try:
         if not numbers:
@@ -69,125 +83,56 @@ def drawn(name: str, text: str, num_clients: int, seed: int) -> np.ndarray:
         if kind == "lognormal" and len(numbers) == 2:
             median, sigma = map(float, numbers)
             check_value(name, median, Positive)
-            if 0 <= sigma <= WIDEST:
-                normal = host_generator(
-                    seed, Purpose.DEVICES, QUANTITIES.index(name)
-                ).standard_normal(num_clients)
-                return median * np.exp(sigma * normal)
+            if 0 <= sigma <= MAX_SIGMA:
+                generator = host_generator(seed, Purpose.DEVICES, QUANTITIES.index(name))
+                return median * np.exp(sigma * generator.standard_normal(num_clients))
     except ValueError:
-        pass
+        pass  # the message below names the field and all forms
     raise ValueError(
         f"devices_profile.{name} is {text!r}; it must be empty, a number above 0 such as 1e9, or "
-        f"lognormal/MEDIAN/SIGMA with a SIGMA of at most {WIDEST}, such as lognormal/1e9/0.5"
+        f"lognormal/MEDIAN/SIGMA with a SIGMA of at most {MAX_SIGMA}, such as lognormal/1e9/0.5"
     )
 
 
-def availability(fields: ConfigDict, num_clients: int) -> Available | None:
-    """Who is there, from `devices_profile.available`; None: everybody, always."""
-    text = fields.available
-    if not text:
+def availability(devices: DevicesConfig, num_clients: int) -> Available | None:
+    """Returns which clients can be reached in which round; None where all can in every round.
+
+    Raises:
+      ValueError: as of `make_profile`.
+    """
+    text = devices.available
+    if text is None:
         return None
-    if text.startswith("csv:"):
-        path = text.removeprefix("csv:")
-        spans = read_rows(
-            "devices_profile.available", path, ("client", "first_round", "last_round")
-        )
-        try:
-            return by_trace(num_clients, np.array(list(spans.values()), np.int64).T.tolist())
-        except ValueError as error:
-            raise ValueError(f"devices_profile.available: {path}: {error}") from None
+    if text.startswith(TRACE):
+        return _from_trace(text.removeprefix(TRACE), num_clients)
     try:
         check_value("available", float(text), Part)
     except ValueError:
         rule = "it must be empty, a number above 0 and at most 1, or csv:PATH"
         raise ValueError(f"devices_profile.available is {text!r}; {rule}") from None
-    return by_chance(num_clients, float(text), fields.seed)
+    return by_chance(num_clients, float(text), devices.seed)
 
 
-def read_table(
-    field: str, path: str, columns: Sequence[str], num_clients: int
-) -> dict[str, np.ndarray]:
-    """Those of the columns that a file has, in the order of its column "client", which names every
-    client once."""
-    found = read_rows(field, path, ("client",), columns)
-    clients = found.pop("client")
-    expected = np.arange(num_clients)
-    if len(clients) != num_clients or not np.array_equal(np.sort(clients), expected):
-        lacking = sorted(set(expected.tolist()) - set(clients.astype(int).tolist()))
-        wrong = (
-            f"it has no row of client {lacking[0]}" if lacking else f"it has {len(clients)} rows"
-        )
-        raise ValueError(
-            f"{field}: {path}: {wrong}; it must have one for each client, 0 to {num_clients - 1}"
-        )
-    return {name: values[np.argsort(clients)] for name, values in found.items()}
-
-
-def read_rows(
-    field: str, path: str, whole: Sequence[str], positive: Sequence[str] = ()
-) -> dict[str, np.ndarray]:
-    """The columns of a CSV file with a header, float64 [rows] each.
-
-    Args:
-      field: of the config, for the message.
-      path: of the file.
-      whole: columns that must be there, of whole numbers from 0 on.
-      positive: columns that may be there, of numbers above 0.
-
-    Raises:
-      ValueError: the file cannot be read, or has another column, or something else in one. One
-        line.
-    """
+def _from_trace(path: str, num_clients: int) -> Available:
+    columns = read_rows("devices_profile.available", path, ("client", "first_round", "last_round"))
+    # by name: the columns of the file may be in any order
+    spans = np.array([columns[name] for name in ("client", "first_round", "last_round")])
     try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            head, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or "it is no CSV file"
-        raise ValueError(f"{field}: {path} cannot be read ({why})") from None
-    names = [name.strip() for name in head]
-    for name in names:
-        if name not in (*whole, *positive):
-            raise ValueError(f"{field}: {path}: {unknown('column', name, (*whole, *positive))}")
-    if missing := [name for name in whole if names.count(name) != 1]:
-        raise ValueError(f"{field}: {path}: its first line must have one column {missing[0]!r}")
-    columns: dict[str, list[float]] = {name: [] for name in names}
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(names):
-            raise ValueError(
-                f"{field}: {path}: row {number} has {len(row)} values, not {len(names)}"
-            )
-        for name, text in zip(names, row):
-            columns[name].append(_number(text, name in whole))
-            if np.isnan(columns[name][-1]):
-                rule = "a whole number from 0 on" if name in whole else "a number above 0"
-                raise ValueError(
-                    f"{field}: {path}: {name} of row {number} is {text.strip()!r}; it must be "
-                    f"{rule}"
-                )
-    return {name: np.array(values, np.float64) for name, values in columns.items()}
+        return by_trace(num_clients, spans.astype(np.int64).T.tolist())
+    except ValueError as error:
+        raise ValueError(f"devices_profile.available: {path}: {error}") from None
 
 
-def _number(text: str, whole: bool) -> float:
-    """NaN of what is none, or out of range."""
-    try:
-        value = float(text)
-        fits = value.is_integer() and 0 <= value < 2**31 if whole else 0 < value < np.inf
-        return value if fits else np.nan
-    except ValueError:
-        return np.nan
-
-
-def files_of(fields: ConfigDict) -> list[str]:
-    """Those that the fields name."""
-    named = [
-        fields.csv,
-        fields.available.removeprefix("csv:") if fields.available.startswith("csv:") else "",
-    ]
-    return [path for path in named if path]
+def files_of(devices: DevicesConfig) -> list[str]:
+    """Returns the files that the fields name."""
+    files = [] if devices.csv is None else [devices.csv]
+    if devices.available is not None and devices.available.startswith(TRACE):
+        files.append(devices.available.removeprefix(TRACE))
+    return files
 
 
 def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
-    """Each client's architecture: of those for whose training its memory is enough the one that
+    """Returns each client's architecture: of those whose training fits its memory the one that
     needs most, of equals the first.
 
     Args:
@@ -195,22 +140,26 @@ def fitting(needed: Mapping[str, float], memory: np.ndarray) -> list[str]:
       memory: of each client, in bytes.
 
     Raises:
-      ValueError: a client has room for none. One line.
+      ValueError: a client has too little memory for all of them. One line.
     """
     largest_first = sorted(needed, key=needed.__getitem__, reverse=True)
     least = largest_first[-1]
-    if len(short := np.flatnonzero(memory < needed[least])):
+    short = np.flatnonzero(memory < needed[least])
+    if len(short):
         raise ValueError(
             f"devices_profile.memory: client {short[0]} has {memory[short[0]]:.4g} bytes, and the "
-            "smallest "
-            f"architecture, {least}, takes {needed[least]:.4g} to train; {len(short)} of "
+            f"smallest architecture, {least}, takes {needed[least]:.4g} to train; {len(short)} of "
             f"{len(memory)} have too little"
         )
     return [next(name for name in largest_first if needed[name] <= room) for room in memory]
 
 
-def described(fields: ConfigDict) -> str:
-    """The fields that are set, as a sentence that follows another; "" where none is."""
-    usual = DevicesProfileFields()._asdict() | {"seed": fields.seed}
-    given = [f"{name} {fields[name]}" for name, default in usual.items() if fields[name] != default]
-    return f" Devices: {', '.join(given)}, seed {fields.seed}." if given else ""
+def described(devices: DevicesConfig) -> str:
+    """Returns the fields that are set, as a sentence that follows another; "" for none."""
+    defaults = vars(DevicesConfig(seed=devices.seed))
+    differing = [
+        f"{name} {value}" for name, value in vars(devices).items() if value != defaults[name]
+    ]
+    if not differing:
+        return ""
+    return f" Devices: {', '.join(differing)}, seed {devices.seed}."

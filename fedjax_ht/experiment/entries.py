@@ -1,27 +1,29 @@
-"""What a run compares: entries, each a method with all of its options, and what it changes of
-training and models.
+"""Entries of a run: each a method with all of its options, and its changes to training and models.
 
 An entry is written `NAME[@tuned][:KEY=VALUE]...`, which is also its label:
 
-    fedproto                                     as its paper has it, and what the config's `given`
-    says of it fedproto:variant=released:weight=3           with two options of its own
-    fedproto:training.learning_rate=0.05         with another field of the config's `training`, or
-    `model` fedktl:generator=mine:make                   a value with a colon: "mine:make"
-    fedtgp@tuned                                 as the config's `tuned` has it
+    fedproto                              at its paper's options, or those of the config's `given`
+    fedproto:variant=released:weight=3    with two options of its own
+    fedproto:training.learning_rate=0.05  with another field of the config's `training` or `model`
+    fedktl:generator=mine:make            a value with a colon: "mine:make"
+    fedtgp@tuned                          with the options of the config's `tuned`
 """
 
 import ast
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
-
-from fedjax_ht.configs.base import method_config
+from fedjax_ht.configs.base import method_options, option_values
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.configs.typed import from_plain, to_plain
+from fedjax_ht.core.bounds import kind_of
 from fedjax_ht.core.names import meant, unknown_option
 from fedjax_ht.methods import method_factory
 
 OVERRIDDEN = ("training", "model")
+"""Sections of the config that an entry may change."""
 
 FORMERLY: dict[str, dict[str, Any]] = {
     "dense": {"variant": "released"},
@@ -29,19 +31,19 @@ FORMERLY: dict[str, dict[str, Any]] = {
     "dfrd": {"variant": "released"},
     "fedktl": {"latents": "spread"},
 }
-"""Method -> options that earlier versions did not have, and what they did without them where that
+"""Method -> options that earlier versions did not have, with what they did without them where that
 is not today's default: a run that goes on must not change its form."""
 
 
 class Entry(NamedTuple):
-    """One of the things that are compared.
+    """A method of a run with its settings.
 
     Attributes:
       label: unique in a run.
-      method: its name.
+      method: name of the method.
       options: all that its factory has; None where a number may be set and is not.
-      training, model: the fields of the config's `training` and `model` that it changes.
-      tuned: on what these settings were chosen; "" where nobody chose.
+      training, model: plain values of the fields of these sections that it changes.
+      tuned: on what these settings were searched; "" where they were not.
     """
 
     label: str
@@ -58,148 +60,213 @@ class Entry(NamedTuple):
 
     @property
     def settings(self) -> tuple:
-        """What it trains and exchanges by, whatever it is called."""
+        """The method and all settings, without the label."""
         return self.method, self.options, self.training, self.model
 
 
 def folder_of(label: str) -> str:
-    """A label may hold a path."""
+    """Returns the folder name of a label, which may hold a path."""
     return label.replace("/", "_")
 
 
-def entries_of(config: ConfigDict) -> tuple[Entry, ...]:
-    """What a config runs: its `entries`, or without any its `method` and those of `compare`; of
-    equal labels the first.
+def entries_of(config: Config) -> tuple[Entry, ...]:
+    """Returns the entries of a config: its `entries`, or without any its `method` and those of
+    `compare`; of equal labels the first.
 
     Raises:
       ValueError: an entry is wrong. One line.
     """
-    known = {
-        entry.method: entry for entry in (parse_entry(spec, config, {}) for spec in config.given)
-    }
-    tuned = [parse_entry(spec, config, known) for spec in config.tuned]
-    known |= {f"{entry.method}@tuned": entry for entry in tuned}
-    if config.entries:
-        found = [
-            recorded(e) if isinstance(e, Mapping) else parse_entry(e, config, known)
-            for e in config.entries
-        ]
-    else:
-        own = Entry(config.method.name, config.method.name, _options(config.method), {}, {}, "")
-        found = [own, *(parse_entry(spec, config, known) for spec in config.compare)]
-    chosen, first = [entry.settings for entry in tuned], {}
+    known: dict[str, Entry] = {}
+    for spec in config.given:
+        entry = parse_entry(spec, config, {})
+        known[entry.method] = entry
+    tuned: dict[str, Entry] = {}
+    for spec in config.tuned:
+        entry = parse_entry(spec, config, known)
+        tuned[f"{entry.method}@tuned"] = entry
+    known |= tuned
+    entries: list[Entry] = []
+    if not config.entries:
+        entries.append(_configured(config))
+    for spec in config.entries or config.compare:
+        if isinstance(spec, Mapping):
+            entries.append(recorded(spec))
+        else:
+            entries.append(parse_entry(spec, config, known))
+    chosen = [entry.settings for entry in tuned.values()]
     spaces = dict(spec.split(": ", 1) for spec in config.searched)
-    for entry in found:
-        searched = f"; searched: {spaces[entry.method]}" if entry.method in spaces else ""
-        tuned_on = f"{config.tuned_on}{searched}" if entry.settings in chosen else ""
-        first.setdefault(entry.label, entry._replace(tuned=tuned_on))
-    return tuple(first.values())
+    by_label: dict[str, Entry] = {}
+    for entry in entries:
+        tuned_on = ""
+        if entry.settings in chosen:
+            space = spaces.get(entry.method)
+            tuned_on = config.tuned_on
+            if space:
+                tuned_on += f"; searched: {space}"
+        by_label.setdefault(entry.label, entry._replace(tuned=tuned_on))
+    return tuple(by_label.values())
 
 
-def parse_entry(spec: str, config: ConfigDict, known: Mapping[str, Entry]) -> Entry:
-    """An entry as it is written; `known` are what NAME and NAME@tuned stand for, but for settings
-    of their own."""
+def parse_entry(spec: str, config: Config, known: Mapping[str, Entry]) -> Entry:
+    """Returns the entry that is written `spec`.
+
+    Args:
+      spec: `NAME[@tuned][:KEY=VALUE]...`.
+      config: of the run; its sections have the fields that may be changed.
+      known: NAME or NAME@tuned -> the entry whose settings it starts from.
+
+    Raises:
+      ValueError: it is written wrong, or sets something that does not exist. One line.
+    """
     first, *settings = _parts(spec)
     name, at, _ = first.partition("@")
     if at and first not in known:
-        there = ", ".join(label for label in known if "@" in label) or "nothing"
-        raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {there}")
-    method = method_config(name)
-    parts = {"method": method.options} | {
-        part: config[part].copy_and_resolve_references() for part in OVERRIDDEN
-    }
-    changed: dict[str, set[str]] = {part: set() for part in parts}
+        tuned = ", ".join(label for label in known if "@" in label) or "nothing"
+        raise ValueError(f"entry {spec!r}: there is no {first!r}; this config has tuned {tuned}")
+    parameters = method_options(name)
+    changed: dict[str, dict[str, Any]] = {"method": {}, "training": {}, "model": {}}
     if first in known:
-        for part, values in zip(parts, known[first].settings[1:]):
-            parts[part].update({k: v for k, v in values.items() if v is not None})
-            changed[part] |= set(values)
+        for part, values in zip(changed, known[first].settings[1:]):
+            changed[part] |= _without_none(values)
+    defaults = {
+        "method": option_values(name, parameters, {}),
+        "training": to_plain(config.training),
+        "model": to_plain(config.model),
+    }
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        part, dot, field = key.rpartition(".")
-        target = parts.get(part if dot else "method")
-        if not equals or target is None or field not in target:
-            fields = [
-                *method.options,
-                *(f"{part}.{field}" for part in OVERRIDDEN for field in parts[part]),
-            ]
-            there = ", ".join([*method.options, *(f"{part}.FIELD" for part in OVERRIDDEN)])
-            hint = meant(key, fields, f"KEY=VALUE may set {there}")
-            raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{hint}")
-        try:
-            target[field] = _value(text)
-        except TypeError:
-            raise ValueError(
-                f"entry {spec!r}: {field} cannot be {text!r}; it is {target[field]!r} by default"
-            ) from None
-        changed[part or "method"].add(field)
-    overrides = (
-        {field: parts[part][field] for field in sorted(changed[part])} for part in OVERRIDDEN
+        part, field, value = _parsed_setting(spec, setting, defaults, parameters)
+        changed[part][field] = value
+    return Entry(
+        label=spec,
+        method=name,
+        options=_without_lists(defaults["method"] | changed["method"]),
+        training=dict(sorted(changed["training"].items())),
+        model=dict(sorted(changed["model"].items())),
+        tuned="",
     )
-    return Entry(spec, name, _options(method), *overrides, "")
 
 
-def as_run(entry: Entry, config: ConfigDict) -> ConfigDict:
-    """A copy of the config with the entry's training and models."""
-    config = config.copy_and_resolve_references()
+def as_run(entry: Entry, config: Config) -> Config:
+    """Returns the config with the entry's training and models.
+
+    Raises:
+      ValueError: the entry gives a field a value that it cannot have. One line.
+    """
+    sections = {}
     for part in OVERRIDDEN:
-        config[part].update(getattr(entry, part))
-    return config
+        section = getattr(config, part)
+        values = to_plain(section) | getattr(entry, part)
+        sections[part] = from_plain(type(section), values, f"{part}.")
+    return dataclasses.replace(config, **sections)
 
 
 def changes(entry: Entry) -> dict[str, Any]:
-    """What an entry has other than its method's defaults and the config's training and model."""
+    """Returns the settings that are not the method's defaults, nor the config's training and
+    model."""
     parameters = inspect.signature(method_factory(entry.method)).parameters
-    found = {k: v for k, v in entry.options.items() if v != parameters[k].default}
+    differing = {k: v for k, v in entry.options.items() if v != parameters[k].default}
     for part in OVERRIDDEN:
-        found |= {f"{part}.{field}": value for field, value in getattr(entry, part).items()}
-    return found
+        for field, value in getattr(entry, part).items():
+            differing[f"{part}.{field}"] = value
+    return differing
 
 
 def described(entries: Sequence[Entry]) -> str:
-    """A line an entry, in Markdown: what is not at its default, and on what it was tuned."""
+    """Returns a Markdown list of entries: what is not at its default, and on what it was tuned."""
     lines = []
     for entry in entries:
         differing = ", ".join(f"{key}={value}" for key, value in changes(entry).items())
-        unknown = "; on what that was chosen is not recorded" if differing else ""
-        chosen = f"; tuned on {entry.tuned}" if entry.tuned else unknown
-        lines.append(f"* {entry.label}: {differing or _defaults(entry.method)}{chosen}")
+        origin = ""
+        if entry.tuned:
+            origin = f"; tuned on {entry.tuned}"
+        elif differing:
+            origin = "; on what that was chosen is not recorded"
+        lines.append(f"* {entry.label}: {differing or _defaults(entry.method)}{origin}")
     return "\n".join(lines)
 
 
 def _defaults(method: str) -> str:
-    """Says what a method's defaults are: its paper's, but of a method that a user has
-    registered."""
-    library = method_factory(method).__module__.startswith("fedjax_ht.")
-    return "as its paper has it" if library else "at its defaults"
+    """Returns what a method's defaults are, in words; a user's own method may follow no paper."""
+    if method_factory(method).__module__.startswith("fedjax_ht."):
+        return "as its paper has it"
+    return "at its defaults"
 
 
 def recorded(entry: Mapping[str, Any]) -> Entry:
-    """Reads an entry of a run's config.json; options that its version did not know are as it did
-    without them.
+    """Reads an entry of a run's config.json. An option that the run's version did not have gets
+    what that version did without it.
 
     Raises:
       ValueError: an option is unknown today, or stands for a form that is gone.
     """
     label, name, options = entry["label"], entry["method"], entry["options"]
-    method = method_config(name)
-    if others := sorted(set(options) - set(method.options)):
-        raise ValueError(
-            f"entry {label!r}: {unknown_option(name, others[0], list(method.options))}"
-        )
+    parameters = method_options(name)
+    if unexpected := sorted(set(options) - set(parameters)):
+        message = unknown_option(name, unexpected[0], list(parameters))
+        raise ValueError(f"entry {label!r}: {message}")
     if name == "fedktl" and options.get("variant") == "released" and "latents" not in options:
         raise ValueError(
             f"entry {label!r}: variant='released' of fedktl was another form when this run began"
         )
-    formerly = {
-        k: v for k, v in FORMERLY.get(name.rpartition("+")[2], {}).items() if k not in options
-    }
-    method.options.update(formerly | {k: v for k, v in options.items() if v is not None})
-    overrides = ({k: _listed(v) for k, v in dict(entry[part]).items()} for part in OVERRIDDEN)
-    return Entry(label, entry["method"], _options(method), *overrides, "")
+    formerly = FORMERLY.get(name.rpartition("+")[2], {})  # "fedrolex+dfrd" is a form of dfrd
+    return Entry(
+        label=label,
+        method=name,
+        options=_without_lists(option_values(name, parameters, formerly | _without_none(options))),
+        training=_without_lists(entry["training"]),
+        model=_without_lists(entry["model"]),
+        tuned="",
+    )
+
+
+def _configured(config: Config) -> Entry:
+    """Returns the entry of the config's `method`, which may lack options."""
+    name = config.method.name
+    parameters = method_options(name)
+    defaults = option_values(name, parameters, {})
+    options = _without_lists(defaults | dict(config.method.options))
+    return Entry(label=name, method=name, options=options, training={}, model={}, tuned="")
+
+
+def _parsed_setting(
+    spec: str,
+    setting: str,
+    defaults: Mapping[str, Mapping[str, Any]],
+    parameters: Mapping[str, inspect.Parameter],
+) -> tuple[str, str, Any]:
+    """Returns "method", "training" or "model", the field that a KEY=VALUE sets there, and its
+    value."""
+    key, equals, text = setting.partition("=")
+    part, dot, field = key.rpartition(".")
+    if not dot:
+        part = "method"
+    if not equals or field not in defaults.get(part, {}):
+        raise ValueError(f"entry {spec!r}: {setting!r} sets nothing{_settable(key, defaults)}")
+    default = defaults[part][field]
+    kind = type(default)
+    if default is None:  # of an option: sections have plain values here
+        kind = kind_of(parameters[field].annotation)
+    try:
+        return part, field, _cast(_value(text), kind)
+    except TypeError:
+        raise ValueError(
+            f"entry {spec!r}: {field} cannot be {text!r}; it is {default!r} by default"
+        ) from None
+
+
+def _settable(key: str, defaults: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns what an entry may set, or the name that `key` is closest to, as the end of a
+    message."""
+    names, forms = list(defaults["method"]), list(defaults["method"])
+    for part in OVERRIDDEN:
+        forms.append(f"{part}.FIELD")
+        names += [f"{part}.{field}" for field in defaults[part]]
+    return meant(key, names, f"KEY=VALUE may set {', '.join(forms)}")
 
 
 def _parts(spec: str) -> list[str]:
-    """NAME and each KEY=VALUE; what has no = belongs to the value before it."""
+    """Splits an entry into NAME and each KEY=VALUE; text without = belongs to the value before
+    it."""
     parts: list[str] = []
     for part in spec.split(":"):
         if "=" not in part and len(parts) > 1:
@@ -209,13 +276,14 @@ def _parts(spec: str) -> list[str]:
     return parts
 
 
-def _options(method: ConfigDict) -> dict[str, Any]:
-    return {name: _listed(method.options[name]) for name in method.options}
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out options that may be given a number and have none."""
+    return {k: v for k, v in values.items() if v is not None}
 
 
-def _listed(value: Any) -> Any:
-    """JSON has no tuples."""
-    return tuple(value) if isinstance(value, list) else value
+def _without_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces lists by tuples, which JSON has not."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
 
 def _value(text: str) -> Any:
@@ -223,3 +291,19 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
+
+
+def _cast(value: Any, kind: type) -> Any:
+    """Returns a value as one of `kind`, by the rules of a ConfigDict: an int may be a float, a list
+    a tuple, and None anything.
+
+    Raises:
+      TypeError: it is another one.
+    """
+    if kind is float and isinstance(value, int):
+        return float(value)
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
+    if value is None or isinstance(value, kind):
+        return value
+    raise TypeError

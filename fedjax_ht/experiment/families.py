@@ -1,18 +1,19 @@
-"""What has to be compiled for the points of a search: those that differ in numbers alone share a
-program."""
+"""Groups the points of a search into families: points of a family share a compiled program, because
+they differ in numbers alone."""
 
-from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.method import Method, varied
 from fedjax_ht.data.client_data import make_federation_data
-from fedjax_ht.experiment.build import Experiment, make_method
+from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import OVERRIDDEN, Entry, as_run
+from fedjax_ht.experiment.method import make_method
 from fedjax_ht.simulation.simulation import Simulation, make_trials
 
 
@@ -20,9 +21,9 @@ class Family(NamedTuple):
     """Points that one program serves.
 
     Attributes:
-      labels: theirs.
-      method: the first one's, whose `keys` are arguments of its functions.
-      settings: label -> value of each of those keys.
+      labels: of the points.
+      method: the first point's, whose varying settings are arguments of its functions.
+      settings: label -> value of each varying setting.
     """
 
     labels: list[str]
@@ -30,97 +31,127 @@ class Family(NamedTuple):
     settings: dict[str, dict[str, float]]
 
 
-def families(experiment: Experiment, config: ConfigDict, trace: bool = True) -> list[Family]:
-    """The points of an experiment by what has to be compiled for them.
+def families(experiment: Experiment, config: Config, trace: bool = True) -> list[Family]:
+    """Returns the families of an experiment's points.
 
     Args:
-      trace: False compiles each for itself.
+      experiment: whose entries are the points.
+      config: that it was built from.
+      trace: False compiles each point for itself.
     """
-    entries, every = (
-        experiment.entries,
-        {label: _settings(e, config) for label, e in experiment.entries.items()},
-    )
-    differing = {
-        key
-        for own in every.values()
-        for key in own
-        if len({repr(o.get(key)) for o in every.values()}) > 1
-    }
+    entries = experiment.entries
+    settings = {label: _settings(entry, config) for label, entry in entries.items()}
+    differing = _differing(list(settings.values()))
     alike: dict[tuple, list[str]] = {}
-    for label, own in every.items():
-        numbers = [
-            key
-            for key in sorted(differing)
-            if type(own.get(key)) is float and not key.startswith("model.")
-        ]
-        keys = tuple(key for key in numbers if trace and _may_vary(entries[label], config, key))
-        fixed = repr({key: value for key, value in own.items() if key not in keys})
-        alike.setdefault((entries[label].method, keys, fixed), []).append(label)
-    found = []
-    for (_, keys, _), labels in alike.items():
-        settings = {label: {key: every[label][key] for key in keys} for label in labels}
-        first, method = entries[labels[0]], experiment.methods[labels[0]]
-        if keys:
-            method = varied(
-                lambda values, entry=first: _with(entry, config, values), settings[first.label]
-            )
-        found.append(Family(labels, method, settings))
-    return found
+    for label, values in settings.items():
+        varying = []
+        for key in differing:
+            # another model is another program, and so is another integer
+            is_number = type(values.get(key)) is float and not key.startswith("model.")
+            if trace and is_number and _may_vary(entries[label], config, key):
+                varying.append(key)
+        fixed = repr(_selected(values, values.keys() - varying))
+        alike.setdefault((entries[label].method, tuple(varying), fixed), []).append(label)
+    result = []
+    for (_, varying, _), labels in alike.items():
+        varied_settings = {
+            label: {key: settings[label][key] for key in varying} for label in labels
+        }
+        method = experiment.methods[labels[0]]
+        if varying:
+            method = _varied(entries[labels[0]], config, varied_settings[labels[0]])
+        result.append(Family(labels, method, varied_settings))
+    return result
 
 
-def _settings(entry: Entry, config: ConfigDict) -> dict[str, Any]:
-    """All that an entry trains and exchanges by, as it names them."""
-    own = as_run(entry, config)
-    return entry.options | {
-        f"{part}.{field}": value for part in OVERRIDDEN for field, value in own[part].items()
-    }
+def _settings(entry: Entry, config: Config) -> dict[str, Any]:
+    """Returns all that an entry trains and exchanges by, under the names that an entry sets."""
+    run_config = as_run(entry, config)
+    settings = dict(entry.options)
+    for part in OVERRIDDEN:
+        for field, value in vars(getattr(run_config, part)).items():
+            settings[f"{part}.{field}"] = value
+    return settings
 
 
-def _with(entry: Entry, config: ConfigDict, values: Mapping[str, Any]) -> Method:
-    """An entry's method with other values of some settings, which may be traced."""
-    training, options = as_run(entry, config).training.to_dict(), dict(entry.options)
+def _selected(settings: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key in keys}
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the names of which not all points have the same value, sorted."""
+    values: dict[str, set[str]] = {}
+    for point in settings:
+        for key in point:
+            values[key] = {repr(other.get(key)) for other in settings}
+    return sorted(key for key in values if len(values[key]) > 1)
+
+
+def _varied(entry: Entry, config: Config, settings: Mapping[str, float]) -> Method:
+    def method_of(values: Mapping[str, Any]) -> Method:
+        return _with(entry, config, values)
+
+    return varied(method_of, settings)
+
+
+def _with(entry: Entry, config: Config, values: Mapping[str, Any]) -> Method:
+    """Returns an entry's method with other values of some settings, which may be traced."""
+    training, options = as_run(entry, config).training, dict(entry.options)
     for key, value in values.items():
         part, _, field = key.rpartition(".")
-        (training if part == "training" else options)[field] = value
-    return make_method(entry._replace(options=options), SimpleNamespace(**training))
+        if part == "training":
+            training = dataclasses.replace(training, **{field: value})
+        else:
+            options[field] = value
+    return make_method(entry._replace(options=options), training)
 
 
-def _may_vary(entry: Entry, config: ConfigDict, key: str) -> bool:
-    """Whether a method can be made without knowing this number."""
+def _may_vary(entry: Entry, config: Config, key: str) -> bool:
+    """Returns True where a method can be made without knowing the number under `key`."""
+
+    def make(value):
+        _with(entry, config, {key: value})
+        return value
+
     try:
-        jax.eval_shape(
-            lambda value: _with(entry, config, {key: value}) and value,
-            _settings(entry, config)[key],
-        )
+        jax.eval_shape(make, _settings(entry, config)[key])
     except jax.errors.ConcretizationTypeError:
         return False
     return True
 
 
 def simulations(
-    experiment: Experiment, trials: int, found: Sequence[Family]
+    experiment: Experiment, trials: int, groups: Sequence[Family]
 ) -> Callable[[Sequence[str]], Simulation]:
-    """(labels of one family) -> their simulation: the trials of the first, then those of the next.
-    Compiled once for as many points."""
-    seed, made = experiment.options.seed, {}
+    """Returns a function: labels of one family -> their simulation, the trials of the first, then
+    those of the next. It is compiled once for as many points."""
+    seed = experiment.options.seed
+    compiled: dict[tuple[str, int], Simulation] = {}
 
     def simulation(labels: Sequence[str]) -> Simulation:
-        family = next(f for f in found if labels[0] in f.labels)
-        own = [family.settings[label] for label in labels for _ in range(trials)]
-        settings = {key: np.array([each[key] for each in own]) for key in own[0]} or ()
+        family = next(family for family in groups if labels[0] in family.labels)
+        points = [family.settings[label] for label in labels for _ in range(trials)]
+        settings = {key: np.array([point[key] for point in points]) for key in points[0]} or ()
         seeds = [seed + t for _ in labels for t in range(trials)]
         key = family.labels[0], len(labels)
-        if key in made:
-            return made[key].of_trials(seeds, settings)
-        if any(family.labels[0] != first for first, _ in made):
-            made.clear()  # thousands of memory maps, of which Linux lets a process have 65,530
+        if key in compiled:
+            return compiled[key].of_trials(seeds, settings)
+        if any(family.labels[0] != first for first, _ in compiled):
+            # programs are thousands of memory maps, and Linux lets a process have 65,530
+            compiled.clear()
         federation = experiment.federations[labels[0]]
         data = [
-            make_federation_data(experiment.dataset, p, federation) for p in experiment.partitions
-        ] * len(labels)
-        made[key] = make_trials(
-            family.method, federation, data, experiment.options, seeds=seeds, settings=settings
+            make_federation_data(experiment.dataset, partition, federation)
+            for partition in experiment.partitions
+        ]
+        compiled[key] = make_trials(
+            family.method,
+            federation,
+            data * len(labels),
+            experiment.options,
+            seeds=seeds,
+            settings=settings,
         )
-        return made[key]
+        return compiled[key]
 
     return simulation

@@ -1,4 +1,4 @@
-"""Who writes in a run's folder: of all processes one, and of one run's processes the first."""
+"""Decides which process writes in a run's folder: one program, and of its processes the first."""
 
 import contextlib
 import datetime
@@ -15,34 +15,35 @@ from jax.experimental import multihost_utils
 
 
 def is_primary() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Returns True in the process of a run that writes and prints."""
     return jax.process_index() == 0
 
 
 def agreed(stop: bool) -> bool:
-    """Whether any process says so; every process has to ask."""
-    return (
-        bool(np.any(multihost_utils.process_allgather(np.array(stop))))
-        if jax.process_count() > 1
-        else stop
-    )
+    """Returns True where `stop` is True in any process of a run; each must make this call."""
+    if jax.process_count() == 1:
+        return stop
+    return bool(np.any(multihost_utils.process_allgather(np.array(stop))))
 
 
 @contextlib.contextmanager
 def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
-    """Makes the folder and holds it for this run within the block; the kernel frees it when the
-    process ends, however. Yields whether it can be written to: a finished run is shown from a
-    read-only disk, too.
+    """Makes a run's folder and holds it for this program within the block.
+
+    The kernel frees the lock when the process ends, however it ends. Yields False for a folder that
+    cannot be written to: a finished run is shown from a read-only disk, too.
 
     Raises:
       ValueError, OSError: another process holds it, or it cannot be made. One line.
     """
-    writable, lock, problem = not workdir.exists() or os.access(workdir, os.W_OK), None, None
+    writable = not workdir.exists() or os.access(workdir, os.W_OK)
+    lock, problem = None, None
     if is_primary() and writable:
         try:
             lock = _lock(workdir, warn)
         except (ValueError, OSError) as error:
             problem = error
+    # all processes leave together: the others would wait for the first one's collectives
     if agreed(problem is not None):
         raise problem or ValueError(f"the first process cannot use {workdir}")
     with lock or contextlib.nullcontext():
@@ -51,9 +52,9 @@ def locked(workdir: Path, warn: Callable[[str], None]) -> Iterator[bool]:
 
 def _lock(workdir: Path, warn: Callable[[str], None]) -> TextIO:
     workdir.mkdir(parents=True, exist_ok=True)
-    file = os.fdopen(
-        os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666), "r+", encoding="utf-8"
-    )
+    # os.open: neither "w", which empties the file of the holder, nor "r+", which does not make one
+    descriptor = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    file = os.fdopen(descriptor, "r+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -64,7 +65,7 @@ def _lock(workdir: Path, warn: Callable[[str], None]) -> TextIO:
         ) from None
     except OSError as error:  # not every network's file system has locks
         warn(
-            f"{workdir} cannot be locked ({error.strerror}): see to it that no second process "
+            f"{workdir} cannot be locked ({error.strerror}): make sure that no second process "
             "runs there"
         )
     file.truncate(0)

@@ -1,4 +1,4 @@
-"""Weights that models start from, out of files: `config.model.weights`."""
+"""Starts models from weights in files, `config.model.weights`."""
 
 import contextlib
 import dataclasses
@@ -19,6 +19,7 @@ from fedjax_ht.models.registry import ARCHITECTURES
 from fedjax_ht.models.weights import has_head, looks_like, size, starting_weights
 
 Source = Path | str | Mapping[str, np.ndarray]
+Weights = str | Mapping[str, str] | None  # config.model.weights
 
 
 def with_weights(
@@ -26,15 +27,16 @@ def with_weights(
     weights: Path | str | Mapping[str, Source],
     head: bool | None = None,
 ) -> Federation:
-    """The federation, its models starting from given weights: every client's, an auxiliary model's
-    of the same architecture, and so a server's that averages them.
+    """Returns the federation, its models starting from given weights: every client's, an auxiliary
+    model's of the same architecture, and so a server's that averages them.
 
     Args:
+      federation: of whole models.
       weights: name of an architecture -> a file, see `data.files.torch_files.load_state_dict`, or
         its arrays by name; or one file for all. "resnet34" also serves "resnet34_head1" and so on,
         "shared" the auxiliary model alone.
-      head: also load heads, where they compute the same here; else they stay random. None leaves
-        them so, too, and warns where the weights have any.
+      head: True loads heads, too, where they compute the same here; else they stay random. None
+        leaves them random, too, and warns where the weights have any.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -43,101 +45,110 @@ def with_weights(
     """
     if federation.global_model is not None:
         raise ValueError("slices of one network take no weights; leave weights empty, or rates")
-    names = {
-        bucket: _names(bucket, federation) for bucket in (*federation.buckets, federation.shared)
-    }
-    known = sorted({name for own in names.values() for name in own})
-    sources = dict(weights) if isinstance(weights, Mapping) else dict.fromkeys(known, weights)
-    if others := sorted(set(sources) - set(known)):
-        raise ValueError(f"weights: {unknown('architecture', others[0], known)}")
+    models = (*federation.buckets, federation.shared)
+    names = {bucket: _names(bucket, federation) for bucket in models}
+    known = sorted({name for bucket_names in names.values() for name in bucket_names})
+    sources = dict.fromkeys(known, weights)
+    if isinstance(weights, Mapping):
+        sources = dict(weights)
+    if unexpected := sorted(set(sources) - set(known)):
+        raise ValueError(f"weights: {unknown('architecture', unexpected[0], known)}")
+    # each file is read once, however many architectures it serves
     read = {str(s): load_state_dict(s) for s in sources.values() if not isinstance(s, Mapping)}
 
-    unused = []  # architectures whose weights have a head that is left out
+    unused = set()  # architectures whose weights have a head that is left out
 
-    def given(bucket: Bucket) -> PyTree:
-        name = next((name for name in names[bucket] if name in sources), None)
-        if name is None:
+    def starting(bucket: Bucket) -> PyTree:
+        candidates = [name for name in names[bucket] if name in sources]
+        if not candidates:
             return None
-        source, what = sources[name], f"the weights of {name}"
-        if not isinstance(source, Mapping):
-            source, what = read[str(source)], str(source)
-        if head is None and has_head(source, bucket.module, _variables(bucket)):
-            unused.append(name)
-        return _fitted(what, source, bucket, federation, bool(head))
+        name = candidates[0]  # the closest
+        arrays, origin = sources[name], f"the weights of {name}"
+        if not isinstance(arrays, Mapping):
+            arrays, origin = read[str(arrays)], str(arrays)
+        if head is None and has_head(arrays, bucket.module, _variables(bucket)):
+            unused.add(name)
+        return _fitted(origin, arrays, bucket, federation, bool(head))
 
-    shared = dataclasses.replace(federation.shared, weights=given(federation.shared))
+    shared = dataclasses.replace(federation.shared, weights=starting(federation.shared))
     buckets = tuple(
-        dataclasses.replace(b, weights=given(b), shared=shared) for b in federation.buckets
+        dataclasses.replace(bucket, weights=starting(bucket), shared=shared)
+        for bucket in federation.buckets
     )
     if unused:
         warnings.warn(
-            f"the weights of {', '.join(sorted(set(unused)))} have heads, which stay random: "
+            f"the weights of {', '.join(sorted(unused))} have heads, which stay random: "
             "give head=True to load them, or head=False to leave them out",
             stacklevel=2,
         )
     return dataclasses.replace(federation, buckets=buckets)
 
 
-def files(weights: str | Mapping[str, str]) -> list[str]:
-    """Those of `config.model.weights`."""
-    return (
-        sorted(set(weights[name] for name in weights))
-        if not isinstance(weights, str)
-        else [weights] * bool(weights)
-    )
+def files(weights: Weights) -> list[str]:
+    """Returns the files of `config.model.weights`, sorted."""
+    if not weights:
+        return []
+    return [weights] if isinstance(weights, str) else sorted(set(weights.values()))
 
 
-def missing(weights: str | Mapping[str, str]) -> list[str]:
-    """Those of them that are not there."""
+def missing(weights: Weights) -> list[str]:
+    """Returns those of the files that do not exist."""
     return [file for file in files(weights) if not Path(file).is_file()]
 
 
-def checksums(given: Iterable[str | Mapping[str, str]]) -> dict[str, str]:
-    """The SHA-256 of every file that is there, by its name."""
-    found = {}
-    for file in sorted(
-        {file for weights in given for file in set(files(weights)) - set(missing(weights))}
-    ):
+def checksums(weights: Iterable[Weights]) -> dict[str, str]:
+    """Returns the SHA-256 of every file that exists, by its name."""
+    existing: set[str] = set()
+    for each in weights:
+        existing |= set(files(each)) - set(missing(each))
+    sums = {}
+    for file in sorted(existing):
         with open(file, "rb") as content:
-            found[file] = hashlib.file_digest(content, "sha256").hexdigest()
-    return found
+            sums[file] = hashlib.file_digest(content, "sha256").hexdigest()
+    return sums
 
 
 def _names(bucket: Bucket, federation: Federation) -> list[str]:
-    """By what names a bucket's weights may be given, the closest first."""
+    """Returns the names by which a bucket's weights may be given, the closest first."""
     name = bucket.name
     if name == "shared":  # a module of the group has its weights
         name = next((b.name for b in federation.buckets if b.module == bucket.module), name)
     names = [bucket.name, name, re.sub(r"_head\d+$", "", name)]
-    return list(dict.fromkeys(["shared", *names] if bucket is federation.shared else names))
+    if bucket is federation.shared:
+        names.insert(0, "shared")
+    return list(dict.fromkeys(names))
 
 
 def _fitted(
-    source: str,
+    origin: str,
     arrays: Mapping[str, np.ndarray],
     bucket: Bucket,
     federation: Federation,
     head: bool,
 ) -> PyTree:
+    """Returns the variables that a bucket's models start from; `origin` begins messages."""
     variables = _variables(bucket)
     try:
         return starting_weights(arrays, bucket.module, variables, head)
     except ValueError as error:
-        there, here = size(arrays, bucket.module, variables)
-        found = looks_like(arrays, _known(federation))
-        words = f"{source}: this looks like {found or 'no known architecture'} ({there} tensors); "
-        words += "the model is "
-        own = re.sub(r"_head\d+$", "", bucket.name)
-        told = "" if found and found != own else f": {error}"
-        raise ValueError(f"{words}{bucket.name} ({here}){told}") from error
+        num_given, num_needed = size(arrays, bucket.module, variables)
+        architecture = looks_like(arrays, _known(federation))
+        line = (
+            f"{origin}: this looks like {architecture or 'no known architecture'} ({num_given} "
+            f"tensors); the model is {bucket.name} ({num_needed})"
+        )
+        # what does not fit says more only where the architecture is not another one
+        if architecture in (None, re.sub(r"_head\d+$", "", bucket.name)):
+            line += f": {error}"
+        raise ValueError(line) from error
 
 
 def _known(federation: Federation) -> dict[str, PyTree]:
-    """The variables, as shapes, of all architectures."""
+    """Returns the variables, as shapes, of all architectures."""
     bucket = federation.buckets[0]
-    known = {b.name: _variables(b) for b in federation.buckets}
+    known = {bucket.name: _variables(bucket) for bucket in federation.buckets}
     for group in ARCHITECTURES:
-        with contextlib.suppress(ValueError, TypeError):  # not for images of this size
+        with contextlib.suppress(ValueError, TypeError):  # it is not for images of this size
             for name, module in model_group(group, bucket.num_classes, bucket.input_shape).items():
                 known.setdefault(name, _variables(dataclasses.replace(bucket, module=module)))
     return known

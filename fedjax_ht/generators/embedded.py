@@ -1,6 +1,7 @@
 """A small style-based generator of 32x32 images, and the .npz files that it is shipped in.
 
     G_m: z in R^64, N(0, I)  ->  z / rms(z)  ->  two dense layers  ->  w in R^H
+         of a conditional generator the layers also see the class's row of a learnt table
     G_s: w  ->  a style per convolution; a learnt 4x4 map  ->  3x3 convolutions at 4, 8, 8, 16, 16,
       32 and 32 pixels
          ->  image
@@ -39,6 +40,7 @@ def init_variables(
     channels: tuple[int, int, int, int] = (128, 96, 48, 16),
     latent_dim: int = 512,
     image_channels: int = 3,
+    num_classes: int = 0,
 ) -> PyTree:
     """Draws the weights of an untrained generator.
 
@@ -48,10 +50,11 @@ def init_variables(
         next.
       latent_dim: H.
       image_channels: 1 (its images are grey) or 3.
+      num_classes: of a conditional generator; 0 makes one without classes.
 
     Returns:
       {"mapping", "constant", "convolutions", "image": weights, "average": float32 [H], the mean of
-      w (here 0)}.
+      w (here 0)}, and "classes": float32 [num_classes, 64] of a conditional one.
     """
     a, b, c, d = channels
     widths = ((a, a), (a, b), (b, b), (b, c), (c, d), (d, d))
@@ -59,19 +62,24 @@ def init_variables(
     layer_keys = jax.random.split(keys[2], len(widths))
     mapping_keys = jax.random.split(keys[0])
     mapping = {}
-    for i, inputs in enumerate((NOISE_DIM, latent_dim)):
+    noise_dim = 2 * NOISE_DIM if num_classes else NOISE_DIM
+    for i, inputs in enumerate((noise_dim, latent_dim)):
         weight = normal(mapping_keys[i], (inputs, latent_dim)) / _MAPPING_RATE
         mapping[str(i)] = {"weight": weight, "bias": jnp.zeros(latent_dim)}
     convolutions = {}
     for i, (inputs, outputs) in enumerate(widths):
         convolutions[str(i)] = _init_layer(layer_keys[i], inputs, outputs, latent_dim)
-    return {
+    variables = {
         "mapping": mapping,
         "constant": normal(keys[1], (4, 4, a)),
         "convolutions": convolutions,
         "image": _init_layer(keys[3], d, image_channels, latent_dim),
         "average": jnp.zeros(latent_dim),
     }
+    if num_classes:
+        table_key = jax.random.fold_in(keys[0], 2)
+        variables["classes"] = normal(table_key, (num_classes, NOISE_DIM))
+    return variables
 
 
 def _init_layer(key: jax.Array, inputs: int, outputs: int, latent_dim: int) -> PyTree:
@@ -89,12 +97,24 @@ def normal(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jax.random.normal(key, (math.prod(shape),)).reshape(shape)
 
 
-def map_noise(variables: PyTree, z: jax.Array) -> jax.Array:
-    """Maps noise z, float [n, 64], to valid latents, float32 [n, H]: G_m."""
-    x = z * jax.lax.rsqrt(jnp.mean(z * z, -1, keepdims=True) + 1e-8)
+def map_noise(variables: PyTree, z: jax.Array, labels: jax.Array | None = None) -> jax.Array:
+    """Maps noise z, float [n, 64], to valid latents, float32 [n, H]: G_m.
+
+    Args:
+      variables: of the generator.
+      z: noise.
+      labels: int [n], classes of a conditional generator; None for one without classes.
+    """
+    x = _unit_rms(z)
+    if labels is not None:
+        x = jnp.concatenate([x, _unit_rms(variables["classes"][labels])], -1)
     for layer in (variables["mapping"]["0"], variables["mapping"]["1"]):
         x = activate(dense(layer, x, _MAPPING_RATE))
     return x
+
+
+def _unit_rms(x: jax.Array) -> jax.Array:
+    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-8)
 
 
 def dense(layer: PyTree, x: jax.Array, rate: float = 1.0) -> jax.Array:
@@ -114,8 +134,17 @@ def activate(x: jax.Array) -> jax.Array:
 
 
 def sample_w(variables: PyTree, key: jax.Array, n: int) -> jax.Array:
-    """Draws valid latents w = G_m(z), z ~ N(0, I): float32 [n, H]."""
-    return map_noise(variables, jax.random.normal(key, (n, NOISE_DIM)))
+    """Draws valid latents w = G_m(z), z ~ N(0, I), of any class: float32 [n, H]."""
+    labels = None
+    if "classes" in variables:
+        label_key = jax.random.fold_in(key, 1)
+        labels = jax.random.randint(label_key, (n,), 0, len(variables["classes"]))
+    return map_noise(variables, jax.random.normal(key, (n, NOISE_DIM)), labels)
+
+
+def sample_classes(variables: PyTree, key: jax.Array, labels: jax.Array) -> jax.Array:
+    """Draws valid latents of these classes, int [n], of a conditional generator: float32 [n, H]."""
+    return map_noise(variables, jax.random.normal(key, (len(labels), NOISE_DIM)), labels)
 
 
 def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
@@ -234,9 +263,12 @@ def load_embedded(path: Path | str) -> Generator:
         channels = tuple(arrays[f"convolutions/{i}/kernel"].shape[2] for i in (0, 2, 4, 5))
         latent_dim = len(arrays["average"])
         image_channels = len(arrays["image/bias"])
+        num_classes = len(arrays.get("classes", ()))
         # The widths that the arrays have must fit each other: as those of a generator of this size.
         expected = jax.eval_shape(
-            lambda: init_variables(jax.random.key(0), channels, latent_dim, image_channels)
+            lambda: init_variables(
+                jax.random.key(0), channels, latent_dim, image_channels, num_classes
+            )
         )
         leaves, structure = jax.tree_util.tree_flatten_with_path(expected)
         for key, leaf in leaves:
@@ -258,6 +290,8 @@ def load_embedded(path: Path | str) -> Generator:
         sample_w=sample_w,
         synthesize=synthesize,
         variables=variables,
+        conditional=sample_classes if num_classes else None,
+        num_labels=num_classes,
     )
 
 

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ml_collections import ConfigDict
-
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.entries import Entry, described
@@ -42,7 +41,7 @@ WIDE = ("costs", "clients", "split")  # figures of many small words
 
 
 def write_report(
-    config: ConfigDict,
+    config: Config,
     experiment: Experiment,
     histories: Mapping[str, Sequence[Row]],
     results: Document,
@@ -87,7 +86,7 @@ def write_report(
     return path
 
 
-def size(config: ConfigDict) -> str:
+def size(config: Config) -> str:
     """Counts a run's clients, rounds and trials."""
     trials = f"{config.trials} trials" if config.trials > 1 else "one trial"
     return f"{config.partition.num_clients} clients, {config.rounds} rounds, {trials}"

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import jax
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.inputs import Pixels
 from fedjax_ht.experiment import devices
 from fedjax_ht.experiment.build import Experiment
@@ -22,7 +22,7 @@ PROGRAM = "fedjax-ht"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 
-def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
+def setting(config: Config, experiment: Experiment, labels: Iterable[str] | None = None) -> str:
     """Describes the federation and how entries train, in a few sentences.
 
     Args:
@@ -45,7 +45,7 @@ def setting(config: ConfigDict, experiment: Experiment, labels: Iterable[str] | 
     )
 
 
-def participation(config: ConfigDict) -> str:
+def participation(config: Config) -> str:
     """Says which share of the clients takes part in a round; "" where all do."""
     text = ""
     if config.participation != 1:
@@ -55,7 +55,7 @@ def participation(config: ConfigDict) -> str:
     return text
 
 
-def split(config: ConfigDict) -> str:
+def split(config: Config) -> str:
     """Names the split with its options and seed."""
     parts = [f"split {config.partition.kind}"]
     for name, value in sorted(config.partition.options.items()):
@@ -72,7 +72,7 @@ def architectures(experiment: Experiment, labels: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def trained(config: ConfigDict, experiment: Experiment, labels: Sequence[str]) -> str:
+def trained(config: Config, experiment: Experiment, labels: Sequence[str]) -> str:
     """Lists the settings of local training: those that entries share once, else each value with the
     entries that set it."""
     parts: tuple[dict[str, list[str]], ...] = ({}, {}, {})  # text -> labels

@@ -1,17 +1,13 @@
-"""Parses command lines, and tells every mistake in one line, exit code 2; --config is
-config_files.py's."""
+"""Parses command lines, and reports every mistake in one line with exit code 2; config_files.py
+parses --config."""
 
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from absl import flags
 
 from fedjax_ht.core.names import unknown
-
-if TYPE_CHECKING:  # benchmarks on machines without ml_collections use this module, too
-    from ml_collections import ConfigDict
 
 # warnings only: orbax and jax narrate at INFO, which a user's own --verbosity=0 shows
 QUIET = "--verbosity=-1"
@@ -19,13 +15,18 @@ TRUST = "Import the code that the run's config.json names as module:function, an
 
 
 class BadConfigFile(Exception):
-    """A config file, or what the command line sets in it, is wrong. One line."""
+    """A config file is wrong. One line."""
 
 
 def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
-    """Prints the error as one line and exits with a code: 2 for what was wrong from the start;
-    `at_once` leaves no time to other threads, for which what they wait for ends, and which say
-    so."""
+    """Prints an error as one line and ends the program.
+
+    Args:
+      error: what is wrong.
+      code: of the exit; 2 for what was wrong from the start.
+      at_once: True gives other threads no time: they wait for what the end takes from them, and
+        would print so.
+    """
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     if at_once:
         os._exit(code)
@@ -33,8 +34,10 @@ def fail(error: Exception, code: int = 2, at_once: bool = False) -> NoReturn:
 
 
 def parse_flags(arguments: list[str]) -> list[str]:
-    """Parses the command line; a mistake in it, or in a config file or override that it names, is
-    one line."""
+    """Parses a command line that has flags alone; returns the program's name in a list.
+
+    A mistake in it, or in a config file or override that it names, ends the program with one line.
+    """
     rest = parse_words(arguments)
     if len(rest) > 1:
         fail(ValueError(f"unexpected argument {rest[1]!r}; flags are written --name=value"))
@@ -42,11 +45,10 @@ def parse_flags(arguments: list[str]) -> list[str]:
 
 
 def parse_words(arguments: list[str]) -> list[str]:
-    """The same, of a command that takes words beside flags."""
+    """Parses a command line as `parse_flags` does, of a command that takes words beside flags;
+    returns the program's name and the words."""
     try:
         return flags.FLAGS([arguments[0], QUIET, *arguments[1:]])
-    except (KeyError, AttributeError) as error:
-        fail(ValueError(words(error)))
     except flags.UnrecognizedFlagError as error:
         fail(ValueError(unknown_flag(error.flagname, error.flagvalue or "")))
     except (BadConfigFile, flags.Error, ValueError, TypeError, OSError) as error:
@@ -54,36 +56,25 @@ def parse_words(arguments: list[str]) -> list[str]:
 
 
 def unknown_flag(name: str, argument: str) -> str:
-    """Says what to write instead of an `argument` with an unknown flag: of a config's field
-    --config.FIELD."""
-    takes_config = "config" in flags.FLAGS
-    fields = []
-    if takes_config:
-        from fedjax_ht.configs.base import base_config  # needs ml_collections, as --config does
+    """Returns what to write instead of an unknown flag `name`, written as `argument`; for a field
+    of the config, --config.FIELD."""
+    hint = "`--help` shows the flags"
+    if "config" not in flags.FLAGS:
+        return unknown("flag", name, list(flags.FLAGS), hint)
+    # here, because it needs ml_collections: benchmarks on machines without it parse flags, too
+    from fedjax_ht.runner.config_files import field_of, known_fields, unknown_field
 
-        fields = list(paths(flags.FLAGS["config"].value or base_config()))
+    fields = known_fields()
     if name in fields:
         setting = f"--config.{name}={argument.partition('=')[2] or 'VALUE'}"
         return f"unknown flag --{name}; {name} is a field of the config: write {setting}"
-    there = "`--help` shows the flags"
-    if takes_config:
-        there += ", and a field of the config is set by --config.FIELD=VALUE"
-    return unknown("flag", name, [*flags.FLAGS, *fields], there)
+    field = field_of(name)
+    if field is not None:
+        return unknown_field(field)
+    hint += ", and a field of the config is set by --config.FIELD=VALUE"
+    # fields by their own names: --learning_rate is meant to be training.learning_rate
+    return unknown("flag", name, [*_without_fields(), *fields], hint)
 
 
-def words(error: BaseException) -> str:
-    """What an error says; ours, of bad values and files, say it without their kind."""
-    said: object = error
-    # str() of a KeyError has escapes
-    while isinstance(said, KeyError | AttributeError) and said.args:
-        said = said.args[0]
-    own = type(error) in (ValueError, FileNotFoundError) and str(error)
-    return str(error) if own else f"{type(error).__name__}: {said}"
-
-
-def paths(config: "ConfigDict", prefix: str = "") -> Iterator[str]:
-    """Of all fields and sections, "training" and "training.epochs"."""
-    for name in config:
-        yield f"{prefix}{name}"
-        if isinstance(config[name], type(config)):
-            yield from paths(config[name], f"{prefix}{name}.")
+def _without_fields() -> list[str]:
+    return [name for name in flags.FLAGS if not name.startswith("config.")]

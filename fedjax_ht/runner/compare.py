@@ -2,21 +2,24 @@
 
 One split (or one a trial, by the config's partition.per_trial), --trials seeds, the same for every
 method. A name is the method as its paper has it; "fedproto:weight=3.0:training.learning_rate=0.05"
-has settings of its own, and "fedtgp@tuned" those that somebody has chosen for the config
-(entries.py). The report says which had what. --methods and --trials are the config's unless given.
---fair=9 first searches nine settings of each method, by validation (fair.py), and compares the
-best. --target=0.8 asks what reaching that accuracy takes, --target_share=0.9 what nine tenths of
-the best accuracy do; --target_score=accuracy_participants asks it of that score. The same command
-again goes on where the run stopped.
+has settings of its own, and "fedtgp@tuned" those that were searched for the config
+(experiment/entries.py). The report says which had what. --methods and --trials are the config's
+unless given. --fair=9 first searches nine settings of each method, by validation (fair.py), and
+compares the best. --target=0.8 reports what reaching that accuracy takes, --target_share=0.9 what
+nine tenths of the best accuracy take; --target_score=accuracy_participants takes that score
+instead. The same command again goes on where the run stopped.
 """
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 
 from absl import flags
-from ml_collections import ConfigDict
 
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.experiment.entries import entries_of
+from fedjax_ht.experiment.run_lock import is_primary
 from fedjax_ht.report.costs import Aim, costs, write_csv
 from fedjax_ht.report.curves import accuracy_and_bytes
 from fedjax_ht.report.figures import VECTOR, save
@@ -24,13 +27,14 @@ from fedjax_ht.report.results import PARTICIPANTS
 from fedjax_ht.report.statistics import write_trials
 from fedjax_ht.runner.cli import fail
 from fedjax_ht.runner.fair import fairly_tuned
-from fedjax_ht.runner.main import chosen_workdir, configured, execute, orderly, print_files, tell
-from fedjax_ht.runner.train import is_primary
+from fedjax_ht.runner.program import chosen_workdir, configured, execute, orderly
+from fedjax_ht.runner.progress import print_files, tell
+from fedjax_ht.runner.train import Result
 
 _METHODS = flags.DEFINE_list(
     "methods",
     None,
-    "What to compare, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's.",
+    "Entries, such as local,fedproto:weight=3.0,fedtgp@tuned; by default the config's.",
 )
 _TRIALS = flags.DEFINE_integer(
     "trials", None, "How many seeds each runs with; by default the config's."
@@ -49,63 +53,72 @@ _OF = flags.DEFINE_string(
 )
 
 
-def comparison(config: ConfigDict, methods: Sequence[str] | None, trials: int | None) -> ConfigDict:
-    """A config that runs these entries, or without any the config's.
+def comparison(config: Config, methods: Sequence[str] | None, trials: int | None) -> Config:
+    """Returns a config that runs these entries with so many trials; None leaves the config's.
 
     Raises:
       ValueError: no entry, one given twice, or one that is wrong.
     """
-    config = config.copy_and_resolve_references()
     if trials is not None:
-        config.trials = trials
+        config = dataclasses.replace(config, trials=trials)
     if methods is None:
         return config
     if not methods or len(set(methods)) < len(methods):
         raise ValueError(
             f"--methods is {','.join(methods)!r}; it must name at least one method, and each once"
         )
-    config.entries = tuple(methods)
+    config = dataclasses.replace(config, entries=tuple(methods))
     entries_of(config)
     return config
+
+
+def chosen_aim(score: str, target: float | None, share: float | None) -> Aim:
+    """Returns what the flags ask for.
+
+    Raises:
+      ValueError: a value is out of range, or both are given.
+    """
+    for flag, value in (("target", target), ("target_share", share)):
+        if value is not None and not 0 < value <= 1:
+            raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
+    if target is not None and share is not None:
+        raise ValueError("--target and --target_share are both given; one of them sets the target")
+    if score not in ("accuracy", PARTICIPANTS):
+        raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
+    return Aim(score, target, share)
+
+
+def write_comparison(config: Config, result: Result, aim: Aim, workdir: Path) -> list[Path]:
+    """Writes the files that a comparison has more than a run; returns them and the page."""
+    lines, target, _ = costs(result.histories, *aim)
+    with atomic_open(workdir / "compare.md") as file:
+        file.write(result.summary + "\n")
+    sheet = write_csv(lines, target, workdir / "compare.csv")
+    step = int(config.partition.per_trial)
+    splits = [config.partition.seed + step * trial for trial in range(config.trials)]
+    trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
+    picture = workdir / "plots" / "compare.png"
+    save(accuracy_and_bytes(result.histories, target), picture, VECTOR)
+    return [workdir / "compare.md", sheet, trials, picture, workdir / "report.html"]
 
 
 def main(_) -> None:
     config, name = configured()
     try:
-        config, score = comparison(config, _METHODS.value, _TRIALS.value), _OF.value
-        for flag, value in (("target", _TARGET.value), ("target_share", _SHARE.value)):
-            if value is not None and not 0 < value <= 1:
-                raise ValueError(f"--{flag} is {value}; it must be above 0 and at most 1")
-        if _TARGET.value is not None and _SHARE.value is not None:
-            raise ValueError(
-                "--target and --target_share are both given; one of them sets the target"
-            )
-        if score not in ("accuracy", PARTICIPANTS):
-            raise ValueError(f"--target_score is {score!r}; it must be accuracy or {PARTICIPANTS}")
+        config = comparison(config, _METHODS.value, _TRIALS.value)
+        aim = chosen_aim(_OF.value, _TARGET.value, _SHARE.value)
     except ValueError as error:
         fail(error)
-    workdir = chosen_workdir(
-        f"{name}-compare" if _FAIR.value is None else f"{name}-fair{_FAIR.value}", config
-    )
-    aim = Aim(score, _TARGET.value, _SHARE.value)
+    kind = "compare" if _FAIR.value is None else f"fair{_FAIR.value}"
+    workdir = chosen_workdir(f"{name}-{kind}", config)
     with orderly(workdir):
         if _FAIR.value is not None:
-            config = fairly_tuned(
-                config, [entry.label for entry in entries_of(config)], _FAIR.value, workdir, tell
-            )
+            labels = [entry.label for entry in entries_of(config)]
+            config = fairly_tuned(config, labels, _FAIR.value, workdir, tell)
         result = execute(config, workdir, aim)
     if not is_primary() or not result.files:  # the folder is read-only
         return
-    lines, target, _ = costs(result.histories, *aim)
     try:
-        with atomic_open(workdir / "compare.md") as file:
-            file.write(result.summary + "\n")
-        sheet = write_csv(lines, target, workdir / "compare.csv")
-        step = int(config.partition.per_trial)
-        splits = [config.partition.seed + step * trial for trial in range(config.trials)]
-        trials = write_trials(result.histories, config.seed, splits, workdir / "trials.csv")
-        picture = workdir / "plots" / "compare.png"
-        save(accuracy_and_bytes(result.histories, target), picture, VECTOR)
+        print_files(write_comparison(config, result, aim, workdir))
     except OSError as error:
         fail(error, code=1)
-    print_files([workdir / "compare.md", sheet, trials, picture, workdir / "report.html"])

@@ -1,46 +1,104 @@
-"""Reads config files: the flag --config, and what the command line sets in a config."""
+"""Reads config files: the flag --config, and a flag --config.FIELD for each field of the config."""
 
+import ast
 import importlib.util
-import re
 import sys
 import traceback
+from collections.abc import Callable, Iterator
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import ConfigDict
 
 from fedjax_ht.configs import shipped
+from fedjax_ht.configs.base import SEE, base_config
 from fedjax_ht.core.names import unknown, unknown_option
-from fedjax_ht.runner.cli import BadConfigFile, paths, words
+from fedjax_ht.runner.cli import BadConfigFile
 
 MODULE = "config_file"  # the name that a config file's module has
-FREE = ("method.options.", "partition.options.")  # fields that belong to a method or a split
+OPTIONS = ("method.options.", "partition.options.")  # fields that belong to a method or a split
 
 
-def define_config() -> flags.FlagHolder:
-    """The flag --config=FILE[:ARGUMENT], and --config.FIELD=VALUE for every field of what the file
-    returns."""
-    holder = config_flags.DEFINE_config_file(
-        "config",
+class NamedConfig(NamedTuple):
+    """The value of --config: what was written, and what get_config returned, in which flags
+    --config.FIELD set fields."""
+
+    name: str
+    fields: ConfigDict
+
+
+class ConfigParser(flags.ArgumentParser):
+    """Reads the config file that --config names, and defines a flag for each field of its config,
+    which may then follow on the command line."""
+
+    def __init__(self, flag_values: flags.FlagValues):
+        self.flag_values = flag_values
+
+    def parse(self, argument: str) -> NamedConfig:
+        config = read_config_file(argument)
+        for path in paths(config):
+            define_field(config, path, self.flag_values)
+        return NamedConfig(argument, config)
+
+
+class FieldParser(flags.ArgumentParser):
+    """Sets a field of a config to the value of its flag. A tuple's flag may be given repeatedly.
+
+    absl shares parsers of equal arguments; since a ConfigDict has no hash, each field has its own.
+    """
+
+    def __init__(self, section: ConfigDict, field: str, convert: Callable[[str], Any]):
+        self.section, self.field, self.convert = section, field, convert
+        self.values: tuple = ()
+
+    def parse(self, argument: str) -> Any:
+        value = self.convert(argument)
+        if self.convert is to_tuple:
+            value = self.values = self.values + value
+        self.section[self.field] = value
+        return value
+
+
+def define_config(flag_values: flags.FlagValues = flags.FLAGS) -> flags.FlagHolder:
+    """Defines the flag --config=FILE[:ARGUMENT], whose value is a `NamedConfig`."""
+    about = "The experiment: a file, or a name of `fedjax-ht list configs`."
+    return flags.DEFINE(ConfigParser(flag_values), "config", None, about, flag_values)
+
+
+def define_field(config: ConfigDict, path: str, flag_values: flags.FlagValues) -> None:
+    """Defines the flag --config.PATH, which sets that field; of a section there is none."""
+    *sections, field = path.split(".")
+    section = config
+    for name in sections:
+        section = section[name]
+    if isinstance(section[field], ConfigDict):
+        return
+    kind = section.get_type(field)  # a placeholder knows its type, though it is None
+    parser = FieldParser(section, field, CONVERSIONS.get(kind, to_literal))
+    # allow_override: a second --config defines the flags of its own fields
+    flag = flags.Flag(
+        parser,
         None,
-        "The experiment: a file, or a name of `fedjax-ht list configs`.",
+        name=f"config.{path}",
+        default=None,
+        help_string=f"The field {path} of the config.",
+        boolean=kind is bool,
+        allow_override=True,
     )
-    # ml_collections tells of mistakes in many lines
-    flags.FLAGS["config"].parser.parse = read_config_file
-    return holder
+    flags.DEFINE_flag(flag, flag_values)
 
 
 def read_config_file(named: str) -> ConfigDict:
-    """What get_config of a config file returns, locked, for the fields that the command line sets.
+    """Returns what get_config of a config file returns, locked: fields can be set, none added.
 
     Args:
       named: a file, or the name of a config that comes with the library; and behind a colon the
         argument of get_config.
 
     Raises:
-      BadConfigFile: there is no such file; it raises something, or returns something else; or it
-        has no such field.
+      BadConfigFile: there is no such file, or it raises something, or returns something else.
     """
     file, colon, argument = named.partition(":")
     file = config_path(file)
@@ -51,9 +109,10 @@ def read_config_file(named: str) -> ConfigDict:
         sys.modules[MODULE] = module
         loader.exec_module(module)
         get_config = getattr(module, "get_config", None)
-        config = get_config(*([argument] if colon else [])) if callable(get_config) else None
+        if callable(get_config):
+            config = get_config(argument) if colon else get_config()
     except (Exception, SystemExit) as error:
-        raise BadConfigFile(f"{place(file, error, get_config)}: {words(error)}") from error
+        raise BadConfigFile(f"{place(file, error, get_config)}: {text_of(error)}") from error
     if not callable(get_config):
         raise BadConfigFile(
             f"{file}, line 1: there is no function get_config(argument=None) in this file"
@@ -61,57 +120,137 @@ def read_config_file(named: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise BadConfigFile(
             f"{place(file, None, get_config)}: get_config returns {type(config).__name__}; it "
-            "must return a "
-            "ConfigDict, such as fedjax_ht.base_config()"
+            "must return a ConfigDict, such as fedjax_ht.base_config()"
         )
-    check_overrides(config, sys.argv)
     return config.lock()
 
 
 def config_path(named: str) -> str:
-    """A config file as it is named: its path, or without a folder the name of one that comes with
-    the library."""
+    """Returns the path of a config file: `named` itself, or without a folder that of the config of
+    this name that comes with the library."""
     ours, name = shipped(), named.removesuffix(".py")
     if Path(named).is_file():
         return named
     if name in ours:
         return str(ours[name])
     if Path(named).name == named:
-        raise BadConfigFile(
-            unknown("config", named, ours, "`fedjax-ht list configs` shows those there are")
-        )
-    known = Path(name).name in ours
-    raise BadConfigFile(
-        f"no config file {named}" + known * f"; the library's own is --config={Path(name).name}"
-    )
+        advice = "`fedjax-ht list configs` shows all of them"
+        raise BadConfigFile(unknown("config", named, ours, advice))
+    line = f"no config file {named}"
+    if Path(name).name in ours:
+        line += f"; the library's own is --config={Path(name).name}"
+    raise BadConfigFile(line)
 
 
 def place(file: str, error: BaseException | None, get_config: object) -> str:
-    """The line of a config file from which an error came: of what it called last, else that of
+    """Returns "FILE, line N" of the last line of a config file that led to an error, else of
     get_config."""
     here = Path(file).resolve()
     frames = traceback.extract_tb(error.__traceback__) if error else []
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == here]
     if isinstance(error, SyntaxError) and error.filename and Path(error.filename).resolve() == here:
         lines.append(error.lineno)
-    code = getattr(get_config, "__code__", None)
-    return f"{file}, line {lines[-1] if lines else code.co_firstlineno if code else 1}"
+    if not lines:
+        code = getattr(get_config, "__code__", None)
+        lines = [code.co_firstlineno if code else 1]
+    return f"{file}, line {lines[-1]}"
 
 
-def check_overrides(config: ConfigDict, arguments: list[str]) -> None:
-    """BadConfigFile where the command line sets a field that there is not."""
-    known = list(paths(config))
-    for argument in flags.FLAGS.read_flags_from_files(arguments, force_gnu=False):
-        found = re.match(r"--?(?:no)?config\.([^=\[]+)", argument)
-        if found is None or found[1] in known:
-            continue
-        field, free = found[1], next((part for part in FREE if found[1].startswith(part)), None)
-        if free is None:
-            raise BadConfigFile(
-                unknown(
-                    "config field", field, known, "see fedjax_ht/configs/base.py for the fields"
-                )
+def text_of(error: BaseException) -> str:
+    """Returns an error's message; with its type, but of bad values and files, whose messages say
+    all."""
+    if type(error) in (ValueError, FileNotFoundError) and str(error):
+        return str(error)
+    message: object = error
+    # str() of a KeyError has escapes, and ml_collections puts one error into another
+    while isinstance(message, KeyError | AttributeError) and message.args:
+        message = message.args[0]
+    return f"{type(error).__name__}: {message}"
+
+
+def paths(config: ConfigDict, prefix: str = "") -> Iterator[str]:
+    """Yields the paths of all fields and sections: "training" and "training.epochs"."""
+    for name in config:
+        yield f"{prefix}{name}"
+        if isinstance(config[name], ConfigDict):
+            yield from paths(config[name], f"{prefix}{name}.")
+
+
+def known_fields() -> list[str]:
+    """Returns the fields of the config that --config names, else of the base config."""
+    named = flags.FLAGS["config"].value
+    return list(paths(base_config() if named is None else named.fields))
+
+
+def field_of(flag: str) -> str | None:
+    """Returns the field that a flag sets, "config.FIELD" or "noconfig.FIELD"; None of others."""
+    prefix, dot, field = flag.partition(".")
+    return field if dot and prefix in ("config", "noconfig") else None
+
+
+def unknown_field(field: str) -> str:
+    """Returns the message of a flag --config.FIELD that is not defined."""
+    named = flags.FLAGS["config"].value
+    if named is None:
+        return f"--config.{field} sets a field of the config, and there is no --config=FILE"
+    known = list(paths(named.fields))
+    if field in known:
+        section = _at(named.fields, field)
+        if isinstance(section, ConfigDict):
+            return (
+                f"{field} is a section of the config; set one of its fields: {', '.join(section)}"
             )
-        part = config[free.partition(".")[0]]
-        owner = part.name if free.startswith("method") else f"partition {part.kind!r}"
-        raise BadConfigFile(unknown_option(owner, field.removeprefix(free), list(part.options)))
+        return f"--config.{field} stands before --config=FILE, which must be the first of them"
+    for prefix in OPTIONS:
+        if field.startswith(prefix):
+            part = named.fields[prefix.partition(".")[0]]
+            owner = part.name if prefix == OPTIONS[0] else f"partition {part.kind!r}"
+            return unknown_option(owner, field.removeprefix(prefix), list(part.options))
+    return unknown("config field", field, known, SEE)
+
+
+def _at(config: ConfigDict, path: str) -> Any:
+    for name in path.split("."):
+        config = config[name]
+    return config
+
+
+def to_tuple(text: str) -> tuple:
+    """Reads a tuple, or one element of it: "('a', 'b')" or "a"."""
+    try:
+        value = ast.literal_eval(text)
+    except ValueError:
+        value = text
+    except SyntaxError:
+        if "," in text or " " in text:  # it was meant to be a tuple, and its quotes are missing
+            raise ValueError("it must be a tuple such as ('a', 'b')") from None
+        value = text
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+def to_literal(text: str) -> Any:
+    """Reads a Python literal, or else text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _number_reader(parser: flags.ArgumentParser, rule: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return parser.parse(text)
+        except ValueError:
+            raise ValueError(f"it must be {rule}") from None
+
+    return convert
+
+
+CONVERSIONS: dict[type, Callable[[str], Any]] = {
+    bool: _number_reader(flags.BooleanParser(), "True or False"),
+    float: _number_reader(flags.FloatParser(), "a number"),
+    int: _number_reader(flags.IntegerParser(), "an integer"),
+    str: str,
+    tuple: to_tuple,
+}
+"""Type of a field -> how its flag's text is read; others are read as Python literals."""

@@ -21,24 +21,29 @@ from fedjax_ht.experiment.build import Experiment
 from fedjax_ht.experiment.run_folder import read_run
 from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner.cli import TRUST, fail
-from fedjax_ht.runner.train import enable_compilation_cache, simulate
+from fedjax_ht.runner.processes import enable_compilation_cache
+from fedjax_ht.runner.train_entry import simulate
 from fedjax_ht.simulation.simulation import Simulation, SimulationState
 
-# experiments.main has one of this name, too, and one process may import both.
+# allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
-_CLIENT = flags.DEFINE_integer("client", None, "A client's id.")
-_METHOD = flags.DEFINE_string(
-    "method", None, "Which of the run's methods; by default the configured one."
-)
-_TRIAL = flags.DEFINE_integer("trial", 0, "Which of the run's trials.")
+_CLIENT = flags.DEFINE_integer("client", None, "The id of a client.")
+_METHOD = flags.DEFINE_string("method", None, "The label of an entry; by default of the first.")
+_TRIAL = flags.DEFINE_integer("trial", 0, "The number of a trial, from 0.")
 _EXPORT = flags.DEFINE_string(
     "export", None, "Write the client's state to this .npz, or its model to this .safetensors."
 )
 
 
 class LoadedRun(NamedTuple):
-    """A run as its newest checkpoint left it."""
+    """A run as its newest checkpoint left it.
+
+    Attributes:
+      experiment: that its config was built to.
+      simulation, state: of one entry.
+      method: the label of this entry.
+    """
 
     experiment: Experiment
     simulation: Simulation
@@ -62,21 +67,19 @@ def load_run(workdir: Path | str, method: str | None = None, trust: bool = False
     _, experiment = read_run(workdir, trust)
     method = method or next(iter(experiment.methods))
     if method not in experiment.methods:
-        there = f"it has {', '.join(experiment.methods)}"
-        raise ValueError(
-            f"the run in {workdir} has no method {method!r}"
-            + meant(method, experiment.methods, there)
-        )
+        advice = meant(method, experiment.methods, f"it has {', '.join(experiment.methods)}")
+        raise ValueError(f"the run in {workdir} has no method {method!r}{advice}")
     simulation = simulate(method, experiment)
     folder = workdir / experiment.entries[method].folder / "checkpoints"
-    found = make_checkpointer(folder, simulation).restore()
-    if found is None:
+    restored = make_checkpointer(folder, simulation).restore()
+    if restored is None:
         raise FileNotFoundError(f"no readable checkpoint below {folder}")
-    return LoadedRun(experiment, simulation, found[0], method)
+    state, _ = restored
+    return LoadedRun(experiment=experiment, simulation=simulation, state=state, method=method)
 
 
 def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
-    """The client's own state in one trial, as the method left it; NumPy arrays.
+    """Returns the state of a client in one trial, as the method left it; NumPy arrays.
 
     Raises:
       ValueError: there is no such client or trial.
@@ -91,13 +94,14 @@ def client_state(run: LoadedRun, client: int, trial: int = 0) -> PyTree:
         )
     bucket = federation.buckets[federation.assignment[client]]
     members = federation.members(bucket)
+    # rows of a bucket's stacked states are ordered by trial, then by client
     row = trial * len(members) + members.index(client)
     states = run.simulation.read_clients(run.state, bucket.name, np.array([row]))
     return jax.tree.map(lambda x: x[0], states)
 
 
 def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
-    """Writes a client, so that `config.model.weights` takes its model back.
+    """Writes a client's state; as .safetensors so that `config.model.weights` takes its model back.
 
     Args:
       state: the client's.
@@ -109,27 +113,39 @@ def export(state: PyTree, path: Path | str, module: nn.Module) -> None:
       ValueError: another suffix, or a state without a model.
     """
     if Path(path).suffix == ".safetensors":
-        own = state if isinstance(state, dict) else getattr(state, "model", {})
-        if "params" not in own:
+        model = state if isinstance(state, dict) else getattr(state, "model", {})
+        if "params" not in model:
             raise ValueError(
                 "this method's clients have no model to export as .safetensors; take .npz"
             )
-        save_safetensors(path, state_dict(module, {"params": own["params"], "stats": own["stats"]}))
+        variables = {"params": model["params"], "stats": model["stats"]}
+        save_safetensors(path, state_dict(module, variables))
         return
     check_export(path)
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    arrays = {
-        jax.tree_util.keystr(key, simple=True, separator="/"): np.asarray(leaf)
-        for key, leaf in leaves
-    }
+    arrays = {}
+    for key, leaf in jax.tree_util.tree_leaves_with_path(state):
+        arrays[jax.tree_util.keystr(key, simple=True, separator="/")] = np.asarray(leaf)
     with atomic_open(path, "wb") as file:
         np.savez(file, **arrays)
 
 
 def check_export(path: Path | str) -> None:
-    """ValueError for a file of a kind that `export` does not write."""
+    """Raises a ValueError for a file of a kind that `export` does not write."""
     if Path(path).suffix not in (".npz", ".safetensors"):
         raise ValueError(f"export is {str(path)!r}; it must end in .npz or .safetensors")
+
+
+def print_scores(run: LoadedRun, client: int, trial: int) -> None:
+    """Prints the accuracies of a client's model on its own samples."""
+    federation = run.experiment.federations[run.method]
+    bucket = federation.buckets[federation.assignment[client]]
+    evaluation = run.simulation.evaluate(run.state, np.array([client]))[trial]
+    print(f"client {client} ({bucket.name}), {run.method} after {run.state.round} rounds")
+    for split, by_rule in evaluation.accuracy.items():
+        count = evaluation.counts[split][client]
+        for rule in run.experiment.methods[run.method].rules:
+            accuracy = 100 * by_rule[rule][client]
+            print(f"  {split} accuracy by {rule}: {accuracy:.2f} % of {count} images")
 
 
 def main(_) -> None:
@@ -148,15 +164,10 @@ def main(_) -> None:
         state = client_state(run, _CLIENT.value, _TRIAL.value)
     except (ValueError, OSError, ImportError) as error:
         fail(error)
-    client, federation = _CLIENT.value, run.experiment.federations[run.method]
-    evaluation = run.simulation.evaluate(run.state, np.array([client]))[_TRIAL.value]
-    bucket = federation.buckets[federation.assignment[client]]
-    print(f"client {client} ({bucket.name}), {run.method} after {run.state.round} rounds")
-    for split, by_rule in evaluation.accuracy.items():
-        for rule in run.experiment.methods[run.method].rules:
-            accuracy, count = by_rule[rule][client], evaluation.counts[split][client]
-            print(f"  {split} accuracy by {rule}: {100 * accuracy:.2f} % of {count} images")
+    print_scores(run, _CLIENT.value, _TRIAL.value)
     if _EXPORT.value:
+        federation = run.experiment.federations[run.method]
+        bucket = federation.buckets[federation.assignment[_CLIENT.value]]
         try:
             export(state, _EXPORT.value, bucket.module)
         except (ValueError, OSError) as error:

@@ -1,4 +1,4 @@
-"""What a sweep tries: the points of a space of settings, how long each runs, and which of them go
+"""Chooses the points of a sweep in a space of settings, the rounds of each, and those that go
 on."""
 
 import itertools
@@ -16,7 +16,7 @@ Point = dict[str, str]
 
 
 def parse_space(over: Sequence[str]) -> Space:
-    """From "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
+    """Reads a space: "weight=0.1,1,10", "weight=log:0.1:10", "method.options.mu=uniform:0:1".
 
     Raises:
       ValueError: one of them is wrong. One line.
@@ -41,13 +41,11 @@ def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
     try:
         low, high = map(float, ends)
     except ValueError:
-        low = high = math.nan
-    if (
-        kind not in ("log", "uniform")
-        or not low < high
-        or not math.isfinite(high - low)
-        or (kind == "log" and low <= 0)
-    ):
+        low = high = math.nan  # no comparison holds
+    is_range = low < high and math.isfinite(high - low)
+    if kind == "log":
+        is_range = is_range and low > 0
+    if kind not in ("log", "uniform") or not is_range:
         raise ValueError(
             f"--over is {spec!r}; a range is log:LOW:HIGH, above 0, or uniform:LOW:HIGH, such as "
             "log:0.01:1"
@@ -56,7 +54,7 @@ def _range(spec: str, kind: str, ends: Sequence[str]) -> SearchRange:
 
 
 def grid(space: Space) -> list[Point]:
-    """All combinations; the last setting changes fastest.
+    """Returns all combinations; the last setting changes fastest.
 
     Raises:
       ValueError: there is a range among them.
@@ -71,9 +69,12 @@ def grid(space: Space) -> list[Point]:
 
 
 def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
-    """`count` points of a Latin hypercube: each setting's values are spread evenly over its range.
+    """Returns `count` points of a Latin hypercube: each setting's values are spread evenly over its
+    range.
+
     A pure function of its arguments; values have two significant digits, so that a label can be
-    read."""
+    read.
+    """
     rng = np.random.default_rng(seed)
     shares = {key: (rng.permutation(count) + rng.random(count)) / count for key in space}
     return [
@@ -84,29 +85,32 @@ def draw(space: Space, count: int, seed: int = 0) -> list[Point]:
 def _value(values: tuple[str, ...] | SearchRange, share: float) -> str:
     if not isinstance(values, SearchRange):
         return values[int(share * len(values))]
-    low, high = (math.log(x) if values.log else x for x in values[:2])
-    number = low + share * (high - low)
-    return f"{float(f'{math.exp(number) if values.log else number:.2g}'):g}"
+    if values.log:
+        low, high = math.log(values.low), math.log(values.high)
+        number = math.exp(low + share * (high - low))
+    else:
+        number = values.low + share * (values.high - values.low)
+    return f"{float(f'{number:.2g}'):g}"
 
 
 def label_of(entry: str, point: Mapping[str, str]) -> str:
-    """How an entry with a point's settings is written."""
+    """Returns the entry with a point's settings, as it is written."""
     return ":".join([entry, *(f"{key}={value}" for key, value in point.items())])
 
 
 def rungs(rounds: int, halvings: int) -> list[int]:
-    """After how many rounds the worse half of the points ends, the last being all rounds.
+    """Returns the rounds after which the worse half of the points ends; the last are all rounds.
 
     Raises:
       ValueError: there are not so many rounds.
     """
-    found = [rounds >> left for left in range(halvings, -1, -1)]
-    if halvings < 0 or found[0] < 1:
+    at = [rounds >> left for left in range(halvings, -1, -1)]
+    if halvings < 0 or at[0] < 1:
         raise ValueError(
             f"--halvings is {halvings}; with {rounds} rounds it must be from 0 to "
             f"{rounds.bit_length() - 1}"
         )
-    return found
+    return at
 
 
 def better_half(scores: Mapping[str, float]) -> list[str]:
@@ -119,7 +123,12 @@ def better_half(scores: Mapping[str, float]) -> list[str]:
 
 
 def rounds_trained(points: int, at: Sequence[int]) -> int:
-    """What a search costs, in rounds of one point, by the rounds of its rungs."""
+    """Returns the cost of a search in rounds of one point.
+
+    Args:
+      points: that it begins with.
+      at: the rounds after which half of them end, see `rungs`.
+    """
     total, before = 0, 0
     for rounds in at:
         total += points * (rounds - before)

@@ -1,5 +1,7 @@
-"""SIGINT and SIGTERM: a line instead of a traceback, from a program's first moment on. Nothing slow
-is imported."""
+"""Handles SIGINT and SIGTERM: a line instead of a traceback, from a program's first moment on.
+
+Nothing slow is imported here.
+"""
 
 import os
 import signal
@@ -9,13 +11,14 @@ import time
 from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-# seconds; `timeout` sends its signal twice, to the process and to its group, and means it once
 SAME = 0.3
+"""Seconds in which two signals count as one: `timeout` sends its signal twice, to the process and
+to its group."""
 
 
 class catch_signals:
-    """Within the block SIGINT and SIGTERM are noted in the list; a second one of the same kind acts
-    as usual."""
+    """A block in which the numbers of SIGINT and SIGTERM are noted in a list; a second signal of
+    the same kind acts as usual."""
 
     def __enter__(self) -> list[int]:
         self.caught: list[int] = []
@@ -42,8 +45,8 @@ class catch_signals:
 
 
 def end_on_signals() -> None:
-    """From now on SIGINT and SIGTERM end the program with one line, at once, whatever it is doing.
-    Of a block of `catch_signals` that holds for the second one; the first is left to it."""
+    """Makes SIGINT and SIGTERM end the program with one line, at once, whatever it is doing; in a
+    block of `catch_signals` the second of them, since the first is left to the block."""
     ending = threading.Lock()
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -58,8 +61,8 @@ def end_on_signals() -> None:
         os.write(2, f"{line}\n".encode())  # the main thread may hold the lock of sys.stderr
 
     def watch():
-        """Python's handlers run between two bytecodes of the main thread only, and so not while it
-        compiles."""
+        """Answers signals while the main thread compiles: handlers run between two bytecodes of
+        that thread only."""
         since = 0.0
         while True:
             number = receiver.recv(1)[0]
@@ -76,10 +79,14 @@ def end_on_signals() -> None:
             elif time.monotonic() - since > SAME:
                 end(number, None)
 
-    # Blocks whose first signal the thread has counted; blocks that had it before the thread was
-    # told.
-    counted, owed = set(), set()
-    end.take = lambda block: None if block in counted else owed.add(block)
+    counted = set()  # blocks whose first signal the thread has counted
+    owed = set()  # blocks that had their first signal before the thread saw it
+
+    def take(block):
+        if block not in counted:
+            owed.add(block)
+
+    end.take = take
     for number in NUMBERS:
         signal.signal(number, end)
     signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)

@@ -7,7 +7,7 @@ tries all nine; --draws=20 tries twenty that are spread over the space, in which
 --over=weight=log:0.01:10 may be a range, and the entry as it is given. With --halvings=2 the worse
 half ends after a quarter of the rounds, and half of the rest after half of them. The same command
 again goes on where the search stopped. What is chosen is printed as an entry for
-`experiments.compare --methods`; test sets have no say in it.
+`fedjax-ht compare --methods`; test sets have no say in it.
 """
 
 import shlex
@@ -18,12 +18,14 @@ from absl import flags
 
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.runner.cli import fail
-from fedjax_ht.runner.main import chosen_workdir, configured, orderly, tell
-from fedjax_ht.runner.points import budget, searched, table
+from fedjax_ht.runner.points import searched
+from fedjax_ht.runner.program import chosen_workdir, configured, orderly
+from fedjax_ht.runner.progress import tell
 from fedjax_ht.runner.search import parse_space, points_of
+from fedjax_ht.runner.search_result import budget, table
 
 _ENTRY = flags.DEFINE_string(
-    "entry", None, "What to search, such as fedtgp or fedproto:variant=released."
+    "entry", None, "The entry to search, such as fedtgp or fedproto:variant=released."
 )
 _OVER = flags.DEFINE_multi_string(
     "over", [], "KEY=VALUE,VALUE,... or KEY=log:LOW:HIGH or KEY=uniform:LOW:HIGH."
@@ -38,7 +40,8 @@ _TOGETHER = flags.DEFINE_integer(
 
 
 def count_programs() -> list[float]:
-    """Seconds of every program that is compiled from now on, or read from the cache."""
+    """Returns a list to which every program that is compiled from now on, or read from the cache,
+    adds its seconds."""
     seconds: list[float] = []
 
     def listen(name: str, duration: float, **_) -> None:
@@ -59,12 +62,10 @@ def main(_) -> None:
         labels = points_of(_ENTRY.value, parse_space(_OVER.value), _DRAWS.value)
         spent = budget(config, len(labels), _HALVINGS.value)
         tell(f"{spent}. Writing to {workdir}.")
-        found = searched(config, labels, _HALVINGS.value, _TOGETHER.value, workdir, tell)
-    text = f"{table(found)}\n\n{spent}."
+        result = searched(config, labels, _HALVINGS.value, _TOGETHER.value, workdir, tell)
+    text = f"{table(result)}\n\n{spent}."
     with atomic_open(workdir / "sweep.md") as file:
         file.write(text + "\n")
-    print(
-        f"\n{text}\n{len(compiled)} programs in {sum(compiled):.0f} s of "
-        f"{time.time() - start:.0f}.\n"
-    )
-    print(f"chosen: --methods={shlex.quote(found.best)}")
+    seconds = time.time() - start
+    print(f"\n{text}\n{len(compiled)} programs in {sum(compiled):.0f} s of {seconds:.0f}.\n")
+    print(f"chosen: --methods={shlex.quote(result.best)}")

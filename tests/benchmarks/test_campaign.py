@@ -19,10 +19,12 @@ from benchmarks import slices
 from benchmarks.campaign_peers import PEER_SLICES
 from benchmarks.campaign_slices import SLICES
 from benchmarks.slices import Item, Slice
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.configs.fashion_mnist_class_shares import get_config
 from fedjax_ht.data.partition import partition_options
-from fedjax_ht.experiment import build
+from fedjax_ht.experiment import options as experiment_options
 from fedjax_ht.experiment.entries import changes, entries_of
+from fedjax_ht.experiment.training import local_training
 
 MACHINE = {"device": "a device"}
 
@@ -174,13 +176,13 @@ def test_the_accuracies_are_of_the_committed_config(method, monkeypatch):
     )
     known = {name: parameter.default for name, parameter in partition_options(split).items()}
     assert known | options == partition.options.to_dict()
-    assert checks.shares_options(100) == build.simulation_options(config)
-    (entry,) = entries_of(config)
+    assert checks.shares_options(100) == experiment_options.simulation_options(typed_config(config))
+    (entry,) = entries_of(typed_config(config))
     assert changes(entry) == checks.FIXED_OPTIONS.get(method, {})
 
 
 def test_the_recipe_is_of_the_committed_config():
-    ours, theirs = checks.local_training(), build.local_training(get_config().training)
+    ours, theirs = checks.local_training(), local_training(typed_config(get_config()).training)
     other = {"optimizer", "augment"}
     assert all(
         vars(ours)[name] == value for name, value in vars(theirs).items() if name not in other

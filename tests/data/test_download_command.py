@@ -92,7 +92,7 @@ def test_tensorflow_datasets_fetches_its_own(tmp_path, monkeypatch):
 def test_what_is_not_needed_is_not_imported():
     """Neither by the library nor by a run; tensorflow-datasets not even where a set is downloaded
     from its home."""
-    code = "import sys, fedjax_ht, fedjax_ht.runner.main; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
+    code = "import sys, fedjax_ht, fedjax_ht.runner.run; print({'pooch', 'tensorflow_datasets'} & set(sys.modules))"
     also = "import fedjax_ht.runner.data; print({'tensorflow', 'tensorflow_datasets'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{also}"], capture_output=True, text=True, cwd=ROOT

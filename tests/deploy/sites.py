@@ -15,7 +15,7 @@ from fedjax_ht.deploy.plan import make_plan
 from fedjax_ht.deploy.server import Server, Transport, make_server
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.cnn import mlp
-from fedjax_ht.runner.train import simulate
+from fedjax_ht.runner.train_entry import simulate
 from fedjax_ht.simulation.history import round_row
 from tests.federations import ONE_ARCHITECTURE, SLICES
 

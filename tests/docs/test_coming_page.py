@@ -1,6 +1,7 @@
 """docs/coming_from_htfllib.md: every name in a column "here" is one that the code has, and the
 config there runs."""
 
+import dataclasses
 import inspect
 import json
 import re
@@ -11,10 +12,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.base import EvaluateFields, Fields
+from fedjax_ht.configs.sections import Config, EvaluateConfig
 from fedjax_ht.data.partition import PARTITIONS, PLANS, partition_options
 from fedjax_ht.data.sources import dataset_names
-from fedjax_ht.experiment.build import schedule
+from fedjax_ht.experiment.training import schedule
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
 from fedjax_ht.runner.train import train_and_evaluate
@@ -39,27 +40,27 @@ OTHERS += ("metrics.csv", "generator", "step/1/0.99", "received", "trained", "ex
 
 def fields(section: object, prefix: str = "") -> list[str]:
     """Of all fields and sections: "training", "training.epochs"."""
-    sections = [name for name in section._fields if hasattr(getattr(section, name), "_fields")]
-    below = [fields(getattr(section, name), f"{prefix}{name}.") for name in sections]
-    return [
-        *(f"{prefix}{name}" for name in section._fields),
-        *(name for found in below for name in found),
-    ]
+    names = []
+    for name, value in vars(section).items():
+        names.append(f"{prefix}{name}")
+        if dataclasses.is_dataclass(value):
+            names += fields(value, f"{prefix}{name}.")
+    return names
 
 
 def rows() -> list[tuple[str, str]]:
-    """Theirs and ours, of every row of every table."""
-    found = [
+    """Returns the first and the last cell of every row of every table."""
+    cells_of_rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in PAGE.splitlines()
         if line[:2] == "| "
     ]
-    return [(cells[0], cells[-1]) for cells in found if cells[-1] != "here"]
+    return [(cells[0], cells[-1]) for cells in cells_of_rows if cells[-1] != "here"]
 
 
 def is_known(name: str, cell: str) -> bool:
-    """Whether a name in backticks is one of the code; options are those of a method or partition in
-    the same cell."""
+    """Returns True for a name in backticks that the code has; options belong to a method or
+    partition in the same cell."""
     if option := re.fullmatch(r"method\.options\.(\w+)", name):
         owners = [method for method in METHODS if f"`{method}`" in cell]
         return bool(owners) and all(
@@ -71,7 +72,7 @@ def is_known(name: str, cell: str) -> bool:
     if re.fullmatch(r"-\w+( \d+)?", name):  # a flag of theirs
         return True
     known = [
-        *fields(Fields()),
+        *fields(Config()),
         *METHODS,
         *GROUPS,
         *PARTITION_KINDS,
@@ -89,10 +90,10 @@ def test_names_are_those_of_the_code(theirs, ours):
 
 
 def test_other_names_are_there():
-    runner = (ROOT / "fedjax_ht" / "runner" / "main.py").read_text()
+    runner = (ROOT / "fedjax_ht" / "runner" / "program.py").read_text()
     assert re.search(r'DEFINE_string\(\s*"workdir"', runner)
     assert hasattr(Simulation, "write_clients")
-    assert get_args(get_type_hints(EvaluateFields)["mode"]) == ("received", "trained")
+    assert get_args(get_type_hints(EvaluateConfig)["mode"]) == ("received", "trained")
     assert schedule("step/1/0.99")(3) == pytest.approx(0.99**3)
     assert (ROOT / "experiments" / "attack.py").exists()
 

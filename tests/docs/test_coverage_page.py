@@ -1,52 +1,51 @@
-"""docs/coverage.md: it is what its file makes, and the command line takes each command on it."""
+"""experiments/results/coverage.md: it is what its file makes, and the command line takes each command on it."""
 
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 from absl import flags
-from ml_collections import ConfigDict, config_flags
 
 from experiments.paper_coverage import Item, check_item, read_coverage
 from experiments.paper_tables import coverage_page
+from fedjax_ht.configs.base import typed_config
+from fedjax_ht.configs.sections import Config
 from fedjax_ht.experiment.build import settle
 from fedjax_ht.runner.compare import comparison
-from fedjax_ht.runner.config_files import read_config_file
+from fedjax_ht.runner.config_files import define_config
 from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "coverage.md"
 RESULTS = ROOT / "experiments" / "results"
+PAGE = RESULTS / "coverage.md"
 COMMANDS = re.findall(r"^fedjax-ht (.+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 # Generators that do not ship, and code of a user's own.
 NOT_SHIPPED = r"imagenet64\.pkl|stylegan3-t-afhqv2-512x512\.pkl|stable-diffusion-v1-5|mine"
 
 
-def config_of(command: str, monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
+def config_of(command: str) -> Config:
     """Parses the words as `fedjax-ht run` or `compare` does, to the config that it would run."""
     name, *words = shlex.split(command)
     assert name in ("run", "compare"), command
     values = flags.FlagValues()
-    config_flags.DEFINE_config_file("config", flag_values=values)
-    values["config"].parser.parse = read_config_file
+    define_config(values)
     if name == "compare":
         flags.DEFINE_list("methods", None, "", flag_values=values)
         flags.DEFINE_integer("trials", None, "", flag_values=values)
         flags.DEFINE_float("target", None, "", flag_values=values)
         scores = ["accuracy", "accuracy_participants"]
         flags.DEFINE_enum("target_score", "accuracy", scores, "", flag_values=values)
-    monkeypatch.setattr(sys, "argv", ["fedjax-ht", *words])  # where a config's overrides are read
-    assert values(sys.argv) == ["fedjax-ht"], command
+    assert values(["fedjax-ht", *words]) == ["fedjax-ht"], command
+    config = typed_config(values.config.fields)
     if name == "run":
-        return values.config
-    return comparison(values.config, values.methods, values.trials)
+        return config
+    return comparison(config, values.methods, values.trials)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_makes_a_config_without_a_mistake(command, monkeypatch):
-    config = config_of(command, monkeypatch)
+def test_a_command_makes_a_config_without_a_mistake(command):
+    config = config_of(command)
     try:
         settled = settle(config)
     except (FileNotFoundError, ValueError) as error:
@@ -55,13 +54,13 @@ def test_a_command_makes_a_config_without_a_mistake(command, monkeypatch):
     assert settled.methods and config.rounds > 0
 
 
-def test_a_mistake_in_a_command_is_found(monkeypatch):
+def test_a_mistake_in_a_command_is_found():
     for command in (
         "run --config=quickstart --config.method.options.tua=1",
         "compare --config=quickstart --methods=fedtpg",
     ):
         with pytest.raises(Exception, match=r"tua|fedtpg"):
-            settle(config_of(command, monkeypatch))
+            settle(config_of(command))
 
 
 def test_the_page_is_what_its_file_makes():

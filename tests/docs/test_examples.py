@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def blocks(page: str) -> list[str]:
-    """A page's Python, block by block."""
+    """Returns the Python of a page below docs/, block by block."""
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
@@ -24,6 +24,17 @@ def execute(*code: str) -> dict:
     with mock.patch.dict(METHODS):
         exec(compile("\n".join(code), "documentation", "exec"), names)
     return names
+
+
+def test_the_readme_runs(capsys):
+    """With fewer rounds; what its clients send is what the README says that they send."""
+    (code,) = blocks("../README.md")
+    assert "rounds=15" in code
+    execute(code.replace("rounds=15", "rounds=2"))
+    printed = capsys.readouterr().out.splitlines()
+    sent = [line.split(", ")[1] for line in printed]
+    readme = (ROOT / "README.md").read_text()
+    assert sent == re.findall(r"^    \w+: [\d.]+%, (.*)$", readme, re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ["own_model_and_data.md", "write_a_method.md"])

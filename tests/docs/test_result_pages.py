@@ -30,12 +30,12 @@ def rows_of(page: str) -> list[list[str]]:
 
 def percents(file: str, score: str, dataset: str) -> dict[str, dict[int, dict[int, float]]]:
     """Reads method -> seed -> round -> the score in percent from a CSV of evaluations."""
-    found = defaultdict(lambda: defaultdict(dict))
+    scores = defaultdict(lambda: defaultdict(dict))
     with (RESULTS / file).open(newline="") as lines:
         for row in csv.DictReader(lines):
             if row["dataset"] == dataset and row[score]:
-                found[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
-    return found
+                scores[row["method"]][int(row["seed"])][int(row["round"])] = 100 * float(row[score])
+    return scores
 
 
 def spread(values: list[float]) -> str:
@@ -48,13 +48,15 @@ def best(runs: dict[int, dict[int, float]]) -> str:
 
 @pytest.mark.parametrize("name", ["local", "FedProto", "FedTGP"])
 def test_fedtgp_on_cifar10(name):
-    own, heads = (
+    prototypes, heads = (
         percents("fedktl.csv", score, "cifar10")[name.lower()]
         for score in ("accuracy", "accuracy_head")
     )
     (cells,) = (row for row in rows_of("fedtgp.md") if row[0] == name)
-    rounds = [f"{statistics.mean(h[r] for h in own.values()):.2f}" for r in (5, 10, 20, 30, 40, 50)]
-    assert cells[1:9] == [*rounds, best(own), best(heads)]
+    rounds = [
+        f"{statistics.mean(h[r] for h in prototypes.values()):.2f}" for r in (5, 10, 20, 30, 40, 50)
+    ]
+    assert cells[1:9] == [*rounds, best(prototypes), best(heads)]
 
 
 @pytest.mark.parametrize("row", ELSEWHERE)
@@ -103,12 +105,12 @@ def test_the_two_forms_of_dfrd(file, methods):
     clients = percents(file, "accuracy_train_weighted", "fashion_mnist held-out")
     for name, method in methods.items():
         rounds = sorted(models[method][0])[1:]
-        wanted = [
+        expected = [
             name,
             *(f"{models[method][0][r]:.2f}" for r in rounds),
             f"{clients[method][0][rounds[-1]]:.2f}",
         ]
-        assert wanted in rows_of("dfrd.md"), name
+        assert expected in rows_of("dfrd.md"), name
 
 
 def test_the_global_matrix_of_fedral():

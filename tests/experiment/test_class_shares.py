@@ -3,8 +3,10 @@
 import pytest
 
 from fedjax_ht.configs import cifar10_class_shares, fashion_mnist_class_shares
-from fedjax_ht.experiment.build import make_method, simulation_options
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.experiment.entries import entries_of
+from fedjax_ht.experiment.method import make_method
+from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.methods import METHODS
 
 CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_class_shares])
@@ -15,7 +17,7 @@ CONFIGS = pytest.mark.parametrize("file", [cifar10_class_shares, fashion_mnist_c
 def test_ten_clients_take_part_however_many_there_are(file, clients, share):
     config = file.get_config(f"method=local,clients={clients}")
     assert config.partition.num_clients == clients and config.participation == share
-    assert simulation_options(config).participants(clients) == min(10, clients)
+    assert simulation_options(typed_config(config)).participants(clients) == min(10, clients)
     assert file.get_config().partition.num_clients == 100 and file.get_config().participation == 0.1
 
 
@@ -41,8 +43,8 @@ def test_every_method_has_the_same_training_and_starts_from_shared_weights(file,
         config = file.get_config(f"recipe={recipe},method={name}")
         trainings.add(config.training.to_json())
         assert config.shared_init and config.evaluate.mode == "trained"
-        (entry,) = entries_of(config)
-        assert make_method(entry, config.training).name == name and not entry.tuned
+        (entry,) = entries_of(typed_config(config))
+        assert make_method(entry, typed_config(config).training).name == name and not entry.tuned
     assert len(trainings) == 1
 
 
@@ -86,7 +88,7 @@ def test_the_released_recipe_has_fedssas_released_t_stable(file, clients, stable
         assert (options.mu, options.clock, options.stable_rounds) == (0.5, "round", stable_rounds)
     config = file.get_config(f"recipe=released,clients={clients},method=local")
     config.compare = ("fedssa", "fedral")
-    _, fedssa, fedral = entries_of(config)
+    _, fedssa, fedral = entries_of(typed_config(config))
     assert fedssa.options["clock"] == "round" and fedssa.options["stable_rounds"] == stable_rounds
     assert fedral.options["blocks"] == file.get_config("method=fedral").method.options.blocks
 

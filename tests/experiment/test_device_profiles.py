@@ -5,11 +5,13 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.federation import make_federation
 from fedjax_ht.core.local_training import LocalTraining
-from fedjax_ht.experiment.build import build, make_clients, simulation_options
+from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.devices import client_values, fitting, make_profile
+from fedjax_ht.experiment.federation import make_clients
+from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.metrics.memory import training_memory
 from fedjax_ht.models import model_group
 from fedjax_ht.report.bad_clients import why_silent
@@ -23,9 +25,9 @@ from tests.tiny import linear_federation
 
 
 def fields(**values):
-    config = base_config().devices_profile
-    config.update(values)
-    return config
+    config = base_config()
+    config.devices_profile.update(values)
+    return typed_config(config).devices_profile
 
 
 def table(tmp_path, text: str) -> str:
@@ -35,7 +37,10 @@ def table(tmp_path, text: str) -> str:
 
 
 def test_by_default_nothing_is_simulated():
-    assert make_profile(fields(), 3) is None and simulation_options(base_config()).profile is None
+    assert (
+        make_profile(fields(), 3) is None
+        and simulation_options(typed_config(base_config())).profile is None
+    )
     assert make_profile(fields(memory="1e9", seed=3), 3) is None  # of no round
 
 
@@ -208,24 +213,30 @@ def test_clients_get_the_largest_of_a_group_that_fits():
     def names(federation):
         return [federation.buckets[i].name for i in federation.assignment]
 
-    assert names(make_clients(config, dataset)) == ["mlp_narrow", "mlp_wide", "mlp_narrow"]
+    assert names(make_clients(typed_config(config), dataset)) == [
+        "mlp_narrow",
+        "mlp_wide",
+        "mlp_narrow",
+    ]
     modules = model_group("mlp2", dataset.num_classes, dataset.input_shape)
     buckets = make_federation(modules, dataset.input_shape, dataset.num_classes, 2).buckets
     narrow, wide = (
         training_memory(b, LocalTraining(optax.sgd(0.1), batch_size=4)) for b in buckets
     )
-    assert names(make_clients(config, dataset, np.array([wide, wide - 1, narrow]))) == [
-        *("mlp_wide", "mlp_narrow", "mlp_narrow")
-    ]
+    assert names(
+        make_clients(typed_config(config), dataset, np.array([wide, wide - 1, narrow]))
+    ) == [*("mlp_wide", "mlp_narrow", "mlp_narrow")]
     config.training.batch_size = 5
-    assert names(make_clients(config, dataset, np.full(3, wide))) == ["mlp_narrow"] * 3
+    assert (
+        names(make_clients(typed_config(config), dataset, np.full(3, wide))) == ["mlp_narrow"] * 3
+    )
     config.update_from_flattened_dict(
         {"model.rates": "1", "model.group": "conv4", "model.norm": "static_batch"}
     )
     with pytest.raises(
         ValueError, match=r"^model.rates is '1'; with devices_profile.memory it must be ''$"
     ):
-        make_clients(config, dataset, np.full(3, wide))
+        make_clients(typed_config(config), dataset, np.full(3, wide))
 
 
 def rows(seconds, accuracy=(0.1, 0.5, 0.4), trial=0) -> list[dict]:
@@ -331,7 +342,7 @@ def test_a_run_on_devices_goes_on_and_shows_its_seconds(tiny_config, tmp_path):
 def test_the_code_of_the_page_says_what_it_says():
     config_file, library = blocks("devices.md")
     names = execute(config_file)
-    profile = simulation_options(names["get_config"]()).profile
+    profile = simulation_options(typed_config(names["get_config"]())).profile
     assert (
         profile.deadline == 1.0
         and set(profile.down) == {1e6}

@@ -4,13 +4,12 @@ of it."""
 import json
 
 import pytest
-from ml_collections import ConfigDict
 
 from fedjax_ht.configs import quickstart
-from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.configs.base import base_config, method_config, typed_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import as_run, changes, described, entries_of, recorded
-from fedjax_ht.experiment.run_folder import remember_config
+from fedjax_ht.experiment.run_folder import read_config, remember_config
 
 
 def config_of(*entries, **fields):
@@ -25,7 +24,7 @@ def config_of(*entries, **fields):
 
 
 def test_an_entry_has_all_options_of_its_method():
-    plain, own = entries_of(config_of("fedproto", "fedproto:weight=3"))
+    plain, own = entries_of(typed_config(config_of("fedproto", "fedproto:weight=3")))
     assert plain.options == method_config("fedproto").options.to_dict() and changes(plain) == {}
     assert own.options == plain.options | {"weight": 3.0} and own.label == "fedproto:weight=3"
 
@@ -37,7 +36,7 @@ def test_training_and_models_may_be_an_entrys_own():
     experiment = build(config)
     one, other = experiment.federations.values()
     assert (len(one.buckets), len(other.buckets)) == (5, 1)
-    own = as_run(tuple(experiment.entries.values())[1], config)
+    own = as_run(tuple(experiment.entries.values())[1], typed_config(config))
     assert (own.training.learning_rate, own.training.epochs, own.model.group) == (0.2, 2, "cnn4")
     assert config.training.learning_rate == 0.01 and config.model.group == "cnn5"
     assert [method.training.epochs for method in experiment.methods.values()] == [1, 2]
@@ -50,7 +49,7 @@ def test_what_was_tuned_says_so_however_it_is_asked_for():
         "fedtgp:tau=3.0:training.learning_rate=0.05",
         "fedtgp@tuned:weight=2",
     )
-    plain, tuned, written, beyond = entries_of(config_of(*names))
+    plain, tuned, written, beyond = entries_of(typed_config(config_of(*names)))
     assert tuned.settings == written.settings and tuned.tuned == "validation, 9 settings"
     assert plain.tuned == beyond.tuned == "" and beyond.training == {"learning_rate": 0.05}
     lines = described([plain, tuned, beyond]).splitlines()
@@ -64,13 +63,13 @@ def test_what_was_tuned_says_so_however_it_is_asked_for():
 
 def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     config = quickstart.get_config()
-    first, second = entries_of(config)
+    first, second = entries_of(typed_config(config))
     assert (first.label, second.label) == (
         "fedtgp",
         "local",
     ) and first.tuned == config.tuned_on != ""
     config.compare = ("fedtgp", "local")  # of equal labels the first
-    assert entries_of(config) == (first, second)
+    assert entries_of(typed_config(config)) == (first, second)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_without_entries_it_is_the_method_and_what_it_is_compared_with():
     ],
 )
 def test_a_run_from_before_an_option_keeps_its_form(method, option, formerly):
-    written = entries_of(config_of(method))[0]._asdict()
+    written = entries_of(typed_config(config_of(method)))[0]._asdict()
     del written["options"][option]
     assert recorded(written).options[option] == formerly
     written["options"][option] = today = method_config(method).options[option]
@@ -90,7 +89,7 @@ def test_a_run_from_before_an_option_keeps_its_form(method, option, formerly):
 
 
 def test_a_form_that_is_gone_is_not_gone_on_with():
-    written = entries_of(config_of("fedktl:variant=released"))[0]._asdict()
+    written = entries_of(typed_config(config_of("fedktl:variant=released")))[0]._asdict()
     del written["options"]["latents"]
     with pytest.raises(ValueError, match="was another form when this run began"):
         recorded(written)
@@ -98,7 +97,9 @@ def test_a_form_that_is_gone_is_not_gone_on_with():
 
 def test_a_setting_gives_a_method_what_its_paper_leaves_open():
     given = ("fedral:blocks=5",)
-    plain, other = entries_of(config_of("fedral", "fedral:inference=global", given=given))
+    plain, other = entries_of(
+        typed_config(config_of("fedral", "fedral:inference=global", given=given))
+    )
     assert (
         plain.options["blocks"] == other.options["blocks"] == 5
         and other.options["inference"] == "global"
@@ -106,13 +107,15 @@ def test_a_setting_gives_a_method_what_its_paper_leaves_open():
 
 
 def test_a_path_in_an_option_makes_no_folder():
-    (entry,) = entries_of(config_of("fedktl:generator=natural_32"))
+    (entry,) = entries_of(typed_config(config_of("fedktl:generator=natural_32")))
     assert entry.folder == "fedktl:generator=natural_32"
 
 
 def remember(config, folder):
+    config = typed_config(config)
     remember_config(config, entries_of(config), folder, {})
-    return ConfigDict(json.loads((folder / "config.json").read_text()))
+    fields, _ = read_config(folder)
+    return typed_config(fields)
 
 
 def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
@@ -125,7 +128,7 @@ def test_a_run_remembers_every_entry_that_its_folder_holds(tmp_path):
         "fedktl:bandwidths=(1.0,2.0)",
     ]
     again = {entry.label: entry for entry in entries_of(found)}
-    for entry in entries_of(config):
+    for entry in entries_of(typed_config(config)):
         assert again[entry.label] == entry
 
 
@@ -154,8 +157,8 @@ def test_an_option_that_an_earlier_version_did_not_know_has_its_default(tmp_path
     content = json.loads((tmp_path / "config.json").read_text())
     del content["entries"][0]["options"]["server_epochs"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    (entry,) = entries_of(config)
+    (entry,) = entries_of(typed_config(config))
     other = entry._replace(options=entry.options | {"server_epochs": 7})
     with pytest.raises(ValueError, match=r"tau=3\.options\.server_epochs: 100 there, 7 here"):
-        remember_config(config, [other], tmp_path, {})
-    assert remember(config, tmp_path)["entries"][0]["options"]["server_epochs"] == 100
+        remember_config(typed_config(config), [other], tmp_path, {})
+    assert remember(config, tmp_path).entries[0]["options"]["server_epochs"] == 100

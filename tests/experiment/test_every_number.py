@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import optax
 import pytest
 
-from fedjax_ht.configs.base import Fields, base_config
+from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.configs.typed import plain_hint
 from fedjax_ht.core.bounds import annotations_of, hints_of, limits, numbers
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.wire import TRANSFORMS
@@ -21,7 +23,7 @@ from fedjax_ht.experiment.build import build
 from fedjax_ht.methods import METHODS, method_factory
 from fedjax_ht.methods.shared.alignment import Alignment
 from fedjax_ht.methods.shared.distillation import Distillation
-from fedjax_ht.runner.cli import paths
+from fedjax_ht.runner.config_files import paths
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.trust.defences import DEFENCES
 
@@ -65,13 +67,15 @@ def options_of_partitions() -> Iterator[Option]:
             yield Option(f"partition {kind}", p.name, p.annotation, p.default, give)
 
 
-def fields(kind: type = Fields, prefix: str = "") -> Iterator[Option]:
-    for name, annotation in hints_of(kind).items():
-        if hasattr(annotation, "_fields"):
+def fields(kind: type = Config, prefix: str = "") -> Iterator[Option]:
+    for field in dataclasses.fields(kind):
+        name, annotation = field.name, hints_of(kind)[field.name]
+        if dataclasses.is_dataclass(annotation):
             yield from fields(annotation, f"{prefix}{name}.")
-        else:
+        elif name != "options":
             give = functools.partial(configure, f"{prefix}{name}")
-            yield Option("config", f"{prefix}{name}", annotation, kind._field_defaults[name], give)
+            annotation = plain_hint(annotation)
+            yield Option("config", f"{prefix}{name}", annotation, field.default, give)
 
 
 def configure(path: str, value: Any) -> None:

@@ -15,7 +15,7 @@ from fedjax_ht.configs import (
     tiny_imagenet_fedktl,
     tiny_imagenet_few_shot_fedktl,
 )
-from fedjax_ht.configs.base import method_config
+from fedjax_ht.configs.base import method_config, typed_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import entries_of
 from fedjax_ht.generators import SHIPPED
@@ -92,21 +92,27 @@ def test_what_was_run_in_units_of_the_spread_stays_so():
         config = file.get_config()
         assert config.method.options.latents == "spread"
         config.compare = ("fedktl:mu=0.0",)
-        assert [entry.options["latents"] for entry in entries_of(config)] == ["spread", "spread"]
+        assert [entry.options["latents"] for entry in entries_of(typed_config(config))] == [
+            "spread",
+            "spread",
+        ]
     config = few_samples.get_config()
     config.entries = ("fedktl", "fedktl@tuned")
-    assert [entry.options["latents"] for entry in entries_of(config)] == ["spread", "spread"]
+    assert [entry.options["latents"] for entry in entries_of(typed_config(config))] == [
+        "spread",
+        "spread",
+    ]
 
 
 def test_all_ablations_and_weights_of_the_transfer_are_entries():
     differing = {}
     for arms in ("ablations", "mu"):
         config = tiny_imagenet_fedktl.get_config(f"arms={arms}")
-        found = entries_of(config)
+        found = entries_of(typed_config(config))
         assert {(e.options["generator"], e.options["latents"]) for e in found} == {
             ("natural_32", "spread")
         }
-        full = entries_of(tiny_imagenet_fedktl.get_config())[0].options
+        full = entries_of(typed_config(tiny_imagenet_fedktl.get_config()))[0].options
         differing[arms] = [{k: v for k, v in e.options.items() if v != full[k]} for e in found]
     assert differing["ablations"] == [
         {}, {"mu": 0.0}, {"mse_weight": 0.0}, {"mmd_weight": 0.0}, {"classifier": "head"},

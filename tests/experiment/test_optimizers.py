@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import cifar10_class_shares, fashion_mnist_class_shares
-from fedjax_ht.configs.base import base_config
-from fedjax_ht.experiment.build import local_training
+from fedjax_ht.configs.sections import TrainingConfig
+from fedjax_ht.experiment.training import local_training
 from fedjax_ht.methods import METHODS
 
 
@@ -22,9 +22,8 @@ def test_beta1_reaches_adam():
     """Gradients 1 and then 0, at rate 0.1: m is b (1 - b) / (1 - b^2), v is 0.999 / 1.999, of which
     the root."""
     for beta1 in (0.9, 0.5):
-        config = base_config().training
-        config.optimizer, config.learning_rate, config.beta1 = "adam", 0.1, beta1
-        optimizer = local_training(config).optimizer
+        training = TrainingConfig(optimizer="adam", learning_rate=0.1, beta1=beta1)
+        optimizer = local_training(training).optimizer
         state = optimizer.init(jnp.zeros(1))
         for gradient in (1.0, 0.0):
             update, state = optimizer.update(jnp.full(1, gradient), state, jnp.zeros(1))

@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedjax_ht.configs.base import base_config, method_config
-from fedjax_ht.experiment.build import build, simulation_options
+from fedjax_ht.configs.base import base_config, method_config, typed_config
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.trust.privacy import Privacy
 from tests.runs import config_of
 
@@ -12,9 +13,9 @@ pytest.importorskip("dp_accounting")
 
 def test_a_config_says_what_is_private():
     config = base_config()
-    assert simulation_options(config).privacy is None
+    assert simulation_options(typed_config(config)).privacy is None
     config.privacy.update({"unit": "upload", "clip": 0.5, "noise": 2.0})
-    assert simulation_options(config).privacy == Privacy("upload", 0.5, 2.0, 1e-5)
+    assert simulation_options(typed_config(config)).privacy == Privacy("upload", 0.5, 2.0, 1e-5)
 
 
 @pytest.mark.parametrize(

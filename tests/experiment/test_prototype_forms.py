@@ -3,6 +3,7 @@
 import pytest
 
 from fedjax_ht.configs import cifar10_pathological, cifar10_practical
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.experiment.entries import entries_of
 
 CONFIGS = pytest.mark.parametrize("file", [cifar10_practical, cifar10_pathological])
@@ -10,7 +11,7 @@ CONFIGS = pytest.mark.parametrize("file", [cifar10_practical, cifar10_pathologic
 
 @CONFIGS
 def test_both_forms_of_both_methods_stand_beside_local_training(file):
-    entries = entries_of(file.get_config())
+    entries = entries_of(typed_config(file.get_config()))
     forms = {(entry.method, entry.options.get("variant")) for entry in entries}
     both = {
         (method, variant) for method in ("fedproto", "fedtgp") for variant in ("paper", "released")
@@ -21,7 +22,7 @@ def test_both_forms_of_both_methods_stand_beside_local_training(file):
 
 @CONFIGS
 def test_a_method_that_is_named_runs_alone(file):
-    assert [entry.method for entry in entries_of(file.get_config("method=fedproto"))] == [
-        "fedproto"
-    ]
+    assert [
+        entry.method for entry in entries_of(typed_config(file.get_config("method=fedproto")))
+    ] == ["fedproto"]
     assert file.get_config("method=fedproto,runlocal").rounds == 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import quickstart_sensors
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.data.sources import load_dataset
 from fedjax_ht.experiment.build import build
 from fedjax_ht.models.registry import SENSORS
@@ -24,7 +25,7 @@ def test_persons_are_clients_and_the_second_time_tests():
     assert list(experiment.methods) == ["fedtgp", "local"]
     names = [bucket.name for bucket in experiment.federations["fedtgp"].buckets]
     assert tuple(names) == SENSORS[config.model.group]
-    text = setting(config, experiment)
+    text = setting(typed_config(config), experiment)
     assert "10 clients on har_10persons: 516 training samples, 38 to 62 a client" in text
 
 

@@ -18,6 +18,7 @@ from fedjax_ht.models.weights import state_dict
 from fedjax_ht.runner import train
 from fedjax_ht.runner.evaluate import check_export, client_state, export, load_run
 from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.runner.train_entry import simulate
 from fedjax_ht.simulation.trials import first_server
 from tests.runs import config_of, metrics
 
@@ -211,7 +212,7 @@ def test_an_exported_client_is_where_another_run_starts(config, tmp_path, suffix
     export(trained, file, federation.buckets[1].module)
     later = with_model(config, weights={federation.buckets[1].name: str(file)}, weights_head=True)
     experiment = build(later)
-    simulation = train.simulate("local", experiment)
+    simulation = simulate("local", experiment)
     state = simulation.init()
     began = simulation.read_clients(state, federation.buckets[1].name, np.array([0, 1]))
     for row in (0, 1):

@@ -16,7 +16,7 @@ from tests.docs.links import assert_links_lead_to_headings
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "experiments" / "results"
-PAGE = ROOT / "docs" / "results.md"
+PAGE = RESULTS / "papers.md"
 
 RUNS = """dataset,method,seed,round,accuracy,accuracy_head,accuracy_participants,best_participants
 digits,fedproto,0,0,0.1,0.2,,

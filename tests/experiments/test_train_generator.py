@@ -19,12 +19,17 @@ from fedjax_ht.generators.base import Card
 RECIPE = Recipe(channels=(4, 4, 4, 2), latent_dim=8, batch_size=4, penalty_every=2)
 IMAGES = np.random.default_rng(0).integers(0, 256, (12, 32, 32, 1), dtype=np.uint8)
 
+LABELS = np.arange(12, dtype=np.int32) % 3
+
 
 def steps_from(state, log, last, workdir):
     def save(state, log):
         return generator_training.write_checkpoint(workdir, state, log)
 
-    return generator_training.train(RECIPE, IMAGES, 3, state, log, lambda step: step >= last, save)
+    pictures = Pictures(IMAGES, LABELS, ("a", "b", "c"))
+    return generator_training.train(
+        RECIPE, pictures, 3, state, log, lambda step: step >= last, save
+    )
 
 
 @pytest.mark.slow
@@ -62,31 +67,39 @@ def test_a_run_that_goes_on_is_the_run_that_never_stopped(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_step_is_adam_on_the_losses_as_they_are_defined():
+@pytest.mark.parametrize("num_classes", [0, 3])
+def test_a_step_is_adam_on_the_losses_as_they_are_defined(num_classes):
     """Every gradient anew, by jax.grad of the definition; the first step of Adam(0, 0.99) is lr * g
     / |g|."""
-    state = init_gan(RECIPE, 1, 3)
+    recipe = RECIPE._replace(num_classes=num_classes)
+    state = init_gan(recipe, 1, 3)
     keys = jax.random.split(jax.random.fold_in(jax.random.key(3), 0), 3)
-    batch = IMAGES[np.asarray(jax.random.randint(keys[0], (4,), 0, 12))]
+    rows = np.asarray(jax.random.randint(keys[0], (4,), 0, 12))
+    batch, labels = IMAGES[rows], LABELS[rows] if num_classes else None
     mirrored = np.asarray(jax.random.bernoulli(keys[1], 0.5, (4, 1, 1, 1)))
     real = jnp.asarray(np.where(mirrored, batch[:, :, ::-1], batch) / np.float32(127.5) - 1)
     z = jax.random.normal(keys[2], (4, 64))
 
     def make(g):
-        return embedded.render(g, embedded.map_noise(g, z))
+        return embedded.render(g, embedded.map_noise(g, z, labels))
 
     @jax.jit
     def by_definition(generator, discriminator):
         def of_discriminator(d):
             fake = jax.lax.stop_gradient(make(generator))
-            gradients = [jax.grad(lambda x: discriminate(d, x).sum())(x) for x in (real, fake)]
+            gradients = [
+                jax.grad(lambda x: discriminate(d, x, labels).sum())(x) for x in (real, fake)
+            ]
             penalties = sum(jnp.sum(gradient**2) / 4 for gradient in gradients)
-            losses = -jax.nn.log_sigmoid(discriminate(d, real) - discriminate(d, fake))
+            losses = -jax.nn.log_sigmoid(
+                discriminate(d, real, labels) - discriminate(d, fake, labels)
+            )
             return losses.mean() + RECIPE.penalty / 2 * RECIPE.penalty_every * penalties
 
         def of_generator(g):
             return -jax.nn.log_sigmoid(
-                discriminate(discriminator, make(g)) - discriminate(discriminator, real)
+                discriminate(discriminator, make(g), labels)
+                - discriminate(discriminator, real, labels)
             ).mean()
 
         return jax.grad(of_generator)(generator), jax.grad(of_discriminator)(discriminator)
@@ -95,7 +108,7 @@ def test_a_step_is_adam_on_the_losses_as_they_are_defined():
     before = jax.tree.map(np.array, (state.generator, state.discriminator))
     assert is_penalised(RECIPE, 0)
     assert not is_penalised(RECIPE, 1)
-    state = train_step(RECIPE, state, jnp.asarray(IMAGES), jnp.uint32(3), True)
+    state = train_step(recipe, state, jnp.asarray(IMAGES), jnp.asarray(LABELS), jnp.uint32(3), True)
     moments = (state.generator_optimizer[0].nu, state.discriminator_optimizer[0].nu)
     for nu, gradient in zip(jax.tree.leaves(moments), jax.tree.leaves(expected)):
         size = np.abs(gradient).max()

@@ -297,3 +297,19 @@ def test_prototypes_can_be_moved_among_the_valid_latents(shipped):
     aligned = render_all(generator, jnp.stack([moved[labels == c].mean(0) for c in range(classes)]))
     pairs = [np.sqrt(np.mean((a - b) ** 2)) for i, a in enumerate(aligned) for b in aligned[:i]]
     assert np.mean(pairs) > 0.25 * pair_distance(images["valid"])
+
+
+def test_a_conditional_file_draws_latents_of_a_class(tmp_path):
+    """The same noise gives other latents for another class, and `sample_w` draws all classes."""
+    variables = embedded.init_variables(jax.random.key(0), (4, 4, 4, 2), 8, num_classes=3)
+    embedded.save_embedded(tmp_path / "g.npz", variables, Card("tiny"), {})
+    generator = embedded.load_embedded(tmp_path / "g.npz")
+    assert generator.num_labels == 3
+    key, same = jax.random.key(1), jnp.zeros(4, jnp.int32)
+    first = generator.conditional(generator.variables, key, same)
+    second = generator.conditional(generator.variables, key, same + 1)
+    again = generator.conditional(generator.variables, key, same)
+    assert first.shape == (4, 8)
+    np.testing.assert_array_equal(first, again)
+    assert not np.isclose(first, second).any()
+    assert generator.sample_w(generator.variables, key, 5).shape == (5, 8)

@@ -9,10 +9,11 @@ import optax
 import pytest
 
 import fedjax_ht as fl
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.generators import open_generator
-from fedjax_ht.runner.train import simulate
+from fedjax_ht.runner.train_entry import simulate
 from tests.docs.test_examples import blocks
 from tests.runs import config_of
 
@@ -118,7 +119,7 @@ def test_a_config_takes_it(folder, tiny_config):
     experiment = build(config)
     state, _ = (simulation := simulate("fedktl", experiment)).run_round(simulation.init())
     assert state.round == 1
-    entry = parse_entry("fedktl:generator=my_gan:generator:mu=2", config, {})
+    entry = parse_entry("fedktl:generator=my_gan:generator:mu=2", typed_config(config), {})
     assert entry.options["generator"] == "my_gan:generator" and entry.options["mu"] == 2
 
 

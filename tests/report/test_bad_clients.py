@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import attacked
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.method import View
-from fedjax_ht.experiment.build import attack, build, evaluated_clients, simulation_options
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.options import attack, evaluated_clients, simulation_options
 from fedjax_ht.report.bad_clients import Notes, outliers, why_silent
-from fedjax_ht.runner.main import execute
-from fedjax_ht.runner.train import GaveUp, run_method, train_and_evaluate, with_noted_lanes
+from fedjax_ht.runner.errors import GaveUp
+from fedjax_ht.runner.program import execute
+from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.runner.train_entry import Listeners, train_entry, with_noted_lanes
 from fedjax_ht.trust.attacks import Attack, attackers
 from tests.runs import config_of
 
@@ -90,9 +93,8 @@ def test_a_method_warns_of_every_trial(tiny_config, tmp_path):
         view=View(warn=lambda row: "odd" if row["trial"] == 0 else None)
     )
     experiment.methods["local"] = method
-    run_method(
-        "local", experiment, config, tmp_path, None, warned.append, lambda line: None, [], True
-    )
+    listeners = Listeners(None, warned.append, lambda line: None)
+    train_entry("local", experiment, typed_config(config), tmp_path, listeners, [])
     assert warned == ["local, trial 0, round 1: odd"]
 
 
@@ -105,19 +107,22 @@ def test_outliers_are_refused_by_default_and_named(tiny_config, tmp_path):
     rows = result.histories["lg_fedavg"][1:]
     assert [row["refused"] for row in rows] == [[attacker]] * 2 and rows[-1]["not_finite"] == []
     assert f"in 2 rounds outlying uploads were refused, of client {attacker}" in result.summary
-    assert simulation_options(base_config()).refuse_outliers == 1000.0
+    assert simulation_options(typed_config(base_config())).refuse_outliers == 1000.0
     config.refuse_outliers = 50.0
-    assert simulation_options(config).refuse_outliers == 50.0
+    assert simulation_options(typed_config(config)).refuse_outliers == 50.0
 
 
 def test_honest_clients_are_scored():
     config = base_config()
-    assert attack(config.attack) is None and evaluated_clients(config) is None
+    assert (
+        attack(typed_config(config).attack) is None
+        and evaluated_clients(typed_config(config)) is None
+    )
     config.attack.update({"kind": "noise", "share": 0.3, "seed": 4})
     honest = ~attackers(Attack("noise", 0.3, seed=4), 20)
-    np.testing.assert_array_equal(evaluated_clients(config), np.flatnonzero(honest))
+    np.testing.assert_array_equal(evaluated_clients(typed_config(config)), np.flatnonzero(honest))
     config.evaluate.sample = 5
-    some = evaluated_clients(config)
+    some = evaluated_clients(typed_config(config))
     assert len(some) == 5 and honest[some].all()
 
 
@@ -144,7 +149,7 @@ def test_wrong_settings_are_refused(fields, error):
 
 def test_the_committed_config_takes_attacks_and_defences():
     config = attacked.get_config("attack=sign_flip,share=0.3,robust=median")
-    assert attack(config.attack) == Attack("sign_flip", 0.3, 5.0, seed=1)
+    assert attack(typed_config(config).attack) == Attack("sign_flip", 0.3, 5.0, seed=1)
     assert [entry[0] for entry in config.robust] == ["norm_bound", "median"]
     assert set(attacked.DEFENCES) - {"none"} == {
         entry[-1][0] for entry in attacked.DEFENCES.values() if entry

@@ -23,7 +23,7 @@ from fedjax_ht.report.maps import (
     shown_clients,
     shown_images,
 )
-from fedjax_ht.runner.train import simulate
+from fedjax_ht.runner.train_entry import simulate
 from tests.federations import ASSIGNMENT, TRAIN_COUNTS, mixed_federation
 from tests.runner.test_runner import config_of
 

@@ -1,12 +1,14 @@
 """The page of a run: what stands in it, and that it needs nothing else."""
 
 import base64
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
+from fedjax_ht.configs.sections import ReportConfig
 from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import parse_entry
 from fedjax_ht.report import plots
@@ -47,7 +49,7 @@ def run():
         800,
     )
     config.participation, config.training.epochs = 0.5, 3
-    return config, build(config)
+    return typed_config(config), build(config)
 
 
 def test_the_page_stands_by_itself(run, tmp_path):
@@ -223,8 +225,7 @@ def test_many_entries_are_counted_in_the_title(run, tmp_path):
 
 def test_a_report_without_maps_has_no_word_of_them(run, tmp_path):
     config, experiment = run
-    config = config.copy_and_resolve_references()
-    config.report.maps = "none"
+    config = dataclasses.replace(config, report=ReportConfig(maps="none"))
     histories = {"local": history(0.1, 0.6)}
     plots.write_plots(histories, experiment.dataset, experiment.partitions[0], tmp_path)
     assert (

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fedjax_ht.checkpoints import sealed
-from fedjax_ht.runner import train
+from fedjax_ht.runner import processes, train
 from tests.runs import config_of
 
 
@@ -80,7 +80,7 @@ def live(config: Path, workdir: Path, seed: int) -> None:
             die_later(rng.uniform(0, 1), "at a random moment")
 
     progress.armed = False
-    train.enable_compilation_cache()
+    processes.enable_compilation_cache()
     train.train_and_evaluate(
         config_of(config), workdir, progress, warn=lambda line: say(f"said {line}")
     )

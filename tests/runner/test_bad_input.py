@@ -4,13 +4,22 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_ht.configs.base import apply_argument, base_config, method_config, partition_config
+from fedjax_ht.configs.base import (
+    apply_argument,
+    base_config,
+    method_config,
+    partition_config,
+    typed_config,
+)
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Pretrained
 from fedjax_ht.data.partition import PARTITIONS, PLANS, check_partition, partition_options
-from fedjax_ht.experiment.build import build, check_pretraining, evaluated_clients, width_rates
+from fedjax_ht.experiment.build import build
+from fedjax_ht.experiment.federation import width_rates
+from fedjax_ht.experiment.method import check_pretraining
+from fedjax_ht.experiment.options import evaluated_clients
 from fedjax_ht.methods.local import local
-from fedjax_ht.runner import main
+from fedjax_ht.runner.program import run_name
 
 
 def config_with(**fields):
@@ -39,7 +48,7 @@ BAD = {
     "unknown dataset 'cifar11'": {"dataset.name": "cifar11"},
     "unknown model group 'resnet'": {"model.group": "resnet"},
     "unknown method 'fedfoo'": {"compare": ("fedfoo",)},
-    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE may set variant": {
+    "'wait=3' sets nothing; did you mean 'weight'? KEY=VALUE may set weight": {
         "compare": ("fedproto:wait=3",)
     },
     "'training.batchsize=3' sets nothing; did you mean 'training.batch_size'? KEY=VALUE": {
@@ -209,9 +218,9 @@ def test_a_generator_that_saw_the_data_must_be_asked_for():
         pretrained=Pretrained(trained_on=("fashion_mnist_10k",))
     )
     with pytest.raises(ValueError, match="the generator of local was trained on fashion_mnist_10k"):
-        check_pretraining(method, config.dataset)
+        check_pretraining(method, typed_config(config).dataset)
     config.dataset.seen_before = True
-    check_pretraining(method, config.dataset)
+    check_pretraining(method, typed_config(config).dataset)
 
 
 def test_width_rates_of_the_clients():
@@ -238,10 +247,10 @@ def test_rates_make_a_federation_of_slices():
 
 def test_a_sample_of_clients_is_a_pure_function_of_the_seed():
     config = config_with(**{"evaluate.sample": 7})
-    ids = evaluated_clients(config)
+    ids = evaluated_clients(typed_config(config))
     assert len(set(ids.tolist())) == 7 and (np.diff(ids) > 0).all() and ids[0] >= 0 and ids[-1] < 20
-    np.testing.assert_array_equal(evaluated_clients(config), ids)
-    assert evaluated_clients(base_config()) is None
+    np.testing.assert_array_equal(evaluated_clients(typed_config(config)), ids)
+    assert evaluated_clients(typed_config(base_config())) is None
 
 
 def test_a_missing_field_is_named():
@@ -268,9 +277,9 @@ def test_config_arguments():
 
 
 def test_runs_of_other_arguments_have_other_folders():
-    assert main.run_name("experiments/configs/quickstart.py") == "quickstart"
+    assert run_name("experiments/configs/quickstart.py") == "quickstart"
     assert (
-        main.run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal")
+        run_name("a/quickstart.py:method=fedrolex+dfrd,runlocal")
         == "quickstart-fedrolex+dfrd-runlocal"
     )
 
@@ -309,7 +318,7 @@ def test_every_split_has_its_options(kind):
         ),
         (
             ["--config=experiments/configs/quickstart.py:partition=moon"],
-            "quickstart.py, line 29: unknown partition 'moon'; the",
+            "quickstart.py, line 30: unknown partition 'moon'; the",
         ),
         (["--config=no/such/file.py"], "no config file no/such/file.py"),
         (["--confg=x"], "confg"),

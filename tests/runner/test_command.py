@@ -17,9 +17,9 @@ from fedjax_ht.generators import SHIPPED
 from fedjax_ht.methods import METHODS
 from fedjax_ht.models import GROUPS
 from fedjax_ht.report.costs import Aim
-from fedjax_ht.runner import listing
+from fedjax_ht.runner import list as listing
 from fedjax_ht.runner.command import COMMANDS
-from fedjax_ht.runner.show import show
+from fedjax_ht.runner.report import show
 from fedjax_ht.runner.train import train_and_evaluate
 from tests.runs import ROOT, config_of, metrics
 
@@ -108,17 +108,17 @@ def test_everything_is_listed_with_a_line(kind, names):
         10 < len(entry.about) < 250 or (kind == "groups" and entry.about)
         for entry in found.values()
     ), found
-    assert all(name in listing.told([kind], 100) for name in names)
+    assert all(name in listing.listed([kind], 100) for name in names)
 
 
 def test_a_method_with_its_options():
-    lines = listing.told(["methods", "fedtgp"], 60).splitlines()
+    lines = listing.listed(["methods", "fedtgp"], 60).splitlines()
     assert lines[0].startswith("fedtgp ") and all(len(line) <= 60 for line in lines)
     assert "tau=100.0" in " ".join(lines) and "training" not in " ".join(lines)
     with pytest.raises(ValueError, match=r"unknown method 'fedtpg'; did you mean 'fedtgp'\?"):
-        listing.told(["methods", "fedtpg"], 60)
+        listing.listed(["methods", "fedtpg"], 60)
     with pytest.raises(ValueError, match=r"unknown kind 'method'; did you mean 'methods'\?"):
-        listing.told(["method"], 60)
+        listing.listed(["method"], 60)
 
 
 # A run that is shown again

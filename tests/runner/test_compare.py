@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from fedjax_ht.configs.base import base_config, method_config
+from fedjax_ht.configs.base import base_config, method_config, typed_config
 from fedjax_ht.experiment.entries import changes, entries_of
 from fedjax_ht.report.costs import (
     choose_target,
@@ -221,12 +221,12 @@ def test_named_methods_are_as_in_their_papers():
     config = base_config()
     config.method = method_config("fedtgp", tau=3.0)
     config.compare = ("fedproto",)
-    chosen = comparison(config, ["local", "fedtgp"], 3)
+    chosen = comparison(typed_config(config), ["local", "fedtgp"], 3)
     assert [(e.label, changes(e)) for e in entries_of(chosen)] == [
         ("local", {}),
         ("fedtgp", {}),
     ] and chosen.trials == 3
-    same = entries_of(comparison(config, None, None))
+    same = entries_of(comparison(typed_config(config), None, None))
     assert [(e.label, changes(e)) for e in same] == [("fedtgp", {"tau": 3.0}), ("fedproto", {})]
     assert config.trials == 1 and config.entries == ()  # the argument stays
 
@@ -236,7 +236,7 @@ def test_named_methods_are_as_in_their_papers():
 )
 def test_methods_that_cannot_be_compared(methods, message):
     with pytest.raises(ValueError, match=message):
-        comparison(base_config(), methods, None)
+        comparison(typed_config(base_config()), methods, None)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 from absl import flags
 
 from fedjax_ht.configs import shipped
-from fedjax_ht.configs.base import base_config
+from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.experiment.run_folder import remember_config
-from fedjax_ht.runner import cli, evaluate, main, show, train
-from fedjax_ht.runner.config_files import check_overrides, read_config_file
+from fedjax_ht.runner import cli, evaluate, processes, report
+from fedjax_ht.runner.config_files import define_config, read_config_file
 from tests.runs import ROOT
 
 START = "from fedjax_ht.configs.base import apply_argument, base_config, method_config\n\n\n"
@@ -51,23 +51,21 @@ def one_line(error: Exception) -> str:
 
 
 @pytest.mark.parametrize("text", FILES)
-def test_a_config_file_that_is_wrong_is_named_with_its_line(tmp_path, monkeypatch, text):
+def test_a_config_file_that_is_wrong_is_named_with_its_line(tmp_path, text):
     file = tmp_path / "wrong.py"
     file.write_text(text)
-    monkeypatch.setattr(sys, "argv", ["main"])
     with pytest.raises(cli.BadConfigFile) as error:
         read_config_file(str(file))
     assert one_line(error.value).startswith(f"{file}, {FILES[text]}")
     assert "\\n" not in one_line(error.value)
 
 
-def test_a_config_file_and_its_argument(tmp_path, monkeypatch):
+def test_a_config_file_and_its_argument(tmp_path):
     file = tmp_path / "right.py"
     file.write_text(
         START
         + "def get_config(argument=None):\n    return apply_argument(base_config(), argument)\n"
     )
-    monkeypatch.setattr(sys, "argv", ["main", "--config.rounds=3"])
     assert read_config_file(f"{file}:method=local").method.name == "local"
     assert read_config_file(str(file)).is_locked
     with pytest.raises(
@@ -80,7 +78,6 @@ def test_a_config_file_and_its_argument(tmp_path, monkeypatch):
 
 
 def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["main"])
     monkeypatch.chdir(tmp_path)
     assert read_config_file("quickstart").rounds == read_config_file("quickstart.py").rounds > 2
     assert read_config_file("quickstart:runlocal").rounds == 2
@@ -96,12 +93,69 @@ def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch
         read_config_file("quickstart.py")  # a file that is there comes first
 
 
+def parsed(*arguments):
+    """The config of a command line, as its flags leave it."""
+    values = flags.FlagValues()
+    define_config(values)
+    values(["main", *arguments])
+    return values.config.fields
+
+
+def test_flags_set_the_fields_of_a_config():
+    config = parsed(
+        "--config=quickstart",
+        "--config.rounds=5",
+        "--config.participation=1",
+        "--config.training.learning_rate",
+        "0.5",
+        "--config.shared_init",
+        "--noconfig.training.shuffle",
+        "--config.dataset.seen_before=true",
+        "--config.model.group=cnn4",
+        "--config.model.weights={'cnn1': 'a.npz'}",
+        "--config.uplink=(('gaussian_noise', 0.05, 0.2),)",
+        "--config.compare=local",
+        "--config.compare=fedproto:weight=3.0",
+        "--config.entries=()",
+        "--config.partition.options.train_share=0.5",
+    )
+    assert config.rounds == 5 and config.participation == 1.0
+    assert config.training.learning_rate == 0.5 and config.training.shuffle is False
+    assert config.shared_init is True and config.dataset.seen_before is True
+    assert config.model.group == "cnn4" and config.model.weights == {"cnn1": "a.npz"}
+    assert config.uplink == (("gaussian_noise", 0.05, 0.2),) and config.entries == ()
+    assert config.compare == ("local", "fedproto:weight=3.0")
+    assert config.partition.options.train_share == 0.5
+    assert typed_config(config).model.weights == {"cnn1": "a.npz"}
+
+
+def test_the_last_config_and_the_last_value_count():
+    arguments = ["--config=quickstart", "--config=few_samples", "--config.rounds=5"]
+    config = parsed(*arguments, "--config.rounds=6")
+    assert config.rounds == 6 and config.tuned == read_config_file("few_samples").tuned
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--config.rounds=many", "it must be an integer"),
+        ("--config.rounds=1.5", "it must be an integer"),
+        ("--config.training.learning_rate=big", "it must be a number"),
+        ("--config.shared_init=maybe", "it must be True or False"),
+        ("--config.compare=fedproto:weight=3,local", r"it must be a tuple such as \('a', 'b'\)"),
+    ],
+)
+def test_text_that_is_no_value_of_its_field(argument, message):
+    with pytest.raises(flags.IllegalFlagValueError, match=message):
+        parsed("--config=quickstart", argument)
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
         (
             "--config.round=5",
-            "unknown config field 'round'; did you mean 'rounds'? See fedjax_ht/configs/base.py",
+            "unknown config field 'round'; did you mean 'rounds'? See fedjax_ht/configs/sections.py",
         ),
         (
             "--config.traning.epochs=5",
@@ -120,15 +174,28 @@ def test_the_configs_that_come_with_the_library_have_names(tmp_path, monkeypatch
             "--config.partition.options.aplha=1",
             "partition 'practical' has no option 'aplha'; did you mean 'alpha'? It",
         ),
+        ("--config.report=none", "report is a section of the config; set one of its fields: maps"),
     ],
 )
-def test_a_field_that_there_is_not(argument, message):
-    with pytest.raises(cli.BadConfigFile) as error:
-        check_overrides(base_config(), ["main", "--config=a.py", argument])
-    assert str(error.value).startswith(message)
-    check_overrides(
-        base_config(), ["main", "--config.rounds=5", "--config.method={}", "--config.compare[0]=x"]
-    )
+def test_a_field_that_there_is_not(run_script, argument, message):
+    done = run_script("run", "--config=quickstart", argument)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config.rounds=5"], "--config.rounds sets a field of the config, and there is no --c"),
+        (
+            ["--config.rounds=5", "--config=quickstart"],
+            "--config.rounds stands before --config=FILE, which must be the first of them",
+        ),
+    ],
+)
+def test_a_field_of_no_config(run_script, arguments, message):
+    done = run_script("run", *arguments)
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}"), done.stderr
 
 
 @pytest.mark.parametrize(
@@ -196,12 +263,11 @@ def test_a_configs_own_commands_go_by_its_name_from_any_folder(monkeypatch, tmp_
     monkeypatch.chdir(tmp_path)
     for command in found:
         program, _, *words = shlex.split(command.replace("\\\n", " "), comments=True)
-        monkeypatch.setattr(sys, "argv", words)
         named = next(word for word in words if word.startswith("--config=")).removeprefix(
             "--config="
         )
         assert program == "fedjax-ht" and named.partition(":")[0] == name
-        read_config_file(named)
+        parsed(*(word for word in words if word.startswith("--config")))
 
 
 @pytest.mark.parametrize("page", ["comparisons.md", "running.md"])
@@ -211,10 +277,9 @@ def test_the_commands_of_a_page_name_shipped_configs(monkeypatch, tmp_path, page
     assert "--config=experiments" not in text
     for command in commands(text):
         _, *words = shlex.split(command.replace("\\\n", " "), comments=True)
-        monkeypatch.setattr(sys, "argv", words)
-        for word in words:
-            if word.startswith("--config=") and "own.py" not in word:
-                read_config_file(word.removeprefix("--config="))
+        words = [word for word in words if word.startswith("--config")]
+        if words and "own.py" not in words[0]:
+            parsed(*words)
 
 
 def test_the_quickstarts_accuracies_are_those_of_its_csv():
@@ -306,7 +371,7 @@ def marker(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", NAMING_CODE)
 def test_code_that_a_config_json_names_is_imported_if_it_is_trusted(tmp_path, marker, place):
     folder = folder_with(tmp_path, **NAMING_CODE[place])
-    for call in (evaluate.load_run, show.show):
+    for call in (evaluate.load_run, report.show):
         with pytest.raises(ValueError, match=r"names spy_of_a_run:make, .* by --trust,") as error:
             call(folder)
         assert "\n" not in str(error.value) and str(marker.parent) in str(error.value)
@@ -338,7 +403,7 @@ def test_a_run_does_not_go_on_in_a_folder_with_a_broken_config_json(tmp_path):
     with pytest.raises(
         ValueError, match=r"config\.json is not what a run writes \(KeyError: 'label'\)"
     ):
-        remember_config(base_config(), [], folder, {}, writes=False)
+        remember_config(typed_config(base_config()), [], folder, {}, writes=False)
 
 
 def free_port() -> int:
@@ -350,9 +415,9 @@ def free_port() -> int:
 ALONE = """
 import functools, sys
 from absl import app
-from fedjax_ht.runner import cli, main, train
-main.join_processes = functools.partial(train.join_processes, seconds=1)
-app.run(main.main, flags_parser=cli.parse_flags)
+from fedjax_ht.runner import cli, processes, program, run
+program.join_processes = functools.partial(processes.join_processes, seconds=1)
+app.run(run.main, flags_parser=cli.parse_flags)
 """
 
 
@@ -385,7 +450,7 @@ def test_a_process_whose_others_do_not_come_ends_in_one_line(tiny_config, tmp_pa
 )
 def test_a_coordinator_is_host_and_port(coordinator):
     with pytest.raises(ValueError, match=r"it must be HOST:PORT, such as localhost:1234"):
-        train.join_processes(coordinator, 2, 0)
+        processes.join_processes(coordinator, 2, 0)
 
 
 def test_a_port_that_is_taken_is_named():
@@ -396,13 +461,9 @@ def test_a_port_that_is_taken_is_named():
         with pytest.raises(
             OSError, match=f"process 0 cannot listen on port {port} of this machine"
         ):
-            train.join_processes(f"localhost:{port}", 2, 0)
+            processes.join_processes(f"localhost:{port}", 2, 0)
 
 
 def test_the_time_that_is_waited_is_the_one_documented():
-    assert f"{train.JOIN_SECONDS} s" in (ROOT / "BUILD.md").read_text()
-    assert f"{train.JOIN_SECONDS} s" in (ROOT / "docs" / "reliability.md").read_text()
-
-
-def test_the_flag_is_read_by_our_reader():
-    assert main._CONFIG is not None and flags.FLAGS["config"].parser.parse is read_config_file
+    assert f"{processes.JOIN_SECONDS} s" in (ROOT / "BUILD.md").read_text()
+    assert f"{processes.JOIN_SECONDS} s" in (ROOT / "docs" / "reliability.md").read_text()

@@ -16,7 +16,8 @@ from fedjax_ht.checkpoints.checkpoint import make_checkpointer
 from fedjax_ht.checkpoints.trees import plain
 from fedjax_ht.experiment.build import build
 from fedjax_ht.runner import train
-from fedjax_ht.runner.train import simulate, train_and_evaluate
+from fedjax_ht.runner.train import train_and_evaluate
+from fedjax_ht.runner.train_entry import simulate
 from tests.runs import ROOT, command, config_of, environment, metrics
 
 pytestmark = pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.configs import few_samples
+from fedjax_ht.configs.base import typed_config
 from fedjax_ht.core.bounds import Count, SearchRange
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method
@@ -17,8 +18,10 @@ from fedjax_ht.experiment.build import build
 from fedjax_ht.experiment.entries import described, entries_of
 from fedjax_ht.experiment.families import families
 from fedjax_ht.methods import METHODS
+from fedjax_ht.runner.errors import Interrupted
 from fedjax_ht.runner.fair import described_space, fairly_tuned, space_of
-from fedjax_ht.runner.points import regrouped, searched, table
+from fedjax_ht.runner.points import searched
+from fedjax_ht.runner.regroup import regrouped
 from fedjax_ht.runner.search import (
     better_half,
     draw,
@@ -28,7 +31,7 @@ from fedjax_ht.runner.search import (
     rounds_trained,
     rungs,
 )
-from fedjax_ht.runner.train import Interrupted
+from fedjax_ht.runner.search_result import table
 from fedjax_ht.simulation.options import SimulationOptions
 from fedjax_ht.simulation.simulation import make_trials
 from fedjax_ht.simulation.trials import of_trial
@@ -110,13 +113,13 @@ POINTS = [
 
 def test_what_differs_in_numbers_alone_shares_a_program(config):
     config.entries = (*POINTS, "fedtgp:server_epochs=3", "fedtgp:variant=released")
-    found = [family.labels for family in families(build(config), config)]
+    found = [family.labels for family in families(build(config), typed_config(config))]
     assert found == [POINTS, ["fedtgp:server_epochs=3"], ["fedtgp:variant=released"]]
-    assert len(families(build(config), config, trace=False)) == 6
+    assert len(families(build(config), typed_config(config), trace=False)) == 6
 
 
 def run(config, folder, halvings=1, together=1, labels=POINTS):
-    return searched(config, labels, halvings, together, folder, lambda line: None)
+    return searched(typed_config(config), labels, halvings, together, folder, lambda line: None)
 
 
 @pytest.mark.slow
@@ -157,7 +160,9 @@ def test_without_validation_sets_nothing_is_chosen(config, tmp_path):
 def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     config.rounds = 4
     told = []
-    tuned = fairly_tuned(config, ["local", "fedtgp:server_epochs=2"], 2, tmp_path, told.append)
+    tuned = fairly_tuned(
+        typed_config(config), ["local", "fedtgp:server_epochs=2"], 2, tmp_path, told.append
+    )
     local, fedtgp = entries_of(tuned)
     assert [local.label, fedtgp.label] == ["local@tuned", "fedtgp@tuned"]
     budget = "2 settings, 5 rounds of training, by validation on 1 split of seed 1, seed 0"
@@ -168,7 +173,7 @@ def test_a_fair_comparison_tunes_every_method_alike(config, tmp_path):
     for name in ("local", "fedtgp"):
         assert len(json.loads((tmp_path / "search" / name / "search.json").read_text())["1"]) == 2
     with pytest.raises(ValueError, match="each method once"):
-        fairly_tuned(config, ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, told.append)
+        fairly_tuned(typed_config(config), ["fedtgp", "fedtgp:weight=1"], 2, tmp_path, told.append)
 
 
 SEARCHED = {
@@ -190,19 +195,19 @@ SEARCHED = {
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_factory_declares_what_is_searched_of_its_method(config, method):
-    space = space_of(method, config)
+    space = space_of(method, typed_config(config))
     rate = config.training.learning_rate
     assert space.pop("training.learning_rate") == (rate / 8, rate * 8, True)
     assert space == SEARCHED.get(method, {})
-    config.entries = tuple(points_of(method, space_of(method, config), 2))
-    assert len(entries_of(config)) == 3
+    config.entries = tuple(points_of(method, space_of(method, typed_config(config)), 2))
+    assert len(entries_of(typed_config(config))) == 3
 
 
 def test_the_shipped_settings_say_what_was_searched_of_whom():
     config = few_samples.get_config()
     for spec in config.searched:
         method, _, space = spec.partition(": ")
-        assert space == described_space(space_of(method, config))
+        assert space == described_space(space_of(method, typed_config(config)))
     assert [spec.partition(":")[0] for spec in config.searched] == [
         spec.partition(":")[0] for spec in config.tuned
     ]
@@ -218,12 +223,12 @@ def fedmine(
 
 def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "fedmine", fedmine)
-    space = space_of("fedmine", config)
+    space = space_of("fedmine", typed_config(config))
     assert list(space) == ["training.learning_rate", "share"] and space["share"] == (0, 1, False)
     shares = {re.search("share=([^:]+)", label)[1] for label in points_of("fedmine", space, 4)[1:]}
     assert len(shares) == 4
     config.entries = ("fedmine", "local")
-    assert described(entries_of(config)).splitlines() == [
+    assert described(entries_of(typed_config(config))).splitlines() == [
         "* fedmine: at its defaults",
         "* local: as its paper has it",
     ]
@@ -231,7 +236,7 @@ def test_a_registered_method_is_searched_as_the_others_are(config, tmp_path, mon
 
 def test_few_rounds_are_halved_less_often(config, tmp_path):
     config.rounds = 2
-    tuned = fairly_tuned(config, ["local"], 2, tmp_path, lambda line: None)
+    tuned = fairly_tuned(typed_config(config), ["local"], 2, tmp_path, lambda line: None)
     assert tuned.tuned_on.startswith("2 settings, 3 rounds of training")
 
 
@@ -239,18 +244,21 @@ def test_a_point_whose_client_stops_being_finite_is_not_chosen(config, tmp_path)
     """Although it was the better one before."""
     config.rounds, said = 2, []
     points = ["local:training.learning_rate=0.01", "local:training.learning_rate=1e30"]
-    result = searched(config, points, 0, None, tmp_path / "both", said.append)
+    result = searched(typed_config(config), points, 0, None, tmp_path / "both", said.append)
     assert result.best == points[0] and math.isnan(result.scores[2][points[1]])
     assert any(
         re.search(r"left out, clients \[.+\] not finite in round \d of trial 0", line)
         for line in said
     )
     assert f"| {points[1]} | not finite |" in table(result)
-    assert searched(config, points, 0, None, tmp_path / "both", said.append).best == points[0]
+    assert (
+        searched(typed_config(config), points, 0, None, tmp_path / "both", said.append).best
+        == points[0]
+    )
     with pytest.raises(
         ValueError, match="in every setting of local a client or the server stopped being finite"
     ):
-        searched(config, points[1:], 0, None, tmp_path / "none", said.append)
+        searched(typed_config(config), points[1:], 0, None, tmp_path / "none", said.append)
 
 
 def test_points_in_other_company_keep_what_is_theirs():

@@ -1,8 +1,8 @@
-"""Says what there is to choose from, and the options of each.
+"""Lists the names that a config may have, each with a line and its options.
 
-    fedjax-ht list                    what can be listed
-    fedjax-ht list methods            each with one line and its options
-    fedjax-ht list methods fedtgp     one of them alone
+    fedjax-ht list                    the kinds of names
+    fedjax-ht list methods            all methods
+    fedjax-ht list methods fedtgp     one method
 
 Options are set by --config.method.options.NAME=VALUE and --config.partition.options.NAME=VALUE.
 """
@@ -30,85 +30,73 @@ from fedjax_ht.runner.cli import fail
 
 
 class Entry(NamedTuple):
-    """What is said of a name: one line, and its options, "weight=10.0"."""
+    """The text of a listed name: one line, and its options, "weight=10.0"."""
 
     about: str
     options: tuple[str, ...] = ()
 
 
 def methods() -> dict[str, Entry]:
-
-    def entry(name: str, factory: Callable) -> Entry:
+    entries = {}
+    for name, factory in METHODS.items():
         module = importlib.import_module(inspect.unwrap(factory).__module__)
-        return Entry(
-            first_paragraph(module),
-            options_of(list(inspect.signature(factory).parameters.values())[1:]),
-        )
-
-    return {name: entry(name, factory) for name, factory in METHODS.items()}
+        # the first parameter is local training, which the config has a section of
+        parameters = list(inspect.signature(factory).parameters.values())[1:]
+        entries[name] = Entry(first_paragraph(module), options_of(parameters))
+    return entries
 
 
 def groups() -> dict[str, Entry]:
-
-    def entry(name: str) -> Entry:
+    entries = {}
+    for name in GROUPS:
         shape, vocabulary = example(name)
         modules = model_group(name, 10, shape, vocabulary=vocabulary)
-        return Entry(
-            ", ".join(modules) if len(modules) < 12 else f"{len(modules)} of architecture and head"
-        )
-
-    return {name: entry(name) for name in GROUPS}
+        about = ", ".join(modules)
+        if len(modules) >= 12:
+            about = f"{len(modules)} of architecture and head"
+        entries[name] = Entry(about)
+    return entries
 
 
 def models() -> dict[str, Entry]:
-
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for group in GROUPS:
         shape, vocabulary = example(group)
         for name, module in model_group(group, 10, shape, vocabulary=vocabulary).items():
-            if name not in found and "_head" not in name:
+            # a model with another head has the same name and _headN behind it
+            if name not in entries and "_head" not in name:
                 variables = jax.eval_shape(module.init, jax.random.key(0), abstract(shape, 1))
                 count = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-                kind = {
-                    1: f"texts of {vocabulary or 0:,} tokens",
-                    2: "128x9 windows",
-                    3: "32x32x3 images",
-                }
-                found[name] = Entry(
-                    f"{count:,} parameters on {kind[len(shape.shape if vocabulary else shape)]}, "
-                    "10 classes"
-                )
-    return found
+                inputs = _inputs(shape, vocabulary)
+                entries[name] = Entry(f"{count:,} parameters on {inputs}, 10 classes")
+    return entries
 
 
-def _samples(shape: InputShape, vocabulary: int | None) -> str:
-    """What a model takes, in words."""
+def _inputs(shape: InputShape, vocabulary: int | None) -> str:
+    """Returns what a model takes, in words."""
     if vocabulary:
         return f"texts of {vocabulary:,} tokens"
     return f"{'x'.join(map(str, shape))} {'images' if len(shape) == 3 else 'windows'}"
 
 
 def partitions() -> dict[str, Entry]:
-
-    kinds = PLANS | PARTITIONS
-    return {
-        name: Entry(first_paragraph(kinds[name]), options_of(partition_options(name).values()))
-        for name in kinds
-    }
+    entries = {}
+    for name, function in (PLANS | PARTITIONS).items():
+        entries[name] = Entry(
+            first_paragraph(function), options_of(partition_options(name).values())
+        )
+    return entries
 
 
 def datasets() -> dict[str, Entry]:
-
     return {source.title: Entry(source.about) for source in SOURCES.values()}
 
 
 def configs() -> dict[str, Entry]:
-
     return {path.stem: Entry(first_paragraph(path.read_text())) for path in shipped().values()}
 
 
 def generators() -> dict[str, Entry]:
-
     return {name: Entry(open_generator(name).card.domain) for name in SHIPPED}
 
 
@@ -124,56 +112,55 @@ KINDS: Mapping[str, Callable[[], dict[str, Entry]]] = {
 
 
 def first_paragraph(thing: object) -> str:
-    """Of a docstring, or of a source's text."""
+    """Returns the first paragraph of an object's docstring, or of that of a source's text."""
     text = ast.get_docstring(ast.parse(thing)) if isinstance(thing, str) else inspect.getdoc(thing)
     return " ".join((text or "").split("\n\n")[0].split())
 
 
 def options_of(parameters: Iterable[inspect.Parameter]) -> tuple[str, ...]:
+    """Returns "name=default" of each parameter that has a default."""
     return tuple(f"{p.name}={p.default!r}" for p in parameters if p.default is not p.empty)
 
 
-def told(words: Sequence[str], width: int) -> str:
-    """What `fedjax-ht list WORDS` says.
+def listed(arguments: Sequence[str], width: int) -> str:
+    """Returns the text of `fedjax-ht list ARGUMENTS`, in lines of at most `width` characters.
 
     Raises:
       ValueError: an unknown kind or name. One line.
     """
-    if not words:
-        return "\n".join(
-            [
-                "usage: fedjax-ht list KIND [NAME ...]; the kinds are",
-                "",
-                *(f"  {kind}" for kind in KINDS),
-            ]
-        )
-    kind, *names = words
+    if not arguments:
+        usage = "usage: fedjax-ht list KIND [NAME ...]; the kinds are"
+        return "\n".join([usage, "", *(f"  {kind}" for kind in KINDS)])
+    kind, *names = arguments
     if kind not in KINDS:
         raise ValueError(unknown("kind", kind, KINDS))
-    found = KINDS[kind]()
+    entries = KINDS[kind]()
     for name in names:
-        if name not in found:
-            raise ValueError(unknown(kind.removesuffix("s"), name, found))
-    column = max(map(len, found)) + 2
-    return "\n".join(paragraph(name, found[name], column, width) for name in names or found)
+        if name not in entries:
+            raise ValueError(unknown(kind.removesuffix("s"), name, entries))
+    column = max(map(len, entries)) + 2
+    return "\n".join(paragraph(name, entries[name], column, width) for name in names or entries)
 
 
 def paragraph(name: str, entry: Entry, column: int, width: int) -> str:
-    """A name, what is said of it beside it, and its options below."""
+    """Returns a name, its line beside it from `column` on, and its options below."""
     indent = " " * column
     about = textwrap.fill(
         entry.about, width, initial_indent=name.ljust(column), subsequent_indent=indent
     )
-    # Options are not broken at their own spaces.
+    if not entry.options:
+        return about or name
+    # an option is not broken at its own spaces, which are something else while lines are filled
     options = ", ".join(option.replace(" ", "\0") for option in entry.options)
     options = textwrap.fill(
         options, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
     )
-    return (about or name) + (f"\n{options}" if entry.options else "").replace("\0", " ")
+    return (about or name) + f"\n{options}".replace("\0", " ")
 
 
 def main(arguments: Sequence[str]) -> None:
+    width = min(shutil.get_terminal_size((120, 0)).columns, 120)
     try:
-        print(told(arguments[1:], min(shutil.get_terminal_size((120, 0)).columns, 120)))
+        print(listed(arguments[1:], width))
     except ValueError as error:
         fail(error)

@@ -19,11 +19,11 @@ from fedjax_ht.report.document import Document
 from fedjax_ht.report.page import Page, read_page, text_of
 from fedjax_ht.report.setting import repeat
 from fedjax_ht.runner.cli import TRUST, fail
-from fedjax_ht.runner.main import print_files, print_result
+from fedjax_ht.runner.progress import print_files, print_result
 from fedjax_ht.runner.train import write_results
 from fedjax_ht.simulation.history import evaluated
 
-# `fedjax-ht run` has one of this name, too.
+# allow_override: `fedjax-ht run` has flags of these names, too, and one process may import both
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of a run.", allow_override=True)
 _TRUST = flags.DEFINE_bool("trust", False, TRUST, allow_override=True)
 
@@ -34,9 +34,17 @@ def show(
     show_result: Callable[[Document], None] = lambda text: None,
     trust: bool = False,
 ) -> tuple[str, list[Path]]:
-    """Returns what the run or comparison in a folder shows, of the entries that have rows; and the
-    files written, none where the folder is read-only. `show_result` is given the text before
-    anything is drawn; `trust` is that of `run_folder.read_run`.
+    """Writes the tables, pictures and page of a run or comparison anew, of the entries that have
+    rows.
+
+    Args:
+      workdir: the run's folder.
+      warn: is given lines about trouble.
+      show_result: is given the text before anything is drawn.
+      trust: as of `run_folder.read_run`.
+
+    Returns:
+      The result as text, and the files written; none where the folder is read-only.
 
     Raises:
       ValueError, OSError: there is no run or no row, its data are others now, or a process trains
@@ -45,14 +53,14 @@ def show(
     config, experiment = read_run(workdir, trust)
     with locked(workdir, warn) as writable:
         page = read_page(workdir) or Page(tuple(experiment.entries), None, repeat())
-        entries, histories = [experiment.entries[label] for label in page.labels], {}
-        for entry in entries:
-            rows = read_history(workdir / entry.folder)
+        histories = {}
+        for label in page.labels:
+            rows = read_history(workdir / experiment.entries[label].folder)
             if evaluated(rows):
-                histories[entry.label] = rows
+                histories[label] = rows
         if not histories:
             raise ValueError(f"the run in {workdir} has no evaluation yet")
-        text = text_of(histories, [e for e in entries if e.label in histories], page.aim)
+        text = text_of(histories, [experiment.entries[label] for label in histories], page.aim)
         show_result(text)
         written = []
         if writable:

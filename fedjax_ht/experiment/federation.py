@@ -1,0 +1,149 @@
+"""Builds the clients' architectures from `config.model` and the memory of their devices."""
+
+import functools
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from fedjax_ht.configs.sections import Config, ModelConfig
+from fedjax_ht.configs.typed import to_plain
+from fedjax_ht.core.bounds import NonNegative, check_value
+from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
+from fedjax_ht.core.inputs import InputShape
+from fedjax_ht.core.names import meant, unknown
+from fedjax_ht.core.user_code import is_own
+from fedjax_ht.data.dataset import Dataset
+from fedjax_ht.experiment.devices import fitting
+from fedjax_ht.experiment.training import local_training
+from fedjax_ht.experiment.weights import missing, with_weights
+from fedjax_ht.metrics.memory import training_memory
+from fedjax_ht.models import model_group, sliced_network, width_budgets
+from fedjax_ht.models.registry import GROUPS
+
+WITHOUT_RATES = ("feature_dim", "shared", "output_relu", "weights", "weights_head")
+"""Fields of `model` that whole models alone have."""
+
+
+class Task(NamedTuple):
+    """The shapes that models are made for: the fields of a `Dataset`, without its samples."""
+
+    input_shape: InputShape
+    num_classes: int
+    vocabulary: int | None = None
+
+
+def make_clients(
+    config: Config,
+    dataset: Dataset | Task,
+    memory: np.ndarray | None = None,
+    begun: bool = False,
+) -> Federation:
+    """Returns the federation of a config.
+
+    Args:
+      config: of one entry.
+      dataset: what the models are for.
+      memory: of each client's device in bytes, float64 [num_clients], or None.
+      begun: True for a run that has begun: weights that models started from may be gone.
+
+    Raises:
+      ValueError, FileNotFoundError: a field of `model` is wrong. One line.
+    """
+    rates = width_rates(config.model.rates, config.partition.num_clients)
+    if not rates:
+        return whole_federation(config, dataset, memory, begun)
+    if memory is not None:
+        raise ValueError(
+            f"model.rates is {config.model.rates!r}; with devices_profile.memory it must be ''"
+        )
+    return sliced_federation(config.model, rates, dataset)
+
+
+def whole_federation(
+    config: Config,
+    dataset: Dataset | Task,
+    memory: np.ndarray | None = None,
+    begun: bool = False,
+) -> Federation:
+    """Returns a federation of whole models; arguments as for `make_clients`.
+
+    Client i has architecture i of the group, modulo their number, or the largest one whose training
+    fits its memory.
+    """
+    model = config.model
+    modules = model_group(
+        model.group,
+        dataset.num_classes,
+        dataset.input_shape,
+        model.feature_dim,
+        model.norm,
+        model.output_relu,
+        dataset.vocabulary,
+    )
+    if model.shared is not None and model.shared not in modules:
+        rule = f"it must be empty or one of model group {model.group!r}: {', '.join(modules)}"
+        raise ValueError(f"model.shared is {model.shared!r}{meant(model.shared, modules, rule)}")
+    shared = None if model.shared is None else modules[model.shared]
+    federation_of = functools.partial(
+        make_federation, modules, dataset.input_shape, dataset.num_classes, shared=shared
+    )
+    if memory is None:
+        federation = federation_of(config.partition.num_clients)
+    else:
+        training = local_training(config.training)
+        # a federation with one client of each architecture, for its buckets
+        buckets = federation_of(len(modules)).buckets
+        needed = {bucket.name: training_memory(bucket, training) for bucket in buckets}
+        federation = federation_of(assignment=fitting(needed, memory))
+    if model.weights is None or (begun and missing(model.weights)):
+        return federation
+    return with_weights(federation, model.weights, model.weights_head)
+
+
+def sliced_federation(
+    model: ModelConfig, rates: Sequence[float], dataset: Dataset | Task
+) -> Federation:
+    """Returns a federation whose client i has a slice of the group's one network, of width rate
+    `rates[i]`."""
+    for field in WITHOUT_RATES:
+        value, default = getattr(model, field), getattr(ModelConfig(), field)
+        if value != default:
+            plain = to_plain(ModelConfig())[field]
+            raise ValueError(f"model.{field} is {value!r}; with model.rates it must be {plain!r}")
+    shape, num_classes = dataset.input_shape, dataset.num_classes
+    network = sliced_network(model.group, num_classes, shape, model.norm, model.scaler)
+    return make_sliced_federation(network, rates, shape, num_classes)
+
+
+def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
+    """Returns each client's width rate from `model.rates`; () without it, for whole models.
+
+    Raises:
+      ValueError: `text` names no rates, or more than clients. One line.
+    """
+    if not text:
+        return ()
+    try:
+        if text.startswith("rho="):
+            rho = float(text.removeprefix("rho="))
+            check_value("rho", rho, NonNegative)
+            return width_budgets(num_clients, rho)
+        rates = [float(Fraction(part.strip())) for part in text.split(",")]
+        if all(0 < rate <= 1 for rate in rates) and len(rates) <= num_clients:
+            return tuple(rates[i % len(rates)] for i in range(num_clients))
+    except (ValueError, ArithmeticError):
+        pass  # the message below names the field and all forms
+    raise ValueError(
+        f"model.rates is {text!r}; it must be empty, rho=NUMBER (at least 0), or at most "
+        f"{num_clients} numbers above 0 and at most 1, such as 1,1/2,1/4, which clients take in "
+        "turn"
+    )
+
+
+def check_group(group: str) -> None:
+    """Raises a ValueError where `model.group` is neither a group nor written as user code."""
+    if group not in GROUPS and not is_own(group):
+        known = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
+        raise ValueError(unknown("model group", group, GROUPS, known))

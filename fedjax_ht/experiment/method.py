@@ -1,0 +1,49 @@
+"""Builds an entry's method from its options and local training."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+
+from fedjax_ht.configs.sections import DatasetConfig, TrainingConfig
+from fedjax_ht.core.method import Method
+from fedjax_ht.core.names import unknown_option
+from fedjax_ht.experiment.entries import Entry
+from fedjax_ht.experiment.training import local_training
+from fedjax_ht.methods import method_factory
+
+
+def make_method(entry: Entry, training: TrainingConfig) -> Method:
+    """Returns an entry's method, made by its factory.
+
+    Raises:
+      ValueError: an option is unknown, or has a value that it cannot have. One line.
+    """
+    factory = method_factory(entry.method)
+    options = {name: value for name, value in entry.options.items() if value is not None}
+    known = list(inspect.signature(factory).parameters)[1:]
+    refuse_unknown(entry.method, options, known, f"method={entry.method}")
+    recipe = local_training(training)
+    try:
+        return factory(recipe, **options)
+    except ValueError as error:
+        raise ValueError(f"{entry.label}: {error}") from None
+
+
+def refuse_unknown(owner: str, options: Iterable[str], known: Sequence[str], argument: str) -> None:
+    """Raises a ValueError where `owner` does not have one of the options.
+
+    The usual reason is a method or split that was replaced and kept the other's options:
+    `argument`, of a config file, avoids it.
+    """
+    if unexpected := sorted(set(options) - set(known)):
+        more = f". --config=FILE.py:{argument} starts from its own options"
+        raise ValueError(unknown_option(owner, unexpected[0], known, more))
+
+
+def check_pretraining(method: Method, dataset: DatasetConfig) -> None:
+    """Raises a ValueError where a generator was trained on the federation's own data, unless the
+    config allows it."""
+    if dataset.name in method.pretrained.trained_on and not dataset.seen_before:
+        raise ValueError(
+            f"the generator of {method.name} was trained on {dataset.name}, the federation's own "
+            "data; choose another, or allow it by dataset.seen_before=True"
+        )

@@ -1,0 +1,114 @@
+"""Builds the simulation's options, with its attack, privacy and defences, from the whole config."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fedjax_ht.configs.sections import AttackConfig, Config, PrivacyConfig
+from fedjax_ht.configs.typed import shared_fields
+from fedjax_ht.core.keys import Purpose, host_generator
+from fedjax_ht.core.names import unknown
+from fedjax_ht.core.wire import TRANSFORMS
+from fedjax_ht.experiment.devices import make_profile
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.defences import DEFENCES
+from fedjax_ht.trust.privacy import Privacy
+
+STATIC_BATCH = 64
+"""Samples of a forward pass of evaluation where norms go by the samples of the pass."""
+
+
+def simulation_options(config: Config) -> SimulationOptions:
+    """Returns how the federation runs, whatever its method.
+
+    Raises:
+      ValueError: fields do not fit together. One line.
+    """
+    evaluate = config.evaluate
+    batch_size = evaluate.batch_size
+    if batch_size is None and config.model.norm == "static_batch":
+        batch_size = STATIC_BATCH
+    return SimulationOptions(
+        seed=config.seed,
+        participation=config.participation,
+        drop_rate=config.drop_rate,
+        shared_init=config.shared_init,
+        evaluate=evaluate.mode,
+        evaluate_train=evaluate.train,
+        eval_batch_size=batch_size,
+        global_statistics=evaluate.global_statistics,
+        lanes="auto" if config.lanes is None else config.lanes,
+        devices=config.devices,
+        client_store=config.client_store,
+        time_stages=config.profile,
+        uplink=steps_of("transform", "uplink", config.uplink, TRANSFORMS),
+        downlink=steps_of("transform", "downlink", config.downlink, TRANSFORMS),
+        refuse_outliers=config.refuse_outliers,
+        robust=steps_of("defence", "robust", config.robust, DEFENCES),
+        attack=attack(config.attack),
+        profile=make_profile(config.devices_profile, config.partition.num_clients),
+        privacy=privacy(config.privacy),
+    )
+
+
+def attack(config: AttackConfig) -> Attack | None:
+    """Returns the attack of `config.attack`, or None."""
+    return None if config.kind is None else Attack(**shared_fields(config, Attack))
+
+
+def privacy(config: PrivacyConfig) -> Privacy | None:
+    """Returns the privacy of `config.privacy`, or None. Its secret is never written in a config."""
+    return None if config.unit is None else Privacy(**shared_fields(config, Privacy))
+
+
+def evaluated_clients(config: Config) -> np.ndarray | None:
+    """Returns ids of the clients whose accuracy counts, int64 ascending; None for all.
+
+    A pure function of the config: no attackers, and of the others `evaluate.sample` if it is given.
+    """
+    num_clients = config.partition.num_clients
+    generator = host_generator(config.seed, Purpose.EVALUATION, 0)
+    clients = generator.permutation(num_clients)
+    attacks = attack(config.attack)
+    if attacks is not None:
+        clients = clients[~attackers(attacks, num_clients)[clients]]
+    sample = np.sort(clients[: config.evaluate.sample])
+    return None if len(sample) == num_clients else sample
+
+
+def steps_of(what: str, field: str, entries: Iterable, known: Mapping[str, Callable]) -> tuple:
+    """Builds every `(name, *numbers)` entry of a field with the factory under its name.
+
+    Args:
+      what: the entries are, in messages: "transform".
+      field: the entries are of, in messages.
+      entries: tuples such as `("gaussian_noise", 0.05, 0.2)`.
+      known: name -> factory.
+
+    Raises:
+      ValueError: an entry is no such tuple, or its name or numbers are wrong. One line.
+    """
+    return tuple(_step(what, field, entry, known) for entry in entries)
+
+
+def _step(what: str, field: str, entry: Any, known: Mapping[str, Callable]) -> Any:
+    if not isinstance(entry, tuple | list) or not entry:
+        raise ValueError(
+            f"{field} has {entry!r}; it must be a tuple of tuples such as ('gaussian_noise', "
+            "0.05, 0.2), each a name and its numbers"
+        )
+    name, *numbers = entry
+    if name not in list(known):  # a list: `name` may be unhashable
+        raise ValueError(f"{field}: {unknown(what, name, known)}")
+    signature = inspect.signature(known[name])
+    try:
+        signature.bind(*numbers)
+        return known[name](*numbers)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters)
+        raise ValueError(f"{field} has {tuple(entry)}: {error}; {name} takes {takes}") from None
+    except ValueError as error:
+        raise ValueError(f"{field}: {error}") from None

@@ -1,0 +1,271 @@
+"""Trains one entry of a run, from the start or from its newest checkpoint."""
+
+import dataclasses
+import json
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from fedjax_ht.checkpoints.checkpoint import Checkpointer, make_checkpointer
+from fedjax_ht.checkpoints.writers import write_history
+from fedjax_ht.configs.sections import Config
+from fedjax_ht.core.files import atomic_open
+from fedjax_ht.data.client_data import make_federation_data
+from fedjax_ht.experiment.build import Experiment
+from fedjax_ht.experiment.entries import as_run
+from fedjax_ht.experiment.options import evaluated_clients
+from fedjax_ht.experiment.run_folder import read_json, start_again
+from fedjax_ht.experiment.run_lock import agreed, is_primary
+from fedjax_ht.experiment.weights import missing
+from fedjax_ht.report.bad_clients import place_of
+from fedjax_ht.report.figures import save
+from fedjax_ht.report.maps import remember_map
+from fedjax_ht.report.plots import image_grid
+from fedjax_ht.runner.errors import Interrupted
+from fedjax_ht.simulation.history import Row, by_trial, is_over, run_rounds
+from fedjax_ht.simulation.simulation import Simulation, SimulationState, make_trials
+from fedjax_ht.simulation.trials import of_trial
+
+ProgressFn = Callable[[str, Row], None]  # (label of an entry, new row)
+
+
+class Listeners(NamedTuple):
+    """Functions that a run calls as it goes on.
+
+    Attributes:
+      progress: is given every row, or None.
+      warn: is given lines about trouble.
+      stage: is given a line when something begins that takes time.
+    """
+
+    progress: ProgressFn | None
+    warn: Callable[[str], None]
+    stage: Callable[[str], None]
+
+
+def train_entry(
+    label: str,
+    experiment: Experiment,
+    config: Config,
+    folder: Path,
+    listeners: Listeners,
+    caught: Sequence[int],
+    writable: bool = True,
+) -> list[Row]:
+    """Trains an entry from its newest checkpoint on.
+
+    Args:
+      label: of the entry.
+      experiment: that the run's config was built to.
+      config: of the run.
+      folder: of the entry, in the run's.
+      listeners: are told how it goes.
+      caught: numbers of signals; one in it stops the run when the round in progress is saved.
+      writable: False for a run on a read-only disk, which must be finished.
+
+    Returns:
+      The rows of all rounds, see `simulation.history`.
+
+    Raises:
+      ValueError: weights are gone, or a run that is not finished is on a read-only disk. One line.
+      Interrupted: by a signal.
+    """
+    writes = writable and is_primary()
+    simulation = with_noted_lanes(label, experiment, folder.parent / "lanes.json", writes)
+    checkpointer = make_checkpointer(
+        folder / "checkpoints", simulation, config.checkpoint.keep, background=True
+    )
+    state, history = checkpointer.restore(listeners.warn) or (None, [])
+    if not writable and not _is_finished(state, history, config):
+        raise ValueError(f"{folder} cannot be written to, and {label} is not finished")
+    stop_if_signalled(caught)
+    if state is None:
+        _prepare_start(label, experiment, config, folder, listeners, writes)
+    if is_primary() and _rounds_done(state) < config.rounds:
+        listeners.stage(_compiling(label, experiment, config))
+    course = _Course(label, experiment, config, folder, checkpointer, listeners, caught, writes)
+    course.saved = _rounds_done(state)
+    state, history = run_rounds(
+        simulation,
+        config.rounds,
+        state,
+        history,
+        config.evaluate.every,
+        patience=config.evaluate.patience,
+        give_up=config.give_up,
+        progress_fn=course.show,
+        after_round=course.after_round,
+        only=evaluated_clients(config),
+        score_every=config.evaluate.participants,
+    )
+    if state.round != course.saved:
+        course.save(state, history)
+    checkpointer.wait()
+    course.write(history)
+    stop_if_signalled(caught)
+    if config.report.maps != "none":
+        remember_map(label, experiment, simulation, state, folder, writes, listeners.warn)
+    return history
+
+
+@dataclasses.dataclass
+class _Course:
+    """The work of an entry between its rounds: it writes rows, saves and reports, and remembers how
+    far each has come."""
+
+    label: str
+    experiment: Experiment
+    config: Config
+    folder: Path
+    checkpointer: Checkpointer
+    listeners: Listeners
+    caught: Sequence[int]
+    writes: bool
+    saved: int = -1  # round of the newest checkpoint
+    written: int = 0  # rows in the files
+    warned: set[tuple[int, str]] = dataclasses.field(default_factory=set)  # trial and warning
+
+    def write(self, history: list[Row]) -> None:
+        if self.writes:
+            self.written = write_history(history, self.folder, self.written)
+
+    def save(self, state: SimulationState, history: list[Row]) -> None:
+        self.checkpointer.save(state, history)
+        if is_primary():
+            show_server(self.label, self.experiment, state, self.folder)
+        self.saved = state.round
+
+    def show(self, row: Row) -> None:
+        if self.listeners.progress is not None and is_primary():
+            self.listeners.progress(self.label, row)
+        warn_of = self.experiment.methods[self.label].view.warn
+        warning = warn_of(row) if warn_of and row["round"] else None
+        if warning and (row["trial"], warning) not in self.warned:
+            self.warned.add((row["trial"], warning))
+            self.listeners.warn(f"{place_of(self.label, row, self.config.trials)}: {warning}")
+        if row["round"] == 0 and row["trial"] == self.config.trials - 1:
+            # the untrained federation is evaluated; the first round may compile for long
+            stop_if_signalled(self.caught)
+
+    def after_round(self, state: SimulationState, history: list[Row]) -> bool:
+        """Returns True to stop."""
+        self.write(history)
+        stop = agreed(bool(self.caught))
+        if state.round % self.config.checkpoint.every == 0 or stop:
+            self.save(state, history)
+        return stop
+
+
+def _is_finished(state: SimulationState | None, history: list[Row], config: Config) -> bool:
+    """Returns True where an entry has no rounds left to do."""
+    if not history:
+        return False
+    if state.round >= config.rounds:
+        return True
+    patience, give_up = config.evaluate.patience, config.give_up
+    return all(is_over(trial, patience, give_up) for trial in by_trial(history))
+
+
+def _rounds_done(state: SimulationState | None) -> int:
+    """Returns the round that a restored state stands at; -1 without one."""
+    return -1 if state is None else state.round
+
+
+def _prepare_start(
+    label: str,
+    experiment: Experiment,
+    config: Config,
+    folder: Path,
+    listeners: Listeners,
+    writes: bool,
+) -> None:
+    """Checks that an entry can start at round 0, and moves aside what is left of another course."""
+    gone = missing(as_run(experiment.entries[label], config).model.weights)
+    if gone:
+        raise ValueError(f"no weights at {gone[0]}, which {label} starts from at round 0")
+    aside = start_again(folder) if writes else None
+    if aside:
+        listeners.warn(
+            f"{label}: {folder} has no checkpoint that can be read; it starts again at round 0, "
+            f"and what was there is now in {aside}"
+        )
+
+
+def _compiling(label: str, experiment: Experiment, config: Config) -> str:
+    """Returns the line about what is compiled in the first round."""
+    devices = config.devices or len(jax.devices())
+    num_programs = len(experiment.federations[label].buckets)
+    programs = "1 architecture" if num_programs == 1 else f"{num_programs} architectures"
+    kind = jax.devices()[0].device_kind
+    return f"{label}: compiling {programs} for {devices} x {kind}, in the first round"
+
+
+def simulate(
+    label: str, experiment: Experiment, lanes: Mapping[str, int] | None = None
+) -> Simulation:
+    """Returns an entry's simulation, of all trials.
+
+    Args:
+      label: of the entry.
+      experiment: that has it.
+      lanes: bucket name -> lanes, where "auto" was asked for and an earlier call has chosen.
+    """
+    method, federation = experiment.methods[label], experiment.federations[label]
+    data = [
+        make_federation_data(experiment.dataset, partition, federation)
+        for partition in experiment.partitions
+    ]
+    options = experiment.options
+    if lanes:
+        options = dataclasses.replace(options, lanes=lanes)
+    return make_trials(method, federation, data, options)
+
+
+def with_noted_lanes(label: str, experiment: Experiment, noted: Path, writes: bool) -> Simulation:
+    """Returns an entry's simulation with the lanes that this run has noted.
+
+    Where "auto" chooses lanes, a run notes them for each architecture when it first trains it, so
+    that it goes on with the same.
+
+    Args:
+      label: of the entry.
+      experiment: that has it.
+      noted: a JSON file, architecture -> lanes.
+      writes: False notes nothing.
+    """
+    if experiment.options.lanes != "auto":
+        return simulate(label, experiment)
+    known = read_json(noted) if noted.exists() else {}
+    names = {bucket.name for bucket in experiment.federations[label].buckets}
+    if names <= set(known):
+        return simulate(label, experiment, {bucket: known[bucket] for bucket in names})
+    simulation = simulate(label, experiment)
+    if writes:
+        with atomic_open(noted) as file:
+            json.dump(simulation.lanes | known, file, indent=2)
+    lanes = simulation.lanes | {bucket: known[bucket] for bucket in names & set(known)}
+    if lanes == simulation.lanes:
+        return simulation
+    return simulate(label, experiment, lanes)
+
+
+def stop_if_signalled(caught: Sequence[int]) -> None:
+    """Raises `Interrupted` in every process of a run, if any has caught a signal."""
+    if agreed(bool(caught)):
+        raise Interrupted(caught[0] if caught else signal.SIGTERM)
+
+
+def show_server(label: str, experiment: Experiment, state: SimulationState, folder: Path) -> None:
+    """Writes the pictures that a method's server makes of its state, of the first trial, to
+    images/<round>.png, if it makes any."""
+    view = experiment.methods[label].view
+    if view.pictures is None:
+        return
+    first = of_trial(state.servers, 0)
+    blocks = jax.tree.map(np.asarray, view.pictures(experiment.federations[label], first))
+    picture = image_grid(blocks, experiment.dataset.class_names)
+    save(picture, folder / "images" / f"{state.round:05d}.png")

@@ -1,0 +1,75 @@
+"""The typed form of a config: what config files and config.json hold of it, and options that are not
+given."""
+
+import dataclasses
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+from fedjax_ht.configs import shipped
+from fedjax_ht.configs.base import base_config, typed_config
+from fedjax_ht.configs.sections import Config, TrainingConfig
+from fedjax_ht.configs.typed import from_plain, to_json, to_plain
+from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.experiment.training import local_training
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_config_json_holds_what_a_config_file_says(name):
+    config = importlib.import_module(f"fedjax_ht.configs.{name}").get_config()
+    written = json.loads(config.to_json_best_effort())
+    assert to_json(typed_config(config)) == written
+    assert to_json(typed_config(written)) == written  # read again
+    typed = typed_config(config)
+    assert typed_config(typed) == typed
+
+
+def test_the_defaults_are_those_of_the_base_config():
+    plain = json.loads(base_config().to_json_best_effort())
+    for section in ("method", "partition"):
+        plain[section]["options"] = {}
+    assert to_json(Config()) == plain
+
+
+def test_what_is_not_given_is_none():
+    config = base_config()
+    typed = typed_config(config)
+    assert typed.training.steps is typed.devices is typed.model.shared is typed.attack.kind is None
+    assert to_plain(typed)["training"]["steps"] == 0 and to_plain(typed)["model"]["shared"] == ""
+    config.training.steps, config.devices = 7, None
+    typed = typed_config(config)
+    assert (typed.training.steps, typed.devices) == (7, None)
+    assert to_plain(typed)["devices"] == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("steps", False, "steps is False; it must be an integer of at least 0"),
+        ("steps", -1, "steps is -1; it must be an integer of at least 0"),
+        ("steps", 0.5, "steps is 0.5; it must be an integer of at least 0"),
+        ("epochs", None, "epochs is None; it must be an integer of at least 1"),
+    ],
+)
+def test_what_is_no_value_of_a_field(field, value, message):
+    with pytest.raises(ValueError, match=f"^training.{message}$"):
+        from_plain(TrainingConfig, to_plain(TrainingConfig()) | {field: value}, "training.")
+
+
+def test_numbers_of_numpy_are_pythons():
+    values = to_plain(TrainingConfig()) | {"epochs": np.int32(3), "learning_rate": np.float64(0.5)}
+    training = from_plain(TrainingConfig, values)
+    assert type(training.epochs) is int and to_json(training)["learning_rate"] == 0.5
+
+
+def test_a_recipe_has_all_that_its_section_says():
+    training = TrainingConfig(batch_size=3, epochs=4, steps=5, shuffle=False, drop_remainder=False)
+    recipe = local_training(training)
+    named = {field.name for field in dataclasses.fields(LocalTraining)} & set(vars(training))
+    assert named == {
+        *("optimizer", "batch_size", "epochs", "steps", "shuffle", "drop_remainder", "schedule")
+    }
+    for name in named - {"optimizer", "schedule"}:
+        assert getattr(recipe, name) == getattr(training, name)
