@@ -276,7 +276,3 @@ def global_evaluation(
         return score(predict, data, splits["test"], batch_size)
 
     return run
-
-
-# Former names.
-Asked, as_asked, as_scored = EvaluationRequest, received_where, make_scored_state

@@ -30,11 +30,6 @@ class Schedule(NamedTuple):
     arguments: PyTree
     count: jax.Array
 
-    @property
-    def own(self) -> PyTree:
-        """The clients' `arguments`, by their former name."""
-        return self.arguments
-
 
 def capacity_for(participants: int, bucket_size: int, lanes: int) -> tuple[int, int]:
     """Returns the rows of a schedule into which any draw of participants fits, and its lanes.

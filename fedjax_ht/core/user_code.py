@@ -81,7 +81,3 @@ def _current_folder() -> Iterator[None]:
         yield
     finally:
         sys.path.remove(folder)
-
-
-# Former names.
-is_own, call_own = names_user_function, call_user_function

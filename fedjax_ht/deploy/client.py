@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.evaluation import as_asked, score_splits
+from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Bucket, Federation, put_weights, weights_of
 from fedjax_ht.core.files import atomic_open
 from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form
@@ -214,7 +214,7 @@ def compile_programs(plan: Plan, federation: Federation, bucket: Bucket) -> Prog
         return update, scores
 
     def evaluate(state, downlink, data: Data, root, round, info: ClientInfo, is_scored):
-        scored = as_asked(method, bucket, state, downlink, data, root, round, info, received)
+        scored = received_where(method, bucket, state, downlink, data, root, round, info, received)
         return score_splits(method, bucket, scored, downlink, data, is_scored, batch_size)
 
     return Programs(*map(jax.jit, (init, train, evaluate)))

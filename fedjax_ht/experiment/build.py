@@ -9,7 +9,7 @@ from fedjax_ht.configs.sections import Config
 from fedjax_ht.core.bounds import MAX_SEED
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
-from fedjax_ht.core.user_code import is_own
+from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.dataset import Dataset, Partition
 from fedjax_ht.experiment.data import check_names_of_data, make_dataset, make_partitions
 from fedjax_ht.experiment.devices import client_values
@@ -103,7 +103,9 @@ def named_code(entries: Mapping[str, Entry], configs: Mapping[str, Config]) -> l
     values: list[Any] = []
     for label, entry in entries.items():
         values += [*entry.options.values(), *vars(configs[label].model).values()]
-    return sorted({value for value in values if isinstance(value, str) and is_own(value)})
+    return sorted(
+        {value for value in values if isinstance(value, str) and names_user_function(value)}
+    )
 
 
 def build(config: AnyConfig, begun: bool = False, trust: bool = True) -> Experiment:

@@ -13,7 +13,7 @@ from fedjax_ht.core.bounds import NonNegative, check_value
 from fedjax_ht.core.federation import Federation, make_federation, make_sliced_federation
 from fedjax_ht.core.inputs import InputShape
 from fedjax_ht.core.names import meant, unknown
-from fedjax_ht.core.user_code import is_own
+from fedjax_ht.core.user_code import names_user_function
 from fedjax_ht.data.dataset import Dataset
 from fedjax_ht.experiment.devices import fitting
 from fedjax_ht.experiment.training import local_training
@@ -144,6 +144,6 @@ def width_rates(text: str | None, num_clients: int) -> tuple[float, ...]:
 
 def check_group(group: str) -> None:
     """Raises a ValueError where `model.group` is neither a group nor written as user code."""
-    if group not in GROUPS and not is_own(group):
+    if group not in GROUPS and not names_user_function(group):
         known = f"the groups are {', '.join(GROUPS)}, or module:function of your own"
         raise ValueError(unknown("model group", group, GROUPS, known))

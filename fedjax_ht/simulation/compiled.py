@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from fedjax_ht.core.evaluation import Asked, Scores
+from fedjax_ht.core.evaluation import EvaluationRequest, Scores
 from fedjax_ht.core.executor import Schedule
 from fedjax_ht.core.federation import all_weights, weights_of
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
@@ -195,7 +195,7 @@ def _answers(
     scores: dict[str, Scores],
 ) -> Answers:
     roster = program.clients[name].roster
-    received = Received(result.uplink, plan.schedule.own.info, result.arrived)
+    received = Received(result.uplink, plan.schedule.arguments.info, result.arrived)
     participants = program.options[0].participants(program.federation.num_clients)
     size = min(participants, len(roster.members))
     return Answers(
@@ -224,7 +224,7 @@ def score_states(
     states: dict[str, PyTree],
     schedules: dict[str, Schedule],
     inputs: RoundInputs,
-    request: Asked,
+    request: EvaluationRequest,
 ) -> dict[str, dict[str, Scores]]:
     """Scores the scheduled clients of some buckets."""
     data = {name: program.clients[name].data for name in states}

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from fedjax_ht.core import wire
 from fedjax_ht.core.compiling import buckets_on_mesh
 from fedjax_ht.core.evaluation import (
-    Asked,
+    EvaluationRequest,
     bucket_evaluation,
     client_evaluation,
     global_evaluation,
@@ -99,9 +99,9 @@ class Program(NamedTuple):
     clients: dict[str, Clients]
     train: Callable
     score: Callable
-    after_training: Asked
-    nothing: Asked
-    in_evaluation: Asked
+    after_training: EvaluationRequest
+    nothing: EvaluationRequest
+    in_evaluation: EvaluationRequest
     first_server: Callable
     server: Server
     score_global: Callable
@@ -172,7 +172,9 @@ def bind(
     splits = _scored_splits(data, options)
 
     def request(received, scored):
-        return spread(mesh, Asked(np.bool_(received), {s: np.bool_(s in scored) for s in splits}))
+        return spread(
+            mesh, EvaluationRequest(np.bool_(received), {s: np.bool_(s in scored) for s in splits})
+        )
 
     program = Program(
         method=method,

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_ht.core.compiling import compiler_options
-from fedjax_ht.core.evaluation import as_scored
+from fedjax_ht.core.evaluation import make_scored_state
 from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.method import Data, Split
@@ -55,7 +55,7 @@ def _features_of(program: Program, bucket: Bucket):
     [n, K]."""
     method, options = program.method, program.options[0]
     size = evaluation_batch(program.federation, options)
-    prepare = as_scored(method, program.federation, bucket, program.channel)
+    prepare = make_scored_state(method, program.federation, bucket, program.channel)
 
     def run(
         client, participant: Participant, servers: TrialServers, data: Data, shown: Data, round

@@ -42,7 +42,7 @@ def one_by_one(plan: Schedule):
     states = {name: value.copy() for name, value in STATES.items()}
     outputs = []
     for i in range(plan.count):
-        row = {name: value[i] for name, value in plan.own.items()}
+        row = {name: value[i] for name, value in plan.arguments.items()}
         a, b = states["a"][plan.slots[i]], states["b"][plan.slots[i]]
         for _ in range(row["steps"]):
             a, b = a * 2 + row["x"], b + 1

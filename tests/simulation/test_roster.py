@@ -132,13 +132,13 @@ def test_schedule_tells_each_row_its_own():
     plan = schedule(roster(), flat, np.array([7, 8, 9, 5]), info, lost=np.array([5]))
     np.testing.assert_array_equal(plan.slots, [7, np.iinfo(np.int32).max, 9, 5])
     np.testing.assert_array_equal(plan.count, [1, 2])
-    np.testing.assert_array_equal(plan.own.valid, [True, False, True, True])
-    np.testing.assert_array_equal(plan.own.dropped, [False, False, True, False])
+    np.testing.assert_array_equal(plan.arguments.valid, [True, False, True, True])
+    np.testing.assert_array_equal(plan.arguments.dropped, [False, False, True, False])
     real = [0, 2, 3]  # client 4 of trial 0, client 6 of trial 1, client 1 of trial 0
-    np.testing.assert_array_equal(plan.own.member[real], [1, 5, 0])
-    np.testing.assert_array_equal(plan.own.trial[real], [0, 1, 0])
-    np.testing.assert_array_equal(plan.own.info.id[real], [4, 13, 1])
-    np.testing.assert_array_equal(plan.own.info.num_samples[real], [104, 113, 101])
+    np.testing.assert_array_equal(plan.arguments.member[real], [1, 5, 0])
+    np.testing.assert_array_equal(plan.arguments.trial[real], [0, 1, 0])
+    np.testing.assert_array_equal(plan.arguments.info.id[real], [4, 13, 1])
+    np.testing.assert_array_equal(plan.arguments.info.num_samples[real], [104, 113, 101])
 
 
 def test_results_go_back_to_their_trials():
