@@ -22,7 +22,7 @@ from fedjax_ht.simulation.roster import (
     positions,
     schedule,
 )
-from fedjax_ht.simulation.round import Cohort, Exchange, Round, draw_cohort
+from fedjax_ht.simulation.round import Cohort, Exchange, Round, draw_cohorts
 from fedjax_ht.simulation.serving import serve
 from fedjax_ht.simulation.spending import epsilons
 from fedjax_ht.simulation.stages import Seconds, stage
@@ -126,8 +126,7 @@ def exchange(
 ) -> Exchange:
     """Trains a round's participants and returns their answers; the buffers of client states are
     donated. Arguments as of `round.Round.exchange`."""
-    num_clients = program.federation.num_clients
-    cohorts = [draw_cohort(o, num_clients, state, t) for t, o in enumerate(program.options)]
+    cohorts = draw_cohorts(program.options, program.federation.num_clients, state)
     inputs = round_inputs(program, state)
     plans = {name: _plan(program, name, state, inputs, cohorts) for name in program.clients}
     data = {name: clients.data for name, clients in program.clients.items()}

@@ -34,9 +34,10 @@ from fedjax_ht.simulation.roster import Roster, deal, make_roster
 from fedjax_ht.simulation.serving import Server, serve_trials
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 from fedjax_ht.simulation.trials import first_server, over_trials
+from fedjax_ht.trust.defences import defended
 from fedjax_ht.trust.disclosure import Exposure, exposure
 from fedjax_ht.trust.epsilon import accounting
-from fedjax_ht.trust.hardening import concealed, hardened
+from fedjax_ht.trust.hardening import concealed
 
 
 class Clients(NamedTuple):
@@ -64,7 +65,8 @@ class Program(NamedTuple):
     """The parts of a simulation that its rounds share.
 
     Attributes:
-      method, federation, data: what is bound; the method as `trust.hardening.hardened` makes it.
+      method, federation, data: what is bound; the method as its clients run it, see
+        `trust.hardening.concealed`, with the defences around it.
       options: of each trial, alike but for the seed; see `of_trials`.
       channel: what transforms the messages on the wire.
       mesh: the devices.
@@ -137,9 +139,8 @@ def bind(
 ) -> Program:
     """Binds what a run does not change. Arguments as of `simulation.make_trials`, the data of all
     trials joined."""
-    layers = (options.attack, options.privacy)
-    hidden = concealed(method, *layers, federation.num_clients)
-    method = hardened(method, *layers, options.robust, federation.num_clients)
+    hidden = concealed(method, options.attack, options.privacy, federation.num_clients)
+    method = defended(hidden, options.robust)
     method.check(federation)
     if options.profile is not None:
         options.profile.check(method, federation.num_clients)

@@ -98,6 +98,13 @@ def draw_cohort(
     return Cohort(ids, dropped, options.reachable(num_clients, state.round))
 
 
+def draw_cohorts(
+    options: Sequence[SimulationOptions], num_clients: int, state: SimulationState
+) -> list[Cohort]:
+    """Draws the participants of every trial."""
+    return [draw_cohort(of_one, num_clients, state, trial) for trial, of_one in enumerate(options)]
+
+
 def run_round(
     round: Round, state: SimulationState, score: bool = True
 ) -> tuple[SimulationState, list[RoundReport]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.metrics.accuracy import summarise
+from fedjax_ht.metrics.accuracy import AccuracySummary, summarise
 from fedjax_ht.simulation.report import Evaluation, RoundReport
 
 Row = dict[str, Any]
@@ -39,17 +39,18 @@ def evaluation_row(
         row[f"{prefix}accuracy"] = summary.mean
         row[f"{prefix}accuracy_weighted"] = summary.weighted
         if split == "test":
-            row |= _test_columns(evaluation, rules, only)
+            row |= _test_columns(evaluation, summary, rules, only)
     for rule, value in evaluation.global_accuracy.items():
         row[f"global_accuracy_{rule}"] = value
     return row
 
 
-def _test_columns(evaluation: Evaluation, rules: Sequence[str], only: np.ndarray | None) -> Row:
-    """Returns what is told of the clients' own test sets alone."""
+def _test_columns(
+    evaluation: Evaluation, summary: AccuracySummary, rules: Sequence[str], only: np.ndarray | None
+) -> Row:
+    """Returns the columns of the clients' own test sets alone, with the reported rule's summary."""
     by_rule, counts = evaluation.accuracy["test"], evaluation.counts["test"]
     reported = by_rule[rules[0]]
-    summary = summarise(reported, np.where(np.isnan(reported), 0, counts))
     train_weights = np.where(counts > 0, evaluation.counts["train"], 0)
     row: Row = {
         "accuracy_train_weighted": summarise(reported, train_weights).weighted,

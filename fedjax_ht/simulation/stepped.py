@@ -26,7 +26,7 @@ from fedjax_ht.simulation.answers import Answers
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program
 from fedjax_ht.simulation.roster import PADDING, idle_lane_steps, places, positions
-from fedjax_ht.simulation.round import Cohort, Exchange, draw_cohort, run_round
+from fedjax_ht.simulation.round import Cohort, Exchange, draw_cohorts, run_round
 from fedjax_ht.simulation.serving import ServerResult, server_inputs, server_round
 from fedjax_ht.simulation.stages import Seconds
 from fedjax_ht.simulation.state import SimulationState, clients_info
@@ -121,8 +121,9 @@ def exchange(
 ) -> Exchange:
     """Plays the participants one after another; nobody is scored, and no state changes. Arguments
     as of `round.Round.exchange`."""
-    num_clients = program.federation.num_clients
-    cohorts = [draw_cohort(o, num_clients, state, t) for t, o in enumerate(program.options)]
+    cohorts = draw_cohorts(program.options, program.federation.num_clients, state)
+    # One transfer to the host for all clients that are played.
+    state = state._replace(servers=jax.device_get(state.servers))
     answers = {}
     for bucket in program.federation.buckets:
         roster = program.clients[bucket.name].roster
@@ -171,7 +172,7 @@ def _player(
     participant = participant_of(clients, clients_info(program.train_counts, state), row)
     trial = int(participant.trial)
     method = program.method.at(of_trial(program.settings, trial))
-    server = of_trial(jax.device_get(state.servers), trial)
+    server = of_trial(state.servers, trial)
     root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
     info = jax.tree.map(jnp.asarray, participant.info)
     data = view(clients.data, participant)
@@ -206,6 +207,7 @@ def serve(
 ) -> tuple[PyTree, ServerResult]:
     """Serves trial after trial; arguments as of `round.Round.serve`."""
     served, server = [], program.server
+    servers = jax.device_get(state.servers)
     for trial, options in enumerate(program.options):
         method = program.method.at(of_trial(program.settings, trial))
         call = _Stages(trial, host=method.pretrained.host).of_client(None)
@@ -213,6 +215,5 @@ def serve(
         shown = of_trial(server.shown, trial)
         inputs, data = server_inputs(received, of_trial(rows, trial), shown, server.samples)
         root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
-        before = of_trial(jax.device_get(state.servers), trial)
-        served.append(run(before, inputs, root, round, server.pretrained, data))
+        served.append(run(of_trial(servers, trial), inputs, root, round, server.pretrained, data))
     return jax.tree.map(lambda *xs: jnp.stack(xs), *served)

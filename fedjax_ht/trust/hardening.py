@@ -1,15 +1,13 @@
 """The order in which attacks, noise and defences stand around a method, in one place.
 
 From the inside: the contract's checks, then what attackers do instead, then what hides a client,
-whose clipping attackers cannot avoid, and last the defences, which compare what the server gets.
+whose clipping attackers cannot avoid, and last, by `trust.defences.defended`, the defences, which
+compare what the server gets.
 """
-
-from collections.abc import Sequence
 
 from fedjax_ht.core.contract import guarded
 from fedjax_ht.core.method import Method
 from fedjax_ht.trust.attacks import Attack, attacked
-from fedjax_ht.trust.defences import Defence, defended
 from fedjax_ht.trust.privacy import Privacy, private
 
 
@@ -19,14 +17,3 @@ def concealed(
     """Returns the method as its clients run it, before any defence; each layer that is None is
     left out."""
     return private(attacked(guarded(method), attack, num_clients), privacy)
-
-
-def hardened(
-    method: Method,
-    attack: Attack | None,
-    privacy: Privacy | None,
-    defences: Sequence[Defence],
-    num_clients: int,
-) -> Method:
-    """Returns the method with all layers; an empty sequence of defences is none."""
-    return defended(concealed(method, attack, privacy, num_clients), tuple(defences))
