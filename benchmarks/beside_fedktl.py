@@ -10,14 +10,13 @@ statistics, on which nothing else depends; the report leaves them out.
 """
 
 import json
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from absl import app, flags
 
+from benchmarks import htfllib
 from benchmarks.report import machine, publish, table
 from fedjax_ht.runner.cli import parse_flags
 from tests.alignment_steps import draws
@@ -45,28 +44,12 @@ def theirs(of: Problem) -> dict[str, np.ndarray]:
         "rate": 0.01,
         "weight": 1.0,
     }
-    server = Path(
-        _HTFLLIB.value, "system", "flcore", "servers", "serverktl_stylegan_xl.py"
-    ).resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
-        np.savez(files[0], **inputs)
-        script = Path(__file__).with_name("fedktl_align.py")
-        done = subprocess.run(
-            [_PYTHON.value, str(script), str(server), *map(str, files)],
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return dict(np.load(files[1]))
+    code = Path(_HTFLLIB.value, "system", "flcore", "servers", "serverktl_stylegan_xl.py")
+    return htfllib.run_on_arrays("fedktl_align.py", _PYTHON.value, code, inputs)
 
 
 def main(_) -> None:
-    if not Path(_HTFLLIB.value or "", "system", "flcore").is_dir():
-        raise app.UsageError(
-            f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore"
-        )
+    htfllib.check_checkout(_HTFLLIB.value)
     shared = problem(**(SMALL if _SMALL.value else LARGE))
     our_arrays, their_arrays = ours(shared), theirs(shared)
     version = their_arrays.pop("torch")

@@ -8,9 +8,7 @@ torch. A linear model of five classes; the server has no pair for one of them, s
 the pairs end within batches. HtFLlib is in float64, so that differences are of our float32 alone.
 """
 
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -19,6 +17,7 @@ import numpy as np
 import optax
 from absl import app, flags
 
+from benchmarks import htfllib
 from benchmarks.report import machine, publish, table
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import ClientInfo, Context
@@ -101,29 +100,13 @@ def flat(params) -> dict[str, np.ndarray]:
     }
 
 
-def htfllib(start: dict) -> dict[str, np.ndarray]:
-    """Returns HtFLlib's results from the same start."""
-    code = Path(_HTFLLIB.value, "system", "flcore", "clients", "clientktl.py").resolve()
-    script = Path(__file__).with_name("fedktl_client_htfllib.py")
-    with tempfile.TemporaryDirectory() as folder:
-        files = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
-        np.savez(files[0], **{name: np.asarray(value) for name, value in start.items()})
-        command = [_PYTHON.value, str(script), str(code), *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        return dict(np.load(files[1]))
-
-
 def main(_) -> None:
-    if not Path(_HTFLLIB.value or "", "system", "flcore").is_dir():
-        raise app.UsageError(
-            f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore"
-        )
+    htfllib.check_checkout(_HTFLLIB.value)
     rows = []
     for mu, rate, epochs in SETTINGS:
         start, results = problem(mu, rate, epochs)
-        other = htfllib(start)
+        code = Path(_HTFLLIB.value, "system", "flcore", "clients", "clientktl.py")
+        other = htfllib.run_on_arrays("fedktl_client_htfllib.py", _PYTHON.value, code, start)
         moved = max(np.abs(other[k] - start[k]).max() for k in results if k in start)
         apart = max(np.abs(other[k] - results[k]).max() for k in results)
         steps = epochs * len(LABELS) // BATCH

@@ -144,10 +144,7 @@ def main(_) -> None:
     if _HERE.value:
         print(json.dumps(ours(_METHODS.value[0])))
         return
-    if not Path(_HTFLLIB.value or "", "system", "flcore").is_dir():
-        raise app.UsageError(
-            f"--htfllib is {_HTFLLIB.value}; it must be a checkout of HtFLlib, with system/flcore"
-        )
+    htfllib.check_checkout(_HTFLLIB.value)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         write_clients(Path(folder, "dataset", "clients"))

@@ -54,7 +54,7 @@ def set_linear(layer: torch.nn.Linear, kernel: np.ndarray, bias: np.ndarray) -> 
 
 def main(code: str, inputs: str, outputs: str) -> None:
     torch.set_default_dtype(torch.float64)
-    given = np.load(inputs)
+    problem = np.load(inputs)
     stored = {}
     stand_in("flcore")
     stand_in("flcore.clients")
@@ -69,32 +69,32 @@ def main(code: str, inputs: str, outputs: str) -> None:
     names = {}
     exec(compile(Path(code).read_text(), code, "exec"), names)
 
-    width, classes = given["head/kernel"].shape
-    model = Model(given["base/kernel"].shape[0], width, classes)
-    set_linear(model.base.fc, given["base/kernel"], given["base/bias"])
-    set_linear(model.head, given["head/kernel"], given["head/bias"])
-    projection = torch.nn.Linear(width, given["projection/bias"].size)
-    set_linear(projection, given["projection/kernel"], given["projection/bias"])
-    etf = torch.tensor(given["etf"]).double()
+    width, classes = problem["head/kernel"].shape
+    model = Model(problem["base/kernel"].shape[0], width, classes)
+    set_linear(model.base.fc, problem["base/kernel"], problem["base/bias"])
+    set_linear(model.head, problem["head/kernel"], problem["head/bias"])
+    projection = torch.nn.Linear(width, problem["projection/bias"].size)
+    set_linear(projection, problem["projection/kernel"], problem["projection/bias"])
+    etf = torch.tensor(problem["etf"]).double()
     stored.update(model=model, ETF=etf, data_generated=object(), proj_fc=projection)
 
     # The passes over generated pairs are those that the other side draws.
-    ends = np.cumsum(given["pair_counts"])
-    pairs = iter(np.split(given["pair_order"], ends[:-1]))
+    ends = np.cumsum(problem["pair_counts"])
+    pairs = iter(np.split(problem["pair_order"], ends[:-1]))
 
     def loader(*_, **__):
-        images, latents = torch.tensor(given["images"]), torch.tensor(given["latents"])
+        images, latents = torch.tensor(problem["images"]), torch.tensor(problem["latents"])
         return ((images[p].double(), latents[p].double()) for p in pairs)
 
     names["DataLoader"] = loader
-    x, y = torch.tensor(given["x"]).double(), torch.tensor(given["y"])
-    size = int(given["batch_size"])
+    x, y = torch.tensor(problem["x"]).double(), torch.tensor(problem["y"])
+    size = int(problem["batch_size"])
     batches = [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
     client = names["clientKTL"].__new__(names["clientKTL"])
     client.__dict__.update(
-        mu=float(given["mu"]), m=0.5, s=64, num_classes=classes, ETF_dim=classes, device="cpu",
+        mu=float(problem["mu"]), m=0.5, s=64, num_classes=classes, ETF_dim=classes, device="cpu",
         MSEloss=torch.nn.MSELoss(), loss=torch.nn.CrossEntropyLoss(), batch_size=size,
-        learning_rate=float(given["rate"]), local_epochs=int(given["epochs"]), train_slow=False,
+        learning_rate=float(problem["rate"]), local_epochs=int(problem["epochs"]), train_slow=False,
         role="client", save_folder_name="", train_time_cost=collections.defaultdict(float),
         load_train_data=lambda *_: batches,
     )  # fmt: skip

@@ -3,11 +3,13 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from absl import app
 
 from fedjax_ht.data.dataset import Dataset, Partition
 
@@ -43,6 +45,46 @@ PAIRS = {
     "fml": Pair(RELEASED, True, "serverfml", "FML", {"alpha": 0.5, "beta": 0.5}),
     "fedkd": Pair(RELEASED, True, "serverkd", "FedKD", {}),
 }
+
+
+def check_checkout(path: str | None) -> None:
+    """Refuses a folder that is no checkout of HtFLlib.
+
+    Raises:
+      app.UsageError: it has no system/flcore. One line.
+    """
+    if not Path(path or "", "system", "flcore").is_dir():
+        raise app.UsageError(
+            f"--htfllib is {path}; it must be a checkout of HtFLlib, with system/flcore"
+        )
+
+
+def run_on_arrays(
+    script: str, python: str, code: Path, inputs: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Runs a file of HtFLlib on arrays, by a script of this folder.
+
+    Args:
+      script: its name; its arguments are `code` and two .npz files, inputs and outputs.
+      python: that has torch.
+      code: the file, which the script runs as it is.
+      inputs: arrays and numbers by name.
+
+    Returns:
+      The outputs by name.
+
+    Raises:
+      SystemExit: the script failed, with what it wrote to stderr.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
+        np.savez(files[0], **{name: np.asarray(value) for name, value in inputs.items()})
+        path = Path(__file__).with_name(script)
+        command = [python, str(path), str(code.resolve()), *map(str, files)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stderr)
+        return dict(np.load(files[1]))
 
 
 def write_clients(folder: Path, dataset: Dataset, partition: Partition) -> None:
