@@ -46,8 +46,8 @@ def items(ran: list, *processes: str) -> list[Item]:
 def supervised(
     path, todo: list[Item], budget: float = 60.0, deaths: int = 0
 ) -> tuple[str | None, int]:
-    """What `supervise` says, and how many processes it took; each of the first few dies in the
-    middle of an item."""
+    """Returns the message of `supervise` and the number of its processes; each of the first
+    `deaths` dies in the middle of an item."""
     started = []
 
     def start(deadline: float) -> int:

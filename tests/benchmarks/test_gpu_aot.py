@@ -1,4 +1,4 @@
-"""What is read off a program that XLA compiled for a GPU: a listing by hand, and a real one where
+"""Tests of reading a program that XLA compiled for a GPU: a listing by hand, and a real one where
 the plugin is."""
 
 import importlib.util
@@ -188,8 +188,8 @@ def test_without_a_plugin_one_line_says_what_to_install():
 @pytest.mark.slow
 @pytest.mark.skipif(gpu_aot.cuda_plugin() is None, reason="needs a CUDA plugin of jax")
 def test_a_round_of_clients_is_one_graph():
-    """Of five architectures, whose branches wait for nothing of each other, and of one with a
-    scanned stage."""
+    """One graph also for five architectures, whose branches are independent, and for an
+    architecture with a scanned stage."""
     command = [sys.executable, "-m", "benchmarks.gpu_aot", "--groups=cnn4,cnn5,resnet152"]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     one, five, scanned = (

@@ -1,5 +1,4 @@
-"""What a method's function may not return is refused in one line; what it raises is said to be its
-own."""
+"""Invalid results of a method's functions are refused in one line, and its errors name the method."""
 
 import jax
 import jax.numpy as jnp

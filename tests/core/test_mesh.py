@@ -1,5 +1,4 @@
-"""Where images are on CPU devices: one memory for all of them, on two devices in a process of its
-own."""
+"""Images on CPU devices lie in one memory for all devices, tested on two in a separate process."""
 
 import subprocess
 import sys

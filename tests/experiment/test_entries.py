@@ -1,5 +1,5 @@
-"""What is compared: how an entry is written, what it stands for, and what a run's folder remembers
-of it."""
+"""Entries of a comparison: how they are written, what they stand for, and what a run's folder
+remembers of them."""
 
 import json
 

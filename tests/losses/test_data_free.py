@@ -171,8 +171,8 @@ def test_printed_norms_are_those_of_norms_that_are_not_shrunk():
 
 @pytest.mark.parametrize("form", ["squares", "norms"])
 def test_diversity_is_safe(form):
-    """Where all points coincide, and where the printed exponent, of whole images, is beyond
-    float32."""
+    """Value and gradient are finite where all points coincide, and where the printed exponent, of
+    whole images, is beyond float32."""
     loss = compiled(image_diversity, form=form)
     value, gradient = loss(np.full_like(IMAGES, 0.3), NOISE, MASK[:B])
     assert value > 0.99 and np.isfinite(gradient).all()
