@@ -3,9 +3,11 @@
 Under `vmap` over clients a native convolution becomes a grouped one, and the gradient of its kernel
 leaves the fast path of XLA's CPU backend: both are 10 to 20 times slower than the product
 (benchmarks/results/conv_cpu.md). A pass that nobody differentiates, of one client, has neither: on
-a CPU most layers then take XLA's own convolution, which copies no patches (`native_pays`). On GPUs the product becomes a batched one, which may lie in a CUDA
-graph; a ResNet-18 of native convolutions takes as many kernels, and XLA leaves cuDNN's outside the
-graph (benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a grouped
+a CPU most layers then take XLA's own convolution, which copies no patches (`native_pays`).
+
+On GPUs the product becomes a batched one, which may lie in a CUDA graph; a ResNet-18 of native
+convolutions takes as many kernels, and XLA leaves cuDNN's outside the graph
+(benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a grouped
 convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
 
 On a CPU a kernel of few channels in and out makes several neighbouring outputs at once
