@@ -44,7 +44,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def convolution(case, lowering="patches"):
+def convolution(case, lowering=None):
     return lambda x, kernel: conv2d(
         x, kernel, case.stride, case.padding, case.groups, lowering=lowering
     )
@@ -130,8 +130,8 @@ def test_products_follow_jaxs_switch_of_precision(lowering, precision):
     assert {p for e in products for p in e.params["precision"]} == {expected}
 
 
-def test_the_default_has_no_convolution():
-    assert not any(e.primitive.name == "conv_general_dilated" for e in program("patches"))
+def test_a_gradient_takes_no_convolution():
+    assert not any(e.primitive.name == "conv_general_dilated" for e in program(None))
 
 
 # Layers that XLA's own convolution serves where no gradient is taken.
