@@ -185,6 +185,15 @@ def test_vmapped_clients_convolve_by_patches_and_so_do_rounded_products():
     assert "conv_general_dilated" not in str(rounded)
 
 
+def test_many_images_are_convolved_natively_a_few_at_a_time(monkeypatch):
+    x, kernel = normal(6, 8, 8, 4), normal(3, 3, 4, 20, seed=1)
+    whole = conv2d(x, kernel)
+    monkeypatch.setattr(conv, "images_at_once", lambda batch, size: 2)
+    program = jax.make_jaxpr(lambda x, kernel: conv2d(x, kernel))(x, kernel)
+    assert {"scan", "conv_general_dilated"} <= {e.primitive.name for e in equations(program.jaxpr)}
+    np.testing.assert_allclose(conv2d(x, kernel), whole, **CLOSE)
+
+
 def test_images_smaller_than_the_kernel_stay_patches():
     # Factors of up to 80 on a CPU: XLA has no fast path for them.
     assert not conv.native_pays((3, 3, 64, 64), smallest=2)
