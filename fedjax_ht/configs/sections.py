@@ -8,12 +8,21 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fedjax_ht.configs.typed import NotGiven
-from fedjax_ht.core.bounds import Count, NonNegative, Part, Positive, Rest, Seed, Whole
+from fedjax_ht.core.bounds import (
+    Count,
+    NonNegative,
+    NotGiven,
+    Part,
+    Positive,
+    Rest,
+    Seed,
+    Whole,
+)
+from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.wire import Late
 from fedjax_ht.data.moments import Normalisation
 from fedjax_ht.models.norm import NormKind
-from fedjax_ht.trust.attacks import Kind
+from fedjax_ht.trust.attacks import Attack
 from fedjax_ht.trust.privacy import Delta, Unit
 
 OptionalCount = Annotated[Whole | None, NotGiven(0)]
@@ -70,7 +79,11 @@ class ModelConfig:
 
 @section
 class TrainingConfig:
-    """Local training; experiment/training.py makes `core.local_training.LocalTraining` of it."""
+    """Local training; experiment/training.py makes `core.local_training.LocalTraining` of it.
+
+    Both have batch_size, epochs, steps, shuffle and drop_remainder. They are two classes because
+    LocalTraining holds optimiser, schedule and augmentation as functions, and a config file cannot.
+    """
 
     optimizer: Literal["sgd", "adam"] = "sgd"  # made new every round
     learning_rate: Positive = 0.01
@@ -90,19 +103,13 @@ class TrainingConfig:
 
 
 @section
-class AttackConfig:
-    """Clients that work against the federation, `trust.attacks.Attack`."""
-
-    kind: Annotated[Kind | None, NotGiven("none")] = None
-    share: Rest = 0.0  # of the clients; accuracies are then those of the others
-    strength: NonNegative = 1.0
-    seed: Seed = 0  # of the choice of attackers
-
-
-@section
 class DevicesConfig:
     """The simulated devices of the clients, see docs/devices.md. A quantity is a number, or
-    lognormal/MEDIAN/SIGMA, drawn once for each client; "": it is not simulated."""
+    lognormal/MEDIAN/SIGMA, drawn once for each client; "": it is not simulated.
+
+    They are not `simulation.profile.Profile`, which holds arrays of all clients: these are the
+    texts and files by which experiment/devices.py draws or reads the arrays.
+    """
 
     flops: OptionalText = None  # FLOP/s of training: 1e9, or lognormal/1e9/0.5
     up: OptionalText = None  # bytes/s of an upload
@@ -121,7 +128,10 @@ class DevicesConfig:
 
 @section
 class PrivacyConfig:
-    """Differential privacy, `trust.privacy.Privacy` and docs/privacy.md."""
+    """Differential privacy, `trust.privacy.Privacy` and docs/privacy.md.
+
+    They are two classes because Privacy also holds `secret`, which no config.json may contain.
+    """
 
     unit: Annotated[Unit | None, NotGiven("none")] = None  # what noise hides
     clip: Positive = 1.0  # L2 norm of a client's update, or of a sample's gradient
@@ -131,13 +141,17 @@ class PrivacyConfig:
 
 @section
 class EvaluateConfig:
+    """Evaluations. No class of the library has these fields together: every, patience, sample and
+    participants are arguments of `simulation.history.run`, the others are fields of
+    `SimulationOptions`."""
+
     every: Count = 1  # rounds between evaluations
-    mode: Literal["received", "trained"] = "received"
+    mode: ScoredState = "received"
     # 0: as the device likes, or 64 where norms of a model go by the batch they see
     batch_size: OptionalCount = None
     patience: OptionalCount = None  # evaluations without a new best; 0: a run has all its rounds
     # of static_batch norms of a model on the server
-    global_statistics: Literal["batch", "training"] = "batch"
+    global_statistics: NormStatistics = "batch"
     train: bool = False  # also on training samples: train_accuracy
     # clients that every evaluation looks at, the same ones in a run; 0: all
     sample: OptionalCount = None
@@ -186,7 +200,8 @@ class Config:
     refuse_outliers: NonNegative = 1000.0  # times the round's median upload at most; 0: no bound
     # before the server, in order: (("norm_bound", 2.0), ("median",)), see trust/defences.py
     robust: tuple[Any, ...] = ()
-    attack: AttackConfig = AttackConfig()
+    # clients that work against the federation; accuracies are then those of the others
+    attack: Attack = Attack()
     devices_profile: DevicesConfig = DevicesConfig()
     privacy: PrivacyConfig = PrivacyConfig()
     # rounds in a row from which nothing arrives, after which a run stops; 0: it never does

@@ -9,18 +9,12 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from fedjax_ht.core.bounds import check_value, hints_of
+from fedjax_ht.core.bounds import NotGiven, check_value, extra_of, hints_of
 from fedjax_ht.core.names import unknown
 
 S = TypeVar("S")
-
-
-class NotGiven(NamedTuple):
-    """The plain value of an option that is not given."""
-
-    plain: int | float | str
 
 
 def to_plain(section: Any) -> dict[str, Any]:
@@ -28,7 +22,7 @@ def to_plain(section: Any) -> dict[str, Any]:
     values = {}
     for name, hint in hints_of(type(section)).items():
         value = getattr(section, name)
-        marker = _not_given(hint)
+        marker = extra_of(hint, NotGiven)
         if dataclasses.is_dataclass(value):
             value = to_plain(value)
         elif value is None and marker is not None:
@@ -83,7 +77,7 @@ def shared_fields(section: Any, kind: type) -> dict[str, Any]:
 
 def plain_hint(hint: Any) -> Any:
     """Returns the annotation of a field's plain values."""
-    marker = _not_given(hint)
+    marker = extra_of(hint, NotGiven)
     if marker is None:
         return hint
     kinds = tuple(kind for kind in get_args(get_args(hint)[0]) if kind is not NoneType)
@@ -96,18 +90,13 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     """Returns a section's value for a plain one, after checking it."""
     if hasattr(value, "tolist"):  # NumPy's and jax's numbers, which JSON has not
         value = value.tolist()
-    marker = _not_given(hint)
+    marker = extra_of(hint, NotGiven)
     if marker is not None and (value is None or _is_same(value, marker.plain)):
         return None
     check_value(name, value, plain_hint(hint))
     if isinstance(value, Mapping):
         return {key: _with_tuples(each) for key, each in value.items()}
     return _with_tuples(value)
-
-
-def _not_given(hint: Any) -> NotGiven | None:
-    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((extra for extra in extras if isinstance(extra, NotGiven)), None)
 
 
 def _is_same(value: Any, plain: int | float | str) -> bool:

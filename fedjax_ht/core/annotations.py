@@ -45,6 +45,16 @@ class SearchRange(NamedTuple):
     log: bool = True
 
 
+class NotGiven(NamedTuple):
+    """The value in config files of an option that is not given, which is None in Python.
+
+    It stands in the option's annotation, `Annotated[Count | None, NotGiven(0)]`, and bounds
+    nothing.
+    """
+
+    plain: int | float | str
+
+
 class Within(NamedTuple):
     """Bounds of a number, or of a tuple's length.
 
@@ -154,15 +164,14 @@ def number_fits(value: Any, kind: type, within: Within | None) -> bool:
 
 def limits(kind: type, within: Within | None) -> Within:
     """Returns all four bounds of a number, those of int32 or float32 where none are stated."""
-    least, most, above, below = within or Within()
-    widest = INT if kind is int else FLOAT
-    lowest = -widest - 1 if kind is int else -widest
-    return Within(
-        least=lowest if least is None else least,
-        most=widest if most is None else most,
-        above=-np.inf if above is None else above,
-        below=np.inf if below is None else below,
-    )
+    widest = Within(least=-FLOAT, most=FLOAT, above=-np.inf, below=np.inf)
+    if kind is int:
+        widest = widest._replace(least=-INT - 1, most=INT)
+    stated = {}
+    for name, bound in (within or Within())._asdict().items():
+        if bound is not None:
+            stated[name] = bound
+    return widest._replace(**stated)
 
 
 def numbers(annotation: Any) -> Iterator[tuple[type, Within | None]]:
@@ -189,14 +198,16 @@ def kind_of(annotation: Any) -> type:
         kinds = {tuple}
     else:
         kinds = {kind}
-    return kinds.pop() if len(kinds) == 1 and kinds <= {bool, int, float, str, tuple} else float
+    if len(kinds) == 1 and kinds <= {bool, int, float, str, tuple}:
+        return kinds.pop()
+    return float
 
 
 def search_ranges(function: Callable) -> dict[str, SearchRange]:
     """Returns the options of a factory that have a `SearchRange`, in the order of its signature."""
     ranges = {}
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        search_range = _extra(parameter.annotation, SearchRange)
+        search_range = extra_of(parameter.annotation, SearchRange)
         if search_range is not None:
             ranges[name] = search_range
     return ranges
@@ -204,18 +215,25 @@ def search_ranges(function: Callable) -> dict[str, SearchRange]:
 
 def bounded(annotation: Any) -> tuple[Any, Within | None]:
     """Separates an annotation into its type and its bounds, None without."""
-    kind = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    return kind, _extra(annotation, Within)
+    if get_origin(annotation) is not Annotated:
+        return annotation, None
+    return get_args(annotation)[0], extra_of(annotation, Within)
 
 
-def _extra(annotation: Any, kind: type) -> Any:
+def extra_of(annotation: Any, kind: type) -> Any:
     """Returns the extra of this kind that `Annotated` adds, None without one."""
-    extras = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
-    return next((extra for extra in extras if isinstance(extra, kind)), None)
+    if get_origin(annotation) is not Annotated:
+        return None
+    for extra in get_args(annotation)[1:]:
+        if isinstance(extra, kind):
+            return extra
+    return None
 
 
 def scalar(value: Any) -> int | float | None:
     """Returns a number, NumPy's and jax's among them, as Python's; None for other values."""
     if getattr(value, "ndim", None) == 0:
         value = value.item()
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value

@@ -50,7 +50,9 @@ def choices(annotation: Any) -> list[Any]:
 def _either(texts: Sequence[str]) -> str:
     """Joins texts as "a, b or c"."""
     *first, last = texts
-    return f"{', '.join(first)} or {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
 
 
 def _told_bounds(kind: type, within: Within | None, number: int | float | None) -> Within:
@@ -82,14 +84,20 @@ def _describe_number(kind: type, within: Within) -> str:
 
 def _describe_tuple(arguments: tuple, within: Within | None, value: Any) -> str:
     if arguments[-1] is not Ellipsis:
-        comma = "," if len(arguments) == 1 else ""
-        return f"({', '.join(map(describe, arguments))}{comma})"
+        entries = ", ".join(map(describe, arguments))
+        if len(arguments) == 1:
+            entries += ","
+        return f"({entries})"
     refused = None
     if isinstance(value, tuple | list | np.ndarray):
         refused = next((entry for entry in value if not allows(arguments[0], entry)), None)
-    length = f" of at least {within.least}" if within else ""
-    return f"a tuple{length}, each {describe(arguments[0], refused)}"
+    text = "a tuple"
+    if within:
+        text += f" of at least {within.least}"
+    return f"{text}, each {describe(arguments[0], refused)}"
 
 
 def _number(end: int | float) -> str:
-    return f"{end:g}" if isinstance(end, float) else str(end)
+    if isinstance(end, float):
+        return f"{end:g}"
+    return str(end)

@@ -1,7 +1,7 @@
 """The compiled evaluation: counts correct predictions of clients and of the server's own model."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,14 @@ from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, Participant, TrialServers, any_state, receive, send, view
 from fedjax_ht.core.statistics import collect_statistics
+
+ScoredState = Literal["received", "trained"]
+"""The state in which an evaluation scores a client: after it took the newest downlink, or as its
+training left it."""
+
+NormStatistics = Literal["batch", "training"]
+"""Statistics that "static_batch" norms of the server's model use in its evaluation: those of the
+samples of a pass, or those of all clients' training samples (`core.statistics`)."""
 
 
 class EvaluationRequest(NamedTuple):
@@ -249,13 +257,13 @@ def bucket_evaluation(
 
 
 def global_evaluation(
-    method: Method, federation: Federation, statistics: str, batch_size: int
+    method: Method, federation: Federation, statistics: NormStatistics, batch_size: int
 ) -> Callable:
     """Makes the evaluation of the server's own model by its head.
 
     Args:
       method, federation: of the server.
-      statistics: what "static_batch" norms go by, as `SimulationOptions.global_statistics`.
+      statistics: of "static_batch" norms.
       batch_size: samples a call.
 
     Returns:

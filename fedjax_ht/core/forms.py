@@ -57,6 +57,11 @@ def uplink_form(method: Method, federation: Federation, bucket: Bucket, channel:
     return jax.eval_shape(step, _data_form(bucket), downlink, _key(), _NUMBER, _INFO)
 
 
+def uplink_forms(method: Method, federation: Federation, channel: Channel) -> dict[str, PyTree]:
+    """Returns the shapes and dtypes of the uplinks, by the name of the senders' bucket."""
+    return {b.name: uplink_form(method, federation, b, channel) for b in federation.buckets}
+
+
 def keeps_state(method: Method, federation: Federation, bucket: Bucket, channel: Channel) -> bool:
     """Returns True if anything of a client's state outlives the next downlink.
 

@@ -36,7 +36,9 @@ class Pixels(NamedTuple):
     def scaled(self, images: jax.Array) -> jax.Array:
         """Images as they are stored -> float32 of the same shape in [0, 1]."""
         pixels = images.astype(jnp.float32)
-        return pixels / 255.0 if images.dtype == jnp.uint8 else pixels
+        if images.dtype == jnp.uint8:
+            return pixels / 255.0
+        return pixels
 
     def normalise(self, pixels: jax.Array) -> jax.Array:
         """float [..., C] in [0, 1] -> what a model sees."""
@@ -65,7 +67,9 @@ class AsStored(NamedTuple):
 
 def usual_rule(shape: InputShape) -> Preprocess:
     """The rule for samples of this shape, where only its kind matters: in a trace without data."""
-    return Pixels() if is_image(shape) else AsStored()
+    if is_image(shape):
+        return Pixels()
+    return AsStored()
 
 
 def zeros(shape: InputShape, count: int = 1) -> Any:
@@ -105,7 +109,9 @@ def shape_of(samples: Any) -> InputShape:
 
     def unbatched(x):
         shape = tuple(x.shape[1:])
-        return shape if x.dtype == jnp.float32 else jax.ShapeDtypeStruct(shape, x.dtype)
+        if x.dtype == jnp.float32:
+            return shape
+        return jax.ShapeDtypeStruct(shape, x.dtype)
 
     return jax.tree.map(unbatched, samples)
 
@@ -176,7 +182,9 @@ def described(shape: InputShape) -> str:
     texts = []
     for leaf in jax.tree.leaves(shape, is_leaf=_is_shape):
         texts.append(str(leaf) if isinstance(leaf, tuple) else f"{leaf.dtype} {leaf.shape}")
-    return texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+    if len(texts) == 1:
+        return texts[0]
+    return f"({', '.join(texts)})"
 
 
 def _is_shape(x: Any) -> bool:

@@ -20,15 +20,17 @@ Sources = frozenset
 
 def jaxpr_of(program: ClosedJaxpr | Jaxpr) -> Jaxpr:
     """Returns a program without its constants."""
-    return program.jaxpr if isinstance(program, ClosedJaxpr) else program
+    if isinstance(program, ClosedJaxpr):
+        return program.jaxpr
+    return program
 
 
 def called_programs(equation: JaxprEqn) -> list[ClosedJaxpr | Jaxpr]:
     """Returns the programs that an equation calls: of `jit`, loops, branches, custom gradients."""
     programs = []
-    for value in equation.params.values():
-        # The branches of a `cond` are one parameter, a tuple.
-        values = value if isinstance(value, tuple) else (value,)
+    for values in equation.params.values():
+        if not isinstance(values, tuple):  # as the branches of a `cond` are
+            values = (values,)
         programs += [x for x in values if isinstance(x, ClosedJaxpr | Jaxpr)]
     return programs
 

@@ -6,12 +6,12 @@ The inputs are there once, and for each bucket the padded indices of its clients
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.inputs import described
 from fedjax_ht.core.method import Data, Split
+from fedjax_ht.core.trees import take
 from fedjax_ht.data.dataset import Dataset, Partition
 
 
@@ -42,15 +42,15 @@ def make_federation_data(
       ValueError: the partition, the inputs or the classes do not fit the federation.
     """
     _check_fit(dataset, partition, federation)
-    splits = {name: [getattr(client, name) for client in partition] for name in _SPLITS}
-    counts, pooled = {}, {}
-    for name, indices in splits.items():
-        counts[name] = np.array(list(map(len, indices)))
+    splits, counts, pooled = {}, {}, {}
+    for name in _SPLITS:
+        splits[name] = [getattr(client, name) for client in partition]
+        counts[name] = np.array(list(map(len, splits[name])))
         if name != "val":
-            together = stack([mixed(np.concatenate(indices))])
-            pooled[name] = jax.tree.map(lambda x: x[0], together)  # one client's row
+            together = stack([mixed(np.concatenate(splits[name]))])
+            pooled[name] = take(together, 0)  # one client's row
         if name != "train":
-            splits[name] = list(map(mixed, indices))
+            splits[name] = list(map(mixed, splits[name]))
     buckets = {}
     for bucket in federation.buckets:
         members = federation.members(bucket)

@@ -17,7 +17,7 @@ import numpy as np
 from fedjax_ht.core.evaluation import received_where, score_splits
 from fedjax_ht.core.federation import Bucket, Federation, put_weights, weights_of
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form
+from fedjax_ht.core.forms import downlink_form, sends_payload, uplink_form, uplink_forms
 from fedjax_ht.core.inputs import AsStored, Pixels
 from fedjax_ht.core.keys import Purpose, client_key
 from fedjax_ht.core.method import ClientInfo, Context, Data, PyTree, Split
@@ -128,9 +128,7 @@ def make_client(
     task = Task(dataset.input_shape, dataset.num_classes, dataset.vocabulary)
     federation = make_models(plan, task)
     if plan.secure_sums:
-        forms = {}
-        for bucket in federation.buckets:
-            forms[bucket.name] = uplink_form(plan.method, federation, bucket, plan.channel)
+        forms = uplink_forms(plan.method, federation, plan.channel)
         sum_groups(plan.method, federation, forms)  # refuses what the server would refuse
     bucket = federation.buckets[federation.assignment[client_id]]
     counts = {name: len(getattr(indices, name)) for name in ClientIndices._fields}

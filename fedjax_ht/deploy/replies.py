@@ -1,5 +1,6 @@
 """Requests to clients, their replies, and the replies stacked for the server."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.mesh import fetch
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, all_finite
+from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.core.wire import WireCost, wire_elements
 from fedjax_ht.deploy.messages import Envelope, invalid_entry, max_bytes, pack, printable, unpack
 from fedjax_ht.deploy.secure_sums import MIN_CLIENTS, split_sum, vector_bytes
@@ -55,7 +57,9 @@ def train(server: Server, state: SimulationState, ids: list[int]) -> dict[int, C
                 f"{printable(str(error))}"
             )
             header, uplink = header | {"finite": False}, None
-        up = NO_COST if uplink is None else _cost(uplink)
+        up = NO_COST
+        if uplink is not None:
+            up = _cost(uplink)
         replies[client] = ClientReply(header, uplink, (header["downlink"], up))
     return replies
 
@@ -79,7 +83,7 @@ def train_with_sums(
     server: Server, state: SimulationState, groups: dict[str, list[int]]
 ) -> dict[int, ClientReply]:
     """Lets clients train as `train`, where their uplinks arrive as each group's sum alone."""
-    asked_ids = [i for clients in groups.values() for i in clients]
+    asked_ids = list(itertools.chain.from_iterable(groups.values()))
     requests, costs = _requests(server, state, "train", asked_ids)
     sizes = {client: vector_bytes(_form(server, client)) for client in requests}
     all_replies, totals = server.transport.add(requests, groups, sizes)
@@ -176,7 +180,9 @@ def _form(server: Server, client: int) -> PyTree:
 def _info(server: Server, state: SimulationState, ids: Any) -> ClientInfo:
     counts = server.counts["train"].astype(np.int32)
     return ClientInfo(
-        *(jnp.asarray(x) for x in (np.int32(ids), counts[ids], state.last_round[0, ids]))
+        jnp.asarray(np.int32(ids)),
+        jnp.asarray(counts[ids]),
+        jnp.asarray(state.last_round[0, ids]),
     )
 
 
@@ -187,9 +193,10 @@ def stacked_answers(
 
     The number of rows is that of a simulation, so that the server's program is the same.
     """
-    names = _common_metrics(replies)
-    scores = stacked_scores([replies[i].header["scores"] for i in sorted(replies)])
     scored_ids = sorted(replies)
+    headers = [replies[i].header for i in scored_ids]
+    names = _common_metrics(headers)
+    scores = stacked_scores([header["scores"] for header in headers])
     answers = {}
     for bucket in server.federation.buckets:
         members = server.federation.members(bucket)
@@ -199,9 +206,10 @@ def stacked_answers(
         rows[: len(ids)] = np.flatnonzero(np.isin(members, ids))
         clients = _padded(ids, size, np.int64)
         places = Places(rows, np.zeros(size, np.int64), clients)
-        result = _result([replies[i] for i in ids], names, size)
+        of_bucket = [replies[i] for i in ids]
+        result = _result(of_bucket, names, size)
         received = Received(
-            _stacked_uplinks(server, bucket, [replies[i].uplink for i in ids], size),
+            _stacked_uplinks(server, bucket, of_bucket, size),
             _info(server, state, clients),
             jnp.asarray(result.arrived),
         )
@@ -214,20 +222,25 @@ def stacked_answers(
             in_order=True,
             result=result,
             score_places=places,
-            scores=jax.tree.map(lambda x, chosen=chosen: x[chosen], scores),
+            scores=take(scores, chosen),
             idle=np.zeros(2),
         )
     return answers
 
 
 def _stacked_uplinks(
-    server: Server, bucket: Bucket, uplinks: list[PyTree | None], size: int
+    server: Server, bucket: Bucket, replies: list[ClientReply], size: int
 ) -> PyTree:
-    """Stacks uplinks, [size, ...]: zeros where one is missing or was left out."""
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), server.forms[bucket.name])
-    filled = [zeros if uplink is None else uplink for uplink in uplinks]
-    filled += [zeros] * (size - len(uplinks))
-    return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *filled)
+    """Stacks the replies' uplinks, [size, ...]: zeros where one is missing or was left out."""
+
+    def zeros(x):
+        return np.zeros(x.shape, x.dtype)
+
+    uplinks = [jax.tree.map(zeros, server.forms[bucket.name])] * size
+    for row, reply in enumerate(replies):
+        if reply.uplink is not None:
+            uplinks[row] = reply.uplink
+    return jax.tree.map(jnp.asarray, join_trees(np.stack, uplinks))
 
 
 def _result(replies: list[ClientReply], metrics: list[str], size: int) -> ClientResult:
@@ -258,10 +271,12 @@ def _padded(values: Any, size: int, dtype: Any) -> np.ndarray:
     return padded
 
 
-def _common_metrics(replies: Mapping[int, ClientReply]) -> list[str]:
-    """Returns the names of the metrics that all replies have, in the order of the first one's."""
-    reported = [replies[i].header["metrics"] for i in sorted(replies)]
-    return [name for name in reported[0] if all(name in metrics for metrics in reported)]
+def _common_metrics(headers: list[dict[str, Any]]) -> list[str]:
+    """Returns the names of the metrics that all headers have, in the order of the first one's."""
+    names = list(headers[0]["metrics"])
+    for header in headers:
+        names = [name for name in names if name in header["metrics"]]
+    return names
 
 
 def stacked_scores(client_scores: list[dict[str, Any]]) -> dict[str, Scores]:
@@ -279,4 +294,4 @@ def stacked_scores(client_scores: list[dict[str, Any]]) -> dict[str, Scores]:
 
 
 def _cost(message: PyTree) -> WireCost:
-    return WireCost(*(int(x) for x in wire_elements(message)))
+    return WireCost(*map(int, wire_elements(message)))

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedjax_ht.core.federation import Bucket, Federation
 from fedjax_ht.core.files import atomic_open
-from fedjax_ht.core.forms import sends_payload, uplink_form
+from fedjax_ht.core.forms import sends_payload, uplink_forms
 from fedjax_ht.core.mesh import client_mesh, collect
 from fedjax_ht.core.method import PyTree
 from fedjax_ht.core.round import send
@@ -139,8 +139,8 @@ def make_server(
         split: np.array([headers[i]["counts"][split] for i in range(plan.num_clients)], np.int64)
         for split in ClientIndices._fields
     }
-    method, channel = plan.method, plan.channel
-    forms = {b.name: uplink_form(method, federation, b, channel) for b in federation.buckets}
+    method = plan.method
+    forms = uplink_forms(method, federation, plan.channel)
     groups = sum_groups(method, federation, forms) if plan.secure_sums else None
     if groups and (idle := np.flatnonzero(counts["train"] == 0)).size:
         warn(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fedjax_ht.configs.base import AnyConfig, typed_config
 from fedjax_ht.configs.sections import Config
-from fedjax_ht.core.bounds import MAX_SEED
+from fedjax_ht.core.bounds import MAX_SEED, Rest, check_value
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.user_code import names_user_function
@@ -170,6 +170,8 @@ def check_together(config: Config) -> None:
             raise ValueError(
                 f"{name} is {seed}; it must be at most {MAX_SEED - last} with {last + 1} trials"
             )
+    # accuracies of a run are those of the clients that do not attack: there must be some
+    check_value("attack.share", config.attack.share, Rest)
     sample, num_clients = config.evaluate.sample, config.partition.num_clients
     if sample is not None and sample > num_clients:
         raise ValueError(

@@ -54,9 +54,9 @@ def families(experiment: Experiment, config: Config, trace: bool = True) -> list
         alike.setdefault((entries[label].method, tuple(varying), fixed), []).append(label)
     result = []
     for (_, varying, _), labels in alike.items():
-        varied_settings = {
-            label: {key: settings[label][key] for key in varying} for label in labels
-        }
+        varied_settings = {}
+        for label in labels:
+            varied_settings[label] = {key: settings[label][key] for key in varying}
         method = experiment.methods[labels[0]]
         if varying:
             method = _varied(entries[labels[0]], config, varied_settings[labels[0]])
@@ -120,6 +120,14 @@ def _may_vary(entry: Entry, config: Config, key: str) -> bool:
     return True
 
 
+def _stacked(points: Sequence[Mapping[str, float]]) -> dict[str, np.ndarray] | tuple:
+    """Stacks the varying settings of points, [points] each; () where nothing varies."""
+    settings = {}
+    for key in points[0]:
+        settings[key] = np.array([point[key] for point in points])
+    return settings or ()
+
+
 def simulations(
     experiment: Experiment, trials: int, groups: Sequence[Family]
 ) -> Callable[[Sequence[str]], Simulation]:
@@ -130,9 +138,11 @@ def simulations(
 
     def simulation(labels: Sequence[str]) -> Simulation:
         family = next(family for family in groups if labels[0] in family.labels)
-        points = [family.settings[label] for label in labels for _ in range(trials)]
-        settings = {key: np.array([point[key] for point in points]) for key in points[0]} or ()
-        seeds = [seed + t for _ in labels for t in range(trials)]
+        points, seeds = [], []
+        for label in labels:
+            points += [family.settings[label]] * trials
+            seeds += range(seed, seed + trials)
+        settings = _stacked(points)
         key = family.labels[0], len(labels)
         if key in compiled:
             return compiled[key].of_trials(seeds, settings)

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_ht.configs.sections import AttackConfig, Config, PrivacyConfig
+from fedjax_ht.configs.sections import Config, PrivacyConfig
 from fedjax_ht.configs.typed import shared_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.names import unknown
 from fedjax_ht.core.wire import TRANSFORMS
 from fedjax_ht.experiment.devices import make_profile
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.trust.attacks import Attack, attackers
+from fedjax_ht.trust.attacks import attackers
 from fedjax_ht.trust.defences import DEFENCES
 from fedjax_ht.trust.privacy import Privacy
 
@@ -48,15 +48,10 @@ def simulation_options(config: Config) -> SimulationOptions:
         downlink=steps_of("transform", "downlink", config.downlink, TRANSFORMS),
         refuse_outliers=config.refuse_outliers,
         robust=steps_of("defence", "robust", config.robust, DEFENCES),
-        attack=attack(config.attack),
+        attack=config.attack,
         profile=make_profile(config.devices_profile, config.partition.num_clients),
         privacy=privacy(config.privacy),
     )
-
-
-def attack(config: AttackConfig) -> Attack | None:
-    """Returns the attack of `config.attack`, or None."""
-    return None if config.kind is None else Attack(**shared_fields(config, Attack))
 
 
 def privacy(config: PrivacyConfig) -> Privacy | None:
@@ -72,9 +67,7 @@ def evaluated_clients(config: Config) -> np.ndarray | None:
     num_clients = config.partition.num_clients
     generator = host_generator(config.seed, Purpose.EVALUATION, 0)
     clients = generator.permutation(num_clients)
-    attacks = attack(config.attack)
-    if attacks is not None:
-        clients = clients[~attackers(attacks, num_clients)[clients]]
+    clients = clients[~attackers(config.attack, num_clients)[clients]]
     sample = np.sort(clients[: config.evaluate.sample])
     return None if len(sample) == num_clients else sample
 

@@ -30,7 +30,6 @@ from typing import Annotated, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import lax
 
 from fedjax_ht.core.bounds import Count, NonNegative, Positive, SearchRange, Whole, checked, traced
@@ -39,39 +38,14 @@ from fedjax_ht.core.local_training import Batch, LocalTraining, Loss, train
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Masked, Metadata, dense
-from fedjax_ht.losses import cross_entropy, diversity_loss, kl_divergence
+from fedjax_ht.losses import cross_entropy, kl_divergence
 from fedjax_ht.methods.shared.averaging import weighted_mean
+from fedjax_ht.methods.shared.feature_generator import Recipe, draw_labels, train_generator
 from fedjax_ht.methods.shared.heads import head_bucket, init_head, take_head
 from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.methods.shared.supervised import count_labels
 from fedjax_ht.methods.shared.variants import settled
 from fedjax_ht.models.generator import FeatureGenerator
-
-
-class Recipe(NamedTuple):
-    """The numbers of a variant.
-
-    Attributes:
-      alpha, beta: weights of the client's two terms.
-      decay: factor on alpha, beta and server_lr in every round.
-      diversity: weight of the generator's diversity loss.
-      ensemble: the generator's loss is that of the averaged logits, not the average of the clients'
-        losses.
-      weight_decay: weight decay of the generator, added to its gradients.
-      server_lr, server_steps, server_batch_size: Adam's rate, steps and batch size of the
-        generator's training; a size of 0 is that of the local training.
-    """
-
-    alpha: float
-    beta: float
-    decay: float
-    diversity: float
-    ensemble: bool
-    weight_decay: float
-    server_lr: float
-    server_steps: int
-    server_batch_size: int
-
 
 FORMS: Mapping[Variant, Recipe] = {
     "paper": Recipe(
@@ -161,18 +135,13 @@ def fedgen(
         "server_batch_size": server_batch_size,
     }
     recipe = FORMS[variant]._replace(**settled(variant, options, FORMS))
-    steps, batch_size = recipe.server_steps, recipe.server_batch_size or training.batch_size
+    batch_size = recipe.server_batch_size or training.batch_size
 
     def generate(bucket, generator, key, labels, mask) -> tuple[jax.Array, jax.Array]:
         """Returns the noise drawn, and the features generated from it."""
         module = FeatureGenerator(bucket.num_classes, hidden_dim, bucket.feature_dim)
         noise = jax.random.uniform(key, (labels.shape[0], noise_dim))
         return noise, module.apply({"params": generator}, noise, labels, mask)
-
-    def draw(key, label_counts, size) -> tuple[jax.Array, jax.Array]:
-        """Draws labels int32 [size] in proportion to the counts; and a mask of True."""
-        labels = jax.random.categorical(key, jnp.log(label_counts), shape=(size,))
-        return labels, jnp.ones(size, bool)
 
     def init_server(federation, key):
         head_key, generator_key = jax.random.split(key)
@@ -209,7 +178,8 @@ def fedgen(
             )
             outputs = logits(bucket, params, representations)
             value = cross_entropy(outputs, batch.y, batch.mask)
-            labels, everyone = draw(label_key, downlink.label_counts.value, training.batch_size)
+            counts = downlink.label_counts.value
+            labels, everyone = draw_labels(label_key, counts, training.batch_size)
             _, generated = generate(bucket, generator, noise_keys[0], labels, everyone)
             taught = logits(bucket, params, generated)
             teaching = recipe.alpha * cross_entropy(taught, labels, everyone)
@@ -230,49 +200,22 @@ def fedgen(
         uplink, _, arrived = gather_received(received)
         counts = jnp.where(arrived[:, None], uplink.label_counts.value, 0)  # [P, C]
         counts = counts.astype(jnp.float32)
-        label_counts, samples = counts.sum(0), counts.sum(1)
-        share = samples / jnp.maximum(samples.sum(), 1)
+        samples = counts.sum(1)
 
         def counted(x):  # the heads of absent clients may be NaN, and are run all the same
             return jnp.where((samples > 0).reshape((-1,) + (1,) * (x.ndim - 1)), x, 0)
 
         heads, bucket = jax.tree.map(counted, uplink.head), head_bucket(federation)
-
-        def loss(generator, key):
-            label_key, noise_key = jax.random.split(key)
-            labels, everyone = draw(label_key, label_counts, batch_size)
-            noise, generated = generate(bucket, generator, noise_key, labels, everyone)
-
-            def outputs_of(head):
-                return logits(bucket, {"head": head}, generated)
-
-            outputs = jax.vmap(outputs_of)(heads)  # [P, B, C]
-            if recipe.ensemble:
-                value = cross_entropy(jnp.einsum("p,pbc->bc", share, outputs), labels, everyone)
-            else:
-                errors = optax.softmax_cross_entropy_with_integer_labels(outputs, labels[None])
-                owners = counts[:, labels] / jnp.maximum(label_counts[labels], 1)  # [P, B]
-                value = jnp.mean(jnp.sum(owners * errors, axis=0))
-            return value + recipe.diversity * diversity_loss(noise, generated)
-
-        rate = recipe.server_lr * recipe.decay ** ctx.round.astype(jnp.float32)
-        optimizer = optax.chain(optax.add_decayed_weights(recipe.weight_decay), optax.adam(rate))
-
-        def step(i, carry):
-            generator, state, total = carry
-            value, gradients = jax.value_and_grad(loss)(generator, jax.random.fold_in(ctx.key, i))
-            updates, state = optimizer.update(gradients, state, generator)
-            return optax.apply_updates(generator, updates), state, total + value
-
-        start = (server.generator, optimizer.init(server.generator), jnp.float32(0))
-        generator, _, total = lax.fori_loop(0, steps, step, start)
+        generator, loss = train_generator(
+            recipe, batch_size, generate, bucket, server.generator, heads, counts, ctx
+        )
         new = Server(
             head=weighted_mean(uplink.head, samples),
             generator=generator,
-            label_counts=label_counts,
+            label_counts=counts.sum(0),
             ready=jnp.array(True),
         )
-        return select(samples.any(), new, server), {"generator_loss": total / steps}
+        return select(samples.any(), new, server), {"generator_loss": loss}
 
     return Method(
         name="fedgen",

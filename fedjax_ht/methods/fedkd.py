@@ -40,11 +40,13 @@ Settled here:
   itself. c + q is kept above 1e-6.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from fedjax_ht.core.batches import Batch, add_trees
 from fedjax_ht.core.bounds import Count, Part, checked
 from fedjax_ht.core.federation import init_variables
 from fedjax_ht.core.local_training import LocalTraining
@@ -53,7 +55,13 @@ from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.wire import Metadata
 from fedjax_ht.losses import cross_entropy, kl_divergence, masked_mean
 from fedjax_ht.methods.shared.low_rank import compress, decompress, send_nothing, send_whole
-from fedjax_ht.methods.shared.mutual import init_pair, mean_of_copies, take_shared, train_pair
+from fedjax_ht.methods.shared.mutual import (
+    Outputs,
+    init_pair,
+    mean_of_copies,
+    take_shared,
+    train_pair,
+)
 from fedjax_ht.methods.shared.prototypes import Variant
 from fedjax_ht.models.layers import uniform_fan_in
 
@@ -89,6 +97,28 @@ class Downlink(NamedTuple):
     absolute: Metadata
 
 
+def losses(
+    scale_by_classes: bool,
+    private: Outputs,
+    shared: Outputs,
+    batch: Batch,
+    projection: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Computes L_m and L_g, where `scale_by_classes` divides the KL by the number of classes."""
+    private_error = cross_entropy(private.logits, batch.y, batch.mask)
+    shared_error = cross_entropy(shared.logits, batch.y, batch.mask)
+    both = jnp.maximum(private_error + shared_error, LEAST_LOSS)
+    scale = 1 / private.logits.shape[-1] if scale_by_classes else 1.0
+    gap = jnp.mean(jnp.square(private.features - shared.features @ projection), axis=-1)
+    hidden = masked_mean(gap, batch.mask)
+
+    def loss_of(error, model, teacher):
+        divergence = scale * kl_divergence(teacher.logits, model.logits, batch.mask)
+        return error + (divergence + hidden) / both
+
+    return loss_of(private_error, private, shared), loss_of(shared_error, shared, private)
+
+
 @checked
 def fedkd(
     training: LocalTraining,
@@ -120,9 +150,6 @@ def fedkd(
     def unpack(message: PyTree) -> PyTree:
         return decompress(message, variant)
 
-    def add(a: PyTree, b: PyTree) -> PyTree:
-        return jax.tree.map(jnp.add, a, b)
-
     def init_server(federation, key):
         params = init_variables(federation.shared, key)["params"]
         return Server(
@@ -148,26 +175,13 @@ def fedkd(
         # The client's copy becomes g itself: the next update changes it.
         last = client["shared"]["params"]
         base = select(downlink.absolute.value, jax.tree.map(jnp.zeros_like, last), reference(last))
-        return take_shared(client, params=add(base, unpack(downlink.message)))
-
-    def losses(private, shared, batch, projection):
-        private_error = cross_entropy(private.logits, batch.y, batch.mask)
-        shared_error = cross_entropy(shared.logits, batch.y, batch.mask)
-        both = jnp.maximum(private_error + shared_error, LEAST_LOSS)
-        scale = 1 / private.logits.shape[-1] if released else 1.0
-        gap = jnp.mean(jnp.square(private.features - shared.features @ projection), axis=-1)
-        hidden = masked_mean(gap, batch.mask)
-
-        def loss_of(error, model, teacher):
-            divergence = scale * kl_divergence(teacher.logits, model.logits, batch.mask)
-            return error + (divergence + hidden) / both
-
-        return loss_of(private_error, private, shared), loss_of(shared_error, shared, private)
+        return take_shared(client, params=add_trees(base, unpack(downlink.message)))
 
     def client_update(bucket, client, downlink, data, ctx):
         last = client["shared"]["params"]
+        pair_losses = functools.partial(losses, released)
         trained, projection, result = train_pair(
-            training, bucket, client, data, ctx, losses, client["projection"], joint=released
+            training, bucket, client, data, ctx, pair_losses, client["projection"], joint=released
         )
         change = jax.tree.map(jnp.subtract, trained["shared"]["params"], reference(last))
         client = take_shared(trained, params=last) | {"projection": projection}
@@ -182,7 +196,7 @@ def fedkd(
         ids = jnp.where(received.arrived, received.info.id, federation.num_clients)
         answered = jnp.zeros_like(server.answered).at[ids].set(True, mode="drop")
         new = Server(
-            params=add(reference(server.params), unpack(step)),
+            params=add_trees(reference(server.params), unpack(step)),
             step=step,
             made=ctx.round,
             answered=answered,

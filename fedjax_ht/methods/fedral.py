@@ -103,6 +103,15 @@ def fewest_blocks(byte_budget: float, width: int) -> int:
     )
 
 
+def blocks_of_clients(
+    blocks: int | tuple[int, ...], byte_budget: float | tuple[float, ...] | None, width: int
+) -> list[int]:
+    """Returns m_k by client id, to be repeated: `blocks`, or as few as `byte_budget` allows."""
+    if byte_budget is None:
+        return [int(m) for m in np.atleast_1d(blocks)]
+    return [fewest_blocks(budget, width) for budget in np.atleast_1d(byte_budget)]
+
+
 def align(angle: jax.Array, representations: jax.Array) -> jax.Array:
     """Computes R + R A: float [B, r] -> [B, r]."""
     return representations + representations @ angle
@@ -152,19 +161,13 @@ def fedral(
         training = dataclasses.replace(training, optimizer=optimizer)
     rules = ("own", "global") if inference == "own" else ("global", "own")
 
-    def blocks_of_clients(width: int) -> list[int]:
-        """Returns m_k by client id, to be repeated."""
-        if byte_budget is None:
-            return [int(m) for m in np.atleast_1d(blocks)]
-        return [fewest_blocks(budget, width) for budget in np.atleast_1d(byte_budget)]
-
     def mask_of(bucket: Bucket, info: ClientInfo) -> jax.Array:
-        numbers = blocks_of_clients(bucket.feature_dim)
+        numbers = blocks_of_clients(blocks, byte_budget, bucket.feature_dim)
         return block_mask(bucket.feature_dim, jnp.array(numbers)[info.id % len(numbers)])
 
     def check(federation: Federation) -> None:
         width = federation.feature_dim
-        for m in blocks_of_clients(width):
+        for m in blocks_of_clients(blocks, byte_budget, width):
             if m < 1 or width % m:
                 raise ValueError(
                     f"blocks is {m}; it must be a divisor of the models' {width} features"

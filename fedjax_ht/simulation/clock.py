@@ -6,11 +6,11 @@ No compiled program knows of them.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.mesh import collect, fetch
+from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.answers import Answers, Times
 from fedjax_ht.simulation.profile import Profile
@@ -58,7 +58,7 @@ class OnItsWay(NamedTuple):
 
     def arriving_cost(self, profile: Profile) -> WireCost:
         """Costs of one trial's uploads that arrive in the next round, [m]."""
-        return jax.tree.map(lambda x: x[self.arriving(profile)], self.cost)
+        return take(self.cost, self.arriving(profile))
 
 
 def on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]:
@@ -67,11 +67,13 @@ def on_time(devices: Devices, answers: dict[str, Answers]) -> dict[str, Answers]
     profile = devices.profile
     if profile is None or not profile.rates():
         return answers
-    flops = None if profile.flops is None else devices.flops()
-    messages = {
-        name: (part.result.arrived, part.result.downlink_cost, part.result.uplink_cost)
-        for name, part in answers.items()
-    }
+    flops = None
+    if profile.flops is not None:
+        flops = devices.flops()
+    messages = {}
+    for name, part in answers.items():
+        result = part.result
+        messages[name] = (result.arrived, result.downlink_cost, result.uplink_cost)
     timed = {}
     for name, (sent, down, up) in fetch(messages).items():
         part, trials, clients = answers[name], *answers[name].places[1:]
@@ -99,7 +101,7 @@ def simulated(
       buckets: each one's participants' ids [m], their times, and bool [m], whose upload arrived.
       earlier: what was on its way before the round; None where late uploads are lost.
     """
-    ids, (times, arrived) = jax.tree.map(lambda *xs: np.concatenate(xs), *buckets)
+    ids, (times, arrived) = join_trees(np.concatenate, buckets)
     seconds, late = times.seconds, times.late
     fields = {"late": tuple(sorted(ids[late].tolist()))}
     if earlier is not None:

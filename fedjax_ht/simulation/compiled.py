@@ -12,6 +12,7 @@ from fedjax_ht.core.federation import all_weights, weights_of
 from fedjax_ht.core.mesh import collect, fetch, scatter, share, spread
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
 from fedjax_ht.core.round import ClientResult, Participant, TrialServers
+from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.simulation.answers import Answers
 from fedjax_ht.simulation.program import Clients, Program
 from fedjax_ht.simulation.roster import (
@@ -75,8 +76,7 @@ def first_state(program: Program) -> SimulationState:
         # With shared_init the bucket's first client stands for all of them.
         if program.options[0].shared_init:
             ids = np.full_like(ids, clients.roster.members[0])
-        settings = jax.tree.map(lambda x: x[trials], program.settings)
-        inputs = (program.seeds[trials], ids.astype(np.int32), settings)
+        inputs = (program.seeds[trials], ids.astype(np.int32), take(program.settings, trials))
         return clients.first_states(scatter(program.mesh, inputs), weights[name])
 
     stored, changed = {}, {}
@@ -106,7 +106,6 @@ def first_state(program: Program) -> SimulationState:
 
 def compiled_round(program: Program) -> Round:
     """Returns the round of a simulation."""
-    attack, num_clients = program.options[0].attack, program.federation.num_clients
 
     def serve_round(state, received, rows, settings=None):
         return serve(program.server, program.mesh, state.servers, state.round, received, rows)
@@ -116,7 +115,7 @@ def compiled_round(program: Program) -> Round:
         exchange=functools.partial(exchange, program),
         serve=serve_round,
         devices=program.devices,
-        attackers=attackers(attack, num_clients) if attack else np.zeros(num_clients, bool),
+        attackers=attackers(program.options[0].attack, program.federation.num_clients),
         epsilons=functools.partial(epsilons, program),
     )
 
@@ -128,31 +127,29 @@ def exchange(
     donated. Arguments as of `round.Round.exchange`."""
     cohorts = draw_cohorts(program.options, program.federation.num_clients, state)
     inputs = round_inputs(program, state)
-    plans = {name: _plan(program, name, state, inputs, cohorts) for name in program.clients}
-    data = {name: clients.data for name, clients in program.clients.items()}
+    plans, states, schedules, data = {}, {}, {}, {}
+    for name, clients in program.clients.items():
+        plans[name] = _plan(program, name, state, inputs, cohorts)
+        states[name], schedules[name] = plans[name].states, plans[name].schedule
+        data[name] = clients.data
     request = program.after_training if score else program.nothing
-    trained = stage(
-        seconds,
-        "train",
-        lambda: program.train(
-            {name: plan.states for name, plan in plans.items()},
-            {name: plan.schedule for name, plan in plans.items()},
-            inputs.servers,
-            data,
-            (inputs.round, request),
-        ),
-    )
-    kept = {name: states for name, (states, _) in trained.items() if program.clients[name].keeps}
-    # Clients that keep nothing are scored where they train, before their models are gone.
-    scores = {name: of_bucket for name, (_, (_, of_bucket)) in trained.items()}
-    schedules = {name: plans[name].score_schedule for name in kept}
-    scores |= stage(
-        seconds, "score", lambda: score_states(program, kept, schedules, inputs, request)
-    )
+    when = (inputs.round, request)
+    train = functools.partial(program.train, states, schedules, inputs.servers, data, when)
+    trained = stage(seconds, "train", train)
+    kept, score_schedules, scores = {}, {}, {}
+    for name, (new_states, (_, of_bucket)) in trained.items():
+        # Clients that keep nothing are scored where they train, before their models are gone.
+        scores[name] = of_bucket
+        if program.clients[name].keeps:
+            kept[name], score_schedules[name] = new_states, plans[name].score_schedule
+    rescore = functools.partial(score_states, program, kept, score_schedules, inputs, request)
+    scores |= stage(seconds, "score", rescore)
     answers, stored, changed = {}, {}, {}
     for name, plan in plans.items():
-        clients, (states, (result, _)) = program.clients[name], trained[name]
-        stored[name] = clients.store.save(state.clients[name], states, clients.roster, plan.layout)
+        clients, (new_states, (result, _)) = program.clients[name], trained[name]
+        stored[name] = clients.store.save(
+            state.clients[name], new_states, clients.roster, plan.layout
+        )
         if clients.keeps:
             changed[name] = state.changed[name].copy()
             changed[name][np.concatenate(plan.rows)] = state.round + 1
@@ -169,8 +166,10 @@ def _plan(
 ) -> BucketPlan:
     clients = program.clients[name]
     roster, store = clients.roster, clients.store
-    rows = [roster.rows(t, cohort.ids) for t, cohort in enumerate(cohorts)]
-    dropped = [roster.rows(t, cohort.ids[cohort.dropped]) for t, cohort in enumerate(cohorts)]
+    rows, dropped = [], []
+    for trial, cohort in enumerate(cohorts):
+        rows.append(roster.rows(trial, cohort.ids))
+        dropped.append(roster.rows(trial, cohort.ids[cohort.dropped]))
     layout = score_layout = lay_out(roster, np.concatenate(rows), roster.capacity)
     if clients.keeps:
         score_layout = lay_out(roster, np.concatenate(rows), store.block(roster))
@@ -232,11 +231,12 @@ def score_states(
 
 def round_inputs(program: Program, state: SimulationState) -> RoundInputs:
     """Puts on the devices what a round or an evaluation starts from."""
-    servers = TrialServers(
-        *(spread(program.mesh, x) for x in (state.servers, program.seeds, program.settings))
+    servers = TrialServers(state.servers, program.seeds, program.settings)
+    return RoundInputs(
+        info=clients_info(program.train_counts, state),
+        round=spread(program.mesh, np.int32(state.round)),
+        servers=spread(program.mesh, servers),
     )
-    info = clients_info(program.train_counts, state)
-    return RoundInputs(info, spread(program.mesh, np.int32(state.round)), servers)
 
 
 def read_clients(program: Program, state: SimulationState, name: str, rows: np.ndarray) -> PyTree:
@@ -252,7 +252,7 @@ def read_clients(program: Program, state: SimulationState, name: str, rows: np.n
         participant = participant_of(clients, info, int(row))
         received = clients.received(participant, servers, data, np.int32(state.round))
         states.append(fetch(received))
-    return jax.tree.map(lambda *xs: np.stack(xs), *states)
+    return join_trees(np.stack, states)
 
 
 def write_clients(
@@ -270,7 +270,7 @@ def participant_of(clients: Clients, info: ClientInfo, row: int) -> Participant:
     return Participant(
         member=np.int32(row),
         trial=np.int32(trial),
-        info=jax.tree.map(lambda x: x[trial, client], info),
+        info=take(info, (trial, client)),
         valid=np.True_,
         dropped=np.False_,
     )

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,10 @@ def has_clock(histories: Mapping[str, Sequence[Row]]) -> bool:
 
 def by_trial(history: Sequence[Row]) -> list[list[Row]]:
     """Returns the rows of each trial, in order."""
-    trials = sorted({row["trial"] for row in history})
-    return [[row for row in history if row["trial"] == t] for t in trials]
+    rows: dict[int, list[Row]] = {}
+    for row in history:
+        rows.setdefault(row["trial"], []).append(row)
+    return [rows[trial] for trial in sorted(rows)]
 
 
 def evaluated(history: Sequence[Row]) -> list[Row]:
@@ -61,7 +63,11 @@ def best_by(history: Sequence[Row], score: str) -> Row | None:
     For "accuracy_participants" this is a maximum over rounds and over draws of participants: biased
     upwards, the more the fewer they are and the longer the run.
     """
-    return max((row for row in history if score in row), key=lambda row: row[score], default=None)
+    best_row = None
+    for row in history:
+        if score in row and (best_row is None or row[score] > best_row[score]):
+            best_row = row
+    return best_row
 
 
 def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
@@ -70,7 +76,9 @@ def out_of_patience(history: Sequence[Row], patience: int | None) -> bool:
     rows = evaluated(history)
     if patience is None or not rows:
         return False
-    key = "val_accuracy" if "val_accuracy" in rows[-1] else "accuracy"
+    key = "accuracy"
+    if "val_accuracy" in rows[-1]:
+        key = "val_accuracy"
     scores = [row[key] for row in rows]
     return len(scores) - 1 - int(np.argmax(scores)) >= patience
 
@@ -136,7 +144,8 @@ def run(
         raise TypeError(
             f"rounds is {type(rounds).__name__}; it must be a whole number: run(simulation, rounds)"
         )
-    state = None if state is None else copy_state(state)
+    if state is not None:
+        state = copy_state(state)
     watched = _Watch(progress_fn, simulation.trials)
     return run_rounds(
         simulation,
@@ -167,14 +176,15 @@ class _Watch:
             names.append("the server")
         new = [name for name in names if (row["trial"], name) not in self.named]
         if new:
-            self.named.update((row["trial"], name) for name in new)
-            trial = f" of trial {row['trial']}" if self.trials else ""
-            more = f" and {len(new) - SHOWN} more" if len(new) > SHOWN else ""
+            self.named |= {(row["trial"], name) for name in new}
+            where, names = f"round {row['round']}", ", ".join(new[:SHOWN])
+            if self.trials:
+                where += f" of trial {row['trial']}"
+            if len(new) > SHOWN:
+                names += f" and {len(new) - SHOWN} more"
             warnings.warn(
-                f"round {row['round']}{trial}: the results of {', '.join(new[:SHOWN])}{more} are "
-                "not "
-                "finite and were left out; simulation.find_fault(state) says where a round first "
-                "goes wrong",
+                f"{where}: the results of {names} are not finite and were left out; "
+                "simulation.find_fault(state) says where a round first goes wrong",
                 RuntimeWarning,
                 stacklevel=5,  # who called `run`
             )
@@ -198,50 +208,92 @@ def run_rounds(
     """Runs as `run` does, without warnings, and on the arrays of `state` themselves, which are gone
     afterwards: for callers that hold states once and tell of their rows in their own way."""
     history = list(history)
-    flops, done = (), 0 if state is None else state.round
     # Traced before anything is compiled, so that a method's mistakes come first.
-    if done < rounds:
-        flops = np.reshape(simulation.client_flops(), (simulation.trials or 1, -1))
-    state = simulation.init() if state is None else state
-
-    def per_trial(result):
-        return result if simulation.trials else [result]
-
-    def evaluate() -> list[Row]:
-        evaluations = per_trial(simulation.evaluate(state, only))
-        return [evaluation_row(e, simulation.rules, only) for e in evaluations]
-
-    def add(rows: list[Row], seconds: dict[str, float]) -> None:
-        for trial, columns in enumerate(rows):
-            row = {"round": state.round, "trial": trial} | columns | seconds
-            if "simulated_seconds" in row:  # the clock goes on from this trial's last row
-                before = history[-len(rows)].get("simulated_clock", 0.0)
-                row["simulated_clock"] = before + row["simulated_seconds"]
-            history.append(row)
-            if progress_fn is not None:
-                progress_fn(row)
-
-    def over() -> bool:
-        return all(is_over(trial, patience, give_up) for trial in by_trial(history))
-
+    flops = _flops_of_rounds(simulation, state, rounds)
+    if state is None:
+        state = simulation.init()
     if not history:
         start = time.perf_counter()
-        rows = evaluate()
-        add(rows, {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
-    while state.round < rounds and not over():
+        columns = _evaluated_columns(simulation, state, only)
+        seconds = {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start}
+        _append_rows(history, state.round, columns, seconds, progress_fn)
+    while state.round < rounds and not _all_over(history, patience, give_up):
         start = time.perf_counter()
         number = state.round + 1
-        score = number % score_every == 0 or number == rounds
-        state, reports = simulation.run_round(state, score)
+        state, reports = simulation.run_round(state, _is_due(number, score_every, rounds))
         trained = time.perf_counter()
-        rows = [
-            round_row(report, simulation.rules, of_trial)
-            for report, of_trial in zip(per_trial(reports), flops)
-        ]
-        if number % eval_every == 0 or number == rounds:
-            rows = [row | scores for row, scores in zip(rows, evaluate())]
-        seconds = {"seconds_round": trained - start}
-        add(rows, seconds | {"seconds_evaluation": time.perf_counter() - trained})
+        columns = _round_columns(simulation, reports, flops)
+        if _is_due(number, eval_every, rounds):
+            for row, scores in zip(columns, _evaluated_columns(simulation, state, only)):
+                row.update(scores)
+        seconds = {
+            "seconds_round": trained - start,
+            "seconds_evaluation": time.perf_counter() - trained,
+        }
+        _append_rows(history, state.round, columns, seconds, progress_fn)
         if after_round is not None and after_round(state, history):
             break
     return state, history
+
+
+def _flops_of_rounds(
+    simulation: Rounds | Simulation, state: SimulationState | None, rounds: int
+) -> Sequence[np.ndarray]:
+    """Returns FLOPs of clients in a round, [trials, num_clients]; () where all rounds are done."""
+    done = 0 if state is None else state.round
+    if done >= rounds:
+        return ()
+    return np.reshape(simulation.client_flops(), (simulation.trials or 1, -1))
+
+
+def _is_due(number: int, every: int, last: int) -> bool:
+    """Returns whether round `number`, from 1, is the last one or one of every so many."""
+    return number % every == 0 or number == last
+
+
+def _all_over(history: Sequence[Row], patience: int | None, give_up: int | None) -> bool:
+    """Returns whether every trial ends here."""
+    return all(is_over(trial, patience, give_up) for trial in by_trial(history))
+
+
+def _per_trial(simulation: Rounds | Simulation, result: Any) -> list:
+    """Returns what a simulation gives as a list, of one trial too."""
+    if simulation.trials is None:
+        return [result]
+    return result
+
+
+def _evaluated_columns(
+    simulation: Rounds | Simulation, state: SimulationState, only: np.ndarray | None
+) -> list[Row]:
+    """Evaluates; returns the columns of each trial."""
+    evaluations = _per_trial(simulation, simulation.evaluate(state, only))
+    return [evaluation_row(e, simulation.rules, only) for e in evaluations]
+
+
+def _round_columns(
+    simulation: Rounds | Simulation, reports: Any, flops: Sequence[np.ndarray]
+) -> list[Row]:
+    """Returns the columns of a round's reports, of each trial."""
+    columns = []
+    for report, of_trial in zip(_per_trial(simulation, reports), flops):
+        columns.append(round_row(report, simulation.rules, of_trial))
+    return columns
+
+
+def _append_rows(
+    history: list[Row],
+    number: int,
+    columns: Sequence[Row],
+    seconds: dict[str, float],
+    progress_fn: Callable[[Row], None] | None,
+) -> None:
+    """Adds the rows of all trials after `number` rounds to the history, and tells of each."""
+    for trial, of_trial in enumerate(columns):
+        row = {"round": number, "trial": trial} | of_trial | seconds
+        if "simulated_seconds" in row:  # the clock goes on from this trial's last row
+            before = history[-len(columns)].get("simulated_clock", 0.0)
+            row["simulated_clock"] = before + row["simulated_seconds"]
+        history.append(row)
+        if progress_fn is not None:
+            progress_fn(row)

@@ -101,12 +101,15 @@ def choose_lanes(
     Raises:
       ValueError: a bucket has no number.
     """
+    names = [bucket.name for bucket in buckets]
     if isinstance(lanes, Mapping):
-        if missing := [b.name for b in buckets if b.name not in lanes]:
+        if missing := [name for name in names if name not in lanes]:
             raise ValueError(f"lanes has no number for {', '.join(missing)}")
-        return {b.name: lanes[b.name] for b in buckets}
-    if lanes != "auto" or platform_of(mesh) == "cpu":
-        return {b.name: 1 if lanes == "auto" else lanes for b in buckets}
+        return {name: lanes[name] for name in names}
+    if lanes != "auto":
+        return dict.fromkeys(names, lanes)
+    if platform_of(mesh) == "cpu":
+        return dict.fromkeys(names, 1)
     device, everyone = this_device(mesh), sum(map(len, steps))
     # buckets run side by side; half is for data, states and evaluation
     room = device.memory / 2 / len(buckets)

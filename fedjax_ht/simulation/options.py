@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_ht.core import wire
 from fedjax_ht.core.bounds import Count, NonNegative, Part, Rest, Seed, check_fields
+from fedjax_ht.core.evaluation import NormStatistics, ScoredState
 from fedjax_ht.core.executor import Lanes
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.simulation.profile import Profile
@@ -43,8 +44,8 @@ class SimulationOptions:
         upload may be; one beyond does not reach the server, see `outliers.without_outliers`. 0
         refuses none; nor is any refused beside `privacy`.
       robust: defences before the server, in order, see `trust.defences`.
-      attack: what some clients do instead of what the method says, or None; they are left out of
-        all accuracies of a round, and `attackers` says who they are.
+      attack: what some clients do instead of what the method says; None: nobody attacks. They are
+        left out of all accuracies of a round, and `attackers` says who they are.
       time_stages: also report the seconds of a round's stages; they then wait for each other.
       profile: the clients' devices, or None: everybody is there in every round.
       privacy: what is hidden by noise, or None; attackers' uploads are clipped, too.
@@ -59,10 +60,10 @@ class SimulationOptions:
     participation: Part = 1.0
     drop_rate: Rest = 0.0
     shared_init: bool = False
-    evaluate: Literal["received", "trained"] = "received"
+    evaluate: ScoredState = "received"
     evaluate_train: bool = False
     eval_batch_size: Count | None = None
-    global_statistics: Literal["batch", "training"] = "batch"
+    global_statistics: NormStatistics = "batch"
     lanes: Lanes = "auto"
     devices: Count | None = None
     client_store: Literal["device", "host"] = "device"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from fedjax_ht.core.bounds import NonNegative, check_value
+from fedjax_ht.core.bounds import NonNegative, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method
 from fedjax_ht.core.wire import Late, WireCost
@@ -42,12 +42,11 @@ class Profile:
     flops: np.ndarray | None = None
     up: np.ndarray | None = None
     down: np.ndarray | None = None
-    deadline: float = 0.0
+    deadline: NonNegative = 0.0
     late: Late = "lost"
 
     def __post_init__(self):
-        check_value("profile.deadline", self.deadline, NonNegative)
-        check_value("profile.late", self.late, Late)
+        check_fields(self, "profile.")
         for name, rates in self.rates().items():
             if np.ndim(rates) != 1 or not np.all((np.asarray(rates) > 0) & np.isfinite(rates)):
                 raise ValueError(f"profile.{name} is not one number above 0 for each client")

@@ -20,17 +20,16 @@ from fedjax_ht.core.evaluation import (
     received_state,
 )
 from fedjax_ht.core.federation import Bucket, Federation
-from fedjax_ht.core.forms import keeps_state, uplink_form
-from fedjax_ht.core.local_training import LocalTraining, forward_batch, num_steps
+from fedjax_ht.core.forms import keeps_state, uplink_forms
+from fedjax_ht.core.local_training import forward_batch
 from fedjax_ht.core.mesh import client_mesh, collect, server_copy, share, spread
 from fedjax_ht.core.method import Data, Method, PyTree, Split
 from fedjax_ht.core.round import Channel, bucket_round, first_states
 from fedjax_ht.data.client_data import FederationData
-from fedjax_ht.metrics.flops import bucket_flops, sample_flops
+from fedjax_ht.metrics.flops import bucket_flops
 from fedjax_ht.simulation.clock import Devices
-from fedjax_ht.simulation.lanes import choose_lanes
 from fedjax_ht.simulation.options import SimulationOptions
-from fedjax_ht.simulation.roster import Roster, deal, make_roster
+from fedjax_ht.simulation.roster import Roster, make_rosters
 from fedjax_ht.simulation.serving import Server, serve_trials
 from fedjax_ht.simulation.store import STORES, ClientStore, no_store
 from fedjax_ht.simulation.trials import first_server, over_trials
@@ -151,23 +150,28 @@ def bind(
     samples = share(mesh, next(iter(data.buckets.values()))._replace(splits={}))
     size = evaluation_batch(federation, options, data)
     pretrained, pooled = collect(mesh, (method.pretrained.variables, data.pooled))
+    shown, server_samples = {}, ()
+    if method.sees_data:
+        shown, server_samples = {"train": pooled["train"]}, server_copy(samples)
     server = Server(
         step=serve_trials(method, federation, options.outlier_bound),
         seeds=(),
         settings=(),
         pretrained=pretrained,
-        shown={"train": pooled["train"]} if method.sees_data else {},
-        samples=server_copy(samples) if method.sees_data else (),
+        shown=shown,
+        samples=server_samples,
     )
-    rosters = _rosters(federation, data.counts["train"], method.training, options, mesh)
+    rosters = make_rosters(federation, data.counts["train"], method.training, options, mesh)
     clients, train, score = {}, {}, {}
     for bucket in federation.buckets:
         name = bucket.name
         bound = (method, federation, bucket, channel)
-        shown = samples._replace(splits=spread(mesh, data.buckets[name].splits))
-        clients[name] = _bucket_clients(bound, rosters[name], shown, options, mesh)
+        of_bucket = samples._replace(splits=spread(mesh, data.buckets[name].splits))
+        clients[name] = _bucket_clients(bound, rosters[name], of_bucket, options, mesh)
         keeps, lanes = clients[name].keeps, rosters[name].lanes
-        score_trained = None if keeps else client_evaluation(*bound, size)
+        score_trained = None
+        if not keeps:  # they are scored where they train, before their models are gone
+            score_trained = client_evaluation(*bound, size)
         train[name] = bucket_round(*bound, lanes, score_trained)
         score[name] = bucket_evaluation(*bound, lanes, size, keeps)
     splits = _scored_splits(data, options)
@@ -200,11 +204,7 @@ def bind(
         ),
         pooled=pooled,
         flops=functools.cache(functools.partial(client_flops, method, federation, data)),
-        uplink_forms=functools.cache(
-            lambda: {
-                b.name: uplink_form(method, federation, b, channel) for b in federation.buckets
-            }
-        ),
+        uplink_forms=functools.cache(functools.partial(uplink_forms, method, federation, channel)),
         exposure=options.privacy and exposure(hidden, federation),
     )
     return of_trials(program, seeds, settings)
@@ -221,19 +221,26 @@ def _bucket_clients(
     method, _, bucket, _ = bound
     # "trained" evaluation asks for what training left, whatever comes down.
     keeps = options.evaluate == "trained" or keeps_state(*bound)
+    store, received = no_store(mesh), None
+    if keeps:
+        store = STORES[options.client_store](mesh)
+    else:
+        received = received_state(*bound)
     return Clients(
         roster=roster,
         data=data,
         first_states=first_states(method, bucket, mesh),
         keeps=keeps,
-        store=STORES[options.client_store](mesh) if keeps else no_store(mesh),
-        received=None if keeps else received_state(*bound),
+        store=store,
+        received=received,
     )
 
 
 def _scored_splits(data: FederationData, options: SimulationOptions) -> tuple[str, ...]:
     """Returns the splits that an evaluation scores: those of which any client has samples."""
-    splits = ("test", "val", "train") if options.evaluate_train else ("test", "val")
+    splits = ("test", "val")
+    if options.evaluate_train:
+        splits += ("train",)
     return tuple(split for split in splits if data.counts[split].any())
 
 
@@ -246,7 +253,7 @@ def of_trials(program: Program, seeds: Sequence[int], settings: PyTree) -> Progr
         no settings are given, or the other way round.
     """
     trials = len(program.train_counts)
-    numbers = jax.tree.map(lambda x: np.asarray(x, np.float32), settings)
+    numbers = jax.tree.map(functools.partial(np.asarray, dtype=np.float32), settings)
     if len(seeds) != trials or any(x.shape[:1] != (trials,) for x in jax.tree.leaves(numbers)):
         raise ValueError(
             f"there are {trials} trials, by their data; each has one seed, and one of each setting"
@@ -285,34 +292,5 @@ def evaluation_batch(
         return options.eval_batch_size or 64
     if data is None:
         return forward_batch()
-    most = max(int(data.counts[split].max()) for split in ("test", "val"))
-    return max(1, min(forward_batch(), most))
-
-
-def _rosters(
-    federation: Federation,
-    counts: np.ndarray,
-    training: LocalTraining,
-    options: SimulationOptions,
-    mesh: Mesh,
-) -> dict[str, Roster]:
-    """Makes every bucket's roster.
-
-    Rows are dealt to devices by their steps times the FLOPs of their architecture; `counts` are the
-    clients' training samples, int [trials, num_clients].
-    """
-    buckets = federation.buckets
-    members = [np.array(federation.members(bucket)) for bucket in buckets]
-    steps = [num_steps(training, counts[:, ids]) for ids in members]
-    by_row = [of_bucket.reshape(-1) for of_bucket in steps]
-    # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
-    units = [sample_flops(bucket) if mesh.size > 1 else 1.0 for bucket in buckets]
-    dealt = deal([unit * of_bucket for unit, of_bucket in zip(units, by_row)], mesh.size)
-    participants = options.participants(federation.num_clients)
-    lanes = choose_lanes(
-        options.lanes, buckets, by_row, len(counts) * participants, training.batch_size, mesh
-    )
-    rosters = {}
-    for bucket, *of_bucket in zip(buckets, members, steps, dealt):
-        rosters[bucket.name] = make_roster(*of_bucket, participants, lanes[bucket.name], mesh)
-    return rosters
+    most = max(data.counts["test"].max(), data.counts["val"].max())
+    return max(1, min(forward_batch(), int(most)))

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
 from fedjax_ht.core.round import ClientResult
+from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.serving import ServerResult
 
@@ -104,40 +104,36 @@ def round_report(
       earlier: arrays with an entry for each uplink of an earlier round that the server got in this
         one.
     """
-    ids = np.concatenate([ids for ids, _ in results])
-    parts = [(result._replace(uplink=()), scores) for _, (result, scores) in results]
-    joined, scores = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
+    parts = []
+    for bucket_ids, (result, scores) in results:
+        parts.append((bucket_ids, result._replace(uplink=()), scores))
+    joined = join_trees(np.concatenate, parts)
     # Means, too, are taken in the order of ids: whatever device a client was on.
-    order = np.argsort(ids)
-    joined, scores, ids = jax.tree.map(lambda x: x[order], (joined, scores, ids))
+    ids, result, scores = take(joined, np.argsort(joined[0]))
     test = scores.get("test", Scores({}, np.zeros(0)))
-    finite, arrived = joined.finite, joined.arrived
+    finite, arrived = result.finite, result.arrived
     honest = np.where(attackers[ids], np.nan, 1.0)
-
-    def mean(values):
-        return float(np.mean(values[finite])) if finite.any() else float("nan")
-
     metrics = {}
     if len(ids):
-        metrics = {name: mean(values) for name, values in joined.metrics.items()}
-    uplink, num_earlier = jax.tree.map(lambda x: x[arrived], joined.uplink_cost), 0
+        metrics = {name: _mean(values[finite]) for name, values in result.metrics.items()}
+    uplink, num_earlier = take(result.uplink_cost, arrived), 0
     if earlier is not None:
-        uplink = jax.tree.map(np.append, uplink, earlier)
+        uplink = WireCost(*map(np.append, uplink, earlier))
         num_earlier = len(earlier.payload_elements)
     outlying = np.flatnonzero(server.far >= FAR_OFF)
     return RoundReport(
         participants=ids,
         arrived=int(arrived.sum()) + num_earlier,
-        not_finite=tuple(sorted(int(i) for i in ids[~finite])),
+        not_finite=tuple(ids[~finite].tolist()),
         accuracy={rule: honest * _share(c, test.count) for rule, c in test.correct.items()},
         metrics=metrics,
         server_metrics={name: float(value) for name, value in server.metrics.items()},
         uplink=_total(uplink),
-        downlink=_total(joined.downlink_cost),
+        downlink=_total(result.downlink_cost),
         wasted_lane_steps=wasted_lane_steps,
         server_finite=bool(server.finite),
-        far_off=tuple((int(i), float(server.far[i])) for i in outlying),
-        refused=tuple(int(i) for i in np.flatnonzero(server.refused)),
+        far_off=tuple(zip(outlying.tolist(), server.far[outlying].tolist())),
+        refused=tuple(np.flatnonzero(server.refused).tolist()),
     )
 
 
@@ -168,6 +164,12 @@ def evaluation(
         for rule, correct in pooled.correct.items():
             global_accuracy[rule] = float(correct / max(1, pooled.count))
     return Evaluation(accuracy, counts, global_accuracy)
+
+
+def _mean(values: np.ndarray) -> float:
+    if not len(values):  # where NumPy would warn
+        return float("nan")
+    return float(np.mean(values))
 
 
 def _share(correct: np.ndarray, count: np.ndarray) -> np.ndarray:

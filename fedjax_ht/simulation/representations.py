@@ -13,6 +13,7 @@ from fedjax_ht.core.federation import Bucket
 from fedjax_ht.core.local_training import take_batch
 from fedjax_ht.core.method import Data, Split
 from fedjax_ht.core.round import Participant, TrialServers, view
+from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.compiled import participant_of, read_clients
 from fedjax_ht.simulation.program import Program, evaluation_batch
 from fedjax_ht.simulation.state import SimulationState, clients_info
@@ -36,7 +37,7 @@ def client_features(
     for bucket in program.federation.buckets:
         run, data = _features_of(program, bucket), program.data.buckets[bucket.name]
         order = Split(np.arange(len(indices), dtype=np.int32), np.int32(len(indices)))
-        inputs = jax.tree.map(lambda x: x[indices], data.inputs)
+        inputs = take(data.inputs, indices)
         shown = data._replace(inputs=inputs, labels=data.labels[indices], splits={"shown": order})
         clients = program.clients[bucket.name]
         members = [i for i in clients.roster.members.tolist() if i in ids]
@@ -44,8 +45,8 @@ def client_features(
         states = read_clients(program, state, bucket.name, rows) if members else ()
         for place, (client, row) in enumerate(zip(members, rows.tolist())):
             participant = participant_of(clients, infos, row)
-            of_client = jax.tree.map(lambda x, i=place: x[i], states)
-            out = run(of_client, participant, servers, data, shown, np.int32(state.round))
+            client_state = take(states, place)
+            out = run(client_state, participant, servers, data, shown, np.int32(state.round))
             features[client] = np.asarray(out, np.float32)
     return [features[i] for i in ids]
 

@@ -10,8 +10,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_ht.core.executor import Schedule, capacity_for, longest_first, wasted_lane_steps
+from fedjax_ht.core.federation import Federation
+from fedjax_ht.core.local_training import LocalTraining, num_steps
 from fedjax_ht.core.method import ClientInfo, PyTree
 from fedjax_ht.core.round import Participant
+from fedjax_ht.core.trees import take
+from fedjax_ht.metrics.flops import sample_flops
+from fedjax_ht.simulation.lanes import choose_lanes
+from fedjax_ht.simulation.options import SimulationOptions
 
 PADDING = -1  # of a place where nobody stands
 
@@ -133,6 +139,40 @@ def make_roster(
     )
 
 
+def make_rosters(
+    federation: Federation,
+    counts: np.ndarray,
+    training: LocalTraining,
+    options: SimulationOptions,
+    mesh: Mesh,
+) -> dict[str, Roster]:
+    """Makes every bucket's roster.
+
+    Rows are dealt to devices by their steps times the FLOPs of their architecture; `counts` are the
+    clients' training samples, int [trials, num_clients].
+    """
+    buckets = federation.buckets
+    steps, by_row, costs = [], [], []
+    for bucket in buckets:
+        of_bucket = num_steps(training, counts[:, np.array(federation.members(bucket))])
+        steps.append(of_bucket)
+        by_row.append(of_bucket.reshape(-1))
+        # On one device nothing is dealt, and no architecture need be traced for its FLOPs.
+        unit = sample_flops(bucket) if mesh.size > 1 else 1.0
+        costs.append(unit * by_row[-1])
+    participants = options.participants(federation.num_clients)
+    lanes = choose_lanes(
+        options.lanes, buckets, by_row, len(counts) * participants, training.batch_size, mesh
+    )
+    rosters = {}
+    for bucket, of_bucket, device in zip(buckets, steps, deal(costs, mesh.size)):
+        members = np.array(federation.members(bucket))
+        rosters[bucket.name] = make_roster(
+            members, of_bucket, device, participants, lanes[bucket.name], mesh
+        )
+    return rosters
+
+
 def lay_out(roster: Roster, rows: np.ndarray, size: int) -> np.ndarray:
     """Lays out rows in the order of `by_device`, each device's line padded to `size`.
 
@@ -185,7 +225,7 @@ def schedule(
     participants = Participant(
         member=rows.astype(np.int32),
         trial=trial.astype(np.int32),
-        info=jax.tree.map(lambda x: x[trial, client], info),
+        info=take(info, (trial, client)),
         valid=real,
         dropped=np.isin(flat, lost),
     )
@@ -210,7 +250,7 @@ def take_trial(places: Places, trial: int, tree: PyTree) -> tuple[np.ndarray, Py
       Client ids [m], and the arrays [m] as NumPy.
     """
     chosen = np.flatnonzero((places.rows != PADDING) & (places.trials == trial))
-    return places.clients[chosen], jax.tree.map(lambda x: x[chosen], tree)
+    return places.clients[chosen], take(tree, chosen)
 
 
 def positions(flat: np.ndarray, rows: np.ndarray, size: int) -> np.ndarray:

@@ -9,6 +9,7 @@ fault) and, in a deployment, `deploy.rounds` (clients that are elsewhere). Attac
 defences are part of the method that all of them run, see `trust.hardening`.
 """
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -43,6 +44,11 @@ class Cohort(NamedTuple):
     reachable: np.ndarray
 
 
+def unchanged(report: RoundReport) -> RoundReport:
+    """Returns the report itself: the transport knows nothing more."""
+    return report
+
+
 class Exchange(NamedTuple):
     """The result of an exchange of messages.
 
@@ -60,7 +66,7 @@ class Exchange(NamedTuple):
     clients: dict[str, PyTree]
     changed: dict[str, np.ndarray]
     settings: PyTree | None = None
-    complete: Callable[[RoundReport], RoundReport] = lambda report: report
+    complete: Callable[[RoundReport], RoundReport] = unchanged
 
 
 class Round(NamedTuple):
@@ -93,7 +99,9 @@ def draw_cohort(
 ) -> Cohort:
     """Draws a trial's participants: a pure function of seed and round, so that a resumed run draws
     the same."""
-    unfinished = None if state.waiting is None else state.waiting.uploads.unfinished[trial]
+    unfinished = None
+    if state.waiting is not None:
+        unfinished = state.waiting.uploads.unfinished[trial]
     ids, dropped = choose_participants(options, num_clients, state.round, unfinished)
     return Cohort(ids, dropped, options.reachable(num_clients, state.round))
 
@@ -118,13 +126,15 @@ def run_round(
     Returns:
       The state after the round, and a report of each trial.
     """
-    seconds: Seconds | None = {} if round.options[0].time_stages else None
+    seconds: Seconds | None = None
+    if round.options[0].time_stages:
+        seconds = {}
     start = time.perf_counter()
     exchange = round.exchange(state, score, seconds)
     answers = on_time(round.devices, exchange.answers)
     received, rows = with_earlier(round.devices, state.waiting, answers)
-    settings = exchange.settings
-    servers, result = stage(seconds, "serve", lambda: round.serve(state, received, rows, settings))
+    serve = functools.partial(round.serve, state, received, rows, exchange.settings)
+    servers, result = stage(seconds, "serve", serve)
     reports = _reports(round, state, exchange.cohorts, answers, result)
     new = SimulationState(
         round=state.round + 1,
@@ -137,8 +147,10 @@ def run_round(
     spent = round.epsilons(new.round)
     if seconds is not None:
         seconds["host"] = time.perf_counter() - start - sum(seconds.values())
-    timed = [r._replace(epsilon=e, stages=seconds) for r, e in zip(reports, spent)]
-    return new, [exchange.complete(report) for report in timed]
+    completed = []
+    for report, epsilon in zip(reports, spent):
+        completed.append(exchange.complete(report._replace(epsilon=epsilon, stages=seconds)))
+    return new, completed
 
 
 def _reached(state: SimulationState, cohorts: Sequence[Cohort]) -> np.ndarray:
@@ -161,7 +173,9 @@ def _reports(
     results = {name: (part.result, part.scores) for name, part in answers.items()}
     results, result = fetch((results, result))
     idle, steps = sum(part.idle for part in answers.values())
-    wasted = float(idle / steps) if steps else 0.0
+    wasted = 0.0
+    if steps:
+        wasted = float(idle / steps)
     profile = round.devices.profile
     reports = []
     for trial, cohort in enumerate(cohorts):
@@ -173,8 +187,10 @@ def _reports(
             buckets.append((ids, (of_clients, scores)))
             arrived = results[name][0].arrived
             times.append(take_trial(part.places, trial, (part.times, arrived)))
-        earlier = None if state.waiting is None else of_trial(state.waiting.uploads, trial)
-        cost = None if earlier is None else earlier.arriving_cost(profile)
+        earlier = cost = None
+        if state.waiting is not None:
+            earlier = of_trial(state.waiting.uploads, trial)
+            cost = earlier.arriving_cost(profile)
         report = round_report(buckets, of_trial(result, trial), wasted, round.attackers, cost)
         if profile is not None:
             report = report._replace(absent=int(np.sum(~cohort.reachable)))

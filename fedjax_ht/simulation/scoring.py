@@ -29,26 +29,32 @@ def evaluate(
       state: after k rounds the newest downlink is the one that round k, from 0, starts with.
       only: ids of the clients to score; None for all.
     """
-    ids = np.arange(program.federation.num_clients) if only is None else np.asarray(only)
-    scored = _score_blocks(program, state, round_inputs(program, state), ids)
+    ids = np.arange(program.federation.num_clients)
+    if only is not None:
+        ids = np.asarray(only)
+    layouts, scores = _score_blocks(program, state, round_inputs(program, state), ids)
     pooled = None
     if program.method.global_params is not None and program.federation.global_model is not None:
         samples = server_copy(program.samples)
         pooled = program.score_global((state.servers, program.pooled), samples)
-    scores, pooled = fetch(([of_block for _, of_block in scored], pooled))
+    scores, pooled = fetch((scores, pooled))
     evaluations = []
     for trial, train_counts in enumerate(program.train_counts):
-        blocks_of_trial = [
-            take_trial(where, trial, of_block) for (where, _), of_block in zip(scored, scores)
-        ]
+        blocks_of_trial = []
+        for layout, of_block in zip(layouts, scores):
+            blocks_of_trial.append(take_trial(layout, trial, of_block))
         evaluations.append(evaluation(train_counts, blocks_of_trial, of_trial(pooled, trial)))
     return evaluations
 
 
 def _score_blocks(
     program: Program, state: SimulationState, inputs: RoundInputs, ids: np.ndarray
-) -> list[tuple[Places, dict[str, Scores]]]:
-    """Scores the clients `ids`, as many at a time as a device has room for."""
+) -> tuple[list[Places], list[dict[str, Scores]]]:
+    """Scores the clients `ids`, as many at a time as a device has room for.
+
+    Returns:
+      The places of each block's clients, and their scores.
+    """
     nobody = np.zeros(0, np.int64)
     of_trials = [_with_samples(program, trial, ids) for trial in range(len(program.options))]
     layouts = {}
@@ -56,22 +62,27 @@ def _score_blocks(
         roster = clients.roster
         rows = [roster.rows(trial, chosen) for trial, chosen in enumerate(of_trials)]
         layouts[name] = blocks(roster, np.concatenate(rows), clients.store.block(roster))
-    scored = []
+    all_places, all_scores = [], []
     for block in itertools.zip_longest(*layouts.values()):
-        layout_of = {name: layout for name, layout in zip(layouts, block) if layout is not None}
-        states, schedules = {}, {}
-        for name, layout in layout_of.items():
+        places_of, states, schedules = {}, {}, {}
+        for name, layout in zip(layouts, block):
+            if layout is None:  # this bucket has fewer blocks than others
+                continue
             clients = program.clients[name]
+            places_of[name] = places(clients.roster, layout)
             states[name] = clients.store.load(state.clients[name], clients.roster, layout)
             schedules[name] = device_schedule(program, name, layout, inputs, nobody)
         scores = score_states(program, states, schedules, inputs, program.in_evaluation)
-        for name, layout in layout_of.items():
-            scored.append((places(program.clients[name].roster, layout), scores[name]))
-    return scored
+        for name, of_bucket in places_of.items():
+            all_places.append(of_bucket)
+            all_scores.append(scores[name])
+    return all_places, all_scores
 
 
 def _with_samples(program: Program, trial: int, ids: np.ndarray) -> np.ndarray:
     """Returns those of `ids` that have any sample to be scored on; all of them where none has."""
     splits = program.in_evaluation.splits
     counts = sum(program.data.counts[split][trial, ids] for split in splits)
-    return ids[counts > 0] if np.any(counts) else ids
+    if not np.any(counts):
+        return ids
+    return ids[counts > 0]

@@ -13,6 +13,7 @@ from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import Data, Method, Metrics, PyTree, Received, Split
 from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
+from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.trials import over_trials
 from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
 
@@ -108,8 +109,12 @@ def server_inputs(
     samples: Data | tuple,
 ) -> tuple[dict[str, Received], Data | None]:
     """Returns one trial's part of what was received, and its `Context.data`."""
-    taken = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
-    return taken, samples._replace(splits=splits) if splits else None
+    taken = dict(received)
+    for name, of_bucket in rows.items():
+        taken[name] = pick(received[name], of_bucket)
+    if not splits:
+        return taken, None
+    return taken, samples._replace(splits=splits)
 
 
 def serve(
@@ -128,5 +133,5 @@ def serve(
 
 def pick(received: Received, rows: jax.Array) -> Received:
     """Takes some rows; a negative one has not arrived."""
-    taken = jax.tree.map(lambda x: x[jnp.maximum(rows, 0)], received)
+    taken = take(received, jnp.maximum(rows, 0))
     return taken._replace(arrived=taken.arrived & (rows >= 0))

@@ -123,11 +123,15 @@ def make_trials(
       Others as `make_simulation`.
     """
     options = options or SimulationOptions()
-    seeds = range(options.seed, options.seed + len(data)) if seeds is None else seeds
+    if seeds is None:
+        seeds = range(options.seed, options.seed + len(data))
     return _simulation(bind(method, federation, join_trials(data), options, seeds, settings))
 
 
 def _simulation(program: Program) -> Simulation:
+    def with_others(seeds: Sequence[int], settings: PyTree = ()) -> Simulation:
+        return _simulation(of_trials(program, seeds, settings))
+
     return Simulation(
         init=functools.partial(first_state, program),
         run_round=functools.partial(run_round, compiled_round(program)),
@@ -139,7 +143,7 @@ def _simulation(program: Program) -> Simulation:
         read_clients=functools.partial(read_clients, program),
         write_clients=functools.partial(write_clients, program),
         find_fault=functools.partial(find_fault, program),
-        of_trials=lambda seeds, settings=(): _simulation(of_trials(program, seeds, settings)),
+        of_trials=with_others,
         features=functools.partial(client_features, program),
     )
 
@@ -157,10 +161,16 @@ def _alone(simulation: Simulation) -> Simulation:
         (evaluation,) = simulation.evaluate(state, only)
         return evaluation
 
+    def client_flops() -> np.ndarray:
+        return simulation.client_flops()[0]
+
+    def of_trials(seeds: Sequence[int], settings: PyTree = ()) -> Simulation:
+        return _alone(simulation.of_trials(seeds, settings))
+
     return simulation._replace(
         trials=None,
         run_round=run_round,
         evaluate=evaluate,
-        client_flops=lambda: simulation.client_flops()[0],
-        of_trials=lambda seeds, settings=(): _alone(simulation.of_trials(seeds, settings)),
+        client_flops=client_flops,
+        of_trials=of_trials,
     )

@@ -21,7 +21,8 @@ from fedjax_ht.core.round import (
     send,
     view,
 )
-from fedjax_ht.core.wire import Masked
+from fedjax_ht.core.trees import join_trees
+from fedjax_ht.core.wire import is_masked
 from fedjax_ht.simulation.answers import Answers
 from fedjax_ht.simulation.compiled import compiled_round, participant_of, read_clients
 from fedjax_ht.simulation.program import Program
@@ -102,13 +103,15 @@ class _Stages:
 
     def _call(self, client: int | None, stage: str, fn: Callable, *arguments: PyTree) -> PyTree:
         fault = functools.partial(Fault, stage, trial=self.trial, bucket=self.bucket, client=client)
-        run = fn if self.host else self.compiled.setdefault(stage, jax.jit(fn))
+        run = fn
+        if not self.host:
+            run = self.compiled.setdefault(stage, jax.jit(fn))
         try:
             out = run(*arguments)
         except Exception as error:
             where = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             raise _FaultFound(fault(where=where, error=error)) from error
-        leaves = jax.tree_util.tree_leaves_with_path(out, is_leaf=lambda x: isinstance(x, Masked))
+        leaves = jax.tree_util.tree_leaves_with_path(out, is_leaf=is_masked)
         for path, leaf in leaves:
             if not all_finite(leaf):
                 where = f"{jax.tree_util.keystr(path)} is not finite".strip()
@@ -127,14 +130,15 @@ def exchange(
     answers = {}
     for bucket in program.federation.buckets:
         roster = program.clients[bucket.name].roster
-        rows = [roster.rows(trial, cohort.ids) for trial, cohort in enumerate(cohorts)]
-        layout, results = np.concatenate(rows), []
+        rows, results = [], []
         for trial, cohort in enumerate(cohorts):
+            rows.append(roster.rows(trial, cohort.ids))
             results += _play_bucket(program, state, bucket, trial, cohort)
+        layout = np.concatenate(rows)
         if not results:
             # A bucket without participants sends padding, in the form of its first row's result.
             layout, results = np.full(1, PADDING), [_padding(program, state, bucket)]
-        info, result = jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+        info, result = join_trees(jnp.stack, results)
         size = max(1, *map(len, rows))
         answers[bucket.name] = Answers(
             places=places(roster, layout),
@@ -216,4 +220,4 @@ def serve(
         inputs, data = server_inputs(received, of_trial(rows, trial), shown, server.samples)
         root, round = jax.random.key(program.seeds[trial]), jnp.int32(state.round)
         served.append(run(of_trial(servers, trial), inputs, root, round, server.pretrained, data))
-    return jax.tree.map(lambda *xs: jnp.stack(xs), *served)
+    return join_trees(jnp.stack, served)

@@ -1,6 +1,7 @@
 """Stores of client states between rounds: on the devices, in host memory with only participants on
 the devices, or nowhere."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from fedjax_ht.core.mesh import SHARDED, fetch, scatter
 from fedjax_ht.core.method import PyTree
+from fedjax_ht.core.trees import take
 from fedjax_ht.simulation.roster import PADDING, Roster
 
 # rows int [devices * k], padding included -> their first states, sharded
@@ -41,11 +43,11 @@ class ClientStore(NamedTuple):
 def device_store(mesh: Mesh) -> ClientStore:
     """Keeps all states on the devices, [devices * shard, ...]; a round works on them in place."""
 
-    def take(stored, index):
-        return jax.tree.map(lambda x: x[index], stored)
-
     def put(stored, index, values):
-        return jax.tree.map(lambda x, v: x.at[index].set(v), stored, values)
+        def into(x, new):
+            return x.at[index].set(new)
+
+        return jax.tree.map(into, stored, values)
 
     take_on_devices = jax.jit(take)
     # The buffers are donated: a write changes the stored states in place.
@@ -68,11 +70,20 @@ def device_store(mesh: Mesh) -> ClientStore:
         flat[position(roster, rows)] = rows
         return make(flat)
 
+    def load(stored, roster, flat):
+        return stored  # all are there already
+
+    def slots(roster, flat):
+        return roster.slot[flat]
+
+    def save(stored, states, roster, flat):
+        return states  # a round worked on all of them in place
+
     return ClientStore(
         init=init,
-        load=lambda stored, roster, flat: stored,
-        slots=lambda roster, flat: roster.slot[flat],
-        save=lambda stored, states, roster, flat: states,
+        load=load,
+        slots=slots,
+        save=save,
         read=read,
         write=write,
         block=_whole_shard,
@@ -90,11 +101,17 @@ def no_store(mesh: Mesh) -> ClientStore:
     def refuse(*_):
         raise ValueError("clients of this method keep nothing between rounds")
 
+    def no_states(*_):
+        return ()
+
+    def slots(roster, flat):
+        return np.zeros(len(flat), np.int64)
+
     return ClientStore(
-        init=lambda roster, make: (),
-        load=lambda stored, roster, flat: (),
-        slots=lambda roster, flat: np.zeros(len(flat), np.int64),
-        save=lambda stored, states, roster, flat: (),
+        init=no_states,
+        load=no_states,
+        slots=slots,
+        save=no_states,
         read=refuse,
         write=refuse,
         block=_whole_shard,
@@ -139,7 +156,7 @@ def host_store(mesh: Mesh) -> ClientStore:
     def load(stored, roster, flat):
         # Any row serves for padding, and for what other processes place.
         held = np.minimum(np.searchsorted(roster.local, flat), max(0, len(roster.local) - 1))
-        return scatter(mesh, jax.tree.map(lambda x: x[held], stored))
+        return scatter(mesh, take(stored, held))
 
     def slots(roster, flat):
         return np.tile(np.arange(len(flat) // mesh.size), mesh.size)
@@ -147,13 +164,16 @@ def host_store(mesh: Mesh) -> ClientStore:
     def read(stored, roster, rows):
         here = np.isin(rows, roster.local)
         local = np.searchsorted(roster.local, rows[here])
-        return jax.tree.map(lambda x: _from_all(here, x[local]), stored)
+        return jax.tree.map(functools.partial(_from_all, here), take(stored, local))
 
     def write(stored, roster, rows, tree):
         here = np.isin(rows, roster.local)
         for kept, new in zip(jax.tree.leaves(stored), jax.tree.leaves(tree)):
             kept[np.searchsorted(roster.local, rows[here])] = new[here]
         return stored
+
+    def block(roster):
+        return roster.capacity
 
     return ClientStore(
         init=init,
@@ -162,13 +182,17 @@ def host_store(mesh: Mesh) -> ClientStore:
         save=save,
         read=read,
         write=write,
-        block=lambda roster: roster.capacity,
+        block=block,
     )
 
 
 def _room_for(states: PyTree, rows: int) -> PyTree:
     """Returns arrays of the states' form with so many rows."""
-    return jax.tree.map(lambda x: np.empty((rows, *x.shape[1:]), x.dtype), states)
+
+    def room(x):
+        return np.empty((rows, *x.shape[1:]), x.dtype)
+
+    return jax.tree.map(room, states)
 
 
 def _refuse_keys(states: PyTree) -> None:

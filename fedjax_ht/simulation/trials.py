@@ -15,6 +15,7 @@ from fedjax_ht.core.executor import each
 from fedjax_ht.core.federation import Federation, put_all_weights
 from fedjax_ht.core.keys import Purpose, round_key
 from fedjax_ht.core.method import Method, PyTree
+from fedjax_ht.core.trees import join_trees, take
 
 
 def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callable:
@@ -29,10 +30,13 @@ def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callabl
         results = []
         for trial in range(len(jax.tree.leaves(stacked)[0])):
             results.append(fn(of_trial(stacked, trial), shared))
-        return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+        return join_trees(jnp.stack, results)
 
     def mapped(stacked, shared):
-        return each(lambda one_trial: fn(one_trial, shared), stacked)
+        def of_one_trial(part):
+            return fn(part, shared)
+
+        return each(of_one_trial, stacked)
 
     if host:
         return loop
@@ -41,7 +45,7 @@ def over_trials(fn: Callable[[Any, Any], PyTree], host: bool = False) -> Callabl
 
 def of_trial(tree: PyTree, trial: int) -> PyTree:
     """Takes a trial's part of what is stacked over trials."""
-    return jax.tree.map(lambda x: x[trial], tree)
+    return take(tree, trial)
 
 
 def first_server(method: Method, federation: Federation) -> Callable:

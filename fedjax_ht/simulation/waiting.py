@@ -15,6 +15,7 @@ import numpy as np
 
 from fedjax_ht.core.mesh import collect
 from fedjax_ht.core.method import ClientInfo, PyTree, Received
+from fedjax_ht.core.trees import join_trees, take
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.answers import Answers
 from fedjax_ht.simulation.clock import Devices, OnItsWay
@@ -43,7 +44,7 @@ def nobody_waits(devices: Devices, forms: dict[str, PyTree], infos: ClientInfo) 
       infos: of every client, leading axes [trials, num_clients].
     """
     sent = {}
-    info = jax.tree.map(lambda x: x[0, 0], infos)
+    info = take(infos, (0, 0))  # any client's: all have one form
     for name, form in forms.items():
         rows = len(devices.rosters[name].steps)
 
@@ -71,9 +72,7 @@ def with_earlier(
       that is missing there is the only trial's, in order.
     """
     if waiting is None:
-        received = {name: part.received for name, part in answers.items()}
-        rows = {name: part.rows for name, part in answers.items() if not part.in_order}
-        return received, rows
+        return _without_earlier(answers)
     all_received, all_rows = {}, {}
     for name, part in answers.items():
         roster, earlier = devices.rosters[name], arrivals(devices, waiting, name)
@@ -84,10 +83,22 @@ def with_earlier(
         order = np.argsort(
             np.concatenate([ids, roster.client(behind)[1]], axis=1), axis=1, kind="stable"
         )
-        all_received[name] = jax.tree.map(lambda *xs: jnp.concatenate(xs), part.received, earlier)
+        all_received[name] = join_trees(jnp.concatenate, (part.received, earlier))
         both = np.concatenate([rows, len(part.received.arrived) + behind], axis=1)
         all_rows[name] = np.take_along_axis(both, order, axis=1)
     return all_received, all_rows
+
+
+def _without_earlier(
+    answers: dict[str, Answers],
+) -> tuple[dict[str, Received], dict[str, np.ndarray]]:
+    """Returns what `with_earlier` does where no upload of an earlier round arrives."""
+    received, rows = {}, {}
+    for name, part in answers.items():
+        received[name] = part.received
+        if not part.in_order:
+            rows[name] = part.rows
+    return received, rows
 
 
 def arrivals(devices: Devices, waiting: Waiting, name: str) -> Received:
@@ -146,4 +157,7 @@ def regrouped_waiting(parts: Sequence[tuple[Waiting, Sequence[int]]]) -> Waiting
 
 @jax.jit
 def _put(stored: PyTree, new: PyTree, places: jax.Array) -> PyTree:
-    return jax.tree.map(lambda x, y: x.at[places].set(y, mode="drop"), stored, new)
+    def put(x, y):
+        return x.at[places].set(y, mode="drop")
+
+    return jax.tree.map(put, stored, new)

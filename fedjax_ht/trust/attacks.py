@@ -14,14 +14,15 @@ without any training (0 for prototypes), and s the strength:
 Counts (`Metadata`), and which rows are sent, stay as they are.
 """
 
+import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_ht.core.bounds import NonNegative, Seed, Share, check_fields
+from fedjax_ht.core.bounds import NonNegative, NotGiven, Seed, Share, check_fields
 from fedjax_ht.core.keys import Purpose, host_generator
 from fedjax_ht.core.method import Method, PyTree, around
 from fedjax_ht.core.round import without_samples
@@ -30,28 +31,37 @@ from fedjax_ht.core.wire import leaves_of, payload_leaves, values_of, with_paylo
 Kind = Literal["label_flip", "sign_flip", "scaled", "noise", "shift"]
 
 
-class Attack(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Attack:
     """An attack by a share of the clients; all trials of a run have the same attackers.
 
+    It is also the section `attack` of a config.
+
     Attributes:
-      kind: see the module's text.
+      kind: see the module's text; None: nobody attacks.
       share: of the clients, to the nearest number.
       strength: s of the module's text.
       seed: decides which clients attack, and the direction of a shift.
     """
 
-    kind: Kind
-    share: Share
+    kind: Annotated[Kind | None, NotGiven("none")] = None
+    share: Share = 0.0
     strength: NonNegative = 1.0
     seed: Seed = 0
 
 
-def attackers(attack: Attack, num_clients: int) -> np.ndarray:
+def attackers(attack: Attack | None, num_clients: int) -> np.ndarray:
     """Draws the attackers uniformly; those of a smaller share are among those of a larger one.
+
+    Args:
+      attack: None: nobody attacks.
+      num_clients: of the federation.
 
     Returns:
       bool [num_clients].
     """
+    if attack is None or attack.kind is None:
+        return np.zeros(num_clients, bool)
     order = host_generator(attack.seed, Purpose.ATTACK, 0).permutation(num_clients)
     bad = np.zeros(num_clients, bool)
     bad[order[: int(np.floor(attack.share * num_clients + 0.5))]] = True
@@ -63,7 +73,7 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
 
     Args:
       method: any.
-      attack: None returns the method itself.
+      attack: None, or one of no kind, returns the method itself.
       num_clients: of the federation.
 
     Raises:
@@ -72,6 +82,8 @@ def attacked(method: Method, attack: Attack | None, num_clients: int) -> Method:
     if attack is None:
         return method
     check_fields(attack, "attack.")
+    if attack.kind is None:
+        return method
     return around(method, functools.partial(_attacked, attack, attackers(attack, num_clients)))
 
 

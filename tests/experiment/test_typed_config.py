@@ -10,10 +10,15 @@ import pytest
 
 from fedjax_ht.configs import shipped
 from fedjax_ht.configs.base import base_config, typed_config
-from fedjax_ht.configs.sections import Config, TrainingConfig
+from fedjax_ht.configs.sections import Config, DevicesConfig, PrivacyConfig, TrainingConfig
 from fedjax_ht.configs.typed import from_plain, to_json, to_plain
+from fedjax_ht.core.bounds import hints_of
 from fedjax_ht.core.local_training import LocalTraining
+from fedjax_ht.experiment.options import simulation_options
 from fedjax_ht.experiment.training import local_training
+from fedjax_ht.simulation.options import SimulationOptions
+from fedjax_ht.simulation.profile import Profile
+from fedjax_ht.trust.privacy import Privacy
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -73,3 +78,29 @@ def test_a_recipe_has_all_that_its_section_says():
     }
     for name in named - {"optimizer", "schedule"}:
         assert getattr(recipe, name) == getattr(training, name)
+
+
+@pytest.mark.parametrize(
+    ("section", "kind", "differing"),
+    [
+        # "steps" counts from 0 in a config, which stands for None
+        (TrainingConfig, LocalTraining, {"optimizer", "schedule", "steps"}),
+        (PrivacyConfig, Privacy, {"unit"}),  # of no privacy there is no Privacy
+        (DevicesConfig, Profile, {"available", "flops", "up", "down"}),
+    ],
+)
+def test_a_field_that_is_declared_twice_is_the_same(section, kind, differing):
+    hints, of_library = hints_of(section), hints_of(kind)
+    shared = hints.keys() & of_library.keys()
+    assert differing < shared
+    defaults = vars(kind)
+    if issubclass(kind, tuple):
+        defaults = kind._field_defaults
+    for name in shared - differing:
+        assert hints[name] == of_library[name] and getattr(section, name) == defaults[name], name
+
+
+def test_the_simulations_options_have_the_defaults_of_a_config():
+    options = simulation_options(Config())
+    assert options.attack.kind is None
+    assert dataclasses.replace(options, attack=None) == SimulationOptions()

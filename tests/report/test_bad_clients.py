@@ -10,7 +10,7 @@ from fedjax_ht.configs import attacked
 from fedjax_ht.configs.base import base_config, typed_config
 from fedjax_ht.core.method import View
 from fedjax_ht.experiment.build import build
-from fedjax_ht.experiment.options import attack, evaluated_clients, simulation_options
+from fedjax_ht.experiment.options import evaluated_clients, simulation_options
 from fedjax_ht.report.bad_clients import Notes, outliers, why_silent
 from fedjax_ht.runner.errors import GaveUp
 from fedjax_ht.runner.program import execute
@@ -114,10 +114,8 @@ def test_outliers_are_refused_by_default_and_named(tiny_config, tmp_path):
 
 def test_honest_clients_are_scored():
     config = base_config()
-    assert (
-        attack(typed_config(config).attack) is None
-        and evaluated_clients(typed_config(config)) is None
-    )
+    assert typed_config(config).attack == Attack()
+    assert evaluated_clients(typed_config(config)) is None
     config.attack.update({"kind": "noise", "share": 0.3, "seed": 4})
     honest = ~attackers(Attack("noise", 0.3, seed=4), 20)
     np.testing.assert_array_equal(evaluated_clients(typed_config(config)), np.flatnonzero(honest))
@@ -149,7 +147,7 @@ def test_wrong_settings_are_refused(fields, error):
 
 def test_the_committed_config_takes_attacks_and_defences():
     config = attacked.get_config("attack=sign_flip,share=0.3,robust=median")
-    assert attack(typed_config(config).attack) == Attack("sign_flip", 0.3, 5.0, seed=1)
+    assert typed_config(config).attack == Attack("sign_flip", 0.3, 5.0, seed=1)
     assert [entry[0] for entry in config.robust] == ["norm_bound", "median"]
     assert set(attacked.DEFENCES) - {"none"} == {
         entry[-1][0] for entry in attacked.DEFENCES.values() if entry

@@ -107,3 +107,9 @@ def test_flipped_labels_are_learned():
 def test_an_unknown_attack_is_refused():
     with pytest.raises(ValueError, match=r"attack\.kind is .bribe.; it must be .label_flip., "):
         attacked(METHODS["local"](TRAINING), Attack("bribe", 0.1), 4)
+
+
+def test_without_a_kind_nobody_attacks():
+    method = METHODS["local"](TRAINING)
+    assert attacked(method, Attack(share=0.5), 4) is attacked(method, None, 4) is method
+    assert not attackers(Attack(share=0.5), 4).any() and not attackers(None, 4).any()

@@ -29,9 +29,9 @@ def class_counts(
       set: "train", "val" or "test".
       num_classes: without it the largest label is the last class.
     """
-    return _counts(
-        labels, [getattr(client, set) for client in partition], num_classes or int(labels.max()) + 1
-    )
+    if num_classes is None:
+        num_classes = int(labels.max()) + 1
+    return _counts(labels, [getattr(client, set) for client in partition], num_classes)
 
 
 def _counts(labels: np.ndarray, plan: Plan, num_classes: int) -> np.ndarray:
@@ -49,7 +49,8 @@ def official_sets(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(
                 f"{dataset.name} has no official {name} set; choose a partition of merged data"
             )
-    return tuple(np.asarray(dataset.official[name], np.int64) for name in ("train", "test"))
+    train, test = dataset.official["train"], dataset.official["test"]
+    return np.asarray(train, np.int64), np.asarray(test, np.int64)
 
 
 def deal_classes(
@@ -91,8 +92,9 @@ def split_client(
     `stratified` does so class by class, with the nearest integers for sizes.
     """
     shuffled = indices[rng.permutation(len(indices))]
-    groups = labels[shuffled] if stratified else np.zeros(len(shuffled), int)
-    rounded = np.round if stratified else np.floor
+    groups, rounded = np.zeros(len(shuffled), int), np.floor
+    if stratified:
+        groups, rounded = labels[shuffled], np.round
     part = np.empty(len(shuffled), int)
     test, train, val = range(3)
     for group in np.unique(groups):
@@ -137,11 +139,13 @@ def split_plan(
 
     if sets == "merged":
         plan = plan_of(dataset.labels, num_clients, dataset.num_classes, rng)
-        share = 0.75 if train_share is None else train_share
-        return tuple(split(x, share) for x in plan)
+        if train_share is None:
+            train_share = 0.75
+        return tuple(split(x, train_share) for x in plan)
     train, test = official_sets(dataset)
-    plan = plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng)
-    plan = [train[x] for x in plan]  # positions in the training set -> indices of the dataset
+    plan = []
+    for positions in plan_of(dataset.labels[train], num_clients, dataset.num_classes, rng):
+        plan.append(train[positions])  # indices of the dataset
     weights = _counts(dataset.labels, plan, dataset.num_classes)
     clients = [split(x, 1 - val_share) for x in plan]
     tests = deal_classes(test, dataset.labels, weights, rng)

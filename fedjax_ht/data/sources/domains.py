@@ -57,20 +57,25 @@ def _decode(path: str, root: Path, image_size: int, target: Path | None) -> Data
         raise ValueError(
             f"{len(missing)} of {len(listed)} images of the lists are missing, such as {missing[0]}"
         )
-    names = [matches[key]["class"] for key in keys]
-    classes = _numbered(names, list(listed.values())) if listed else sorted(set(names))
+    names, image_domains = [], []
+    for key in keys:
+        names.append(matches[key]["class"])
+        image_domains.append(matches[key]["domain"])
+    classes, official = sorted(set(names)), {}
+    if listed:
+        classes = _numbered(names, list(listed.values()))
+        train = len(lists["train"])
+        official = {"train": np.arange(train), "test": np.arange(train, len(keys))}
     number = dict(zip(classes, range(len(classes))))
     labels = np.array([number[name] for name in names])
-    groups = np.searchsorted(domains, [matches[key]["domain"] for key in keys])
+    groups = np.searchsorted(domains, image_domains)
     _warn_of_other_classes(root, domains, groups, classes, labels)
-    train = len(lists["train"])
-    official = {"train": np.arange(train), "test": np.arange(train, len(keys))}
     return Dataset(
         f"domains:{path}",
         pile.stack(keys),
         labels,
         tuple(classes),
-        official=official if listed else {},
+        official=official,
         groups=groups,
     )
 
@@ -127,10 +132,10 @@ def _warn_of_other_classes(
         missing = np.setdiff1d(np.arange(len(classes)), labels[groups == i]).tolist()
         if missing:
             names = ", ".join(classes[c] for c in missing[:5])
-            ending = ", ..." if len(missing) > 5 else ""
+            if len(missing) > 5:
+                names += ", ..."
             logging.warning(
-                f"{root}: domain {domain} has no images of {len(missing)} of the classes: "
-                f"{names}{ending}"
+                f"{root}: domain {domain} has no images of {len(missing)} of the classes: {names}"
             )
 
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fedjax_ht.core.federation import init_variables
+from fedjax_ht.core.federation import Federation, init_variables
 from fedjax_ht.core.local_training import LocalTraining
 from fedjax_ht.core.method import Method, PyTree
 from fedjax_ht.core.names import meant
@@ -73,6 +73,20 @@ BASES: dict[str, tuple[Callable[..., Method], Callable[[PyTree], PyTree]]] = {
     "fedrolex": (functools.partial(fedrolex, whole_head=True), uploaded_params),
 }
 """Name -> (factory, `Base.uploaded`)."""
+
+
+def check_base(name: str, base: Method, federation: Federation) -> None:
+    """Raises a ValueError where the method `name` cannot distil on its base in a federation."""
+    if federation.global_model is None:
+        raise ValueError(
+            f"{name} needs a global model; make the federation by make_sliced_federation "
+            "(in a config: set model.rates)"
+        )
+    base.check(federation)
+    if base.name == "fedavg" and federation.buckets[0].width != 1:
+        raise ValueError(
+            f"{name} averages whole models; all rates must be 1, not {federation.buckets[0].width}"
+        )
 
 
 def make_base(name: str, training: LocalTraining, **options) -> Base:

@@ -17,7 +17,7 @@ from fedjax_ht.core.method import Data, Method, PyTree, Received
 from fedjax_ht.core.round import gather_received, select
 from fedjax_ht.core.statistics import norm_moments
 from fedjax_ht.core.wire import Metadata
-from fedjax_ht.methods.shared.bases import Base, make_base
+from fedjax_ht.methods.shared.bases import Base, check_base, make_base
 from fedjax_ht.methods.shared.distillation import (
     Counts,
     Distillation,
@@ -192,17 +192,7 @@ def fine_tuning(
     name = name if below.name == "none" else f"{below.name}+{name}"
 
     def check(federation: Federation) -> None:
-        if federation.global_model is None:
-            raise ValueError(
-                f"{name} needs a global model; make the federation by make_sliced_federation "
-                "(in a config: set model.rates)"
-            )
-        below.check(federation)
-        if below.name == "fedavg" and federation.buckets[0].width != 1:
-            raise ValueError(
-                f"{name} averages whole models; all rates must be 1, not "
-                f"{federation.buckets[0].width}"
-            )
+        check_base(name, below, federation)
         num_doublings(image_shape(federation.global_model.input_shape, name))
 
     def init_server(federation, key):

@@ -84,6 +84,34 @@ def uploaded_params(uplink: Uplink) -> PyTree:
     return {"base": uplink.base, "head": head_of(uplink.head.values, bias="first")}
 
 
+def arrived_slices(
+    federation: Federation,
+    rate: float,
+    mode: Mode,
+    received: Received,
+    ctx: Context,
+    per_layer: bool = False,
+) -> Slices:
+    """Returns the slices that arrived from the clients of a bucket; arguments as of `slice_plan`.
+
+    Args:
+      received: their `Uplink`s.
+      ctx: of the server.
+    """
+    uplink, info = received.uplink, received.info
+
+    def plan_of(client_id):
+        return slice_plan(federation, rate, mode, ctx, client_id, per_layer)
+
+    plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
+    return Slices(
+        params=uploaded_params(uplink),
+        weights=client_weights(received, uplink.num_samples),
+        classes=uplink.classes.value,
+        plan=plan,
+    )
+
+
 def partial_training(
     name: str,
     mode: Mode,
@@ -139,24 +167,13 @@ def partial_training(
         )
         return client, uplink, {"loss": result.loss}
 
-    def arrived_slices(federation, rate: float, received: Received, ctx) -> Slices:
-        uplink, info = received.uplink, received.info
-
-        def plan_of(client_id):
-            return slice_plan(federation, rate, mode, ctx, client_id, per_layer)
-
-        plan = jax.vmap(plan_of)(info.id) if mode == "random" else plan_of(None)
-        return Slices(
-            params=uploaded_params(uplink),
-            weights=client_weights(received, uplink.num_samples),
-            classes=uplink.classes.value,
-            plan=plan,
-        )
-
     def server_update(federation, server, received, ctx):
         # Widest first, whatever the order of the buckets: sums of floats depend on the order.
         widest_first = sorted(federation.buckets, key=lambda bucket: -bucket.width)
-        slices = [arrived_slices(federation, b.width, received[b.name], ctx) for b in widest_first]
+        slices = []
+        for bucket in widest_first:
+            uplinks = received[bucket.name]
+            slices.append(arrived_slices(federation, bucket.width, mode, uplinks, ctx, per_layer))
         widths = federation.global_model.module.base.channels(per_layer).widths
         return scatter_mean(server, axes_of(federation, server), widths, slices), {}
 

@@ -1,0 +1,37 @@
+"""Takes entries of pytrees of arrays, and joins several such pytrees."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from fedjax_ht.core.bucket import PyTree
+
+
+def take(tree: PyTree, index: Any) -> PyTree:
+    """Takes the entries `index` of every array, NumPy's or jax's.
+
+    Args:
+      tree: arrays that have the same leading axes.
+      index: what stands in brackets behind an array: a number, a slice, an array, or a tuple.
+    """
+
+    def of_array(x):
+        return x[index]
+
+    return jax.tree.map(of_array, tree)
+
+
+def join_trees(combine: Callable[[Sequence[Any]], Any], trees: Sequence[PyTree]) -> PyTree:
+    """Joins pytrees of one structure, array by array.
+
+    Args:
+      combine: takes the arrays that stand at one place, in the order of `trees`: `np.stack`,
+        `jnp.concatenate` and the like.
+      trees: at least one.
+    """
+
+    def at_one_place(*arrays):
+        return combine(arrays)
+
+    return jax.tree.map(at_one_place, *trees)
