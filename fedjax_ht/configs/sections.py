@@ -19,16 +19,14 @@ from fedjax_ht.trust.privacy import Delta, Unit
 OptionalCount = Annotated[Whole | None, NotGiven(0)]
 OptionalText = Annotated[str | None, NotGiven("")]
 
-section = dataclasses.dataclass(frozen=True)
 
-
-@section
+@dataclasses.dataclass(frozen=True)
 class MethodConfig:
     name: str = "fedtgp"
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its factory
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class DatasetConfig:
     name: str = "fashion_mnist_10k"
     data_dir: str = "data"
@@ -43,7 +41,7 @@ class DatasetConfig:
     seen_before: bool = False
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class PartitionConfig:
     kind: str = "practical"
     num_clients: Count = 20
@@ -52,7 +50,7 @@ class PartitionConfig:
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of its function
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     group: str = "cnn5"  # or module:function of your own (docs/own_model_and_data.md)
     feature_dim: OptionalCount = None  # 0: the group's own
@@ -68,7 +66,7 @@ class ModelConfig:
     weights_head: bool = False  # True: classifiers, too, where they fit
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """Local training; experiment/training.py makes `core.local_training.LocalTraining` of it."""
 
@@ -89,7 +87,7 @@ class TrainingConfig:
     augmentation: tuple[str, ...] = ()
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class AttackConfig:
     """Clients that work against the federation, `trust.attacks.Attack`."""
 
@@ -99,7 +97,7 @@ class AttackConfig:
     seed: Seed = 0  # of the choice of attackers
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class DevicesConfig:
     """The simulated devices of the clients, see docs/devices.md. A quantity is a number, or
     lognormal/MEDIAN/SIGMA, drawn once for each client; "": it is not simulated."""
@@ -119,7 +117,7 @@ class DevicesConfig:
     seed: Seed = 0  # of what is drawn; all trials have the same devices
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class PrivacyConfig:
     """Differential privacy, `trust.privacy.Privacy` and docs/privacy.md."""
 
@@ -129,7 +127,7 @@ class PrivacyConfig:
     delta: Delta = 1e-5  # at which epsilon is reported
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class EvaluateConfig:
     every: Count = 1  # rounds between evaluations
     mode: Literal["received", "trained"] = "received"
@@ -145,18 +143,18 @@ class EvaluateConfig:
     participants: Count = 1
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
     every: Count = 10  # rounds
     keep: Count = 2
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class ReportConfig:
     maps: Literal["auto", "none"] = "auto"  # pictures of features, also by t-SNE if installed
 
 
-@section
+@dataclasses.dataclass(frozen=True)
 class Config:
     """An experiment. By default FedTGP runs on the embedded images."""
 

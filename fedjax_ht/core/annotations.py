@@ -24,8 +24,8 @@ from typing import (
     get_type_hints,
 )
 
-import jax
 import numpy as np
+from jax.core import Tracer
 
 INT = 2**31 - 1  # the largest int32
 MAX_SEED = 2**32 - 1  # seeds cross into compiled functions as uint32
@@ -57,6 +57,15 @@ class Within(NamedTuple):
     most: float | None = None
     above: float | None = None
     below: float | None = None
+
+
+class Limits(NamedTuple):
+    """All four bounds of a number, as of `Within`."""
+
+    least: float
+    most: float
+    above: float
+    below: float
 
 
 Positive = Annotated[float, Within(above=0)]
@@ -99,7 +108,7 @@ def traced(value: Any) -> bool:
 
     It was checked where it was chosen, and no branch may depend on it.
     """
-    return isinstance(value, jax.core.Tracer)
+    return isinstance(value, Tracer)
 
 
 def allows(annotation: Any, value: Any) -> bool:
@@ -115,7 +124,7 @@ def allows(annotation: Any, value: Any) -> bool:
         return isinstance(value, str)
     if kind in (None, types.NoneType):
         return value is None
-    if dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return isinstance(value, kind)
     return _form_allows(kind, within, value)
 
@@ -152,12 +161,12 @@ def number_fits(value: Any, kind: type, within: Within | None) -> bool:
     return least <= number <= most and above < number < below
 
 
-def limits(kind: type, within: Within | None) -> Within:
+def limits(kind: type, within: Within | None) -> Limits:
     """Returns all four bounds of a number, those of int32 or float32 where none are stated."""
     least, most, above, below = within or Within()
     widest = INT if kind is int else FLOAT
     lowest = -widest - 1 if kind is int else -widest
-    return Within(
+    return Limits(
         least=lowest if least is None else least,
         most=widest if most is None else most,
         above=-np.inf if above is None else above,

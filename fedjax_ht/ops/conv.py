@@ -213,7 +213,8 @@ def _depthwise(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     Its input gradient is one too, four times faster than the sum of padded slices that JAX derives.
     """
     height, width = kernel.shape[:2]
-    return sum(tap * kernel[i, j, 0] for i, j, tap in _taps(x, height, width, (stride, stride)))
+    taps = _taps(x, height, width, (stride, stride))  # at least one, so that the sum is an array
+    return sum(tap * kernel[i, j, 0] for i, j, tap in taps)  # pyright: ignore[reportReturnType]
 
 
 def _depthwise_forward(x: jax.Array, kernel: jax.Array, stride: int):

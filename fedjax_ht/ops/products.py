@@ -15,7 +15,8 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     float32.
     """
     rows, (ins, outs) = a.reshape(-1, a.shape[-1]), b.shape
-    if jax.config.jax_default_matmul_precision == "bfloat16":
+    # jax.config declares none of its options
+    if jax.config.jax_default_matmul_precision == "bfloat16":  # pyright: ignore[reportAttributeAccessIssue]
         return _rounded(rows, b).reshape(*a.shape[:-1], outs)
     if jax.default_backend() == "cpu" and outs < ins and 4 * outs <= rows.shape[0]:
         return _narrow(rows, b).reshape(*a.shape[:-1], outs)

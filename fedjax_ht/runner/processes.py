@@ -28,7 +28,7 @@ def use_all_cores() -> None:
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
-    cores = os.cpu_count()
+    cores = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # a container may have fewer than the machine
         cores = len(os.sched_getaffinity(0))
     jax.config.update("jax_num_cpu_devices", min(cores, 8))
@@ -54,11 +54,10 @@ def join_processes(
       CoordinatorTimeout: not all processes have reached the coordinator in time.
       OSError: it cannot be reached, or process 0 cannot listen there.
     """
-    present = [value is not None for value in (coordinator, processes, process)]
-    if not any(present):
+    if coordinator is None and processes is None and process is None:
         use_all_cores()
         return
-    if not all(present) or not 0 <= process < processes:
+    if coordinator is None or processes is None or process is None or not 0 <= process < processes:
         raise ValueError(
             f"coordinator={coordinator}, processes={processes}, process={process}: give all "
             "three, process from 0 to processes - 1"

@@ -50,8 +50,11 @@ def evaluated(history: Sequence[Row]) -> list[Row]:
 def best(history: Sequence[Row]) -> Best:
     """Returns one trial's best row by test accuracy (as the papers choose), the best by validation
     accuracy, if it has any, and the last."""
+    evaluations = evaluated(history)
     return Best(
-        best_by(history, "accuracy"), best_by(history, "val_accuracy"), evaluated(history)[-1]
+        on_test=max(evaluations, key=lambda row: row["accuracy"]),
+        on_val=best_by(history, "val_accuracy"),
+        last=evaluations[-1],
     )
 
 
@@ -211,9 +214,9 @@ def run_rounds(
         evaluations = per_trial(simulation.evaluate(state, only))
         return [evaluation_row(e, simulation.rules, only) for e in evaluations]
 
-    def add(rows: list[Row], seconds: dict[str, float]) -> None:
+    def add(number: int, rows: list[Row], seconds: dict[str, float]) -> None:
         for trial, columns in enumerate(rows):
-            row = {"round": state.round, "trial": trial} | columns | seconds
+            row = {"round": number, "trial": trial} | columns | seconds
             if "simulated_seconds" in row:  # the clock goes on from this trial's last row
                 before = history[-len(rows)].get("simulated_clock", 0.0)
                 row["simulated_clock"] = before + row["simulated_seconds"]
@@ -227,7 +230,8 @@ def run_rounds(
     if not history:
         start = time.perf_counter()
         rows = evaluate()
-        add(rows, {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start})
+        seconds = {"seconds_round": 0.0, "seconds_evaluation": time.perf_counter() - start}
+        add(state.round, rows, seconds)
     while state.round < rounds and not over():
         start = time.perf_counter()
         number = state.round + 1
@@ -241,7 +245,7 @@ def run_rounds(
         if number % eval_every == 0 or number == rounds:
             rows = [row | scores for row, scores in zip(rows, evaluate())]
         seconds = {"seconds_round": trained - start}
-        add(rows, seconds | {"seconds_evaluation": time.perf_counter() - trained})
+        add(number, rows, seconds | {"seconds_evaluation": time.perf_counter() - trained})
         if after_round is not None and after_round(state, history):
             break
     return state, history

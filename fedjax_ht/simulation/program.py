@@ -313,6 +313,8 @@ def _rosters(
         options.lanes, buckets, by_row, len(counts) * participants, training.batch_size, mesh
     )
     rosters = {}
-    for bucket, *of_bucket in zip(buckets, members, steps, dealt):
-        rosters[bucket.name] = make_roster(*of_bucket, participants, lanes[bucket.name], mesh)
+    for bucket, ids, steps_of, device in zip(buckets, members, steps, dealt):
+        rosters[bucket.name] = make_roster(
+            ids, steps_of, device, participants, lanes[bucket.name], mesh
+        )
     return rosters

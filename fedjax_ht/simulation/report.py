@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_ht.core.evaluation import Scores
+from fedjax_ht.core.method import Array
 from fedjax_ht.core.round import ClientResult
 from fedjax_ht.core.wire import WireCost
 from fedjax_ht.simulation.serving import ServerResult
@@ -170,7 +171,7 @@ def evaluation(
     return Evaluation(accuracy, counts, global_accuracy)
 
 
-def _share(correct: np.ndarray, count: np.ndarray) -> np.ndarray:
+def _share(correct: Array, count: Array) -> np.ndarray:
     return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
 

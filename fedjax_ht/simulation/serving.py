@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from fedjax_ht.core.federation import Federation
 from fedjax_ht.core.mesh import collect
-from fedjax_ht.core.method import Data, Method, Metrics, PyTree, Received, Split
+from fedjax_ht.core.method import Array, Data, Method, Metrics, PyTree, Received, Split
 from fedjax_ht.core.round import Call, all_finite, call_directly, select, server_step
 from fedjax_ht.simulation.trials import over_trials
 from fedjax_ht.trust.outliers import outlier_scores, summaries, without_outliers
@@ -46,7 +46,7 @@ class Server(NamedTuple):
     """
 
     step: Callable
-    seeds: jax.Array
+    seeds: Array
     settings: PyTree
     pretrained: PyTree
     shown: dict[str, Split]
@@ -105,7 +105,7 @@ def server_inputs(
     received: dict[str, Received],
     rows: dict[str, jax.Array],
     splits: dict[str, Split],
-    samples: Data | tuple,
+    samples: PyTree,
 ) -> tuple[dict[str, Received], Data | None]:
     """Returns one trial's part of what was received, and its `Context.data`."""
     taken = {name: pick(r, rows[name]) if name in rows else r for name, r in received.items()}
