@@ -81,8 +81,8 @@ def compile_ahead(calls: Sequence[tuple[Any, tuple]]) -> None:
     Args:
       calls: (jitted function, its arguments).
     """
-    # jax.config declares none of its options
-    if len(calls) < 2 or jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+    config: Any = jax.config  # declares none of its options
+    if len(calls) < 2 or config.jax_disable_jit:
         return
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         # The next function is traced here while a thread compiles the one before.

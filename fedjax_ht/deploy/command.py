@@ -17,7 +17,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 from absl import flags
@@ -44,7 +44,6 @@ from fedjax_ht.runner.processes import check_port, enable_compilation_cache, use
 from fedjax_ht.runner.program import configured
 from fedjax_ht.runner.signals import catch_signals
 from fedjax_ht.simulation.history import Row, run_rounds
-from fedjax_ht.simulation.simulation import Simulation
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "This side's own folder.", allow_override=True)
 _CLIENT = flags.DEFINE_integer("client_id", None, "client: its id, from 0.")
@@ -94,34 +93,25 @@ def split(config: Config, workdir: Path) -> list[Path]:
     return paths
 
 
-def _required(flag: flags.FlagHolder) -> Any:
-    """Returns the value of a flag that must be given.
-
-    Raises:
-      ValueError: it is not. One line.
-    """
-    if flag.value is None:
-        raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
-    return flag.value
-
-
 def client(plan: Plan, workdir: Path) -> None:
     """Answers the server's requests until a signal comes."""
     from fedjax_ht.deploy import node
     from fedjax_ht.deploy.flower import log_to
 
-    client_id, samples, superlink = map(_required, (_CLIENT, _DATA, _SUPERLINK))
+    needed: Any = _CLIENT, _DATA, _SUPERLINK
+    for flag in needed:
+        if flag.value is None:
+            raise ValueError(f"--{flag.name} is missing; see fedjax-ht deploy --help")
+    client_id, samples, superlink = (flag.value for flag in needed)
     certificate = _certificate("ca.crt", superlink.rpartition(":")[0])
     needs_key = _KEY.value is not None or certificate is not None
     key = node.read_private_key(_path(_KEY)) if needs_key else None
     dataset, indices = read_samples(samples, "", plan.config.dataset.image_size)
-    states = workdir / "states"
     this_client = make_client(
-        plan, client_id, dataset, indices, states, tell, max_epsilon=_EPSILON.value
+        plan, client_id, dataset, indices, workdir / "states", tell, max_epsilon=_EPSILON.value
     )
     log_to(workdir / "flower.log")
-    num_samples = len(indices.train) or "no"
-    tell(f"client {client_id}: {num_samples} training samples; server {superlink}")
+    tell(f"client {client_id}: {len(indices.train) or 'no'} training samples; server {superlink}")
     respond = node.responder(lambda request: answer(this_client, request))
     with catch_signals() as caught, jax.default_matmul_precision(plan.config.precision):
         node.run_node(
@@ -200,9 +190,8 @@ def serve(
         remember_fields(plan.fields, workdir)
         run = run_name(workdir)
         made = make_server(plan, transport, run, tell, workdir, entropy, keep, patience)
-        rounds = as_rounds(made)
-        # no client is on this machine, of whose states a checkpointer asks a simulation
-        checkpointer = make_checkpointer(workdir / "checkpoints", cast(Simulation, rounds), keep)
+        rounds: Any = as_rounds(made)  # lacks functions that read clients' states: none is here
+        checkpointer = make_checkpointer(workdir / "checkpoints", rounds, keep)
         state, history = checkpointer.restore(tell) or (None, [])
         if state is not None and history:
             tell(f"{plan.label}: continues after round {state.round}")

@@ -1,7 +1,7 @@
 """Normalisation over the real samples of a batch, with torch's running statistics."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -56,13 +56,14 @@ class Norm(nn.Module):
         mean, var = sample_moments(x, channels if self.kind == "layer" else math.gcd(channels, 16))
         return _apply(mean, var, self.epsilon, x, scale, bias)
 
-    # jax declares no results of functions with `nondiff_argnums`
     def _batch(self, x, scale, bias, real, train) -> jax.Array:
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, scale.shape)
         running_var = self.variable("batch_stats", "var", jnp.ones, scale.shape)
         if not train:
             return _apply(running_mean.value, running_var.value, self.epsilon, x, scale, bias)
-        y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)  # pyright: ignore[reportGeneralTypeIssues]
+        # with `nondiff_argnums` jax declares no types of results
+        outputs: Any = batch_norm(x, scale, bias, real, self.epsilon)
+        y, mean, var = outputs
         if self.is_mutable_collection("batch_stats") and not self.is_initializing():
             count = real.sum() * math.prod(x.shape[1:-1])
             rate = MOMENTUM * (count > 0)  # 0 for a batch of padding alone: nothing moves
@@ -73,7 +74,8 @@ class Norm(nn.Module):
         return y
 
     def _static_batch(self, x, scale, bias, real, train) -> jax.Array:
-        y, mean, var = batch_norm(x, scale, bias, real, self.epsilon)  # pyright: ignore[reportGeneralTypeIssues]
+        outputs: Any = batch_norm(x, scale, bias, real, self.epsilon)
+        y, mean, var = outputs
         self.sow("intermediates", "moments", jnp.stack([mean, var]))
         if train or not self.has_variable("batch_stats", "mean"):
             return y

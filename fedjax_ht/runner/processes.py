@@ -54,7 +54,7 @@ def join_processes(
       CoordinatorTimeout: not all processes have reached the coordinator in time.
       OSError: it cannot be reached, or process 0 cannot listen there.
     """
-    if coordinator is None and processes is None and process is None:
+    if (coordinator, processes, process) == (None, None, None):
         use_all_cores()
         return
     if coordinator is None or processes is None or process is None or not 0 <= process < processes:
@@ -69,6 +69,11 @@ def join_processes(
         )
     if process == 0:
         check_port(int(port))
+    _connect(coordinator, processes, process, seconds)
+
+
+def _connect(coordinator: str, processes: int, process: int, seconds: float) -> None:
+    """Waits up to `seconds` for the other processes; errors as of `join_processes`."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     failed: list[Exception] = []
     timeout = int(seconds) + 3600

@@ -15,7 +15,7 @@ import contextlib
 import pickle
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -126,11 +126,9 @@ class Recorder(pickle._Unpickler):
         content: str,
         other_names: type | None = None,
     ):
-        self.whole = _Whole(file)
+        self.whole, self.names = _Whole(file), 0
         super().__init__(self.whole, encoding="latin1")
         self.allowed, self.content, self.other_names = allowed, content, other_names
-        self.names = 0
-        # of this reader alone, whereas all of pickle's share one
         self.dispatch = _Handlers(_DISPATCH)  # pyright: ignore[reportAttributeAccessIssue]
 
     def find_class(self, module, name):
@@ -290,9 +288,7 @@ def _dtype(call: Call) -> np.dtype:
     raise ValueError("the pickle holds an array that is neither of numbers nor of plain objects")
 
 
-def _array(
-    shape: tuple[int, ...], dtype: np.dtype, order: Literal["C", "F"], data: Any
-) -> np.ndarray:
+def _array(shape: tuple[int, ...], dtype: np.dtype, order: Any, data: Any) -> np.ndarray:
     if dtype.hasobject:
         if not isinstance(data, list):
             raise ValueError("the pickle holds an object array whose content is not a list")
