@@ -1,7 +1,10 @@
-"""Sums over the axis of clients of stacked arrays, at the speed of memory."""
+"""Sums and sorts over the axis of clients of stacked arrays, at the speed of memory."""
+
+import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fedjax_ht.core.method import PyTree
@@ -50,3 +53,59 @@ def _weighted(x: jax.Array, weights: jax.Array) -> jax.Array:
     weights = weights.reshape(weights.shape + (1,) * (x.ndim - weights.ndim))
     # `where` besides the product: zero times NaN is NaN.
     return jnp.where(weights > 0, x, 0) * weights
+
+
+PIECE = 1024  # columns whose rows stay in a core's cache while they are sorted
+
+
+def sorted_rows(x: jax.Array) -> jax.Array:
+    """Sorts each column of stacked arrays over the clients.
+
+    Args:
+      x: float [P, ...] without NaN.
+
+    Returns:
+      `jnp.sort(x, axis=0)`.
+    """
+    # XLA for CPU sorts a column at a time, each with a stride of a whole model: 50 uploads of
+    # 163,000 numbers take 1.9 s, and 0.2 s by comparing whole rows.
+    return lax.platform_dependent(x, cpu=_sorted_in_pieces, default=_sorted)
+
+
+def _sorted(x: jax.Array) -> jax.Array:
+    return jnp.sort(x, axis=0)
+
+
+def _sorted_in_pieces(x: jax.Array) -> jax.Array:
+    clients, columns = len(x), math.prod(x.shape[1:])
+    width = min(PIECE, columns)
+    pieces = -(-columns // width)  # rounded up
+    margin = pieces * width - columns
+    padded = jnp.pad(x.reshape(clients, columns), ((0, 0), (0, margin)))
+
+    def piece(i):
+        return lax.dynamic_slice_in_dim(padded, i * width, width, axis=1)
+
+    ordered = lax.map(lambda i: _bitonic_sort(piece(i)), jnp.arange(pieces))
+    ordered = jnp.moveaxis(ordered, 0, 1).reshape(clients, pieces * width)
+    return ordered[:, :columns].reshape(x.shape)
+
+
+def _bitonic_sort(x: jax.Array) -> jax.Array:
+    """Sorts rows [P, D] over P by Batcher's bitonic network, all columns at once."""
+    rows = 1 << (len(x) - 1).bit_length()  # the next power of two; the rows beyond end up last
+    ordered = jnp.pad(x, ((0, rows - len(x)), (0, 0)), constant_values=jnp.inf)
+    length = 2
+    while length <= rows:
+        distance = length // 2
+        while distance:
+            pairs = ordered.reshape(-1, 2, distance, x.shape[1])
+            smaller, larger = pairs.min(1), pairs.max(1)
+            # Sequences of `length` rows rise and fall in turn, so that two make a bitonic one.
+            starts = 2 * distance * np.arange(len(pairs))
+            rises = (starts & length == 0)[:, None, None]
+            first, second = jnp.where(rises, smaller, larger), jnp.where(rises, larger, smaller)
+            ordered = jnp.stack([first, second], 1).reshape(rows, x.shape[1])
+            distance //= 2
+        length *= 2
+    return ordered[: len(x)]

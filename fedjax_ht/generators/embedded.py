@@ -152,7 +152,7 @@ def truncate(variables: PyTree, w: jax.Array, psi: float) -> jax.Array:
     return variables["average"] + psi * (w - variables["average"])
 
 
-def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> jax.Array:
+def render(variables: PyTree, w: jax.Array, lowering: Lowering | None = None) -> jax.Array:
     """Renders latents, float [n, H], unclipped: float [n, 32, 32, 1 or 3], mostly in [-1, 1].
 
     `lowering` is of the convolutions, see `ops.conv2d`.
@@ -167,7 +167,7 @@ def render(variables: PyTree, w: jax.Array, lowering: Lowering = "patches") -> j
 
 
 def _styled_conv(
-    layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering
+    layer: PyTree, x: jax.Array, w: jax.Array, demodulate: bool, lowering: Lowering | None
 ) -> jax.Array:
     """Convolves 3x3 with input channels scaled by their style.
 

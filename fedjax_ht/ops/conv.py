@@ -1,10 +1,13 @@
 """Two-dimensional convolution as a matrix product of image patches.
 
-Under `vmap` over clients a native convolution becomes a grouped one, and inside a scan XLA's CPU
-backend leaves its fast path: both are 10 to 20 times slower than the product
-(benchmarks/results/conv_cpu.md). On GPUs the product becomes a batched one, which may lie in a CUDA
-graph; a ResNet-18 of native convolutions takes as many kernels, and XLA leaves cuDNN's outside the
-graph (benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a grouped
+Under `vmap` over clients a native convolution becomes a grouped one, and the gradient of its kernel
+leaves the fast path of XLA's CPU backend: both are 10 to 20 times slower than the product
+(benchmarks/results/conv_cpu.md). A pass that nobody differentiates, of one client, has neither: on
+a CPU most layers then take XLA's own convolution, which copies no patches (`native_pays`).
+
+On GPUs the product becomes a batched one, which may lie in a CUDA graph; a ResNet-18 of native
+convolutions takes as many kernels, and XLA leaves cuDNN's outside the graph
+(benchmarks/results/gpu_aot_h100.md). Nothing has been timed on one; the gradient of a grouped
 convolution is known to cost as much as if it had one group (github.com/jax-ml/jax/issues/13800).
 
 On a CPU a kernel of few channels in and out makes several neighbouring outputs at once
@@ -24,6 +27,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from fedjax_ht.ops.products import product
 
@@ -57,7 +61,7 @@ def conv2d(
     padding: int = 0,
     groups: int = 1,
     *,
-    lowering: Lowering = "patches",
+    lowering: Lowering | None = None,
 ) -> jax.Array:
     """Convolves with one stride and one zero padding for both axes, as torch's Conv2d does.
 
@@ -67,7 +71,7 @@ def conv2d(
       stride, padding: in pixels.
       groups: 1, or C with O = C for a depthwise convolution.
       lowering: "patches" (matrix product of patches) or "native" (XLA's convolution, to compare
-        with).
+        with); None is patches, but on a CPU the faster one for a pass without gradient.
 
     Returns:
       float [B, (H + 2 padding - h) // stride + 1, (W + 2 padding - w) // stride + 1, O].
@@ -88,21 +92,13 @@ def conv2d(
             f"groups is {groups} for {channels} -> {features} channels; it must be 1, or both of "
             "them"
         )
-    if lowering not in ("native", "patches"):
+    if lowering not in (None, "native", "patches"):
         raise ValueError(f"lowering is {lowering!r}; it must be patches or native")
     rows = _axis(x.shape[1], kernel.shape[0], stride, padding)
     columns = _axis(x.shape[2], kernel.shape[1], stride, padding)
     kernel = kernel[rows.taps, columns.taps]
     if lowering == "native":
-        dimensions = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(
-            x,
-            kernel,
-            (stride, stride),
-            (rows.padding, columns.padding),
-            dimension_numbers=dimensions,
-            feature_group_count=groups,
-        )
+        return _native(x, kernel, stride, (rows.padding, columns.padding), groups)
     x = lax.pad(
         x, jnp.zeros((), x.dtype), ((0, 0, 0), (*rows.padding, 0), (*columns.padding, 0), (0, 0, 0))
     )
@@ -110,10 +106,89 @@ def conv2d(
         return _depthwise(x, kernel, stride)
     if jax.default_backend() != "cpu":
         return _patches(x, kernel, (stride, stride))
-    return _convolve_on_cpu(x, kernel, stride)
+    smallest = min(x.shape[1] - sum(rows.padding), x.shape[2] - sum(columns.padding))
+    # Only products round their factors to bfloat16 (`ops.products`).
+    rounded = jax.config.jax_default_matmul_precision == "bfloat16"
+    if lowering is None and not rounded and native_pays(kernel.shape, smallest):
+        return _native_unless_differentiated(x, kernel, stride)
+    return _patches_in_cache(x, kernel, stride)
 
 
-def _convolve_on_cpu(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+def native_pays(kernel: tuple[int, int, int, int], smallest: int) -> bool:
+    """Returns whether XLA's own convolution is faster on a CPU where no gradient is taken.
+
+    Measured on a Zen 4 at batches of 16 and 64 (benchmarks/results/conv_forward_cpu.md).
+
+    Args:
+      kernel: its shape, [h, w, C, O].
+      smallest: the shorter side of the images, without padding.
+    """
+    height, width, channels, features = kernel
+    if height == width == 1:
+        return False  # a product already, which copies nothing
+    # XLA has no fast path for images smaller than the kernel, and with jax 0.10 for three channels
+    # and few features: up to 80 and 9 times slower.
+    if smallest < max(height, width) or (channels == 3 and features < 48):
+        return False
+    return features > 16 or channels > 16
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _native_unless_differentiated(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+    """Convolves without padding by XLA's own convolution, or by patches where a gradient follows
+    or where clients are vmapped."""
+
+    @jax.custom_batching.custom_vmap
+    def convolve(x, kernel):
+        out = jax.eval_shape(functools.partial(_native, stride=stride), x, kernel)
+        images = images_at_once(len(x), 4 * (math.prod(x.shape[1:]) + math.prod(out.shape[1:])))
+        if images == len(x):
+            return _native(x, kernel, stride)
+        blocks = x.reshape(-1, images, *x.shape[1:])
+        return lax.map(lambda block: _native(block, kernel, stride), blocks).reshape(out.shape)
+
+    @convolve.def_vmap
+    def convolve_many(size, is_batched, x, kernel):
+        # A kernel for each client would make it a grouped convolution.
+        axes = tuple(0 if batched else None for batched in jax.tree.leaves(is_batched))
+        by_patches = functools.partial(_patches_in_cache, stride=stride)
+        return jax.vmap(by_patches, axes, axis_size=size)(x, kernel), True
+
+    return convolve(x, kernel)
+
+
+@functools.partial(_native_unless_differentiated.defjvp, symbolic_zeros=True)
+def _differentiated(stride: int, primals: tuple, tangents: tuple) -> tuple:
+    """Convolves by patches, and differentiates by those arguments that are differentiated: the
+    images of a first layer are not."""
+    moving = [not isinstance(tangent, SymbolicZero) for tangent in tangents]
+
+    def convolve(*moved):
+        rest = iter(moved)
+        arguments = [next(rest) if moves else x for moves, x in zip(moving, primals)]
+        return _patches_in_cache(*arguments, stride)
+
+    return jax.jvp(
+        convolve,
+        [x for moves, x in zip(moving, primals) if moves],
+        [tangent for moves, tangent in zip(moving, tangents) if moves],
+    )
+
+
+def _native(
+    x: jax.Array, kernel: jax.Array, stride: int, padding=((0, 0), (0, 0)), groups: int = 1
+) -> jax.Array:
+    return lax.conv_general_dilated(
+        x,
+        kernel,
+        (stride, stride),
+        padding,
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        feature_group_count=groups,
+    )
+
+
+def _patches_in_cache(x: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
     """Convolves without padding, by products whose patches stay in the processor's cache."""
     batch, height, width, _ = x.shape
     out_height = (height - kernel.shape[0]) // stride + 1

@@ -37,7 +37,8 @@ def conv_transpose2d(
     out = jax.ShapeDtypeStruct((batch, out_height, out_width, kernel.shape[-1]), x.dtype)
 
     def convolve(y):
-        return conv2d(y, kernel.swapaxes(-1, -2), stride, padding)
+        # A function that may be either form has no transpose.
+        return conv2d(y, kernel.swapaxes(-1, -2), stride, padding, lowering="patches")
 
     (y,) = jax.linear_transpose(convolve, out)(x)
     return y

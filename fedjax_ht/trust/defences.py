@@ -30,6 +30,7 @@ from jax import lax
 
 from fedjax_ht.core.bounds import Positive, Within, checked
 from fedjax_ht.core.method import Method, Received, around
+from fedjax_ht.core.reductions import sorted_rows, weighted_sum
 from fedjax_ht.trust.geometry import (
     TINY,
     clip_to_round,
@@ -101,13 +102,13 @@ def trimmed_mean(share: Minority = 0.2) -> Defence:
     """
 
     def mean(x, known):
-        ordered = jnp.sort(jnp.where(known, x, jnp.inf), axis=0)
+        ordered = sorted_rows(jnp.where(known, x, jnp.inf))
         count = known.sum(0)
         cut = jnp.floor(share * count).astype(jnp.int32)
         place = jnp.arange(len(x)).reshape(-1, 1, 1)
         kept = (place >= cut) & (place < count - cut)
-        # Divided first, since the sum of what is kept need not be finite.
-        return jnp.sum(jnp.where(kept, ordered / jnp.maximum(count - 2 * cut, 1), 0), 0)
+        # Each entry is divided, since the sum of what is kept need not be finite.
+        return weighted_sum(ordered, kept / jnp.maximum(count - 2 * cut, 1))
 
     return _agreement("trimmed_mean", mean)
 
@@ -119,7 +120,7 @@ def median() -> Defence:
     """
 
     def middle(x, known):
-        ordered = jnp.sort(jnp.where(known, x, jnp.inf), axis=0)
+        ordered = sorted_rows(jnp.where(known, x, jnp.inf))
         count = known.sum(0)[None]
 
         def at(place):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fedjax_ht.core.reductions import weighted_sum
 from fedjax_ht.trust.vectors import Vectors
 
 WEISZFELD_STEPS = 8
@@ -83,16 +84,13 @@ def geometric_centre(vectors: Vectors) -> tuple[jax.Array, ...]:
         weight = weight / jnp.maximum(jnp.max(weight, 0), TINY)
         pieces = []
         for x, held in zip(vectors.values, vectors.held):
-            pieces.append(_weighted_mean(x, jnp.where(held, weight[..., None], 0)))
+            shares = jnp.where(held, weight[..., None], 0)
+            total = weighted_sum(shares, jnp.ones(len(shares)))
+            pieces.append(weighted_sum(x, shares) / jnp.maximum(total, TINY))
         return tuple(pieces)
 
     start = tuple(jnp.zeros(x.shape[1:], jnp.float32) for x in vectors.values)
     return lax.fori_loop(0, WEISZFELD_STEPS, step, start)
-
-
-def _weighted_mean(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """Averages over clients; 0 where the weights sum to 0."""
-    return jnp.sum(x * weight, 0) / jnp.maximum(jnp.sum(weight, 0), TINY)
 
 
 def round_median(x: jax.Array, counted: jax.Array) -> jax.Array:

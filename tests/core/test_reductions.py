@@ -1,4 +1,4 @@
-"""Sums over clients: the plain sum, what weighs nothing is never read, and both forms are one
+"""Sums and sorts over clients: the plain ones; what weighs nothing is never read; all forms are one
 function."""
 
 import jax
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedjax_ht.core import reductions
-from fedjax_ht.core.reductions import weighted_sum
+from fedjax_ht.core.reductions import sorted_rows, weighted_sum
 
 
 def stacked_arrays(clients: int):
@@ -59,3 +59,13 @@ def test_it_is_the_same_below_vmap():
 def test_on_cpu_no_axis_of_clients_is_reduced():
     text = jax.jit(weighted_sum).lower(jnp.ones((4, 8)), jnp.ones(4)).compile().as_text()
     assert "while" in text and " reduce(" not in text
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 7, 8, 20])
+@pytest.mark.parametrize("columns", [(1,), (3, 5), (2100,)])
+def test_columns_are_sorted_over_clients(clients, columns):
+    values = np.random.default_rng(0).normal(size=(clients, *columns)).astype(np.float32)
+    values[-1] = np.inf  # as of an entry that a client does not hold
+    values[0] = values[clients // 2]  # ties
+    for form in (sorted_rows, reductions._sorted_in_pieces):
+        np.testing.assert_array_equal(jax.jit(form)(values), np.sort(values, axis=0))

@@ -44,7 +44,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def convolution(case, lowering="patches"):
+def convolution(case, lowering=None):
     return lambda x, kernel: conv2d(
         x, kernel, case.stride, case.padding, case.groups, lowering=lowering
     )
@@ -130,8 +130,74 @@ def test_products_follow_jaxs_switch_of_precision(lowering, precision):
     assert {p for e in products for p in e.params["precision"]} == {expected}
 
 
-def test_the_default_has_no_convolution():
-    assert not any(e.primitive.name == "conv_general_dilated" for e in program("patches"))
+def test_a_gradient_takes_no_convolution():
+    assert not any(e.primitive.name == "conv_general_dilated" for e in program(None))
+
+
+# Layers that XLA's own convolution serves where no gradient is taken.
+NATIVE = {
+    "padded": ((2, 8, 7, 20), (3, 3, 20, 24), 1, 1),
+    "strided, last row unseen": ((2, 8, 7, 4), (3, 3, 4, 24), 2, 0),
+    "one channel": ((2, 9, 9, 1), (5, 5, 1, 20), 1, 0),
+}
+
+
+@pytest.mark.parametrize("layer", NATIVE.values(), ids=NATIVE)
+def test_a_pass_without_gradient_is_native_and_its_gradient_is_that_of_patches(layer):
+    x_shape, kernel_shape, stride, padding = layer
+    x, kernel = normal(*x_shape), normal(*kernel_shape, seed=1)
+
+    def convolve(x, kernel):
+        return conv2d(x, kernel, stride, padding)
+
+    def by_patches(x, kernel):
+        margin = ((0, 0), (padding, padding), (padding, padding), (0, 0))
+        return conv._patches_in_cache(jnp.pad(x, margin), kernel, stride)
+
+    def gradients(f, *wrt):
+        return jax.jit(jax.grad(lambda *arguments: jnp.sum(f(*arguments) ** 2), wrt))
+
+    forward = jax.jit(convolve)
+    assert "conv_general_dilated" in str(jax.make_jaxpr(forward)(x, kernel))
+    expected = ref.conv2d(x, kernel, stride, padding, 1)
+    np.testing.assert_allclose(forward(x, kernel), expected, **CLOSE)
+    for wrt in ((0, 1), (1,)):
+        program = jax.make_jaxpr(gradients(convolve, *wrt))(x, kernel)
+        assert "conv_general_dilated" not in str(program)
+        # A gradient that nobody asked for takes no product.
+        products = [e for e in equations(program.jaxpr) if e.primitive.name == "dot_general"]
+        assert len(products) == 1 + len(wrt)
+        computed, exact = gradients(convolve, *wrt), gradients(by_patches, *wrt)
+        for value, same in zip(computed(x, kernel), exact(x, kernel), strict=True):
+            np.testing.assert_array_equal(value, same)
+
+
+def test_vmapped_clients_convolve_by_patches_and_so_do_rounded_products():
+    x, kernels = normal(2, 2, 6, 6, 20), normal(2, 3, 3, 20, 20, seed=1)
+    vmapped = jax.vmap(conv2d)
+    assert "conv_general_dilated" not in str(jax.make_jaxpr(vmapped)(x, kernels))
+    for image, kernel, out in zip(x, kernels, vmapped(x, kernels)):
+        np.testing.assert_allclose(out, ref.conv2d(image, kernel, 1, 0, 1), **CLOSE)
+    shared = jax.vmap(conv2d, (0, None))(x, kernels[0])
+    np.testing.assert_allclose(shared[1], ref.conv2d(x[1], kernels[0], 1, 0, 1), **CLOSE)
+    with jax.default_matmul_precision("bfloat16"):
+        rounded = jax.make_jaxpr(lambda x, kernel: conv2d(x, kernel))(x[0], kernels[0])
+    assert "conv_general_dilated" not in str(rounded)
+
+
+def test_many_images_are_convolved_natively_a_few_at_a_time(monkeypatch):
+    x, kernel = normal(6, 8, 8, 4), normal(3, 3, 4, 20, seed=1)
+    whole = conv2d(x, kernel)
+    monkeypatch.setattr(conv, "images_at_once", lambda batch, size: 2)
+    program = jax.make_jaxpr(lambda x, kernel: conv2d(x, kernel))(x, kernel)
+    assert {"scan", "conv_general_dilated"} <= {e.primitive.name for e in equations(program.jaxpr)}
+    np.testing.assert_allclose(conv2d(x, kernel), whole, **CLOSE)
+
+
+def test_images_smaller_than_the_kernel_stay_patches():
+    # Factors of up to 80 on a CPU: XLA has no fast path for them.
+    assert not conv.native_pays((3, 3, 64, 64), smallest=2)
+    assert conv.native_pays((3, 3, 64, 64), smallest=3)
 
 
 def test_kernel_entries_that_only_meet_padding_are_left_out():
